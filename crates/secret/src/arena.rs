@@ -1,0 +1,129 @@
+//! Pages for secrets. One mapping per secret: secrets are few (a volume key, its round keys, an
+//! identity) and a mapping of its own gives each guard pages and an unmap that leaves nothing.
+//!
+//! `memfd_secret(2)` takes pages out of the kernel's direct map, so that not even a kernel bug
+//! that reads arbitrary memory finds them; where the kernel has it switched off, anonymous memory
+//! that is locked and kept out of dumps and forked children takes its place.
+
+use std::ptr::NonNull;
+
+/// A private mapping between two inaccessible guard pages.
+pub(crate) struct Pages {
+    base: NonNull<u8>,
+    mapped: usize,
+    data: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is owned by this value alone and is not bound to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: shared access only reads; writing needs `&mut`.
+unsafe impl Sync for Pages {}
+
+fn page_size() -> usize {
+    // SAFETY: sysconf only reads a constant of the system.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+impl Pages {
+    /// Maps at least `len` zero bytes.
+    ///
+    /// # Panics
+    /// When the kernel gives no memory: a process that cannot hold its key cannot go on.
+    pub(crate) fn new(len: usize) -> Pages {
+        let page = page_size();
+        let body = len.max(1).next_multiple_of(page);
+        let mapped = body + 2 * page;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing; the
+        // inner mapping replaces pages of that mapping only.
+        unsafe {
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            assert!(base != libc::MAP_FAILED, "no address space for key material");
+            let inner = base.cast::<u8>().add(page);
+            if !map_secret(inner, body) {
+                map_locked(inner, body);
+            }
+            libc::madvise(inner.cast(), body, libc::MADV_DONTDUMP);
+            let base = NonNull::new(base.cast()).expect("mmap does not return null");
+            let data = NonNull::new(inner).expect("base plus a page is not null");
+            Pages { base, mapped, data, len }
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.data.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Replaces `len` bytes at `at` by secret memory; false when the kernel refuses.
+///
+/// # Safety
+/// `at..at + len` must be whole pages of a mapping owned by the caller.
+unsafe fn map_secret(at: *mut u8, len: usize) -> bool {
+    // SAFETY: the descriptor is made here and closed here; MAP_FIXED hits the caller's pages only.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) as libc::c_int;
+        if fd < 0 {
+            return false;
+        }
+        let sized = libc::ftruncate(fd, len as libc::off_t) == 0;
+        let mapped = sized
+            && libc::mmap(
+                at.cast(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                fd,
+                0,
+            ) != libc::MAP_FAILED;
+        libc::close(fd);
+        if mapped {
+            libc::madvise(at.cast(), len, libc::MADV_DONTFORK);
+        }
+        mapped
+    }
+}
+
+/// Replaces `len` bytes at `at` by anonymous memory, locked as far as `RLIMIT_MEMLOCK` allows.
+///
+/// # Safety
+/// `at..at + len` must be whole pages of a mapping owned by the caller.
+unsafe fn map_locked(at: *mut u8, len: usize) {
+    // SAFETY: MAP_FIXED hits the caller's pages only.
+    unsafe {
+        let got = libc::mmap(
+            at.cast(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        assert!(got != libc::MAP_FAILED, "no memory for key material");
+        libc::mlock(at.cast(), len);
+        libc::madvise(at.cast(), len, libc::MADV_DONTFORK);
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody can hold a reference into it any more. Zeroed
+        // by volatile writes first: secret memory is freed page by page, without a promise when.
+        unsafe {
+            let body = self.len.max(1);
+            zeroize::Zeroize::zeroize(std::slice::from_raw_parts_mut(self.data.as_ptr(), body));
+            libc::munmap(self.base.as_ptr().cast(), self.mapped);
+        }
+    }
+}

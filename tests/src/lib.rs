@@ -1,0 +1,1 @@
+//! End-to-end and interoperability tests of the `evfs` program.
