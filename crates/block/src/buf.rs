@@ -1,0 +1,220 @@
+//! Buffers that a device may read and write: aligned, owned, and zeroed before they are freed.
+//!
+//! **Invariant:** a [`Buf`] is the only way to its bytes for as long as it lives, and the memory
+//! lives at least as long as the `Buf`. A queue that owns a `Buf` may therefore hand its address to
+//! the kernel.
+
+use crate::pool::Arena;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Alignment of a buffer's first byte: a page, which every O_DIRECT and every ring accepts.
+pub const BUF_ALIGN: usize = 4096;
+
+/// A run of bytes that one side owns: the caller, or a queue while a request is in flight.
+pub struct Buf {
+    ptr: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    home: Home,
+}
+
+/// Where the memory goes when the buffer is dropped.
+enum Home {
+    Heap(Layout),
+    Pool(Arc<Arena>),
+    Pinned { _keep: Arc<dyn Any + Send + Sync> },
+}
+
+// SAFETY: a `Buf` owns its bytes exclusively and its memory is not bound to a thread: the heap,
+// the arena's mapping and the keeper of pinned memory are all `Send + Sync`.
+unsafe impl Send for Buf {}
+// SAFETY: a shared `Buf` only lends out `&[u8]`.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// `len` zero bytes from the heap. For the data path take buffers from a [`crate::BufPool`].
+    pub fn zeroed(len: usize) -> Buf {
+        let layout = Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits memory");
+        // SAFETY: the layout has a size of at least one byte.
+        let raw = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(raw) else {
+            handle_alloc_error(layout)
+        };
+        Buf {
+            ptr,
+            len,
+            capacity: len,
+            home: Home::Heap(layout),
+        }
+    }
+
+    /// A copy of `bytes` on the heap.
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        let mut buf = Buf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// A buffer over memory that somebody else keeps in place, for example a page of a cache.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` must stay mapped until `keep` is dropped, and nobody else may read or
+    /// write these bytes while the `Buf` lives.
+    pub unsafe fn pinned(ptr: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Buf {
+        Buf {
+            ptr,
+            len,
+            capacity: len,
+            home: Home::Pinned { _keep: keep },
+        }
+    }
+
+    pub(crate) fn of_arena(
+        ptr: NonNull<u8>,
+        len: usize,
+        capacity: usize,
+        arena: Arc<Arena>,
+    ) -> Buf {
+        Buf {
+            ptr,
+            len,
+            capacity,
+            home: Home::Pool(arena),
+        }
+    }
+
+    /// Bytes the buffer can hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Shortens or lengthens the view.
+    ///
+    /// # Panics
+    /// When `len` is more than the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(
+            len <= self.capacity,
+            "{len} bytes do not fit a buffer of {}",
+            self.capacity
+        );
+        self.len = len;
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the type's invariant; all memory of a Buf is initialised when it is made.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the type's invariant, and `&mut self` excludes every other view.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        match &self.home {
+            Home::Heap(layout) => {
+                // SAFETY: allocated with this layout in `zeroed`; nothing points there any more.
+                // Zeroed first, because it may have held clear data.
+                unsafe {
+                    let all = std::slice::from_raw_parts_mut(self.ptr.as_ptr(), layout.size());
+                    zeroize::Zeroize::zeroize(all);
+                    dealloc(self.ptr.as_ptr(), *layout);
+                }
+            }
+            Home::Pool(arena) => arena.take_back(self.ptr),
+            Home::Pinned { .. } => {}
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    /// Length only: a buffer may hold somebody's clear data.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({})", self.len)
+    }
+}
+
+/// The buffers of one request, in order: one without an allocation, or several.
+#[derive(Debug)]
+pub struct Bufs(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    One(Buf),
+    Many(Vec<Buf>),
+}
+
+impl Bufs {
+    /// The buffers as a slice.
+    pub fn as_slice(&self) -> &[Buf] {
+        match &self.0 {
+            Inner::One(buf) => std::slice::from_ref(buf),
+            Inner::Many(bufs) => bufs,
+        }
+    }
+
+    /// The buffers as a slice to change.
+    pub fn as_mut_slice(&mut self) -> &mut [Buf] {
+        match &mut self.0 {
+            Inner::One(buf) => std::slice::from_mut(buf),
+            Inner::Many(bufs) => bufs,
+        }
+    }
+
+    /// The buffers in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
+        self.as_slice().iter()
+    }
+
+    /// The buffers in order, to change.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Buf> {
+        self.as_mut_slice().iter_mut()
+    }
+
+    /// Bytes in all buffers together.
+    pub fn total_len(&self) -> usize {
+        self.iter().map(|b| b.len()).sum()
+    }
+
+    /// The buffers, given up.
+    pub fn into_vec(self) -> Vec<Buf> {
+        match self.0 {
+            Inner::One(buf) => vec![buf],
+            Inner::Many(bufs) => bufs,
+        }
+    }
+
+    /// The first buffer, given up; the common case of one buffer without an allocation.
+    pub fn into_first(self) -> Option<Buf> {
+        match self.0 {
+            Inner::One(buf) => Some(buf),
+            Inner::Many(bufs) => bufs.into_iter().next(),
+        }
+    }
+}
+
+impl From<Buf> for Bufs {
+    fn from(buf: Buf) -> Bufs {
+        Bufs(Inner::One(buf))
+    }
+}
+
+impl From<Vec<Buf>> for Bufs {
+    fn from(bufs: Vec<Buf>) -> Bufs {
+        Bufs(Inner::Many(bufs))
+    }
+}

@@ -1,0 +1,128 @@
+//! A bounded pool of equal buffers in one mapping, so that the data path neither allocates nor
+//! faults pages in, and a ring can register the whole of it once.
+//!
+//! Buffers are not zeroed between uses, only when the pool is freed: whoever takes one fills it
+//! before anybody else sees it.
+
+use crate::Buf;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+/// Buffers of one size, at most `count` of them out at a time.
+///
+/// Memory: `buf_size * count` bytes, mapped when the pool is made and touched on first use.
+#[derive(Clone)]
+pub struct BufPool {
+    arena: Arc<Arena>,
+}
+
+/// The mapping behind a pool. Lives until the pool and all its buffers are gone.
+pub(crate) struct Arena {
+    base: NonNull<u8>,
+    buf_size: usize,
+    count: usize,
+    free: Mutex<Vec<u32>>,
+}
+
+// SAFETY: the mapping belongs to the arena; the free list, which decides who may use which part
+// of it, is behind a mutex.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl BufPool {
+    /// A pool of `count` buffers of `buf_size` bytes, rounded up to whole pages.
+    ///
+    /// # Panics
+    /// When the system has no memory to map.
+    pub fn new(buf_size: usize, count: usize) -> BufPool {
+        let buf_size = buf_size.max(1).next_multiple_of(crate::BUF_ALIGN);
+        let count = count.max(1);
+        let bytes = buf_size
+            .checked_mul(count)
+            .expect("a pool fits the address space");
+        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing. It is
+        // zero, so all of it is initialised.
+        let base = unsafe {
+            let at = libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert!(
+                at != libc::MAP_FAILED,
+                "no memory for a pool of {bytes} bytes"
+            );
+            // Clear data has no business in a core dump; large pages save TLB misses.
+            libc::madvise(at, bytes, libc::MADV_DONTDUMP);
+            libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+            NonNull::new(at.cast::<u8>()).expect("mmap does not return null")
+        };
+        let free = Mutex::new((0..count as u32).rev().collect());
+        BufPool {
+            arena: Arc::new(Arena {
+                base,
+                buf_size,
+                count,
+                free,
+            }),
+        }
+    }
+
+    /// A buffer of `len` bytes with whatever content its last user left, or `None` while all are
+    /// out.
+    ///
+    /// # Panics
+    /// When `len` is more than [`BufPool::buf_size`].
+    pub fn take(&self, len: usize) -> Option<Buf> {
+        let arena = &self.arena;
+        assert!(
+            len <= arena.buf_size,
+            "{len} bytes asked of a pool of {}",
+            arena.buf_size
+        );
+        let slot = arena.free.lock().expect("no panic under this lock").pop()? as usize;
+        // SAFETY: `slot < count`, so the sum stays inside the mapping.
+        let ptr = unsafe { arena.base.add(slot * arena.buf_size) };
+        Some(Buf::of_arena(ptr, len, arena.buf_size, Arc::clone(arena)))
+    }
+
+    /// Bytes each buffer can hold.
+    pub fn buf_size(&self) -> usize {
+        self.arena.buf_size
+    }
+
+    /// Buffers in the pool, out or not.
+    pub fn count(&self) -> usize {
+        self.arena.count
+    }
+
+    /// The whole memory of the pool, for registration with a ring. It stays mapped while a clone
+    /// of the pool lives.
+    pub fn region(&self) -> (NonNull<u8>, usize) {
+        (self.arena.base, self.arena.buf_size * self.arena.count)
+    }
+}
+
+impl Arena {
+    pub(crate) fn take_back(&self, ptr: NonNull<u8>) {
+        let slot = (ptr.as_ptr() as usize - self.base.as_ptr() as usize) / self.buf_size;
+        self.free
+            .lock()
+            .expect("no panic under this lock")
+            .push(slot as u32);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let bytes = self.buf_size * self.count;
+        // SAFETY: every buffer holds an `Arc` of the arena, so none is left. Unmapping private
+        // anonymous memory gives the pages back to the kernel, which zeroes them before anyone
+        // else gets them; zeroing them here first would only fault in what was never used.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+    }
+}
