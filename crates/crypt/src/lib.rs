@@ -1,1 +1,20 @@
-//! crypt
+//! Encrypted volumes: LUKS2 exactly as `cryptsetup` writes it, AES-XTS between the caller and the
+//! device below, and users whose key pairs open the volume in one of three roles.
+//!
+//! Two halves that meet in [`Unlocked::device`]:
+//!
+//! ```text
+//!   Volume ── header, keyslots, roles ──► Unlocked (the volume key) ──► CryptDevice ── data path
+//! ```
+//!
+//! **Invariant:** what is below a [`CryptDevice`] is enciphered; a clear byte is never written
+//! there, and a key never leaves [`secret::SecretBytes`].
+//!
+//! Absent on purpose: files, prompts and exports. The header is read and written through the same
+//! [`block::BlockDevice`] as the data.
+
+mod device;
+mod queue;
+
+pub use device::{CryptDevice, DataSegment, Options};
+pub use queue::QUEUE_MEMORY_BYTES;
