@@ -1,1 +1,91 @@
-fn main() {}
+//! The one door: `cargo xtask check` is what CI runs.
+//!
+//! ```text
+//!   cargo xtask check            format, lints, tidy, layers, all tests
+//!   cargo xtask setup            install the programs that the tests use (apt, as root)
+//!   cargo xtask fuzz [--seconds N] [TARGET...]
+//!   cargo xtask layers | tidy    one part of check
+//! ```
+
+mod fuzz;
+mod layers;
+mod setup;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// What a part of the check gives: nothing, or what is wrong in words.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match args.first().map(String::as_str) {
+        Some("check") => check(),
+        Some("setup") => setup::require(),
+        Some("layers") => layers::check(&root()),
+        Some("tidy") => tidy::check(&root()),
+        Some("fuzz") => fuzz::run(&root(), &args[1..]),
+        _ => Err(
+            "usage: cargo xtask check | setup | layers | tidy | fuzz [--seconds N] [TARGET...]"
+                .into(),
+        ),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything that has to hold before a change lands, cheapest first.
+fn check() -> Outcome {
+    let root = root();
+    tidy::check(&root)?;
+    layers::check(&root)?;
+    cargo(&root, &["fmt", "--all", "--", "--check"])?;
+    setup::require()?;
+    cargo(
+        &root,
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    )?;
+    // The tests start the program as a user would, so it is built first, as it is shipped.
+    cargo(&root, &["build", "--release", "--package", "evfs"])?;
+    cargo(
+        &root,
+        &["test", "--workspace", "--release", "--no-fail-fast"],
+    )
+}
+
+/// The folder of the workspace.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent()
+        .expect("xtask lies in the workspace")
+        .to_owned()
+}
+
+/// Runs cargo in `root` and fails with its command line.
+fn cargo(root: &Path, args: &[&str]) -> Outcome {
+    run(Command::new(env!("CARGO")).args(args).current_dir(root))
+}
+
+/// Runs a command to its end and fails with its command line.
+fn run(command: &mut Command) -> Outcome {
+    let shown = format!("{command:?}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{shown}: {status}")),
+        Err(e) => Err(format!("{shown}: {e}")),
+    }
+}

@@ -1,1 +1,68 @@
-fn main() {}
+//! The program: a file per command, no logic of its own.
+
+mod background;
+mod commands;
+mod output;
+mod secrets;
+
+use clap::Parser;
+use commands::Command;
+use stack::{Settings, exit};
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: secret::ZeroingAlloc = secret::ZeroingAlloc;
+
+/// Encrypted volumes in user space: LUKS2 on disk, given out over NBD, FUSE and loop devices.
+#[derive(Parser)]
+#[command(name = "evfs", version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    /// Print one JSON document instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Log to standard error at this level: error, warn, info, debug or trace
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    log: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  evfs quickstart                               see all of it at work, on a file
+  evfs key generate alice                       a key pair, protected by a passphrase
+  evfs volume create disk.img --size 10G --owner alice
+  evfs attach disk.img --loop --background      prints the block device
+  evfs status
+  evfs detach disk
+
+Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
+13 key right but role refuses, 20 header damaged but repairable, 21 not repairable,
+26 check found errors, 130/143 stopped by INT/TERM.";
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    secret::harden_process();
+    let settings = match Settings::load() {
+        Ok(settings) => settings,
+        Err(error) => return output::fail(cli.json, &error),
+    };
+    start_log(cli.log.as_deref().unwrap_or(settings.log_level()));
+    let context = commands::Context { json: cli.json, settings };
+    match cli.command.run(&context) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => output::fail(cli.json, &error),
+    }
+}
+
+/// Sends the log to standard error: text for a person, escaped by the subscriber.
+fn start_log(level: &str) {
+    let filter = tracing_subscriber::EnvFilter::new(level);
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+}
+
+const _: () = assert!(exit::OK == 0, "the shell takes zero for success");

@@ -1,1 +1,25 @@
-//! stack
+//! Turns a configuration, or a command line, into a running graph of devices and exports: the only
+//! crate that composes.
+//!
+//! **Invariant:** whatever this crate starts it also closes, in the order exports, flush, locks;
+//! nothing that was acknowledged to a client is lost by an orderly end.
+//!
+//! Absent on purpose: printing, prompting and parsing of arguments. Those belong to the program.
+
+pub mod attach;
+pub mod config;
+pub mod control;
+mod error;
+mod paths;
+mod serve;
+mod settings;
+mod signals;
+pub mod signature;
+pub mod volume;
+
+pub use attach::{AttachSpec, Attachment};
+pub use error::{Error, Result, exit};
+pub use serve::{Ended, serve};
+pub use settings::{Settings, Shown};
+pub use signals::StopSignals;
+pub use volume::{KeySource, Opener};

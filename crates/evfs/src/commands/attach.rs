@@ -1,0 +1,162 @@
+//! `evfs attach`: open a volume and give it out.
+
+use super::Context;
+use super::unlock::UnlockArgs;
+use crate::{background, output};
+use serde_json::json;
+use stack::attach::Status;
+use stack::volume::{OpenOptions, open};
+use stack::{AttachSpec, Attachment, Ended, Error, KeySource, Result, StopSignals, control, exit};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without --nbd, --nbd-unix, --fuse or --loop the volume is given out over NBD on a Unix socket in
+the folder that `evfs config show` calls run.dir.
+
+Examples:
+  evfs attach disk.img --loop --background          a block device (needs root)
+  evfs attach disk.img --nbd-unix /tmp/disk.sock    for qemu, nbdcopy, nbd-client
+  evfs attach disk.img --fuse /mnt/disk             one file, /mnt/disk/disk")]
+pub struct Args {
+    /// File or disk that holds the volume
+    device: PathBuf,
+    /// Name of the attached volume [default: the file name without extension]
+    #[arg(long, value_name = "N")]
+    name: Option<String>,
+    /// NBD over TCP at this address; anything but loopback needs --tls-cert
+    #[arg(long, value_name = "ADDR")]
+    nbd: Option<SocketAddr>,
+    /// NBD over a Unix socket
+    #[arg(long, value_name = "PATH")]
+    nbd_unix: Option<PathBuf>,
+    /// Certificate chain for NBD over TLS (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key for --tls-cert (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Accept only clients with a certificate of this authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// Mount a folder with one file, the volume
+    #[arg(long, value_name = "DIR")]
+    fuse: Option<PathBuf>,
+    /// Make a loop device (needs root)
+    #[arg(long = "loop")]
+    loop_device: bool,
+    /// Threads that serve the volume
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
+    #[arg(long)]
+    allow_discards: bool,
+    /// Go on in the background once the volume is ready
+    #[arg(long)]
+    background: bool,
+    #[command(flatten)]
+    unlock: UnlockArgs,
+}
+
+pub fn run(context: &Context, args: Args) -> Result<u8> {
+    in_background(args.background, |ready| attach(context, args, ready))
+}
+
+/// Runs `serve` here, or in a child that leaves the terminal once it is ready.
+pub fn in_background(
+    background: bool,
+    serve: impl FnOnce(Option<background::Ready>) -> Result<u8>,
+) -> Result<u8> {
+    if !background {
+        return serve(None);
+    }
+    match background::split() {
+        Ok(background::Side::Parent(code)) => Ok(code),
+        Ok(background::Side::Child(ready)) => serve(Some(ready)),
+        Err(e) => Err(Error::Failed(format!("cannot go on in the background: {e}"))),
+    }
+}
+
+fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Result<u8> {
+    let signals = install_signals()?;
+    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let threads = args.threads.map_or(context.settings.threads(), usize::from);
+    let mut spec = AttachSpec::new(&args.device, threads);
+    if let Some(name) = args.name {
+        spec.name = name;
+    }
+    spec.nbd = args.nbd;
+    spec.nbd_unix = args.nbd_unix;
+    spec.tls = match (args.tls_cert, args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(export_nbd::Tls { certificate, key, client_ca: args.tls_ca })
+        }
+        _ => None,
+    };
+    spec.fuse = args.fuse;
+    spec.loop_device = args.loop_device;
+    spec.read_only = args.read_only;
+    spec.allow_discards = args.allow_discards;
+    let spec = spec.complete(&run_dir)?;
+    let source = args.unlock.source(&spec.name)?;
+    let attachment = start(context, &spec, &source, &run_dir)?;
+    announce(context.json, &[attachment.status()], ready);
+    end(stack::serve(vec![attachment], &signals)?)
+}
+
+/// Takes the signals over before anything is started that an early one would leave behind.
+pub fn install_signals() -> Result<StopSignals> {
+    StopSignals::install().map_err(|e| Error::Failed(format!("cannot take signals over: {e}")))
+}
+
+/// Opens the volume of a spec and starts its exports.
+pub fn start(
+    context: &Context,
+    spec: &AttachSpec,
+    source: &KeySource,
+    run_dir: &std::path::Path,
+) -> Result<Attachment> {
+    let options =
+        OpenOptions { read_only: spec.read_only, allow_discards: spec.allow_discards };
+    let open = open(&spec.device, &context.opener(), source, options)?;
+    Attachment::start(spec, open, run_dir)
+}
+
+/// Says what is attached where, and lets go of the terminal if this is to be in the background.
+pub fn announce(json: bool, attached: &[&Status], ready: Option<background::Ready>) {
+    for warning in attached.iter().filter_map(|s| s.warning.as_deref()) {
+        output::say(json, &format!("warning: {warning}"));
+    }
+    let text = if json {
+        let value = match attached {
+            [one] => json!(one),
+            many => json!({ "volumes": many }),
+        };
+        serde_json::to_string_pretty(&value).expect("a status becomes JSON")
+    } else {
+        attached
+            .iter()
+            .map(|s| {
+                let places: Vec<_> = s.exports.iter().map(|e| e.at.as_str()).collect();
+                format!("{}: {}", s.name, places.join("  "))
+            })
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    match ready {
+        Some(ready) => ready.tell(&text),
+        None => output::line(&text),
+    }
+}
+
+/// The exit code for the way a service ended.
+pub fn end(ended: Ended) -> Result<u8> {
+    Ok(match ended {
+        Ended::Detached => exit::OK,
+        Ended::Signal(signal) => 128 + signal as u8,
+    })
+}

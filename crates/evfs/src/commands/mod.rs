@@ -1,0 +1,86 @@
+//! The commands: a file each, with its options and its help.
+
+mod attach;
+mod benchmark;
+mod config;
+mod detach;
+mod key;
+mod lab;
+mod quickstart;
+mod stats;
+mod status;
+mod unlock;
+mod up;
+mod volume;
+mod volume_key;
+
+use clap::Subcommand;
+use keyring::Keyring;
+use stack::{Result, Settings};
+
+/// What every command gets.
+pub struct Context {
+    /// Print one JSON document.
+    pub json: bool,
+    /// Settings in force.
+    pub settings: Settings,
+}
+
+impl Context {
+    /// The user's key pairs.
+    pub fn keyring(&self) -> Keyring {
+        Keyring::open(self.settings.keys_dir())
+    }
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Show all of it at work: key pair, volume, attach, a real tree in and out, and the cost
+    Quickstart(quickstart::Args),
+    /// Manage user key pairs
+    #[command(subcommand)]
+    Key(key::Command),
+    /// Make and manage encrypted volumes
+    #[command(subcommand)]
+    Volume(volume::Command),
+    /// Open a volume and give it out as a block device
+    Attach(attach::Args),
+    /// Flush and close an attached volume
+    Detach(detach::Args),
+    /// List attached volumes
+    Status,
+    /// Show the counters of an attached volume
+    Stats(stats::Args),
+    /// Attach all volumes of a configuration file
+    Up(up::UpArgs),
+    /// Detach everything that `up` attached
+    Down,
+    /// Show the settings in force
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Measure ciphers, key derivation and memory on this machine
+    Benchmark(benchmark::Args),
+    /// Measure what encryption costs
+    #[command(subcommand)]
+    Lab(lab::Command),
+}
+
+impl Command {
+    /// Runs the command and gives the exit code of the program.
+    pub fn run(self, context: &Context) -> Result<u8> {
+        match self {
+            Command::Quickstart(args) => quickstart::run(context, args),
+            Command::Key(command) => key::run(context, command),
+            Command::Volume(command) => volume::run(context, command),
+            Command::Attach(args) => attach::run(context, args),
+            Command::Detach(args) => detach::run(context, args),
+            Command::Status => status::run(context),
+            Command::Stats(args) => stats::run(context, args),
+            Command::Up(args) => up::up(context, args),
+            Command::Down => up::down(context),
+            Command::Config(command) => config::run(context, command),
+            Command::Benchmark(args) => benchmark::run(context, args),
+            Command::Lab(command) => lab::run(context, command),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `evfs status`: what is attached.
+
+use super::Context;
+use crate::output;
+use serde_json::{Value, json};
+use stack::{Result, control, exit};
+use std::fmt::Write as _;
+
+pub fn run(context: &Context) -> Result<u8> {
+    let dir = context.settings.run_dir();
+    let volumes: Vec<Value> = control::names(&dir)
+        .iter()
+        .filter_map(|name| control::ask(&dir, name, control::Ask::Status).ok())
+        .collect();
+    output::show(context.json, &json!({ "volumes": volumes }), || {
+        if volumes.is_empty() {
+            return "no volume is attached".into();
+        }
+        volumes.iter().map(describe).collect::<Vec<_>>().join("\n")
+    });
+    Ok(exit::OK)
+}
+
+fn describe(v: &Value) -> String {
+    let text = |key: &str| v[key].as_str().unwrap_or("-").to_owned();
+    let mut out = format!(
+        "{}  {}  {}  aes-{}-xts ({})  {} threads  pid {}{}\n",
+        text("name"),
+        text("device"),
+        output::size(v["size"].as_u64().unwrap_or(0)),
+        v["key_bits"],
+        text("kernel"),
+        v["threads"],
+        v["pid"],
+        if v["read_only"] == true { "  read-only" } else { "" },
+    );
+    for export in v["exports"].as_array().into_iter().flatten() {
+        let _ = writeln!(
+            out,
+            "    {:<5} {}",
+            export["kind"].as_str().unwrap_or("-"),
+            export["at"].as_str().unwrap_or("-")
+        );
+    }
+    if let Some(warning) = v["warning"].as_str() {
+        let _ = writeln!(out, "    warning: {warning}");
+    }
+    out
+}

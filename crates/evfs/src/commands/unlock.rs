@@ -1,0 +1,80 @@
+//! The options that say with which key a volume is opened, shared by the commands that need one.
+
+use super::Context;
+use crate::secrets;
+use secret::SecretBytes;
+use stack::{KeySource, Result};
+use std::path::PathBuf;
+
+/// How to open a volume. Without any of these: the systemd credential `evfs.NAME`, then the key
+/// pairs of this user that the volume knows, then a passphrase asked for at the terminal.
+#[derive(clap::Args, Debug, Default, Clone)]
+pub struct UnlockArgs {
+    /// Open with this key pair
+    #[arg(long, value_name = "NAME", group = "unlock")]
+    pub key: Option<String>,
+    /// Open with the content of this file (`-`: standard input)
+    #[arg(long, value_name = "FILE", group = "unlock")]
+    pub key_file: Option<PathBuf>,
+    /// Open with the passphrase read from this descriptor
+    #[arg(long, value_name = "N", group = "unlock")]
+    pub passphrase_fd: Option<i32>,
+}
+
+impl UnlockArgs {
+    /// Reads the secrets that these options name. `volume` names the credential to look for.
+    pub fn source(&self, volume: &str) -> Result<KeySource> {
+        source(self.key.as_deref(), self.key_file.as_deref(), self.passphrase_fd, volume)
+    }
+}
+
+/// The same for commands whose own options would collide: there the names begin with `unlock-`.
+#[derive(clap::Args, Debug, Default, Clone)]
+pub struct OwnerArgs {
+    /// Open with this key pair
+    #[arg(long, value_name = "NAME", group = "unlock")]
+    pub key: Option<String>,
+    /// Open with the content of this file (`-`: standard input)
+    #[arg(long, value_name = "FILE", group = "unlock")]
+    pub unlock_key_file: Option<PathBuf>,
+    /// Open with the passphrase read from this descriptor
+    #[arg(long, value_name = "N", group = "unlock")]
+    pub unlock_passphrase_fd: Option<i32>,
+}
+
+impl OwnerArgs {
+    /// Reads the secrets that these options name. `volume` names the credential to look for.
+    pub fn source(&self, volume: &str) -> Result<KeySource> {
+        let file = self.unlock_key_file.as_deref();
+        source(self.key.as_deref(), file, self.unlock_passphrase_fd, volume)
+    }
+}
+
+fn source(
+    key: Option<&str>,
+    key_file: Option<&std::path::Path>,
+    passphrase_fd: Option<i32>,
+    volume: &str,
+) -> Result<KeySource> {
+    Ok(match (key, key_file, passphrase_fd) {
+        (Some(name), ..) => KeySource::Pair(name.to_owned()),
+        (_, Some(path), _) => KeySource::Secret(secrets::from_key_file(path)?),
+        (.., Some(fd)) => KeySource::Secret(secrets::from_fd(fd)?),
+        _ => match secrets::from_credential(volume)? {
+            Some(secret) => KeySource::Secret(secret),
+            None => KeySource::Any,
+        },
+    })
+}
+
+/// Asks at the terminal, in the words that `stack` chose.
+pub fn prompt(question: &str) -> Result<SecretBytes> {
+    secrets::ask(question)
+}
+
+impl Context {
+    /// What opens volumes for this user.
+    pub fn opener(&self) -> stack::Opener {
+        stack::Opener::new(self.keyring(), prompt)
+    }
+}

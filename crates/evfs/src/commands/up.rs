@@ -1,0 +1,80 @@
+//! `evfs up` and `evfs down`: all volumes of a configuration file.
+
+use super::attach::{announce, end, in_background, install_signals, start};
+use super::Context;
+use crate::{background, output, secrets};
+use serde_json::{Value, json};
+use stack::{Error, KeySource, Result, config, control, exit};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Example of a configuration:
+  [volume.data]
+  device = \"/srv/data.img\"
+  key-file = \"/etc/evfs/data.key\"
+  loop = true
+
+A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
+threads, read-only and allow-discards.")]
+pub struct UpArgs {
+    /// Configuration file
+    config: PathBuf,
+    /// Go on in the background once all volumes are ready
+    #[arg(long)]
+    background: bool,
+}
+
+pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
+    in_background(args.background, |ready| attach_all(context, &args, ready))
+}
+
+fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
+    let signals = install_signals()?;
+    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let mut attached = Vec::new();
+    for entry in config::read(&args.config, context.settings.threads())? {
+        let spec = entry.spec.complete(&run_dir)?;
+        let source = match (&entry.key, &entry.key_file) {
+            (Some(name), _) => KeySource::Pair(name.clone()),
+            (_, Some(path)) => KeySource::Secret(secrets::from_key_file(path)?),
+            _ => match secrets::from_credential(&spec.name)? {
+                Some(secret) => KeySource::Secret(secret),
+                None => KeySource::Any,
+            },
+        };
+        // When one fails, dropping the others closes what they had opened.
+        attached.push(start(context, &spec, &source, &run_dir)?);
+    }
+    let statuses: Vec<_> = attached.iter().map(|a| a.status()).collect();
+    announce(context.json, &statuses, ready);
+    end(stack::serve(attached, &signals)?)
+}
+
+/// Detaches what any `up` attached; volumes attached one by one stay.
+pub fn down(context: &Context) -> Result<u8> {
+    let dir = context.settings.run_dir();
+    let mut detached = Vec::new();
+    let mut failed: Option<Error> = None;
+    for name in control::names(&dir) {
+        let Ok(status) = control::ask(&dir, &name, control::Ask::Status) else { continue };
+        if status["config"] == Value::Null {
+            continue;
+        }
+        match control::ask(&dir, &name, control::Ask::Detach) {
+            Ok(_) => detached.push(name),
+            Err(error) => {
+                output::say(context.json, &format!("{name}: {error}"));
+                failed = failed.or(Some(error));
+            }
+        }
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    output::show(context.json, &json!({ "detached": detached }), || match detached.as_slice() {
+        [] => "nothing that `up` attached".into(),
+        names => format!("detached {}", names.join(", ")),
+    });
+    Ok(exit::OK)
+}

@@ -1,0 +1,310 @@
+//! `evfs volume`: make, inspect, mend and destroy encrypted volumes.
+
+use super::unlock::OwnerArgs;
+use super::{Context, volume_key};
+use crate::output;
+use clap::Subcommand;
+use crypt::{Action, CopyReport};
+use serde_json::{Value, json};
+use stack::volume::{Create, Intent, create, hold, open_file, save_backup, write_new};
+use stack::{Error, Result, exit};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make an encrypted volume on a file or disk
+    #[command(after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256")]
+    Create(CreateArgs),
+    /// Show what the header says
+    Info {
+        /// File or disk
+        device: PathBuf,
+    },
+    /// Check both copies of the header and where the data lies; changes nothing
+    Check {
+        /// File or disk
+        device: PathBuf,
+    },
+    /// Rewrite a damaged copy of the header from the good one
+    Repair {
+        /// File or disk
+        device: PathBuf,
+    },
+    /// Manage the keys that open a volume
+    #[command(subcommand)]
+    Key(volume_key::Command),
+    /// Manage the owner of a volume
+    #[command(subcommand)]
+    Owner(OwnerCommand),
+    /// Save and restore the header
+    #[command(subcommand)]
+    Header(HeaderCommand),
+    /// Destroy all keys of a volume, and with them its data
+    Erase {
+        /// File or disk
+        device: PathBuf,
+        /// Do not ask for the owner's key
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        unlock: OwnerArgs,
+    },
+}
+
+#[derive(clap::Args)]
+pub struct CreateArgs {
+    /// File or disk; a missing file is made with --size
+    device: PathBuf,
+    /// Key pair of the owner
+    #[arg(long, value_name = "NAME")]
+    owner: String,
+    /// Size of a new file, like 10G
+    #[arg(long, value_parser = output::parse_size)]
+    size: Option<u64>,
+    /// Length of the AES key
+    #[arg(long, default_value = "128", value_parser = ["128", "256"])]
+    key_bits: String,
+    /// Bytes that are enciphered together
+    #[arg(long, default_value = "4096", value_parser = ["512", "4096"])]
+    sector_size: String,
+    /// Key pair that may only set a new owner; may be repeated
+    #[arg(long, value_name = "NAME")]
+    recovery: Vec<String>,
+    /// Label of the volume
+    #[arg(long, default_value = "")]
+    label: String,
+    /// Overwrite what is there; a backup that undoes it is kept
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Subcommand)]
+pub enum OwnerCommand {
+    /// Make this key pair the owner, and take ownership from the one before
+    Set {
+        /// File or disk
+        device: PathBuf,
+        /// Key pair of the new owner; its public half is enough
+        name: String,
+        #[command(flatten)]
+        unlock: OwnerArgs,
+    },
+}
+
+#[derive(Subcommand)]
+pub enum HeaderCommand {
+    /// Write header and keyslots to a new file
+    Backup {
+        /// File or disk
+        device: PathBuf,
+        /// File to write; must not exist
+        file: PathBuf,
+    },
+    /// Put a saved header back
+    Restore {
+        /// File or disk
+        device: PathBuf,
+        /// File that `backup` wrote
+        file: PathBuf,
+        /// Restore over another volume, or what is no volume
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    match command {
+        Command::Create(args) => create_volume(context, args),
+        Command::Info { device } => info(context, &device),
+        Command::Check { device } => check(context, &device),
+        Command::Repair { device } => repair(context, &device),
+        Command::Key(command) => volume_key::run(context, command),
+        Command::Owner(OwnerCommand::Set { device, name, unlock }) => {
+            set_owner(context, &device, &name, &unlock)
+        }
+        Command::Header(HeaderCommand::Backup { device, file }) => backup(context, &device, &file),
+        Command::Header(HeaderCommand::Restore { device, file, force }) => {
+            restore(context, &device, &file, force)
+        }
+        Command::Erase { device, force, unlock } => erase(context, &device, force, &unlock),
+    }
+}
+
+fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
+    let number = |text: &str| text.parse().expect("clap allows numbers only");
+    let what = Create {
+        path: &args.device,
+        size: args.size,
+        force: args.force,
+        format: crypt::Format {
+            key_bits: number(&args.key_bits),
+            sector_size: number(&args.sector_size),
+            label: args.label,
+        },
+        owner: &args.owner,
+        recovery: &args.recovery,
+    };
+    let (held, undo) = create(&what, &context.keyring(), &context.settings)?;
+    let mut value = volume_value(&held.volume);
+    value["undo"] = json!(undo);
+    output::show(context.json, &value, || {
+        let mut text = volume_text(&held.volume);
+        if let Some(undo) = &undo {
+            let _ = write!(
+                text,
+                "\nwhat was overwritten is kept in {}; `dd if=FILE of=DEVICE conv=notrunc` puts it back",
+                undo.display()
+            );
+        }
+        text
+    });
+    Ok(exit::OK)
+}
+
+fn info(context: &Context, device: &Path) -> Result<u8> {
+    let held = hold(device, Intent::Look)?;
+    output::show(context.json, &volume_value(&held.volume), || volume_text(&held.volume));
+    Ok(exit::OK)
+}
+
+fn check(context: &Context, device: &Path) -> Result<u8> {
+    let file = open_file(device, Intent::Look)?;
+    let _guard = file.header_lock(false)?;
+    let report = crypt::check(file.clone())?;
+    let copy = |c: &CopyReport| match c {
+        CopyReport::Valid { seqid } => format!("valid, sequence id {seqid}"),
+        CopyReport::Damaged { why } => format!("damaged: {why}"),
+    };
+    let findings: Vec<&str> = report.findings.iter().map(String::as_str).collect();
+    let value = json!({
+        "primary": copy(&report.primary), "secondary": copy(&report.secondary),
+        "findings": findings, "ok": findings.is_empty(),
+    });
+    output::show(context.json, &value, || {
+        let mut text = format!(
+            "primary header    {}\nsecondary header  {}\n",
+            copy(&report.primary),
+            copy(&report.secondary)
+        );
+        for finding in &findings {
+            let _ = writeln!(text, "found: {finding}");
+        }
+        text + if findings.is_empty() { "no errors" } else { "`evfs volume repair` mends a damaged copy" }
+    });
+    Ok(if findings.is_empty() { exit::OK } else { exit::CHECK_FOUND_ERRORS })
+}
+
+fn repair(context: &Context, device: &Path) -> Result<u8> {
+    let file = open_file(device, Intent::ChangeHeader)?;
+    let _guard = file.header_lock(true)?;
+    let done = crypt::repair(file.clone())?;
+    output::show(context.json, &json!({ "repaired": done }), || match done.as_slice() {
+        [] => "nothing to repair".into(),
+        done => done.join("\n"),
+    });
+    Ok(exit::OK)
+}
+
+fn set_owner(context: &Context, device: &Path, name: &str, unlock: &OwnerArgs) -> Result<u8> {
+    let recipient = context.keyring().recipient(name)?;
+    let mut held = hold(device, Intent::ChangeHeader)?;
+    let source = unlock.source(&volume_name(device))?;
+    let unlocked = context.opener().unlock(&held.volume, &source, Action::SetOwner)?;
+    let owner = crypt::Identified::of(name, recipient);
+    held.volume.set_owner(&unlocked, &owner)?;
+    output::show(context.json, &volume_value(&held.volume), || format!("{name} is the owner now"));
+    Ok(exit::OK)
+}
+
+fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
+    let held = hold(device, Intent::Look)?;
+    let bytes = held.volume.backup()?;
+    write_new(to, &bytes)?;
+    let value = json!({ "backup": to, "bytes": bytes.len() });
+    output::show(context.json, &value, || {
+        format!(
+            "{} of header and keyslots in {}; whoever has it and a key can open the volume",
+            output::size(bytes.len() as u64),
+            to.display()
+        )
+    });
+    Ok(exit::OK)
+}
+
+fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result<u8> {
+    let bytes =
+        std::fs::read(from).map_err(|e| Error::io("cannot read the header backup", from, e))?;
+    let file = open_file(device, Intent::Replace)?;
+    let _guard = file.header_lock(true)?;
+    let plan = crypt::plan_restore(file.clone(), &bytes)?;
+    if let Some(why) = &plan.objection
+        && !force
+    {
+        return Err(Error::WouldDestroy { device: device.display().to_string(), found: why.clone() });
+    }
+    let undo = save_backup(&context.settings, device, "before-restore", &plan.overwritten)?;
+    plan.carry_out()?;
+    let value = json!({ "restored": device, "undo": undo });
+    output::show(context.json, &value, || {
+        format!("restored; the header that was there is kept in {}", undo.display())
+    });
+    Ok(exit::OK)
+}
+
+fn erase(context: &Context, device: &Path, force: bool, unlock: &OwnerArgs) -> Result<u8> {
+    let mut held = hold(device, Intent::Replace)?;
+    if !force {
+        let source = unlock.source(&volume_name(device))?;
+        context.opener().unlock(&held.volume, &source, Action::Erase)?;
+    }
+    let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
+    held.volume.erase()?;
+    output::show(context.json, &json!({ "erased": device, "undo": undo }), || {
+        format!(
+            "erased: no key opens {} any more\nthe header is kept in {}; restoring it undoes this, \
+             destroying it (shred -u) makes it final",
+            device.display(),
+            undo.display()
+        )
+    });
+    Ok(exit::OK)
+}
+
+/// The name under which a volume is attached unless told otherwise, and that credentials carry.
+pub fn volume_name(device: &Path) -> String {
+    device.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn volume_value(volume: &crypt::Volume) -> Value {
+    json!({
+        "uuid": volume.uuid(),
+        "label": volume.label(),
+        "cipher": "aes-xts-plain64",
+        "key_bits": volume.key_bits(),
+        "sector_size": volume.sector_size(),
+        "data_offset": volume.segment().offset,
+        "size": volume.data_size(),
+        "needs_repair": volume.needs_repair(),
+        "sealed": volume.is_sealed(),
+        "keys": volume.keys().iter().map(volume_key::value).collect::<Vec<_>>(),
+    })
+}
+
+fn volume_text(volume: &crypt::Volume) -> String {
+    let mut text = format!(
+        "UUID          {}\nlabel         {}\ncipher        aes-xts-plain64, {} bits\nsector size   {} bytes\ndata          {} from byte {}\nheader        {}{}\n",
+        volume.uuid(),
+        if volume.label().is_empty() { "-" } else { volume.label() },
+        volume.key_bits(),
+        volume.sector_size(),
+        output::size(volume.data_size()),
+        volume.segment().offset,
+        if volume.is_sealed() { "sealed" } else { "not sealed (made by another program)" },
+        if volume.needs_repair() { ", one copy is damaged: run `evfs volume repair`" } else { "" },
+    );
+    for key in volume.keys() {
+        let _ = writeln!(text, "{}", volume_key::line(&key));
+    }
+    text
+}

@@ -1,0 +1,135 @@
+//! `evfs volume key`: the keys that open a volume.
+
+use super::Context;
+use super::unlock::OwnerArgs;
+use super::volume::volume_name;
+use crate::{output, secrets};
+use clap::Subcommand;
+use crypt::{Action, Identified, KeyEntry, Role};
+use serde_json::{Value, json};
+use stack::volume::{Intent, hold};
+use stack::{Result, exit};
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Let another key open the volume; needs the owner's key
+    #[command(after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt")]
+    Add(AddArgs),
+    /// Take a key away; needs the owner's key
+    Remove {
+        /// File or disk
+        device: PathBuf,
+        /// Keyslot number, or the name of a key pair
+        which: String,
+        #[command(flatten)]
+        unlock: OwnerArgs,
+    },
+    /// List the keys
+    List {
+        /// File or disk
+        device: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+pub struct AddArgs {
+    /// File or disk
+    device: PathBuf,
+    #[command(flatten)]
+    new: NewKey,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+}
+
+#[derive(clap::Args)]
+#[group(required = true, multiple = false, id = "new_key")]
+struct NewKey {
+    /// A key pair that may attach the volume; its public half is enough
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// A key pair that may only set a new owner
+    #[arg(long, value_name = "NAME")]
+    recovery: Option<String>,
+    /// A passphrase, read from this descriptor
+    #[arg(long, value_name = "N")]
+    passphrase_fd: Option<i32>,
+    /// The content of this file
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    match command {
+        Command::Add(args) => add(context, args),
+        Command::Remove { device, which, unlock } => {
+            let mut held = hold(&device, Intent::ChangeHeader)?;
+            let keyslot = held.volume.find_key(&which)?;
+            let source = unlock.source(&volume_name(&device))?;
+            let unlocked = context.opener().unlock(&held.volume, &source, Action::ChangeKeys)?;
+            held.volume.remove_key(&unlocked, keyslot)?;
+            output::show(context.json, &json!({ "removed": keyslot }), || {
+                format!("removed keyslot {keyslot}")
+            });
+            Ok(exit::OK)
+        }
+        Command::List { device } => {
+            let keys = hold(&device, Intent::Look)?.volume.keys();
+            let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
+            output::show(context.json, &value, || {
+                keys.iter().map(line).collect::<Vec<_>>().join("\n")
+            });
+            Ok(exit::OK)
+        }
+    }
+}
+
+fn add(context: &Context, args: AddArgs) -> Result<u8> {
+    // What is to be added comes first: it may need typing, and the header is locked after it.
+    let keyring = context.keyring();
+    let pair = |name: &str| Ok::<_, stack::Error>(Identified::of(name, keyring.recipient(name)?));
+    enum New {
+        Pair(Role, Identified),
+        Secret(secret::SecretBytes),
+    }
+    let new = match (&args.new.user, &args.new.recovery, args.new.passphrase_fd, &args.new.key_file) {
+        (Some(name), ..) => New::Pair(Role::User, pair(name)?),
+        (_, Some(name), ..) => New::Pair(Role::Recovery, pair(name)?),
+        (.., Some(fd), _) => New::Secret(secrets::from_fd(fd)?),
+        (.., Some(file)) => New::Secret(secrets::from_key_file(file)?),
+        _ => unreachable!("clap asks for one of the group"),
+    };
+    let source = args.unlock.source(&volume_name(&args.device))?;
+    let mut held = hold(&args.device, Intent::ChangeHeader)?;
+    let unlocked = context.opener().unlock(&held.volume, &source, Action::ChangeKeys)?;
+    let keyslot = match new {
+        New::Pair(role, who) => held.volume.add_pair(&unlocked, role, &who)?,
+        New::Secret(secret) => {
+            output::say(context.json, "measuring the cost of the key derivation");
+            let kdf = stack::volume::passphrase_kdf(&context.settings);
+            held.volume.add_secret(&unlocked, &secret, kdf)?
+        }
+    };
+    let keys = held.volume.keys();
+    let key = keys.iter().find(|k| k.keyslot == keyslot).expect("it was just added");
+    output::show(context.json, &value(key), || line(key));
+    Ok(exit::OK)
+}
+
+pub fn value(key: &KeyEntry) -> Value {
+    json!({
+        "keyslot": key.keyslot,
+        "role": key.role.to_string(),
+        "name": key.name,
+        "public": key.recipient,
+        "kdf": key.kdf,
+    })
+}
+
+pub fn line(key: &KeyEntry) -> String {
+    let what = match (&key.name, &key.recipient) {
+        (Some(name), Some(_)) => format!("key pair {name}"),
+        _ => "passphrase or key file".into(),
+    };
+    format!("keyslot {:<3}   {:<9} {what} ({})", key.keyslot, key.role.to_string(), key.kdf)
+}

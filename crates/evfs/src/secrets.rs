@@ -1,0 +1,105 @@
+//! How secrets come in: a descriptor, a file, a systemd credential, the terminal; never argv and
+//! never the environment.
+//!
+//! A passphrase loses one trailing newline, whichever way it comes; a key file is taken whole.
+
+use secret::SecretBytes;
+use stack::{Error, Result};
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::os::fd::FromRawFd;
+use std::path::Path;
+
+/// Longest passphrase or key file, in bytes: cryptsetup's limit for key files.
+const SECRET_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Reads a passphrase from descriptor `fd` to its end.
+pub fn from_fd(fd: i32) -> Result<SecretBytes> {
+    // SAFETY: fcntl with F_GETFD only looks whether the descriptor is open.
+    if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(Error::Usage(format!("--passphrase-fd {fd}: that descriptor is not open")));
+    }
+    // SAFETY: the descriptor is open and was given to us for this; it is closed after reading,
+    // but for standard input, which stays open for whoever comes next.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let read = read_all(&file, Path::new(&format!("/dev/fd/{fd}")));
+    if fd == 0 {
+        std::mem::forget(file);
+    }
+    read.map(strip_newline)
+}
+
+/// Reads a key file whole; `-` is standard input.
+pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
+    if path.as_os_str() == "-" {
+        return read_all(std::io::stdin().lock(), path);
+    }
+    let file = File::open(path).map_err(|e| Error::io("cannot open the key file", path, e))?;
+    read_all(file, path)
+}
+
+/// The systemd credential `evfs.NAME`, if the service was given one.
+pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
+    let Some(folder) = std::env::var_os("CREDENTIALS_DIRECTORY") else { return Ok(None) };
+    let path = Path::new(&folder).join(format!("evfs.{name}"));
+    match File::open(&path) {
+        Ok(file) => read_all(file, &path).map(strip_newline).map(Some),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("cannot open the credential", &path, e)),
+    }
+}
+
+/// Asks at the terminal.
+pub fn ask(prompt: &str) -> Result<SecretBytes> {
+    if !std::io::stdin().is_terminal() && File::open("/dev/tty").is_err() {
+        return Err(Error::Usage(format!(
+            "{prompt} is needed, and there is no terminal to ask at; give it by --passphrase-fd N or --key-file F"
+        )));
+    }
+    let text = rpassword::prompt_password(format!("{prompt}: "))
+        .map_err(|e| Error::io("cannot read a passphrase from", Path::new("/dev/tty"), e))?;
+    Ok(SecretBytes::from_slice(text.as_bytes()))
+}
+
+/// Asks twice, for a passphrase that is being set.
+pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
+    let first = ask(prompt)?;
+    if first.is_empty() {
+        return Err(Error::Usage("an empty passphrase protects nothing".into()));
+    }
+    if ask(&format!("{prompt}, once more"))? != first {
+        return Err(Error::Usage("the two passphrases differ; nothing was changed".into()));
+    }
+    Ok(first)
+}
+
+fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {
+    let mut held = SecretBytes::zeroed(4096);
+    let mut len = 0;
+    loop {
+        if len == held.len() {
+            if len >= SECRET_BYTES_MAX {
+                return Err(Error::Usage(format!(
+                    "{}: longer than {SECRET_BYTES_MAX} bytes; that is no key file",
+                    path.display()
+                )));
+            }
+            let mut larger = SecretBytes::zeroed(len * 2);
+            larger[..len].copy_from_slice(&held);
+            held = larger;
+        }
+        match from.read(&mut held[len..]) {
+            Ok(0) => return Ok(held.truncated(len)),
+            Ok(n) => len += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::io("cannot read", path, e)),
+        }
+    }
+}
+
+fn strip_newline(secret: SecretBytes) -> SecretBytes {
+    match secret.strip_suffix(b"\n") {
+        Some(rest) => secret.truncated(rest.len()),
+        None => secret,
+    }
+}

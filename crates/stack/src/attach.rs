@@ -1,0 +1,299 @@
+//! An attached volume: the graph from a file to its exports, and its orderly end.
+//!
+//! ```text
+//!   FileDevice ── CryptDevice ── Stats ──┬── NBD server
+//!                                        └── FUSE folder ── loop device
+//! ```
+
+use crate::control::{Ask, Listener, valid_name};
+use crate::{Error, Result, volume::Open};
+use block::{BlockDevice, Blocking, Stats, StatsHandle};
+use export_fuse::loopdev::LoopDevice;
+use serde::Serialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What to attach, and how to give it out.
+#[derive(Debug, Clone)]
+pub struct AttachSpec {
+    /// The file or disk that holds the volume.
+    pub device: PathBuf,
+    /// Name of the attached volume; part of file names.
+    pub name: String,
+    /// NBD over TCP.
+    pub nbd: Option<SocketAddr>,
+    /// NBD over a Unix socket.
+    pub nbd_unix: Option<PathBuf>,
+    /// Certificates for NBD over TCP.
+    pub tls: Option<export_nbd::Tls>,
+    /// Folder to mount with one file, the volume.
+    pub fuse: Option<PathBuf>,
+    /// Make a loop device of the file in the folder.
+    pub loop_device: bool,
+    /// Threads that serve each export.
+    pub threads: usize,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Pass discards on.
+    pub allow_discards: bool,
+    /// The configuration file that this came from.
+    pub config: Option<PathBuf>,
+}
+
+impl AttachSpec {
+    /// A spec with defaults for `device`: its file name without extension is the name.
+    pub fn new(device: &Path, threads: usize) -> AttachSpec {
+        let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        AttachSpec {
+            device: device.to_owned(),
+            name: stem,
+            nbd: None,
+            nbd_unix: None,
+            tls: None,
+            fuse: None,
+            loop_device: false,
+            threads,
+            read_only: false,
+            allow_discards: false,
+            config: None,
+        }
+    }
+
+    /// Checks what the fields mean together, and fills in the default export: an NBD socket in
+    /// the folder of control sockets.
+    pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
+        if !valid_name(&self.name) {
+            return Err(Error::Usage(format!(
+                "`{}` cannot be the name of an attached volume: letters, digits, `.`, `_` and `-`, \
+                 at most 64, not beginning with `.` or `-`; choose one with --name",
+                self.name
+            )));
+        }
+        if self.loop_device && self.fuse.is_none() {
+            self.fuse = Some(run_dir.join(format!("{}.fuse", self.name)));
+        }
+        if self.nbd.is_none() && self.nbd_unix.is_none() && self.fuse.is_none() {
+            self.nbd_unix = Some(run_dir.join(format!("{}.nbd", self.name)));
+        }
+        Ok(self)
+    }
+}
+
+/// One way by which an attached volume is given out.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExportAt {
+    /// `nbd`, `fuse` or `loop`.
+    pub kind: &'static str,
+    /// URI or path.
+    pub at: String,
+}
+
+/// What `evfs status` shows of an attached volume.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    name: String,
+    device: String,
+    uuid: String,
+    label: String,
+    size: u64,
+    sector_size: u32,
+    key_bits: u32,
+    kernel: String,
+    keyslot: u32,
+    role: String,
+    read_only: bool,
+    discards: bool,
+    direct: bool,
+    threads: usize,
+    pid: u32,
+    since: u64,
+    exports: Vec<ExportAt>,
+    config: Option<PathBuf>,
+    warning: Option<String>,
+}
+
+/// A running graph. Dropping it without [`Attachment::stop`] closes the exports all the same.
+pub struct Attachment {
+    status: Status,
+    listener: Listener,
+    // Exports before devices: fields are dropped in this order.
+    loop_device: Option<LoopDevice>,
+    mount: Option<export_fuse::Mount>,
+    made_dir: Option<PathBuf>,
+    nbd: Option<export_nbd::Server>,
+    device: Arc<dyn BlockDevice>,
+    stats: StatsHandle,
+}
+
+impl Attachment {
+    /// Builds the graph over an open volume and starts its exports.
+    ///
+    /// # Errors
+    /// Those of the exports; what had started is closed again.
+    pub fn start(spec: &AttachSpec, open: Open, run_dir: &Path) -> Result<Attachment> {
+        let listener = Listener::bind(run_dir, &spec.name)?;
+        let (device, stats) = Stats::new(Arc::new(open.device));
+        let device: Arc<dyn BlockDevice> = Arc::new(device);
+        let info = device.info();
+        let mut attachment = Attachment {
+            status: Status {
+                name: spec.name.clone(),
+                device: spec.device.display().to_string(),
+                uuid: open.uuid,
+                label: open.label,
+                size: info.size,
+                sector_size: open.sector_size,
+                key_bits: open.key_bits,
+                kernel: open.kernel.to_string(),
+                keyslot: open.keyslot,
+                role: open.role.to_string(),
+                read_only: info.read_only,
+                discards: info.discard,
+                direct: open.direct,
+                threads: spec.threads,
+                pid: std::process::id(),
+                since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                exports: Vec::new(),
+                config: spec.config.clone(),
+                warning: open.warning,
+            },
+            listener,
+            loop_device: None,
+            mount: None,
+            made_dir: None,
+            nbd: None,
+            device,
+            stats,
+        };
+        attachment.start_nbd(spec)?;
+        attachment.start_fuse(spec)?;
+        Ok(attachment)
+    }
+
+    fn start_nbd(&mut self, spec: &AttachSpec) -> Result<()> {
+        let unix = spec.nbd_unix.iter().map(|p| export_nbd::Listen::Unix(p.clone()));
+        let tcp = spec.nbd.iter().map(|&a| export_nbd::Listen::Tcp(a));
+        let listen: Vec<_> = unix.chain(tcp).collect();
+        if listen.is_empty() {
+            return Ok(());
+        }
+        let export = export_nbd::Export {
+            name: spec.name.clone(),
+            description: self.status.label.clone(),
+            device: Arc::clone(&self.device),
+            read_only: self.status.read_only,
+        };
+        let config = export_nbd::Config {
+            listen,
+            threads: spec.threads,
+            tls: spec.tls.clone(),
+            ..export_nbd::Config::default()
+        };
+        let server = export_nbd::Server::start(config, vec![export])?;
+        let uris = server.uris(&spec.name);
+        self.status.exports.extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
+        self.nbd = Some(server);
+        Ok(())
+    }
+
+    fn start_fuse(&mut self, spec: &AttachSpec) -> Result<()> {
+        let Some(folder) = &spec.fuse else { return Ok(()) };
+        if !folder.exists() {
+            std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
+            self.made_dir = Some(folder.clone());
+        }
+        let export = export_fuse::Export {
+            name: spec.name.clone(),
+            device: Arc::clone(&self.device),
+            read_only: self.status.read_only,
+        };
+        let config = export_fuse::Config {
+            threads: spec.threads,
+            ..export_fuse::Config::new(folder.clone())
+        };
+        let mount = export_fuse::Mount::start(config, vec![export])?;
+        let file = mount.path_of(&spec.name);
+        self.mount = Some(mount);
+        self.status.exports.push(ExportAt { kind: "fuse", at: file.display().to_string() });
+        if spec.loop_device {
+            let block = self.device.info().logical_block_size;
+            let device = LoopDevice::attach(&file, block, self.status.read_only, true)?;
+            let at = device.path().display().to_string();
+            self.status.exports.push(ExportAt { kind: "loop", at });
+            self.loop_device = Some(device);
+        }
+        Ok(())
+    }
+
+    /// Name of the volume.
+    pub fn name(&self) -> &str {
+        &self.status.name
+    }
+
+    /// What `evfs status` shows.
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Where questions come in.
+    pub fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// Answers a question that needs no change.
+    pub fn answer(&self, ask: Ask) -> serde_json::Value {
+        match ask {
+            Ask::Stats => serde_json::to_value(self.stats.snapshot()),
+            Ask::Status | Ask::Detach => serde_json::to_value(&self.status),
+        }
+        .expect("counters and names become JSON")
+    }
+
+    /// Closes the exports, makes everything durable and lets the device go.
+    ///
+    /// With `force` an export that is in use is taken away from its users; without it the volume
+    /// stays attached and the error says who holds it.
+    ///
+    /// # Errors
+    /// The attachment comes back with the error when it is still in use.
+    pub fn stop(mut self, force: bool) -> std::result::Result<(), (Box<Attachment>, Error)> {
+        if let Err(error) = self.close_exports(force) {
+            return Err((Box::new(self), error));
+        }
+        let flushed = Blocking::open(&self.device).and_then(|mut device| device.flush());
+        match flushed {
+            Ok(()) => Ok(()),
+            Err(error) if force => {
+                tracing::error!(volume = self.status.name, "the last flush failed: {error}");
+                Ok(())
+            }
+            Err(error) => Err((Box::new(self), error.into())),
+        }
+    }
+
+    fn close_exports(&mut self, force: bool) -> Result<()> {
+        if let Some(device) = self.loop_device.take()
+            && let Err((device, error)) = device.detach(force)
+        {
+            self.loop_device = Some(device);
+            return Err(error.into());
+        }
+        self.status.exports.retain(|e| e.kind != "loop");
+        if let Some(mount) = self.mount.take()
+            && let Err((mount, error)) = mount.unmount(force)
+        {
+            self.mount = Some(mount);
+            return Err(error.into());
+        }
+        self.status.exports.retain(|e| e.kind != "fuse");
+        if let Some(dir) = self.made_dir.take() {
+            let _ = std::fs::remove_dir(dir);
+        }
+        if let Some(server) = self.nbd.take() {
+            server.shutdown()?;
+        }
+        Ok(())
+    }
+}

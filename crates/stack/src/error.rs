@@ -1,0 +1,128 @@
+//! What can go wrong above the crates below, with the exit code of each.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a verb gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error as an administrator meets it: what failed, why, what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A device or path below failed.
+    #[error(transparent)]
+    Block(#[from] block::Error),
+    /// The volume: header, keys, roles.
+    #[error(transparent)]
+    Volume(#[from] crypt::Error),
+    /// A user's key pair.
+    #[error(transparent)]
+    Key(#[from] keyring::Error),
+    /// The NBD server.
+    #[error(transparent)]
+    Nbd(#[from] export_nbd::Error),
+    /// The mounted folder or the loop device.
+    #[error(transparent)]
+    Fuse(#[from] export_fuse::Error),
+    /// There is no object of this name.
+    #[error("{0}")]
+    NotFound(String),
+    /// Somebody holds what is needed.
+    #[error("{0}")]
+    Busy(String),
+    /// A configuration file, an environment variable or a combination of flags makes no sense.
+    #[error("{place}: {detail}")]
+    Config {
+        /// File or variable.
+        place: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The command line asks for something that cannot be; clap could not know.
+    #[error("{0}")]
+    Usage(String),
+    /// A destructive command met something that it would destroy.
+    #[error("{device} carries a signature: {found}; --force overwrites it, and leaves a backup of what it overwrites")]
+    WouldDestroy {
+        /// The device.
+        device: String,
+        /// Name of the signature.
+        found: String,
+    },
+    /// A path that cannot be trusted.
+    #[error("{} is not safe to use: {detail}", path.display())]
+    Unsafe {
+        /// The path.
+        path: PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// A system call on a path failed.
+    #[error("{what} {}", path.display())]
+    Io {
+        /// What was tried, as the beginning of a sentence.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Anything else, said in full.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Error {
+    pub(crate) fn config(path: &Path, detail: String) -> Error {
+        Error::Config { place: path.display().to_string(), detail }
+    }
+
+    /// A failed system call on `path`.
+    pub fn io(what: &'static str, path: &Path, source: io::Error) -> Error {
+        Error::Io { what, path: path.to_owned(), source }
+    }
+
+    /// The exit code of the program. The table is part of the interface: see the guide.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Block(e) => of_block(e),
+            Error::Volume(e) => of_volume(e),
+            Error::Key(e) => of_key(e),
+            Error::NotFound(_) => exit::NOT_FOUND,
+            Error::Busy(_) => exit::BUSY,
+            Error::Fuse(e) if e.is_busy() => exit::BUSY,
+            Error::Nbd(e) if e.is_busy() => exit::BUSY,
+            Error::Usage(_) | Error::Config { .. } => exit::USAGE,
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => exit::NOT_FOUND,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
+/// Exit codes, as documented.
+pub mod exit {
+    /// All went well.
+    pub const OK: u8 = 0;
+    /// Failed; the message says why.
+    pub const FAILURE: u8 = 1;
+    /// The command line or the configuration makes no sense.
+    pub const USAGE: u8 = 2;
+    /// No such key, device, keyslot or attached volume.
+    pub const NOT_FOUND: u8 = 10;
+    /// Held by somebody else.
+    pub const BUSY: u8 = 11;
+    /// The key, passphrase or key file does not open the volume.
+    pub const WRONG_KEY: u8 = 12;
+    /// The key is right, its role does not allow this.
+    pub const ROLE_REFUSES: u8 = 13;
+    /// The header is damaged, and `evfs volume repair` can mend it.
+    pub const REPAIRABLE: u8 = 20;
+    /// The header is damaged beyond repair; restore a backup.
+    pub const NOT_REPAIRABLE: u8 = 21;
+    /// A check ran and found errors.
+    pub const CHECK_FOUND_ERRORS: u8 = 26;
+    /// Stopped by INT.
+    pub const INTERRUPTED: u8 = 130;
+    /// Stopped by TERM.
+    pub const TERMINATED: u8 = 143;
+}

@@ -1,0 +1,300 @@
+//! Settings, each with one place that gives its name, unit, default and reason.
+//!
+//! Precedence: command line, then `EVFS_*` environment, then the configuration file, then the
+//! default. `evfs config show --origin` prints this table with the winner of each row.
+
+use crate::{Error, Result, paths::Paths};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// One setting: the only place where its name, default and reason stand.
+struct Row {
+    key: &'static str,
+    env: &'static str,
+    unit: &'static str,
+    reason: &'static str,
+    default: fn(&Paths) -> String,
+    check: fn(&str) -> std::result::Result<(), String>,
+}
+
+const TABLE: &[Row] = &[
+    Row {
+        key: "backup.dir",
+        env: "EVFS_BACKUP_DIR",
+        unit: "path",
+        reason: "header backups that undo destructive commands",
+        default: |p| p.backup.display().to_string(),
+        check: absolute,
+    },
+    Row {
+        key: "kdf.memory-kib",
+        env: "EVFS_KDF_MEMORY_KIB",
+        unit: "KiB",
+        reason: "most memory Argon2id may take; 1 GiB is what cryptsetup uses, half of RAM at most",
+        default: |_| (1024 * 1024).to_string(),
+        check: |v| within(v, 32, 4 * 1024 * 1024),
+    },
+    Row {
+        key: "kdf.time-ms",
+        env: "EVFS_KDF_TIME_MS",
+        unit: "ms",
+        reason: "time one guess of a passphrase should cost on this machine, as cryptsetup chose it",
+        default: |_| "2000".into(),
+        check: |v| within(v, 1, 60_000),
+    },
+    Row {
+        key: "keys.dir",
+        env: "EVFS_KEYS_DIR",
+        unit: "path",
+        reason: "user key pairs",
+        default: |p| p.keys.display().to_string(),
+        check: absolute,
+    },
+    Row {
+        key: "log.level",
+        env: "EVFS_LOG",
+        unit: "level",
+        reason: "error, warn, info, debug or trace, on standard error",
+        default: |_| "warn".into(),
+        check: |v| match v {
+            "error" | "warn" | "info" | "debug" | "trace" => Ok(()),
+            _ => Err("one of error, warn, info, debug, trace".into()),
+        },
+    },
+    Row {
+        key: "run.dir",
+        env: "EVFS_RUN_DIR",
+        unit: "path",
+        reason: "control sockets and default exports of attached volumes",
+        default: |p| p.run.display().to_string(),
+        check: absolute,
+    },
+    Row {
+        key: "threads",
+        env: "EVFS_THREADS",
+        unit: "threads",
+        reason: "threads that serve one attached volume; one for each processor",
+        default: |_| std::thread::available_parallelism().map_or(1, |n| n.get()).to_string(),
+        check: |v| within(v, 1, 256),
+    },
+];
+
+fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
+    match value.parse::<u64>() {
+        Ok(n) if (low..=high).contains(&n) => Ok(()),
+        _ => Err(format!("a whole number from {low} to {high}")),
+    }
+}
+
+fn absolute(value: &str) -> std::result::Result<(), String> {
+    if Path::new(value).is_absolute() { Ok(()) } else { Err("an absolute path".into()) }
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Built in.
+    Default,
+    /// The configuration file.
+    File(PathBuf),
+    /// An environment variable.
+    Environment(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => write!(f, "default"),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Environment(name) => write!(f, "${name}"),
+        }
+    }
+}
+
+/// A setting as it is in force.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// Dotted name, as in the configuration file.
+    pub key: &'static str,
+    /// Value in force.
+    pub value: String,
+    /// Unit of the value.
+    pub unit: &'static str,
+    /// Environment variable that sets it.
+    pub env: &'static str,
+    /// Why it exists and where its default comes from.
+    pub reason: &'static str,
+    /// What set it.
+    pub origin: Origin,
+}
+
+/// All settings in force.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    values: BTreeMap<&'static str, (String, Origin)>,
+}
+
+impl Settings {
+    /// Reads the configuration file of this user, if there is one, and the environment.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a file that cannot be read, an unknown key or a value out of bounds.
+    pub fn load() -> Result<Settings> {
+        let paths = Paths::of_this_user();
+        let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
+        let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
+        let file = match std::fs::read_to_string(&path) {
+            Ok(text) => Some(text),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => None,
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => None,
+            Err(e) => return Err(Error::config(&path, format!("cannot be read: {e}"))),
+        };
+        let env = |name: &str| std::env::var(name).ok();
+        Settings::from_parts(&paths, file.as_deref().map(|t| (path.as_path(), t)), &env)
+    }
+
+    fn from_parts(
+        paths: &Paths,
+        file: Option<(&Path, &str)>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Settings> {
+        let mut values = BTreeMap::new();
+        for row in TABLE {
+            values.insert(row.key, ((row.default)(paths), Origin::Default));
+        }
+        if let Some((path, text)) = file {
+            let table: toml::Table =
+                text.parse().map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
+            for (key, value) in flatten("", &table) {
+                let row = TABLE.iter().find(|row| row.key == key).ok_or_else(|| {
+                    let keys = TABLE.iter().map(|row| row.key);
+                    Error::config(path, format!("unknown key `{key}`{}", did_you_mean(&key, keys)))
+                })?;
+                values.insert(row.key, (value, Origin::File(path.to_owned())));
+            }
+        }
+        for row in TABLE {
+            if let Some(value) = env(row.env) {
+                values.insert(row.key, (value, Origin::Environment(row.env)));
+            }
+        }
+        for row in TABLE {
+            let (value, origin) = &values[row.key];
+            (row.check)(value).map_err(|want| Error::Config {
+                place: origin.to_string(),
+                detail: format!("{} is `{value}`, but has to be {want}", row.key),
+            })?;
+        }
+        Ok(Settings { values })
+    }
+
+    /// The table as it is in force, by name.
+    pub fn shown(&self) -> Vec<Shown> {
+        let row = |row: &Row| {
+            let (value, origin) = self.values[row.key].clone();
+            let Row { key, env, unit, reason, .. } = *row;
+            Shown { key, value, unit, env, reason, origin }
+        };
+        TABLE.iter().map(row).collect()
+    }
+
+    fn text(&self, key: &str) -> &str {
+        &self.values[key].0
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        self.text(key).parse().expect("checked when the settings were loaded")
+    }
+
+    /// Threads that serve one attached volume.
+    pub fn threads(&self) -> usize {
+        self.number("threads") as usize
+    }
+
+    /// Most memory for Argon2id, in KiB.
+    pub fn kdf_memory_kib(&self) -> u32 {
+        self.number("kdf.memory-kib") as u32
+    }
+
+    /// Time that deriving a key should take.
+    pub fn kdf_time(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(self.number("kdf.time-ms"))
+    }
+
+    /// Folder of user key pairs.
+    pub fn keys_dir(&self) -> PathBuf {
+        self.text("keys.dir").into()
+    }
+
+    /// Folder of header backups.
+    pub fn backup_dir(&self) -> PathBuf {
+        self.text("backup.dir").into()
+    }
+
+    /// Folder of control sockets.
+    pub fn run_dir(&self) -> PathBuf {
+        self.text("run.dir").into()
+    }
+
+    /// Level of the log.
+    pub fn log_level(&self) -> &str {
+        self.text("log.level")
+    }
+}
+
+/// The leaves of a table, with dotted names and values as text.
+fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
+    let mut out = Vec::new();
+    for (name, value) in table {
+        let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        match value {
+            toml::Value::Table(inner) => out.extend(flatten(&key, inner)),
+            toml::Value::String(text) => out.push((key, text.clone())),
+            other => out.push((key, other.to_string())),
+        }
+    }
+    out
+}
+
+/// `; did you mean ...?` for the nearest of `known`, or nothing when none is near.
+pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let near = known.map(|k| (strsim::damerau_levenshtein(word, k), k)).min();
+    match near {
+        Some((distance, k)) if distance <= 3 => format!("; did you mean `{k}`?"),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(file: Option<&str>, env: &[(&str, &str)]) -> Result<Settings> {
+        let get = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let file = file.map(|text| (Path::new("/etc/evfs/evfs.toml"), text));
+        Settings::from_parts(&Paths::of_this_user(), file, &get)
+    }
+
+    #[test]
+    fn environment_beats_file_beats_default() {
+        let s = load(Some("threads = 3\n[kdf]\ntime-ms = 10\n"), &[("EVFS_THREADS", "5")]).unwrap();
+        assert_eq!((s.threads(), s.kdf_time().as_millis()), (5, 10));
+        let origin = |key| s.shown().into_iter().find(|r| r.key == key).unwrap().origin;
+        assert_eq!(origin("threads").to_string(), "$EVFS_THREADS");
+        assert_eq!(origin("kdf.time-ms").to_string(), "/etc/evfs/evfs.toml");
+        assert_eq!(origin("log.level"), Origin::Default);
+    }
+
+    #[test]
+    fn unknown_key_is_an_error_with_a_hint() {
+        let error = load(Some("[kdf]\ntime-sm = 10\n"), &[]).unwrap_err().to_string();
+        assert!(error.contains("did you mean `kdf.time-ms`?"), "{error}");
+    }
+
+    #[test]
+    fn a_value_out_of_bounds_names_where_it_came_from() {
+        let error = load(None, &[("EVFS_THREADS", "0")]).unwrap_err().to_string();
+        assert!(error.contains("$EVFS_THREADS") && error.contains("1 to 256"), "{error}");
+    }
+}

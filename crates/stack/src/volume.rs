@@ -1,0 +1,325 @@
+//! Volumes in files and on disks: where the header is, who may touch it when, and which key opens.
+//!
+//! Two locks keep writers apart. The *header lock* is the one `cryptsetup` takes, held for the
+//! length of one header operation; keys can be added to an attached volume under it. The *open
+//! lock* is held for as long as a volume is attached, or while a command replaces or destroys it.
+
+use crate::{Error, Result, Settings, signature};
+use block::BlockDevice;
+use crypt::{CryptDevice, Identified, Role, Unlocked, Volume};
+use keyring::{Keyring, Private};
+use path_file::{FileDevice, Lock};
+use secret::SecretBytes;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What a command means to do with a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Look at the header.
+    Look,
+    /// Change keys in the header; the volume may be attached meanwhile.
+    ChangeHeader,
+    /// Replace or destroy; nobody may have it attached.
+    Replace,
+}
+
+/// A volume whose header has been read, with the locks of the intent.
+pub struct Held {
+    /// The volume.
+    pub volume: Volume,
+    /// The file or disk that it is in.
+    pub file: Arc<FileDevice>,
+    _guard: path_file::HeaderGuard,
+}
+
+/// Opens the file or disk at `path` alone, without looking at what it holds.
+pub fn open_file(path: &Path, intent: Intent) -> Result<Arc<FileDevice>> {
+    let options = path_file::Options {
+        read_only: intent == Intent::Look,
+        lock: if intent == Intent::Replace { Lock::Exclusive } else { Lock::None },
+        ..path_file::Options::default()
+    };
+    Ok(FileDevice::open(path, &options)?)
+}
+
+/// Opens the volume at `path`.
+///
+/// # Errors
+/// What is no volume, is damaged beyond reading, or is held by somebody else.
+pub fn hold(path: &Path, intent: Intent) -> Result<Held> {
+    let file = open_file(path, intent)?;
+    let guard = file.header_lock(intent != Intent::Look)?;
+    let device: Arc<dyn BlockDevice> = file.clone();
+    let volume = Volume::open(device)?;
+    Ok(Held { volume, file, _guard: guard })
+}
+
+/// What to make.
+pub struct Create<'a> {
+    /// File or disk; a file that is missing is made with `size` bytes.
+    pub path: &'a Path,
+    /// Size of a new file.
+    pub size: Option<u64>,
+    /// Overwrite what is there.
+    pub force: bool,
+    /// Key length, sector size, label.
+    pub format: crypt::Format,
+    /// Name of the owner's key pair.
+    pub owner: &'a str,
+    /// Names of recovery key pairs.
+    pub recovery: &'a [String],
+}
+
+/// Makes a volume. Gives the backup of what was overwritten, if anything was.
+///
+/// # Errors
+/// [`Error::WouldDestroy`] when the device carries a known signature and `force` is not set.
+/// A file made here is removed again when making the volume fails.
+pub fn create(create: &Create<'_>, keyring: &Keyring, settings: &Settings) -> Result<(Held, Option<PathBuf>)> {
+    // The keys come first: with a misspelt name nothing must have been touched.
+    let owner = Identified::of(create.owner, keyring.recipient(create.owner)?);
+    let recovery = create
+        .recovery
+        .iter()
+        .map(|name| Ok(Identified::of(name, keyring.recipient(name)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let (file, made) = match (create.path.exists(), create.size) {
+        (false, None) => {
+            return Err(Error::NotFound(format!(
+                "{} does not exist; --size SIZE makes a file of that size",
+                create.path.display()
+            )));
+        }
+        (false, Some(size)) => {
+            let file = FileDevice::create(create.path, size, &path_file::Options::default())?;
+            (file, true)
+        }
+        (true, Some(_)) if create.path.is_file() && !create.force => {
+            return Err(Error::Usage(format!(
+                "{} exists already, so --size does not apply; leave it out to use the file as it is",
+                create.path.display()
+            )));
+        }
+        (true, _) => (open_file(create.path, Intent::Replace)?, false),
+    };
+    let result = format_over(create, &file, made, &owner, &recovery, settings);
+    if result.is_err() && made {
+        let _ = std::fs::remove_file(create.path);
+    }
+    result
+}
+
+fn format_over(
+    create: &Create<'_>,
+    file: &Arc<FileDevice>,
+    made: bool,
+    owner: &Identified,
+    recovery: &[Identified],
+    settings: &Settings,
+) -> Result<(Held, Option<PathBuf>)> {
+    let guard = file.header_lock(true)?;
+    let found = if made { None } else { signature::find(file)? };
+    if let Some(found) = found
+        && !create.force
+    {
+        let device = create.path.display().to_string();
+        return Err(Error::WouldDestroy { device, found: found.into() });
+    }
+    let overwritten = crypt::overwritten_by_format(file.info().size);
+    let backup = match found {
+        Some(_) => {
+            let mut old = vec![0; overwritten as usize];
+            block::Blocking::open(file)?.read_at(0, &mut old)?;
+            Some(save_backup(settings, create.path, "overwritten", &old)?)
+        }
+        None => None,
+    };
+    let device: Arc<dyn BlockDevice> = file.clone();
+    let volume = Volume::create(device, &create.format, owner, recovery)?;
+    Ok((Held { volume, file: Arc::clone(file), _guard: guard }, backup))
+}
+
+/// Writes a backup into the backup folder: 0600, durable before anything is destroyed.
+pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
+    let dir = settings.backup_dir();
+    crate::control::run_dir(&dir)?;
+    let stem = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let to = dir.join(format!("{stem}.{what}.{now}"));
+    write_new(&to, bytes)?;
+    Ok(to)
+}
+
+/// Writes a new file, 0600, and makes it and its name durable.
+///
+/// # Errors
+/// When `path` exists: a backup never overwrites another.
+pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let failed = |e| Error::io("cannot write", path, e);
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(folder).and_then(|d| d.sync_all()).map_err(failed)
+}
+
+/// With what a volume is to be opened.
+pub enum KeySource {
+    /// Whatever this user has: key pairs that the volume knows, then a passphrase.
+    Any,
+    /// This key pair.
+    Pair(String),
+    /// A passphrase or the content of a key file.
+    Secret(SecretBytes),
+}
+
+/// Asks a person for a passphrase, in the words it is given.
+pub type Prompt = fn(&str) -> Result<SecretBytes>;
+
+/// Opens volumes with the keys of a user.
+pub struct Opener {
+    keyring: Keyring,
+    prompt: Prompt,
+}
+
+impl Opener {
+    /// With these key pairs, asking in this way.
+    pub fn new(keyring: Keyring, prompt: Prompt) -> Opener {
+        Opener { keyring, prompt }
+    }
+
+    /// The volume key, if `source` opens it in a role that may do `what`.
+    ///
+    /// # Errors
+    /// Wrong key, no key at all, or a right key whose role refuses.
+    pub fn unlock(&self, volume: &Volume, source: &KeySource, what: crypt::Action) -> Result<Unlocked> {
+        let unlocked = match source {
+            KeySource::Secret(secret) => volume.unlock_secret(secret)?,
+            KeySource::Pair(name) => self.with_pair(volume, name)?,
+            KeySource::Any => self.with_any(volume, what)?,
+        };
+        unlocked.role.allow(what)?;
+        Ok(unlocked)
+    }
+
+    fn with_pair(&self, volume: &Volume, name: &str) -> Result<Unlocked> {
+        let identity = self.keyring.identity(name, &mut |p| ask_key(self.prompt, p))?;
+        Ok(volume.unlock_identity(&identity)?)
+    }
+
+    /// The key pairs of this user that the volume knows, those that may do `what` and need no
+    /// passphrase first; then a passphrase for the volume itself.
+    fn with_any(&self, volume: &Volume, what: crypt::Action) -> Result<Unlocked> {
+        let keys = volume.keys();
+        let mut own: Vec<_> = self
+            .keyring
+            .list()?
+            .into_iter()
+            .filter(|info| info.private != Private::Absent)
+            .filter_map(|info| {
+                let recipient = info.recipient.to_string();
+                let known = keys.iter().find(|k| k.recipient.as_deref() == Some(&recipient))?;
+                let allowed = known.role.allow(what).is_ok();
+                Some((!allowed, info.private == Private::Passphrase, info.name))
+            })
+            .collect();
+        own.sort();
+        if let Some((.., name)) = own.first() {
+            return self.with_pair(volume, name);
+        }
+        if keys.iter().all(|k| k.recipient.is_some()) {
+            return Err(crypt::Error::wrong_key(
+                "none of the key pairs of this user opens the volume; name one with --key, or ask its owner to add one",
+            )
+            .into());
+        }
+        let secret = (self.prompt)(&format!("Passphrase for {}", volume.name()))?;
+        Ok(volume.unlock_secret(&secret)?)
+    }
+}
+
+fn ask_key(prompt: Prompt, p: &keyring::Prompt) -> std::result::Result<SecretBytes, keyring::Error> {
+    prompt(&p.to_string()).map_err(|e| keyring::Error::NoPassphrase(e.to_string()))
+}
+
+/// A volume that is open: the device above the cipher, and what to say about it.
+pub struct Open {
+    /// Reads clear, lies enciphered.
+    pub device: CryptDevice,
+    /// UUID in the header.
+    pub uuid: String,
+    /// Label in the header.
+    pub label: String,
+    /// Bytes of an encryption sector.
+    pub sector_size: u32,
+    /// 128 or 256.
+    pub key_bits: u32,
+    /// The cipher kernel at work.
+    pub kernel: xts::Kernel,
+    /// The keyslot that opened it.
+    pub keyslot: u32,
+    /// The role of the key that opened it.
+    pub role: Role,
+    /// Whether the file is read past the page cache.
+    pub direct: bool,
+    /// What the person who attaches should know.
+    pub warning: Option<String>,
+}
+
+/// How to open a volume for its data.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Pass discards on.
+    pub allow_discards: bool,
+}
+
+/// Opens the volume at `path` for its data and holds its open lock as long as the device lives.
+///
+/// # Errors
+/// Those of [`hold`] and [`Opener::unlock`]; a header whose seal is broken is refused.
+pub fn open(path: &Path, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
+    let file_options = path_file::Options {
+        read_only: options.read_only,
+        lock: if options.read_only { Lock::Shared } else { Lock::Exclusive },
+        ..path_file::Options::default()
+    };
+    let file = FileDevice::open(path, &file_options)?;
+    let direct = file.direct();
+    let device: Arc<dyn BlockDevice> = file.clone();
+    let volume = {
+        // The header is read once, under its lock; from here on only this copy is used.
+        let _guard = file.header_lock(false)?;
+        Volume::open(device)?
+    };
+    let unlocked = opener.unlock(&volume, source, crypt::Action::Attach)?;
+    let warning = unlocked.seal.warning();
+    let crypt_options = crypt::Options {
+        read_only: options.read_only,
+        allow_discards: options.allow_discards || volume.persistent_discards(),
+    };
+    let device = volume.device(&unlocked, crypt_options)?;
+    let open = Open {
+        kernel: device.kernel(),
+        device,
+        uuid: volume.uuid().to_owned(),
+        label: volume.label().to_owned(),
+        sector_size: volume.sector_size(),
+        key_bits: volume.key_bits(),
+        keyslot: unlocked.keyslot,
+        role: unlocked.role,
+        direct,
+        warning,
+    };
+    secret::burn_stack();
+    Ok(open)
+}

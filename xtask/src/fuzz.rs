@@ -1,0 +1,75 @@
+//! Fuzzing: each target for a while, over its corpus. Needs a nightly toolchain and `cargo-fuzz`.
+
+use crate::Outcome;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The targets, by the name of their file.
+const TARGETS: &[&str] = &["luks2_header", "luks2_json", "nbd_handshake"];
+
+/// Version that is installed where `cargo-fuzz` is missing.
+const CARGO_FUZZ: &str = "0.13.2";
+
+/// Runs the targets named, or all, for `--seconds N` each (20 unless told otherwise).
+pub fn run(root: &Path, args: &[String]) -> Outcome {
+    let mut seconds = 20;
+    let mut targets = Vec::new();
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        if arg == "--seconds" {
+            let value = rest.next().and_then(|v| v.parse().ok());
+            seconds = value.ok_or("--seconds takes a whole number")?;
+        } else {
+            targets.push(arg.as_str());
+        }
+    }
+    if targets.is_empty() {
+        targets.extend(TARGETS);
+    }
+    install()?;
+    for target in targets {
+        fuzz_one(root, target, seconds)?;
+    }
+    Ok(())
+}
+
+fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
+    println!("fuzzing {target} for {seconds} s");
+    // New inputs go beside the corpus, which stays as it was committed.
+    let found = root.join("fuzz/target/found").join(target);
+    std::fs::create_dir_all(&found).map_err(|e| format!("{found:?}: {e}"))?;
+    crate::run(
+        Command::new("cargo")
+            .args(["+nightly", "fuzz", "run", target])
+            .arg(&found)
+            .arg(format!("fuzz/corpus/{target}"))
+            .arg("--")
+            .arg(format!("-max_total_time={seconds}"))
+            .args([
+                "-rss_limit_mb=2048",
+                "-timeout=10",
+                "-print_final_stats=1",
+                "-verbosity=0",
+            ])
+            .current_dir(root),
+    )
+}
+
+fn install() -> Outcome {
+    let there = Command::new("cargo")
+        .args(["fuzz", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success());
+    if there {
+        return Ok(());
+    }
+    crate::run(Command::new("cargo").args([
+        "install",
+        "cargo-fuzz",
+        "--locked",
+        "--version",
+        CARGO_FUZZ,
+    ]))
+}
