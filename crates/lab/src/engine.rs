@@ -1,0 +1,452 @@
+//! One run: threads with a queue each go over their part of the device, and what that took.
+//!
+//! **Invariant:** what is timed is requests and, after writes, one flush a thread, which makes the
+//! written data durable; opening queues, filling buffers and drawing orders happens before, and
+//! taking everything down after.
+//!
+//! The loop is closed: a thread submits its next request when one has come back. Latencies are
+//! therefore service times, not what a client with a schedule of its own would see.
+
+use crate::gate::Gate;
+use crate::histogram::Histogram;
+use crate::meter::{self, CpuTime, DeviceBytes, Edge, Noise};
+use crate::rng::Rng;
+use crate::spec::Layout;
+use crate::{Error, Result, Spec};
+use block::{BlockDevice, Buf, BufPool, Completion, Op, Queue, Request, Wait};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// Data is stamped this often, so that no two blocks of a device are alike and nothing below can
+/// find equal ones.
+const STAMP_EVERY: usize = 4096;
+
+/// Service times of the requests of a run, in nanoseconds, exact to 1 %.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// Mean.
+    pub mean_ns: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99 of 100 requests took no longer.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// What one run did and took. Counters, nothing derived.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Bytes asked of the device.
+    pub bytes: u64,
+    /// Reads or writes.
+    pub requests: u64,
+    /// Flushes, one a thread after writes.
+    pub flushes: u64,
+    /// From the release of all threads until the last of them was done.
+    pub wall_ns: u64,
+    /// Until the first of them was done; far below `wall_ns` when the threads were not served alike.
+    pub first_done_ns: u64,
+    /// CPU of the whole process.
+    pub cpu: CpuTime,
+    /// Service times of reads or writes.
+    pub latency: Latency,
+    /// The longest flush.
+    pub flush_max_ns: u64,
+    /// What reached the device, where known.
+    pub device: Option<DeviceBytes>,
+    /// Who else was on the machine.
+    pub noise: Noise,
+}
+
+impl Sample {
+    /// MiB (2^20 bytes) a second.
+    pub fn mib_per_s(&self) -> f64 {
+        self.bytes as f64 / (1u64 << 20) as f64 / self.seconds()
+    }
+
+    /// Requests a second.
+    pub fn iops(&self) -> f64 {
+        self.requests as f64 / self.seconds()
+    }
+
+    /// CPU seconds for each GiB (2^30 bytes).
+    pub fn cpu_s_per_gib(&self) -> f64 {
+        self.cpu.total_ns as f64 / 1e9 / (self.bytes as f64 / (1u64 << 30) as f64)
+    }
+
+    /// Cores in use on average.
+    pub fn cores(&self) -> f64 {
+        self.cpu.total_ns as f64 / self.wall_ns.max(1) as f64
+    }
+
+    /// Bytes that reached the device for each byte asked: about 1 when nothing in between cached.
+    pub fn device_per_asked(&self) -> Option<f64> {
+        let device = self.device?;
+        let moved = if self.flushes > 0 {
+            device.written
+        } else {
+            device.read
+        };
+        Some(moved as f64 / self.bytes.max(1) as f64)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.wall_ns.max(1) as f64 / 1e9
+    }
+}
+
+/// Carries out `spec` on `device`, and measures it.
+///
+/// Before the clock starts each thread opens its queue and does `depth` requests as a warm-up.
+/// A first failing request ends the run.
+pub fn run(device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
+    let name = device.info().name.clone();
+    run_probed(&name, device, spec, None)
+}
+
+/// As [`run`], with the arm's name for errors and a counter for device bytes.
+pub(crate) fn run_probed(
+    arm: &str,
+    device: &dyn BlockDevice,
+    spec: &Spec,
+    probe: Option<&dyn Fn() -> DeviceBytes>,
+) -> Result<Sample> {
+    let layout = spec.layout(device.info())?;
+    let gate = Gate::new(spec.threads);
+    let (threads, start, end) = std::thread::scope(|scope| {
+        let mut handles = Vec::new();
+        let mut not_started = None;
+        for index in 0..spec.threads {
+            let (gate, layout) = (&gate, &layout);
+            let worker = move || Worker::new(arm, device, spec, layout, index).run(gate);
+            match std::thread::Builder::new()
+                .name(format!("lab-{index}"))
+                .spawn_scoped(scope, worker)
+            {
+                Ok(handle) => handles.push(handle),
+                Err(e) => {
+                    gate.give_up(spec.threads - index);
+                    not_started = Some(worker_failed(arm, e.to_string()));
+                    break;
+                }
+            }
+        }
+        gate.wait_ready();
+        let start = Edge::now(probe);
+        gate.go();
+        gate.wait_done();
+        let end = Edge::now(probe);
+        gate.release();
+        let results: Vec<Result<Done>> = handles
+            .into_iter()
+            .map(|h| {
+                h.join()
+                    .unwrap_or_else(|_| Err(worker_failed(arm, "it panicked".into())))
+            })
+            .collect();
+        let done = results.into_iter().collect::<Result<Vec<_>>>();
+        match not_started {
+            Some(error) => Err(error),
+            None => Ok((done?, start, end)),
+        }
+    })?;
+    Ok(sum_up(spec, &layout, &threads, &start, &end))
+}
+
+fn worker_failed(arm: &str, detail: String) -> Error {
+    Error::Worker {
+        arm: arm.to_owned(),
+        detail,
+    }
+}
+
+fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Edge) -> Sample {
+    let mut latency = Histogram::new();
+    threads.iter().for_each(|t| latency.merge(&t.latency));
+    let took = |t: &Done| t.at.saturating_duration_since(start.at()).as_nanos() as u64;
+    let run_queue_ns = threads.iter().map(|t| t.run_queue_ns).sum();
+    let used = end.since(start, run_queue_ns);
+    let bytes = spec.bytes(layout);
+    Sample {
+        bytes,
+        requests: bytes / u64::from(spec.block),
+        flushes: if spec.workload.writes() {
+            threads.len() as u64
+        } else {
+            0
+        },
+        wall_ns: threads.iter().map(took).max().unwrap_or(0),
+        first_done_ns: threads.iter().map(took).min().unwrap_or(0),
+        cpu: used.cpu,
+        latency: Latency {
+            mean_ns: latency.mean(),
+            p50_ns: latency.quantile(0.5),
+            p99_ns: latency.quantile(0.99),
+            max_ns: latency.max(),
+        },
+        flush_max_ns: threads.iter().map(|t| t.flush_ns).max().unwrap_or(0),
+        device: used.device,
+        noise: used.noise,
+    }
+}
+
+/// What a thread brings back.
+struct Done {
+    at: Instant,
+    latency: Histogram,
+    flush_ns: u64,
+    run_queue_ns: Option<u64>,
+}
+
+struct Worker<'a> {
+    arm: &'a str,
+    device: &'a dyn BlockDevice,
+    spec: &'a Spec,
+    base: u64,
+    records: u32,
+    index: u32,
+}
+
+impl<'a> Worker<'a> {
+    fn new(
+        arm: &'a str,
+        device: &'a dyn BlockDevice,
+        spec: &'a Spec,
+        layout: &Layout,
+        index: u32,
+    ) -> Worker<'a> {
+        Worker {
+            arm,
+            device,
+            spec,
+            base: layout.region * u64::from(index),
+            records: layout.records,
+            index,
+        }
+    }
+
+    fn run(&self, gate: &Gate) -> Result<Done> {
+        let mut pass = gate.pass();
+        let mut queue = self.device.queue().map_err(|e| self.failed(e))?;
+        self.check_capacity(&*queue)?;
+        let pool = BufPool::new(self.spec.block as usize, self.spec.depth as usize);
+        queue.register(&pool);
+        let order = self.order();
+        let mut line = Line::new(self, &mut *queue, &pool);
+        let warm_up = u64::from(self.spec.depth.min(self.records));
+        line.go_over(&order, warm_up, gate)?;
+        line.latency = Histogram::new();
+
+        pass.ready();
+        let waited = meter::thread_run_queue_ns();
+        let total = u64::from(self.records) * u64::from(self.spec.passes);
+        line.go_over(&order, total, gate)?;
+        let flush_ns = if self.spec.workload.writes() {
+            line.flush()?
+        } else {
+            0
+        };
+        let at = Instant::now();
+        let run_queue_ns = meter::thread_run_queue_ns()
+            .zip(waited)
+            .map(|(end, start)| end.saturating_sub(start));
+        let latency = line.latency;
+        pass.done();
+        Ok(Done {
+            at,
+            latency,
+            flush_ns,
+            run_queue_ns,
+        })
+    }
+
+    fn check_capacity(&self, queue: &dyn Queue) -> Result<()> {
+        if self.spec.depth as usize <= queue.capacity() {
+            return Ok(());
+        }
+        Err(Error::Spec(format!(
+            "arm {}: {} requests in flight asked of a queue that takes {}",
+            self.arm,
+            self.spec.depth,
+            queue.capacity()
+        )))
+    }
+
+    /// The records in the order of a pass; none for the natural order.
+    fn order(&self) -> Vec<u32> {
+        if !self.spec.workload.random() {
+            return Vec::new();
+        }
+        let mut order: Vec<u32> = (0..self.records).collect();
+        Rng::stream(self.spec.seed, u64::from(self.index)).shuffle(&mut order);
+        order
+    }
+
+    fn offset(&self, order: &[u32], at: u64) -> u64 {
+        let at = (at % u64::from(self.records)) as u32;
+        let record = order.get(at as usize).copied().unwrap_or(at);
+        self.base + u64::from(record) * u64::from(self.spec.block)
+    }
+
+    fn failed(&self, source: block::Error) -> Error {
+        Error::Device {
+            arm: self.arm.to_owned(),
+            source,
+        }
+    }
+}
+
+/// A thread's queue at work.
+struct Line<'a> {
+    worker: &'a Worker<'a>,
+    queue: &'a mut dyn Queue,
+    free: Vec<(u64, Buf)>,
+    submitted: Vec<Instant>,
+    done: Vec<Completion>,
+    latency: Histogram,
+    magic: u64,
+}
+
+impl<'a> Line<'a> {
+    fn new(worker: &'a Worker<'a>, queue: &'a mut dyn Queue, pool: &BufPool) -> Line<'a> {
+        let spec = worker.spec;
+        // Random data of its own in every buffer of every thread: nothing below can compress it.
+        let mut rng = Rng::stream(spec.seed, (1 << 32) + u64::from(worker.index));
+        let free = (0..u64::from(spec.depth))
+            .map(|tag| {
+                let mut buf = pool
+                    .take(spec.block as usize)
+                    .expect("the pool has a buffer for each request in flight");
+                rng.fill(&mut buf);
+                (tag, buf)
+            })
+            .collect();
+        Line {
+            worker,
+            queue,
+            free,
+            submitted: vec![Instant::now(); spec.depth as usize],
+            done: Vec::with_capacity(spec.depth as usize),
+            latency: Histogram::new(),
+            magic: magic(spec.seed),
+        }
+    }
+
+    /// Carries out `total` requests along `order`, over and over. At an error it waits for what is
+    /// in flight and returns the first.
+    fn go_over(&mut self, order: &[u32], total: u64, gate: &Gate) -> Result<()> {
+        let mut next = 0;
+        let mut first_error = None;
+        loop {
+            while next < total && first_error.is_none() && !gate.failed() {
+                let Some((tag, buf)) = self.free.pop() else {
+                    break;
+                };
+                self.submit(tag, buf, self.worker.offset(order, next), next);
+                next += 1;
+            }
+            if self.queue.in_flight() == 0 {
+                return first_error.map_or(Ok(()), Err);
+            }
+            let mut done = std::mem::take(&mut self.done);
+            self.queue
+                .reap(Wait::Block, &mut done)
+                .map_err(|e| self.worker.failed(e))?;
+            let now = Instant::now();
+            for completion in done.drain(..) {
+                if let Err(e) = self.complete(now, completion) {
+                    first_error.get_or_insert(e);
+                }
+            }
+            self.done = done;
+        }
+    }
+
+    fn submit(&mut self, tag: u64, mut buf: Buf, offset: u64, turn: u64) {
+        let op = if self.worker.spec.workload.writes() {
+            stamp(&mut buf, self.magic, offset, turn);
+            Op::Write {
+                offset,
+                bufs: buf.into(),
+                fua: false,
+            }
+        } else {
+            Op::Read {
+                offset,
+                bufs: buf.into(),
+            }
+        };
+        self.submitted[tag as usize] = Instant::now();
+        self.queue
+            .submit(Request { tag, op })
+            .unwrap_or_else(|_| unreachable!("depth is within the capacity"));
+    }
+
+    fn complete(&mut self, now: Instant, completion: Completion) -> Result<()> {
+        let Completion { tag, op, result } = completion;
+        let took = now.saturating_duration_since(self.submitted[tag as usize]);
+        self.latency.record(took.as_nanos() as u64);
+        let mut wrong = None;
+        match op {
+            Op::Read { offset, bufs } => {
+                let buf = bufs.into_first().expect("one buffer was submitted");
+                if self.worker.spec.verify && !is_stamped(&buf, self.magic, offset) {
+                    wrong = Some(offset);
+                }
+                self.free.push((tag, buf));
+            }
+            Op::Write { bufs, .. } => {
+                let buf = bufs.into_first().expect("one buffer was submitted");
+                self.free.push((tag, buf));
+            }
+            _ => unreachable!("only reads and writes are submitted here"),
+        }
+        result.map_err(|e| self.worker.failed(e))?;
+        match wrong {
+            None => Ok(()),
+            Some(offset) => Err(Error::Verify {
+                arm: self.worker.arm.to_owned(),
+                offset,
+            }),
+        }
+    }
+
+    fn flush(&mut self) -> Result<u64> {
+        let start = Instant::now();
+        self.queue
+            .submit(Request {
+                tag: 0,
+                op: Op::Flush,
+            })
+            .unwrap_or_else(|_| unreachable!("nothing is in flight"));
+        while self.done.is_empty() {
+            self.queue
+                .reap(Wait::Block, &mut self.done)
+                .map_err(|e| self.worker.failed(e))?;
+        }
+        for completion in self.done.drain(..) {
+            completion.result.map_err(|e| self.worker.failed(e))?;
+        }
+        Ok(start.elapsed().as_nanos() as u64)
+    }
+}
+
+fn magic(seed: u64) -> u64 {
+    Rng::stream(seed, 1 << 33).next()
+}
+
+/// Marks every 4 KiB with where it belongs and in which turn it was written, so that blocks differ
+/// from each other and from what was there before.
+fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
+    for (i, piece) in buf.chunks_mut(STAMP_EVERY).enumerate() {
+        let place = offset + (i * STAMP_EVERY) as u64;
+        piece[..8].copy_from_slice(&(magic ^ place).to_le_bytes());
+        piece[8..16].copy_from_slice(&turn.to_le_bytes());
+    }
+}
+
+/// Whether a request begins with the stamp of its place.
+fn is_stamped(buf: &Buf, magic: u64, offset: u64) -> bool {
+    buf[..8] == (magic ^ offset).to_le_bytes()
+}

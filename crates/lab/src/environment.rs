@@ -1,0 +1,161 @@
+//! The machine that a result was taken on, as far as it bears on the numbers. No user, host or
+//! path names: a result is meant to be published.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// Processor flags that decide which cipher kernel runs.
+const FLAGS: [&str; 8] = [
+    "aes",
+    "pclmulqdq",
+    "avx2",
+    "avx512f",
+    "vaes",
+    "vpclmulqdq",
+    "pmull",
+    "hypervisor",
+];
+
+/// The machine. A field is absent where the system does not tell.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Environment {
+    /// Version of this laboratory.
+    pub version: String,
+    /// Built with optimisation; figures of a build without are of no use.
+    pub optimised: bool,
+    /// Seconds since 1970 at the start.
+    pub unix_time: u64,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Machine type, for example x86_64.
+    pub architecture: String,
+    /// Model of the first processor.
+    pub cpu_model: Option<String>,
+    /// Those of its flags that matter here.
+    pub cpu_flags: Vec<String>,
+    /// CPUs that are online.
+    pub cpus_online: Option<u32>,
+    /// CPUs that this process may use.
+    pub cpus_allowed: Option<u32>,
+    /// Frequency policy of the first CPU.
+    pub cpu_governor: Option<String>,
+    /// Clock source.
+    pub clock_source: Option<String>,
+    /// Memory in MiB.
+    pub memory_mib: Option<u64>,
+    /// Transparent huge pages: the chosen setting.
+    pub huge_pages: Option<String>,
+    /// Load average of the last minute before the start.
+    pub load_average: Option<f64>,
+}
+
+impl Environment {
+    /// Looks around now.
+    pub fn capture() -> Environment {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = colon_field(&cpuinfo, "flags").or_else(|| colon_field(&cpuinfo, "Features"));
+        Environment {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            optimised: !cfg!(debug_assertions),
+            unix_time: std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs()),
+            kernel: one_line("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".into()),
+            architecture: std::env::consts::ARCH.to_owned(),
+            cpu_model: colon_field(&cpuinfo, "model name"),
+            cpu_flags: FLAGS
+                .into_iter()
+                .filter(|&flag| {
+                    flags
+                        .as_ref()
+                        .is_some_and(|f| f.split(' ').any(|x| x == flag))
+                })
+                .map(str::to_owned)
+                .collect(),
+            cpus_online: one_line("/sys/devices/system/cpu/online").and_then(|l| count_cpus(&l)),
+            cpus_allowed: std::thread::available_parallelism()
+                .ok()
+                .map(|n| n.get() as u32),
+            cpu_governor: one_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            clock_source: one_line(
+                "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+            ),
+            memory_mib: fs::read_to_string("/proc/meminfo")
+                .ok()
+                .and_then(|m| colon_field(&m, "MemTotal"))
+                .and_then(|f| f.split(' ').next()?.parse::<u64>().ok())
+                .map(|kib| kib / 1024),
+            huge_pages: one_line("/sys/kernel/mm/transparent_hugepage/enabled")
+                .and_then(|l| Some(l.split_once('[')?.1.split_once(']')?.0.to_owned())),
+            load_average: one_line("/proc/loadavg").and_then(|l| l.split(' ').next()?.parse().ok()),
+        }
+    }
+
+    /// One line for the head of a table.
+    pub fn line(&self) -> String {
+        let unknown = || "unknown processor".to_owned();
+        let mut parts = vec![
+            self.cpu_model.clone().unwrap_or_else(unknown),
+            format!("Linux {} {}", self.kernel, self.architecture),
+        ];
+        if let Some(cpus) = self.cpus_allowed {
+            parts.push(format!("{cpus} CPUs"));
+        }
+        if let Some(mib) = self.memory_mib {
+            parts.push(format!("{mib} MiB"));
+        }
+        if let Some(setting) = &self.huge_pages {
+            parts.push(format!("huge pages {setting}"));
+        }
+        if let Some(load) = self.load_average {
+            parts.push(format!("load {load:.2} at the start"));
+        }
+        parts.push(format!("evfs {}", self.version));
+        parts.join(", ")
+    }
+}
+
+fn one_line(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The value of the first line `NAME : VALUE`.
+fn colon_field(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}
+
+/// CPUs in a list such as `0-3,8`.
+fn count_cpus(list: &str) -> Option<u32> {
+    list.split(',')
+        .map(|range| match range.split_once('-') {
+            Some((first, last)) => {
+                let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+                last.checked_sub(first)?.checked_add(1)
+            }
+            None => range.parse::<u32>().ok().map(|_| 1),
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_counted() {
+        assert_eq!(count_cpus("0"), Some(1));
+        assert_eq!(count_cpus("0-3,8"), Some(5));
+        assert_eq!(count_cpus("3-1"), None);
+        assert_eq!(count_cpus(""), None);
+    }
+
+    #[test]
+    fn the_kernel_is_always_named() {
+        let environment = Environment::capture();
+        assert!(!environment.kernel.is_empty());
+        assert!(environment.line().contains(&environment.kernel));
+    }
+}

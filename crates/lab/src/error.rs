@@ -1,0 +1,42 @@
+//! Errors of the laboratory: a question that makes no sense, or a device that failed.
+
+/// What a measurement gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why there is no measurement.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The specification or the plan cannot be carried out; the text says which value and why.
+    #[error("{0}")]
+    Spec(String),
+    /// An arm's device failed.
+    #[error("arm {arm}")]
+    Device {
+        /// The arm.
+        arm: String,
+        /// What the device said.
+        source: block::Error,
+    },
+    /// A read gave something else than what had been written through the same arm.
+    #[error("arm {arm}: the data read at {offset} is not what was written there")]
+    Verify {
+        /// The arm.
+        arm: String,
+        /// First byte of the request.
+        offset: u64,
+    },
+    /// A worker thread panicked or could not be started.
+    #[error("arm {arm}: a worker thread failed: {detail}")]
+    Worker {
+        /// The arm.
+        arm: String,
+        /// What is known about it.
+        detail: String,
+    },
+    /// Stopped by the caller before the first pair was complete.
+    #[error("stopped before the first pair was complete")]
+    Stopped,
+    /// A stored result does not parse, or is of another schema.
+    #[error("not a result of this laboratory: {0}")]
+    Format(String),
+}

@@ -1,0 +1,172 @@
+//! The gate that the worker threads of a run pass together, so that neither making threads, queues
+//! and buffers nor taking them down is measured.
+//!
+//! ```text
+//!   worker   set up ──► ready ........ work ──► done ........ tear down
+//!   leader              all ready, snapshot, go     all done, snapshot, release
+//! ```
+//!
+//! **Invariant:** a worker that fails or panics anywhere still counts as ready and as done, so the
+//! leader always gets through.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+#[derive(Default)]
+struct State {
+    ready: u32,
+    done: u32,
+    go: bool,
+    release: bool,
+}
+
+pub(crate) struct Gate {
+    workers: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+    failed: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn new(workers: u32) -> Gate {
+        Gate {
+            workers,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// A worker's way through. Made before anything that can fail.
+    pub(crate) fn pass(&self) -> Pass<'_> {
+        Pass {
+            gate: self,
+            at: At::SetUp,
+        }
+    }
+
+    /// Some worker failed: the others stop at the next request.
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Counts `missing` workers that could not be started at all as failed.
+    pub(crate) fn give_up(&self, missing: u32) {
+        self.failed.store(true, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.ready += missing;
+        state.done += missing;
+        self.changed.notify_all();
+    }
+
+    /// Leader: until every worker is set up.
+    pub(crate) fn wait_ready(&self) {
+        self.wait(|s| s.ready == self.workers);
+    }
+
+    /// Leader: let them work.
+    pub(crate) fn go(&self) {
+        self.lock().go = true;
+        self.changed.notify_all();
+    }
+
+    /// Leader: until every worker has done its work.
+    pub(crate) fn wait_done(&self) {
+        self.wait(|s| s.done == self.workers);
+    }
+
+    /// Leader: let them tear down.
+    pub(crate) fn release(&self) {
+        self.lock().release = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    fn wait(&self, until: impl Fn(&State) -> bool) {
+        let state = self.lock();
+        drop(
+            self.changed
+                .wait_while(state, |s| !until(s))
+                .expect("no panic under this lock"),
+        );
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    SetUp,
+    Work,
+    TearDown,
+}
+
+pub(crate) struct Pass<'a> {
+    gate: &'a Gate,
+    at: At,
+}
+
+impl Pass<'_> {
+    /// Set up; returns when all may work.
+    pub(crate) fn ready(&mut self) {
+        self.at = At::Work;
+        self.gate.lock().ready += 1;
+        self.gate.changed.notify_all();
+        self.gate.wait(|s| s.go);
+    }
+
+    /// Worked; returns when the leader has measured.
+    pub(crate) fn done(mut self) {
+        self.at = At::TearDown;
+        self.gate.lock().done += 1;
+        self.gate.changed.notify_all();
+        self.gate.wait(|s| s.release);
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if self.at == At::TearDown {
+            return;
+        }
+        self.gate.failed.store(true, Ordering::Relaxed);
+        let mut state = self.gate.lock();
+        state.ready += u32::from(self.at == At::SetUp);
+        state.done += 1;
+        drop(state);
+        self.gate.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_panics_does_not_hold_the_others() {
+        for panics_at in 0..3 {
+            let gate = Gate::new(3);
+            std::thread::scope(|scope| {
+                for worker in 0..3 {
+                    let gate = &gate;
+                    scope.spawn(move || {
+                        let caught = std::panic::catch_unwind(|| {
+                            let mut pass = gate.pass();
+                            assert!(worker != 1 || panics_at != 0, "in set-up");
+                            pass.ready();
+                            assert!(worker != 1 || panics_at != 1, "at work");
+                            pass.done();
+                        });
+                        assert_eq!(caught.is_err(), worker == 1 && panics_at < 2);
+                    });
+                }
+                gate.wait_ready();
+                gate.go();
+                gate.wait_done();
+                gate.release();
+            });
+            assert_eq!(gate.failed(), panics_at < 2);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What one run does: a workload, its sizes, and where on the device each thread works.
+
+use crate::{Error, Result};
+use block::DeviceInfo;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// What the threads ask of the device. After the throughput mode of IOzone 3.489: each thread has
+/// its own part of the device and goes over all of it, record by record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// Records in order.
+    SeqRead,
+    /// Records in order; a flush at the end is part of the run.
+    SeqWrite,
+    /// Every record once, in an order drawn from the seed.
+    RandRead,
+    /// Every record once, in an order drawn from the seed; a flush at the end is part of the run.
+    RandWrite,
+}
+
+impl Workload {
+    /// All of them, in the order of reports.
+    pub const ALL: [Workload; 4] = [
+        Workload::SeqRead,
+        Workload::SeqWrite,
+        Workload::RandRead,
+        Workload::RandWrite,
+    ];
+
+    /// The name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::SeqRead => "seq-read",
+            Workload::SeqWrite => "seq-write",
+            Workload::RandRead => "rand-read",
+            Workload::RandWrite => "rand-write",
+        }
+    }
+
+    /// Whether it writes.
+    pub fn writes(self) -> bool {
+        matches!(self, Workload::SeqWrite | Workload::RandWrite)
+    }
+
+    /// Whether the order is a drawn permutation.
+    pub fn random(self) -> bool {
+        matches!(self, Workload::RandRead | Workload::RandWrite)
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Workload {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Workload> {
+        Workload::ALL
+            .into_iter()
+            .find(|w| w.name() == text)
+            .ok_or_else(|| {
+                let names = Workload::ALL.map(Workload::name).join(", ");
+                Error::Spec(format!("no workload {text}; there are {names}"))
+            })
+    }
+}
+
+/// One run, completely: two runs of one `Spec` do the same work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// What is done.
+    pub workload: Workload,
+    /// Bytes of a request, a multiple of the device's logical block size.
+    pub block: u32,
+    /// Threads, each with a queue of its own.
+    pub threads: u32,
+    /// Requests that each thread keeps in flight.
+    pub depth: u32,
+    /// Bytes each thread goes over in a pass, at most its share of the device; `None`: all of it.
+    pub bytes_per_thread: Option<u64>,
+    /// Times each thread goes over its bytes.
+    pub passes: u32,
+    /// Bytes of the device that are used, from its start; `None`: all. Comparing sets it to the
+    /// size of the smallest arm, so that all arms have the same geometry.
+    pub span: Option<u64>,
+    /// Reads check that each request begins with what [`crate::compare`] wrote there.
+    pub verify: bool,
+    /// Where the data and the orders are drawn from.
+    pub seed: u64,
+}
+
+impl Default for Spec {
+    /// Sequential reads of 64 KiB by one thread, one request at a time, 100 MiB a pass.
+    fn default() -> Spec {
+        Spec {
+            workload: Workload::SeqRead,
+            block: 64 << 10,
+            threads: 1,
+            depth: 1,
+            bytes_per_thread: Some(100 << 20),
+            passes: 1,
+            span: None,
+            verify: false,
+            seed: 1,
+        }
+    }
+}
+
+/// Where each thread works: thread `i` has `records` records of `block` bytes from `i * region` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) region: u64,
+    pub(crate) records: u32,
+}
+
+impl Spec {
+    /// Bytes that a run moves.
+    pub(crate) fn bytes(&self, layout: &Layout) -> u64 {
+        u64::from(layout.records)
+            * u64::from(self.block)
+            * u64::from(self.threads)
+            * u64::from(self.passes)
+    }
+
+    /// Checks the specification against a device and lays the threads out on it.
+    pub(crate) fn layout(&self, info: &DeviceInfo) -> Result<Layout> {
+        let refuse = |text: String| Err(Error::Spec(format!("{}: {text}", info.name)));
+        if self.threads == 0 || self.depth == 0 || self.passes == 0 {
+            return refuse("threads, depth and passes are 1 or more".into());
+        }
+        if self.threads > 4096 || self.depth > 65_536 {
+            return refuse("at most 4096 threads of at most 65536 requests".into());
+        }
+        let block = u64::from(self.block);
+        if block == 0 || !block.is_multiple_of(u64::from(info.logical_block_size)) {
+            return refuse(format!(
+                "the block of {block} bytes is not a multiple of the device's {}",
+                info.logical_block_size
+            ));
+        }
+        if self.block > info.max_transfer {
+            return refuse(format!(
+                "the block of {block} bytes is longer than the device's largest transfer of {}",
+                info.max_transfer
+            ));
+        }
+        if self.workload.writes() && info.read_only {
+            return refuse(format!("{} on a device that is read-only", self.workload));
+        }
+        let span = self.span.unwrap_or(info.size);
+        if span > info.size {
+            return refuse(format!("{span} bytes asked of {}", info.size));
+        }
+        let region = span / u64::from(self.threads) / block * block;
+        let records = self.bytes_per_thread.unwrap_or(region).min(region) / block;
+        match u32::try_from(records) {
+            Ok(0) => refuse(format!(
+                "{span} bytes for {} threads leave not one block of {block} bytes to each",
+                self.threads
+            )),
+            Ok(records) => Ok(Layout { region, records }),
+            Err(_) => refuse("more than 2^32 records a thread; use a longer block".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> DeviceInfo {
+        DeviceInfo {
+            name: "disk".into(),
+            wwid: "disk".into(),
+            size: 10 << 20,
+            logical_block_size: 512,
+            optimal_io_size: 4096,
+            max_transfer: 1 << 20,
+            volatile_write_cache: false,
+            read_only: false,
+            discard: false,
+            numa_node: None,
+        }
+    }
+
+    #[test]
+    fn threads_get_equal_regions_that_do_not_overlap() {
+        for threads in [1, 3, 7, 10, 25] {
+            let spec = Spec {
+                threads,
+                bytes_per_thread: None,
+                ..Spec::default()
+            };
+            let layout = spec.layout(&info()).unwrap();
+            assert_eq!(
+                layout.region,
+                u64::from(layout.records) * u64::from(spec.block)
+            );
+            assert!(layout.region * u64::from(threads) <= info().size);
+            assert!((layout.region + u64::from(spec.block)) * u64::from(threads) > info().size);
+        }
+    }
+
+    #[test]
+    fn refuses_what_a_device_cannot_do() {
+        let with = |change: fn(&mut Spec)| {
+            let mut spec = Spec::default();
+            change(&mut spec);
+            spec.layout(&info()).unwrap_err().to_string()
+        };
+        assert!(with(|s| s.block = 100).contains("multiple"));
+        assert!(with(|s| s.block = 0).contains("multiple"));
+        assert!(with(|s| s.block = 2 << 20).contains("largest transfer"));
+        assert!(with(|s| s.threads = 0).contains("1 or more"));
+        assert!(with(|s| s.threads = 1000).contains("not one block"));
+        assert!(with(|s| s.span = Some(11 << 20)).contains("asked of"));
+        let mut read_only = info();
+        read_only.read_only = true;
+        let write = Spec {
+            workload: Workload::RandWrite,
+            ..Spec::default()
+        };
+        assert!(
+            write
+                .layout(&read_only)
+                .unwrap_err()
+                .to_string()
+                .contains("read-only")
+        );
+        assert!(Spec::default().layout(&read_only).is_ok());
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for workload in Workload::ALL {
+            assert_eq!(workload.name().parse::<Workload>().unwrap(), workload);
+            let json = serde_json::to_string(&workload).unwrap();
+            assert_eq!(json, format!("\"{workload}\""));
+        }
+        assert!(
+            "read"
+                .parse::<Workload>()
+                .unwrap_err()
+                .to_string()
+                .contains("seq-read, ")
+        );
+    }
+}
