@@ -1,0 +1,243 @@
+//! The cipher as callers see it: a key, a sector size, a kernel.
+
+use crate::kernel::{Engine, Units};
+use crate::{Direction, Error, Kernel, self_test};
+
+/// Sector sizes in use on LUKS2 volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SectorSize {
+    /// 512 bytes: what `cryptsetup luksFormat` chooses for a file.
+    B512,
+    /// 4096 bytes: what it chooses for disks that report such blocks.
+    B4096,
+}
+
+impl SectorSize {
+    /// The size in bytes.
+    pub fn bytes(self) -> u32 {
+        match self {
+            SectorSize::B512 => 512,
+            SectorSize::B4096 => 4096,
+        }
+    }
+
+    /// By how much the initial value grows from sector to sector: plain64 counts units of 512
+    /// bytes whatever the sector size is, because LUKS2 never sets dm-crypt's `iv_large_sectors`.
+    fn units(self) -> u64 {
+        u64::from(self.bytes() / 512)
+    }
+}
+
+impl TryFrom<u32> for SectorSize {
+    type Error = Error;
+
+    fn try_from(bytes: u32) -> Result<SectorSize, Error> {
+        match bytes {
+            512 => Ok(SectorSize::B512),
+            4096 => Ok(SectorSize::B4096),
+            other => Err(Error::SectorSize(other)),
+        }
+    }
+}
+
+impl From<SectorSize> for u32 {
+    fn from(sector: SectorSize) -> u32 {
+        sector.bytes()
+    }
+}
+
+/// AES-XTS with one key over sectors of one size. Shared by any number of threads.
+///
+/// All four operations take `first_unit`, the number of the first sector in units of 512 bytes
+/// counted from the start of the segment (plus the segment's `iv_tweak`); it wraps at 2^64 as
+/// plain64 does. They panic when the length is not a whole number of sectors or when the two
+/// lengths differ: that is a bug of the caller, and a part of a sector cannot be enciphered.
+pub struct Xts {
+    engine: Engine,
+    sector: SectorSize,
+    key_bits: u32,
+}
+
+impl Xts {
+    /// A cipher with the fastest kernel of this processor that passes its known-answer test.
+    ///
+    /// 32 bytes of key make AES-128-XTS, 64 make AES-256-XTS. The caller zeroes its copy.
+    pub fn new(key: &[u8], sector: SectorSize) -> Result<Xts, Error> {
+        Xts::with_kernel(key, sector, Kernel::best())
+    }
+
+    /// A cipher with the kernel asked for, refused where the processor lacks it or where it fails
+    /// its known-answer test.
+    pub fn with_kernel(key: &[u8], sector: SectorSize, kernel: Kernel) -> Result<Xts, Error> {
+        let key_bits = match key.len() {
+            32 => 128,
+            64 => 256,
+            other => return Err(Error::KeyLength(other)),
+        };
+        let (data_key, tweak_key) = key.split_at(key.len() / 2);
+        // Without an early exit: the time says nothing about where the halves differ.
+        if data_key
+            .iter()
+            .zip(tweak_key)
+            .fold(0, |diff, (a, b)| diff | (a ^ b))
+            == 0
+        {
+            return Err(Error::EqualHalves);
+        }
+        if !kernel.is_available() {
+            return Err(Error::KernelUnavailable(kernel));
+        }
+        if !self_test::passes(kernel) {
+            return Err(Error::SelfTest(kernel));
+        }
+        Ok(Xts {
+            engine: Engine::new(kernel, key),
+            sector,
+            key_bits,
+        })
+    }
+
+    /// The kernel in use.
+    pub fn kernel(&self) -> Kernel {
+        self.engine.kernel()
+    }
+
+    /// 128 or 256: the bits of each of the two AES keys.
+    pub fn key_bits(&self) -> u32 {
+        self.key_bits
+    }
+
+    /// The sector size.
+    pub fn sector_size(&self) -> SectorSize {
+        self.sector
+    }
+
+    /// Enciphers `data` in place.
+    pub fn encrypt(&self, first_unit: u64, data: &mut [u8]) {
+        self.engine
+            .run(Direction::Encrypt, self.units(first_unit), None, data);
+    }
+
+    /// Deciphers `data` in place.
+    pub fn decrypt(&self, first_unit: u64, data: &mut [u8]) {
+        self.engine
+            .run(Direction::Decrypt, self.units(first_unit), None, data);
+    }
+
+    /// Enciphers `src` into `dst` in one pass. `dst` never holds clear data.
+    pub fn encrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
+        self.engine
+            .run(Direction::Encrypt, self.units(first_unit), Some(src), dst);
+    }
+
+    /// Deciphers `src` into `dst` in one pass.
+    pub fn decrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
+        self.engine
+            .run(Direction::Decrypt, self.units(first_unit), Some(src), dst);
+    }
+
+    fn units(&self, first_unit: u64) -> Units {
+        Units {
+            first_iv: u128::from(first_unit),
+            iv_step: self.sector.units(),
+            bytes: self.sector.bytes() as usize,
+        }
+    }
+}
+
+impl std::fmt::Debug for Xts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = self.sector.bytes();
+        write!(
+            f,
+            "Xts(AES-{}, {bytes}-byte sectors, {})",
+            self.key_bits,
+            self.kernel()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(len: u8) -> Vec<u8> {
+        (0..len).collect()
+    }
+
+    #[test]
+    fn refuses_keys_of_other_lengths() {
+        for len in [0, 16, 31, 33, 48, 63, 65, 128] {
+            let refused = Xts::new(&key(len), SectorSize::B512).err();
+            assert_eq!(refused, Some(Error::KeyLength(len.into())));
+        }
+    }
+
+    #[test]
+    fn refuses_equal_key_halves() {
+        for half in [16, 32] {
+            let key = key(half).repeat(2);
+            assert_eq!(
+                Xts::new(&key, SectorSize::B4096).err(),
+                Some(Error::EqualHalves)
+            );
+        }
+    }
+
+    #[test]
+    fn accepts_halves_that_differ_in_one_bit() {
+        for bit in [0usize, 7, 64, 127] {
+            let mut key = key(16).repeat(2);
+            key[bit / 8] ^= 1 << (bit % 8);
+            assert!(Xts::new(&key, SectorSize::B512).is_ok());
+        }
+    }
+
+    #[test]
+    fn sector_sizes_convert_and_others_are_refused() {
+        for bytes in [512, 4096] {
+            assert_eq!(SectorSize::try_from(bytes).map(u32::from), Ok(bytes));
+        }
+        for bytes in [0, 1, 511, 1024, 2048, 8192] {
+            assert_eq!(SectorSize::try_from(bytes), Err(Error::SectorSize(bytes)));
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_key() {
+        let xts = Xts::with_kernel(&key(64), SectorSize::B512, Kernel::Portable).expect("good key");
+        assert_eq!(
+            format!("{xts:?}"),
+            "Xts(AES-256, 512-byte sectors, portable)"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "whole number of sectors")]
+    fn part_of_a_sector_is_a_bug_of_the_caller() {
+        let xts = Xts::new(&key(32), SectorSize::B4096).expect("good key");
+        xts.encrypt(0, &mut [0; 512]);
+    }
+
+    #[test]
+    #[should_panic(expected = "same length")]
+    fn different_lengths_are_a_bug_of_the_caller() {
+        let xts = Xts::new(&key(32), SectorSize::B512).expect("good key");
+        xts.encrypt_to(0, &[0; 1024], &mut [0; 512]);
+    }
+
+    #[test]
+    fn no_sectors_is_no_work() {
+        for kernel in Kernel::available() {
+            let xts = Xts::with_kernel(&key(32), SectorSize::B512, kernel).expect("good key");
+            xts.encrypt(u64::MAX, &mut []);
+            xts.decrypt_to(0, &[], &mut []);
+        }
+    }
+
+    #[test]
+    fn is_shared_by_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<Xts>();
+    }
+}

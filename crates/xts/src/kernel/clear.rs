@@ -1,0 +1,127 @@
+//! Clearing what a kernel leaves behind: registers, which a core dump carries, and stack.
+//!
+//! The kernels do not keep secrets on the stack by design, but the compiler is free to spill and
+//! the portable kernel works through a scratch. Overwriting is cheap and does not depend on what
+//! the compiler did.
+
+/// Stack overwritten below the caller, in bytes. The portable kernel's frames are the largest:
+/// 3 KiB of scratch and tweaks, and what the `aes` crate uses for eight blocks in bitslices or
+/// fifteen round keys in 512-bit registers, under 4 KiB. The unit tests look for leftovers.
+const STACK_BYTES: usize = 12 * 1024;
+
+/// Zeroes the caller-saved registers and [`STACK_BYTES`] of stack below the caller.
+///
+/// To be called from the function that called the kernel, so that both have the same stack below
+/// them. The stack goes first: clearing it may use registers.
+pub(super) fn registers_and_stack() {
+    stack();
+    registers();
+}
+
+#[inline(never)]
+fn stack() {
+    let mut frame = [0u8; STACK_BYTES];
+    // SAFETY: the asm does nothing. It takes the address of a live local and may read it as far
+    // as the compiler knows, so the zeros have to be in memory before.
+    unsafe {
+        std::arch::asm!("/* {0} */", in(reg) frame.as_mut_ptr(), options(nostack, preserves_flags));
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn registers() {}
+
+/// Zeroes vector registers and the general ones a callee may leave anything in.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+fn registers() {
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the feature was just detected.
+        unsafe { registers_avx512() };
+    } else if is_x86_feature_detected!("avx") {
+        // SAFETY: the feature was just detected.
+        unsafe { registers_avx() };
+    } else {
+        registers_sse();
+    }
+    // SAFETY: writes the registers it declares as clobbered and nothing else.
+    unsafe {
+        std::arch::asm!(
+            "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "xor esi, esi", "xor edi, edi",
+            "xor r8d, r8d", "xor r9d, r9d", "xor r10d, r10d", "xor r11d, r11d",
+            out("rax") _, out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _,
+            out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+            options(nostack, nomem),
+        );
+    }
+}
+
+/// `vzeroall` clears registers 0 to 15 to their full width, and 16 to 31 have to be named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn registers_avx512() {
+    // SAFETY: writes vector registers only, all of which `clobber_abi` declares.
+    unsafe {
+        std::arch::asm!(
+            "vzeroall",
+            "vpxord zmm16, zmm16, zmm16",
+            "vpxord zmm17, zmm17, zmm17",
+            "vpxord zmm18, zmm18, zmm18",
+            "vpxord zmm19, zmm19, zmm19",
+            "vpxord zmm20, zmm20, zmm20",
+            "vpxord zmm21, zmm21, zmm21",
+            "vpxord zmm22, zmm22, zmm22",
+            "vpxord zmm23, zmm23, zmm23",
+            "vpxord zmm24, zmm24, zmm24",
+            "vpxord zmm25, zmm25, zmm25",
+            "vpxord zmm26, zmm26, zmm26",
+            "vpxord zmm27, zmm27, zmm27",
+            "vpxord zmm28, zmm28, zmm28",
+            "vpxord zmm29, zmm29, zmm29",
+            "vpxord zmm30, zmm30, zmm30",
+            "vpxord zmm31, zmm31, zmm31",
+            clobber_abi("C"),
+            options(nostack, nomem, preserves_flags),
+        );
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+fn registers_avx() {
+    // SAFETY: writes vector registers only, all of which `clobber_abi` declares.
+    unsafe {
+        std::arch::asm!(
+            "vzeroall",
+            clobber_abi("C"),
+            options(nostack, nomem, preserves_flags)
+        );
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers_sse() {
+    // SAFETY: writes vector registers only, all of which `clobber_abi` declares.
+    unsafe {
+        std::arch::asm!(
+            "pxor xmm0, xmm0",
+            "pxor xmm1, xmm1",
+            "pxor xmm2, xmm2",
+            "pxor xmm3, xmm3",
+            "pxor xmm4, xmm4",
+            "pxor xmm5, xmm5",
+            "pxor xmm6, xmm6",
+            "pxor xmm7, xmm7",
+            "pxor xmm8, xmm8",
+            "pxor xmm9, xmm9",
+            "pxor xmm10, xmm10",
+            "pxor xmm11, xmm11",
+            "pxor xmm12, xmm12",
+            "pxor xmm13, xmm13",
+            "pxor xmm14, xmm14",
+            "pxor xmm15, xmm15",
+            clobber_abi("C"),
+            options(nostack, nomem, preserves_flags),
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! The kernels and the round keys they work with.
+//!
+//! A kernel turns whole data units (XTS's word for sectors) from one slice into another or in
+//! place. All of `unsafe` is here: intrinsics behind a CPU check, pointers into the two slices,
+//! round keys placed in secret memory, and the clearing of registers and stack afterwards.
+
+mod clear;
+mod place;
+mod portable;
+
+use crate::{Direction, Kernel};
+
+/// A run of data units of one size with consecutive initial values.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Units {
+    /// Initial value of the first unit, as the little-endian number of IEEE 1619 section 5.1.
+    pub(crate) first_iv: u128,
+    /// What is added to the low 64 bits from unit to unit, modulo 2^64.
+    pub(crate) iv_step: u64,
+    /// Bytes in a unit: a positive multiple of 16.
+    pub(crate) bytes: usize,
+}
+
+impl Units {
+    /// The initial value of the unit with this index.
+    fn iv(&self, index: usize) -> u128 {
+        let low = (self.first_iv as u64).wrapping_add((index as u64).wrapping_mul(self.iv_step));
+        (self.first_iv >> 64 << 64) | u128::from(low)
+    }
+}
+
+/// Whether this machine runs `kernel`.
+pub(crate) fn supported(kernel: Kernel) -> bool {
+    match kernel {
+        Kernel::Portable => true,
+        Kernel::AesNi | Kernel::Vaes512 => false,
+    }
+}
+
+/// A kernel with its round keys.
+pub(crate) enum Engine {
+    Portable(portable::Ciphers),
+}
+
+impl Engine {
+    /// Expands `key` (32 or 64 bytes, data key first) for `kernel`, which this machine supports.
+    pub(crate) fn new(kernel: Kernel, key: &[u8]) -> Engine {
+        assert!(supported(kernel), "the kernel was checked before");
+        let engine = Engine::Portable(portable::Ciphers::new(key));
+        clear::registers_and_stack();
+        engine
+    }
+
+    pub(crate) fn kernel(&self) -> Kernel {
+        match self {
+            Engine::Portable(_) => Kernel::Portable,
+        }
+    }
+
+    /// Works on `src`, or on `dst` itself where there is none, and leaves the result in `dst`.
+    ///
+    /// # Panics
+    /// When the lengths differ or are not whole units.
+    pub(crate) fn run(&self, way: Direction, units: Units, src: Option<&[u8]>, dst: &mut [u8]) {
+        assert!(
+            src.is_none_or(|src| src.len() == dst.len()),
+            "both sides have the same length"
+        );
+        assert!(
+            dst.len().is_multiple_of(units.bytes),
+            "the length is a whole number of sectors"
+        );
+        match self {
+            Engine::Portable(ciphers) => ciphers.run(way, units, src, dst),
+        }
+        clear::registers_and_stack();
+    }
+}

@@ -1,0 +1,149 @@
+//! The reference kernel: the `aes` crate in batches, in safe code.
+//!
+//! The `aes` crate is constant-time everywhere and picks AES instructions where it knows them; it
+//! reaches its speed only with many blocks a call. So tweaks of many units are enciphered
+//! together, and data goes through a scratch of [`BATCH`] blocks, which keeps half-done work out
+//! of the caller's memory.
+
+use super::Units;
+use super::place::Placed;
+use crate::Direction;
+use aes::cipher::consts::U16;
+use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, BlockSizeUser, KeyInit};
+use aes::{Aes128, Aes256, Block};
+
+/// Blocks in a batch: two sectors of 512 bytes. Larger ones gain nothing and leave more stack to
+/// clear.
+const BATCH: usize = 64;
+
+/// The data cipher and the tweak cipher.
+pub(crate) struct Pair<C> {
+    data: C,
+    tweak: C,
+}
+
+/// Expanded keys of either length.
+pub(crate) enum Ciphers {
+    Aes128(Placed<Pair<Aes128>>),
+    Aes256(Placed<Pair<Aes256>>),
+}
+
+impl Ciphers {
+    /// Expands `key`: the data key, then the tweak key (IEEE 1619 section 5.1: Key1 | Key2).
+    pub(crate) fn new(key: &[u8]) -> Ciphers {
+        match key.len() {
+            32 => Ciphers::Aes128(Placed::new(|| Pair::new(key))),
+            _ => Ciphers::Aes256(Placed::new(|| Pair::new(key))),
+        }
+    }
+
+    pub(crate) fn run(&self, way: Direction, units: Units, src: Option<&[u8]>, dst: &mut [u8]) {
+        match self {
+            Ciphers::Aes128(pair) => run(pair, way, units, src, dst),
+            Ciphers::Aes256(pair) => run(pair, way, units, src, dst),
+        }
+    }
+}
+
+impl<C: KeyInit> Pair<C> {
+    fn new(key: &[u8]) -> Pair<C> {
+        let (data, tweak) = key.split_at(key.len() / 2);
+        let cipher = |half| C::new_from_slice(half).expect("half an XTS key is an AES key");
+        Pair {
+            data: cipher(data),
+            tweak: cipher(tweak),
+        }
+    }
+}
+
+/// A 128-bit block cipher in both directions.
+trait Cipher: BlockCipherEncrypt + BlockCipherDecrypt + BlockSizeUser<BlockSize = U16> {}
+impl<C: BlockCipherEncrypt + BlockCipherDecrypt + BlockSizeUser<BlockSize = U16>> Cipher for C {}
+
+fn run<C: Cipher>(
+    pair: &Pair<C>,
+    way: Direction,
+    units: Units,
+    src: Option<&[u8]>,
+    dst: &mut [u8],
+) {
+    let blocks = dst.len() / 16;
+    let mut stream = Tweaks::new(&pair.tweak, units);
+    let mut tweaks = [0u128; BATCH];
+    let mut scratch = [Block::default(); BATCH];
+    for first in (0..blocks).step_by(BATCH) {
+        let count = BATCH.min(blocks - first);
+        let range = first * 16..(first + count) * 16;
+        tweaks[..count].fill_with(|| stream.next());
+        let from = src.map_or(&dst[range.clone()], |src| &src[range.clone()]);
+        for ((slot, from), tweak) in scratch.iter_mut().zip(from.as_chunks().0).zip(&tweaks) {
+            slot.0 = (u128::from_le_bytes(*from) ^ tweak).to_le_bytes();
+        }
+        match way {
+            Direction::Encrypt => pair.data.encrypt_blocks(&mut scratch[..count]),
+            Direction::Decrypt => pair.data.decrypt_blocks(&mut scratch[..count]),
+        }
+        for ((to, slot), tweak) in dst[range]
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .zip(&scratch)
+            .zip(&tweaks)
+        {
+            *to = (u128::from_le_bytes(slot.0) ^ tweak).to_le_bytes();
+        }
+    }
+}
+
+/// The tweaks of one block after the other, over all units.
+struct Tweaks<'a, C> {
+    cipher: &'a C,
+    units: Units,
+    /// Enciphered initial values of the units from a multiple of [`BATCH`] on.
+    starts: [Block; BATCH],
+    unit: usize,
+    blocks_left_in_unit: usize,
+    tweak: u128,
+}
+
+impl<'a, C: Cipher> Tweaks<'a, C> {
+    fn new(cipher: &'a C, units: Units) -> Self {
+        let starts = [Block::default(); BATCH];
+        Tweaks {
+            cipher,
+            units,
+            starts,
+            unit: 0,
+            blocks_left_in_unit: 0,
+            tweak: 0,
+        }
+    }
+
+    fn next(&mut self) -> u128 {
+        if self.blocks_left_in_unit == 0 {
+            self.begin_unit();
+        } else {
+            self.tweak = double(self.tweak);
+        }
+        self.blocks_left_in_unit -= 1;
+        self.tweak
+    }
+
+    fn begin_unit(&mut self) {
+        let index = self.unit % BATCH;
+        if index == 0 {
+            for (ahead, start) in self.starts.iter_mut().enumerate() {
+                start.0 = self.units.iv(self.unit + ahead).to_le_bytes();
+            }
+            self.cipher.encrypt_blocks(&mut self.starts);
+        }
+        self.tweak = u128::from_le_bytes(self.starts[index].0);
+        self.unit += 1;
+        self.blocks_left_in_unit = self.units.bytes / 16;
+    }
+}
+
+/// Multiplies by x in GF(2^128) modulo x^128 + x^7 + x^2 + x + 1 (IEEE 1619 section 5.2).
+fn double(tweak: u128) -> u128 {
+    (tweak << 1) ^ (0x87 & 0u128.wrapping_sub(tweak >> 127))
+}
