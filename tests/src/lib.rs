@@ -1,1 +1,281 @@
-//! End-to-end and interoperability tests of the `evfs` program.
+//! End-to-end and interoperability tests of the `evfs` program: the harness.
+//!
+//! The tests start the program as a user would and look at it from outside, beside real peers. A
+//! peer that is missing fails the test; what needs root says so and is skipped without it.
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A folder of its own for one test: key pairs, sockets, backups, images. Everything still
+/// attached is detached, by force, when it goes.
+pub struct Sandbox {
+    dir: tempfile::TempDir,
+}
+
+impl Default for Sandbox {
+    fn default() -> Sandbox {
+        Sandbox::new()
+    }
+}
+
+impl Sandbox {
+    /// A fresh sandbox on the disk that temporary files are on.
+    pub fn new() -> Sandbox {
+        let sandbox = Sandbox { dir: tempfile::Builder::new().prefix("evfs-").tempdir().expect("a temporary folder") };
+        std::fs::create_dir(sandbox.path("run")).expect("a folder for sockets");
+        use std::os::unix::fs::PermissionsExt;
+        let private = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(sandbox.path("run"), private).expect("own folder");
+        sandbox
+    }
+
+    /// A path inside.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The program with this sandbox's folders and a cheap key derivation.
+    pub fn evfs(&self) -> Command {
+        let mut command = Command::new(program());
+        self.environment(&mut command);
+        command
+    }
+
+    /// Gives `command` this sandbox's folders.
+    pub fn environment(&self, command: &mut Command) {
+        command
+            .env("EVFS_KEYS_DIR", self.path("keys"))
+            .env("EVFS_RUN_DIR", self.path("run"))
+            .env("EVFS_BACKUP_DIR", self.path("backup"))
+            .env("EVFS_KDF_MEMORY_KIB", "1024")
+            .env("EVFS_KDF_TIME_MS", "1")
+            .env_remove("EVFS_CONFIG")
+            .current_dir(self.dir.path());
+    }
+
+    /// Runs the program and gives what it did.
+    pub fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Ran {
+        Ran::of(self.evfs().args(args))
+    }
+
+    /// Runs the program with `input` on standard input.
+    pub fn run_with_input<S: AsRef<OsStr>>(&self, args: &[S], input: &[u8]) -> Ran {
+        Ran::with_input(self.evfs().args(args), input)
+    }
+
+    /// Runs the program, which must succeed, and gives its JSON.
+    pub fn json<S: AsRef<OsStr>>(&self, args: &[S]) -> Value {
+        let mut command = self.evfs();
+        command.arg("--json").args(args);
+        let ran = Ran::of(&mut command).ok();
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
+    }
+
+    /// Makes a key pair without a passphrase.
+    pub fn key(&self, name: &str) {
+        self.run(&["key", "generate", name, "--no-passphrase"]).ok();
+    }
+
+    /// Makes the key pair `owner` and a volume of `size` that belongs to it.
+    pub fn volume(&self, image: &str, size: &str, more: &[&str]) -> PathBuf {
+        if !self.path("keys/owner.key").exists() {
+            self.key("owner");
+        }
+        let mut args = vec!["volume", "create", image, "--owner", "owner", "--size", size];
+        args.extend(more);
+        self.run(&args).ok();
+        self.path(image)
+    }
+
+    /// Attaches in the background and gives the JSON of the status.
+    pub fn attach(&self, args: &[&str]) -> Value {
+        let mut all = vec!["attach"];
+        all.extend(args);
+        all.push("--background");
+        self.json(&all)
+    }
+
+    /// Detaches, which must succeed.
+    pub fn detach(&self, name: &str) {
+        self.run(&["detach", name]).ok();
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let Ok(entries) = std::fs::read_dir(self.path("run")) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().and_then(|n| n.strip_suffix(".control")) else { continue };
+            let status = Ran::of(self.evfs().args(["--json", "status"]));
+            let _ = Ran::of(self.evfs().args(["detach", name]));
+            if entry.path().exists() {
+                // It would not go by asking: end the process that serves it.
+                let pids = serde_json::from_str::<Value>(&status.stdout).ok();
+                let volumes = pids.as_ref().and_then(|v| v["volumes"].as_array());
+                for volume in volumes.into_iter().flatten().filter(|v| v["name"] == name) {
+                    if let Some(pid) = volume["pid"].as_i64() {
+                        // SAFETY: a signal to a process that this test started.
+                        unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+                        wait_until("the process ends", || !Path::new(&format!("/proc/{pid}")).exists());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The program under test: built beside the tests.
+pub fn program() -> PathBuf {
+    let here = std::env::current_exe().expect("a test knows where it is");
+    let folder = here.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let program = folder.join("evfs");
+    assert!(program.exists(), "{program:?} is missing; `cargo xtask check` builds it, or `cargo build -p evfs` with the profile of the tests");
+    program
+}
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Ran {
+    /// The command line, for messages.
+    pub command: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub stdout: String,
+    /// What it said.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Runs a command to its end.
+    pub fn of(command: &mut Command) -> Ran {
+        let shown = format!("{command:?}");
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .unwrap_or_else(|e| panic!("{shown}: {e}; `cargo xtask setup` installs what is missing"));
+        Ran::from_output(shown, output)
+    }
+
+    /// Runs a command with `input` on its standard input.
+    pub fn with_input(command: &mut Command, input: &[u8]) -> Ran {
+        let shown = format!("{command:?}");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{shown}: {e}; `cargo xtask setup` installs what is missing"));
+        // A program that fails early does not read its input; that is for the caller to judge.
+        let _ = child.stdin.take().expect("piped").write_all(input);
+        Ran::from_output(shown, child.wait_with_output().expect("a child ends"))
+    }
+
+    fn from_output(command: String, output: Output) -> Ran {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ran { command, status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Fails the test unless the program succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        self.code(0)
+    }
+
+    /// Fails the test unless the program ended with this exit code.
+    #[track_caller]
+    pub fn code(self, code: i32) -> Ran {
+        assert_eq!(
+            self.status.code(),
+            Some(code),
+            "{}\n--- printed\n{}\n--- said\n{}",
+            self.command,
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+}
+
+/// Runs a peer, which must succeed, and gives what it printed.
+#[track_caller]
+pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    Ran::of(Command::new(program).args(args).env("PATH", path)).ok().stdout
+}
+
+/// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never
+/// part of what a test claims.
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "waited a minute until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether the test runs as root; says so when not.
+pub fn is_root(what: &str) -> bool {
+    // SAFETY: geteuid has no arguments and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("skipped, needs root: {what}");
+    }
+    root
+}
+
+/// A child that is killed when it goes out of scope.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A small generator for data and choices, so that a failing test prints a seed and can be run
+/// again. SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Random(u64);
+
+impl Random {
+    /// From the seed in `EVFS_SEED`, or a fresh one; prints it.
+    pub fn from_environment() -> Random {
+        let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            now.map_or(1, |d| d.as_nanos() as u64)
+        });
+        eprintln!("seed: EVFS_SEED={seed}");
+        Random(seed)
+    }
+
+    /// From a given seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// `len` bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(len).collect()
+    }
+}

@@ -7,7 +7,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::process::ExitCode;
 
 /// The child's side: whom to tell that it is ready.
 pub struct Ready(File);
@@ -15,7 +14,7 @@ pub struct Ready(File);
 /// Which side of the fork this is.
 pub enum Side {
     /// The caller, with what the child said.
-    Parent(ExitCode),
+    Parent(u8),
     /// The process that goes on.
     Child(Ready),
 }
@@ -44,12 +43,12 @@ pub fn split() -> std::io::Result<Side> {
 }
 
 /// Waits until the child is ready or has ended, and prints what it had to say.
-fn wait_for(pid: i32, mut read: File) -> ExitCode {
+fn wait_for(pid: i32, mut read: File) -> u8 {
     let mut said = Vec::new();
     let _ = read.read_to_end(&mut said);
     if let [b'+', text @ ..] = said.as_slice() {
         let _ = std::io::stdout().write_all(text);
-        return ExitCode::SUCCESS;
+        return 0;
     }
     let mut status = 0;
     // SAFETY: `pid` is our child and `status` has room.
@@ -59,7 +58,7 @@ fn wait_for(pid: i32, mut read: File) -> ExitCode {
     } else {
         128 + libc::WTERMSIG(status)
     };
-    ExitCode::from(code as u8)
+    code as u8
 }
 
 impl Ready {

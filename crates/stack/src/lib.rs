@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: printing, prompting and parsing of arguments. Those belong to the program.
 
+pub mod arms;
 pub mod attach;
 pub mod config;
 pub mod control;

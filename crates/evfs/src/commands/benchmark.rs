@@ -1,0 +1,98 @@
+//! `evfs benchmark`: ciphers, key derivation and memory on this machine.
+
+use super::Context;
+use crate::output;
+use serde_json::json;
+use stack::{Result, exit};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+use xts::{Direction, Kernel, SectorSize};
+
+/// Bytes of a request: the size of the documents' own measurements.
+const REQUEST_BYTES: usize = 64 * 1024;
+
+#[derive(clap::Args)]
+#[command(after_help = "Rates are 10^9 bytes for each second of processor time of one core. The kernel marked with * is the one that volumes use.")]
+pub struct Args {
+    /// Time for each figure, in milliseconds
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    milliseconds: u64,
+}
+
+struct Row {
+    kernel: Kernel,
+    key_bits: u32,
+    sector: SectorSize,
+    encrypt: f64,
+    decrypt: f64,
+}
+
+pub fn run(context: &Context, args: Args) -> Result<u8> {
+    let time = Duration::from_millis(args.milliseconds);
+    output::say(context.json, "measuring ciphers");
+    let rows = ciphers(time);
+    output::say(context.json, "measuring memory and key derivation");
+    let memory = memory_rate(time);
+    let start = Instant::now();
+    let kdf = stack::volume::passphrase_kdf(&context.settings);
+    let kdf_choice = start.elapsed();
+    let best = Kernel::best();
+    let value = json!({
+        "kernel": best.name(),
+        "ciphers": rows.iter().map(|r| json!({
+            "kernel": r.kernel.name(), "key_bits": r.key_bits, "sector_size": r.sector.bytes(),
+            "encrypt_bytes_per_cpu_s": r.encrypt, "decrypt_bytes_per_cpu_s": r.decrypt,
+        })).collect::<Vec<_>>(),
+        "memory_copy_bytes_per_s": memory,
+        "kdf": kdf.to_string(),
+        "kdf_choice_ms": kdf_choice.as_millis() as u64,
+    });
+    output::show(context.json, &value, || {
+        let mut text = format!("{:<11}{:>6}{:>8}{:>12}{:>12}\n", "kernel", "bits", "sector", "encrypt", "decrypt");
+        for r in &rows {
+            let _ = writeln!(
+                text,
+                "{:<11}{:>6}{:>8}{:>7.2} GB/s{:>7.2} GB/s",
+                format!("{}{}", r.kernel, if r.kernel == best { " *" } else { "" }),
+                r.key_bits,
+                r.sector.bytes(),
+                r.encrypt / 1e9,
+                r.decrypt / 1e9,
+            );
+        }
+        let _ = writeln!(text, "memory copy {:.1} GB/s", memory / 1e9);
+        let _ = writeln!(text, "key derivation for a passphrase: {kdf}");
+        text
+    });
+    Ok(exit::OK)
+}
+
+fn ciphers(time: Duration) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for kernel in Kernel::available() {
+        for key_bits in [128, 256] {
+            for sector in [SectorSize::B512, SectorSize::B4096] {
+                let rate = |direction| {
+                    xts::measure_direction(direction, kernel, key_bits, sector, REQUEST_BYTES, time / 2)
+                };
+                let (encrypt, decrypt) = (rate(Direction::Encrypt), rate(Direction::Decrypt));
+                rows.push(Row { kernel, key_bits, sector, encrypt, decrypt });
+            }
+        }
+    }
+    rows
+}
+
+/// Bytes copied per second between two buffers that no cache holds.
+fn memory_rate(time: Duration) -> f64 {
+    let from = vec![1u8; 64 << 20];
+    let mut to = vec![0u8; from.len()];
+    let start = Instant::now();
+    let mut bytes = 0.0;
+    while bytes == 0.0 || start.elapsed() < time {
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        bytes += from.len() as f64;
+    }
+    bytes / start.elapsed().as_secs_f64()
+}

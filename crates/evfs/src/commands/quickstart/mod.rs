@@ -1,0 +1,227 @@
+//! `evfs quickstart`: the main job on built-in defaults, shown step by step with the commands that
+//! do it, on a file in a folder of its own.
+
+mod store;
+mod tree;
+
+use super::{Context, lab};
+use crate::output;
+use ::lab::{Plan, Spec, Workload};
+use serde_json::{Value, json};
+use stack::arms::{ArmKind, Bench};
+use stack::{Error, Result, StopSignals, exit};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use store::Store;
+
+/// Name of the key pair, the volume and the attached device.
+const NAME: &str = "quickstart";
+/// The part of the volume that the copied tree may take.
+const TREE_SHARE: u64 = 3;
+/// Bytes that the comparison goes over.
+const COMPARE_BYTES: u64 = 64 << 20;
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  evfs quickstart\n  evfs quickstart --dir /srv/try --size 2G          keeps what it made")]
+pub struct Args {
+    /// Folder for everything that is made; kept [default: a temporary one, removed at the end]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Size of the volume
+    #[arg(long, default_value = "512M", value_parser = output::parse_size)]
+    size: u64,
+}
+
+pub fn run(context: &Context, args: Args) -> Result<u8> {
+    if args.size < 64 << 20 {
+        return Err(Error::Usage("--size: the volume should have 64M at least".into()));
+    }
+    let signals = super::attach::install_signals()?;
+    let temporary = match &args.dir {
+        Some(_) => None,
+        None => Some(
+            tempfile::Builder::new()
+                .prefix("evfs-quickstart-")
+                .tempdir()
+                .map_err(|e| Error::io("cannot make a folder in", &std::env::temp_dir(), e))?,
+        ),
+    };
+    let dir = match (&args.dir, &temporary) {
+        (Some(dir), _) => dir.clone(),
+        (None, Some(temporary)) => temporary.path().to_owned(),
+        (None, None) => unreachable!("one of the two is there"),
+    };
+    let tour = Tour { json: context.json, dir: prepare(&dir)?, signals };
+    let report = tour.run(args.size);
+    // Whatever happened, nothing stays attached.
+    let _ = tour.evfs(&["detach", NAME]);
+    let report = report?;
+    output::show(context.json, &report, || summary(&report, args.dir.as_deref()));
+    Ok(exit::OK)
+}
+
+fn prepare(dir: &Path) -> Result<PathBuf> {
+    for folder in [dir.to_owned(), dir.join("run")] {
+        stack::control::run_dir(&folder)?;
+    }
+    let dir = std::fs::canonicalize(dir).map_err(|e| Error::io("cannot find", dir, e))?;
+    let image = dir.join(format!("{NAME}.img"));
+    if image.exists() {
+        return Err(Error::Usage(format!(
+            "{} is there already; remove it, or give another --dir",
+            image.display()
+        )));
+    }
+    Ok(dir)
+}
+
+/// The steps, in a folder.
+struct Tour {
+    json: bool,
+    dir: PathBuf,
+    signals: StopSignals,
+}
+
+impl Tour {
+    fn run(&self, size: u64) -> Result<Value> {
+        let image = self.dir.join(format!("{NAME}.img"));
+        let image = image.to_str().ok_or_else(|| Error::Usage("--dir has to be text".into()))?;
+        let size_text = size.to_string();
+        self.step("a key pair for the owner");
+        self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
+        self.step("an encrypted volume on a file");
+        self.evfs(&["volume", "create", image, "--size", &size_text, "--owner", NAME])?;
+
+        let store = Store::choose();
+        self.step(store.title());
+        let tree = tree::choose(size / TREE_SHARE);
+        let mut attached = self.attach(image, &store)?;
+        let copied = store.fill(&self.dir, &attached, &tree, &|| self.stopped())?;
+        self.say(&format!("      {} files, {} from {}", copied.files, output::size(copied.bytes), tree.root.display()));
+
+        self.step("detach, and look for the data on the disk");
+        self.evfs(&["detach", NAME])?;
+        let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &tree)?;
+        self.say("      none of it lies there in the clear");
+        if leaks > 0 {
+            return Err(Error::Failed(format!("{leaks} pieces of clear data lie on the disk")));
+        }
+
+        self.step("attach again and compare every byte");
+        attached = self.attach(image, &store)?;
+        let verified = store.verify(&self.dir, &attached, &tree, &|| self.stopped())?;
+        self.evfs(&["detach", NAME])?;
+        if verified != copied {
+            return Err(Error::Failed(format!(
+                "{} files of {} bytes came back, {} of {} went in",
+                verified.files, verified.bytes, copied.files, copied.bytes
+            )));
+        }
+        self.say(&format!("      {} files are there, byte for byte", verified.files));
+
+        self.step("what encryption costs here, clear and encrypted in turn");
+        self.say("      $ evfs lab compare clear encrypted");
+        let cost = self.cost()?;
+        Ok(json!({
+            "dir": self.dir, "size": size, "store": store.name(),
+            "files": copied.files, "bytes": copied.bytes, "verified": true, "cost": cost,
+        }))
+    }
+
+    fn attach(&self, image: &str, store: &Store) -> Result<Value> {
+        let mut args = vec!["attach", image, "--background"];
+        args.extend(store.flags());
+        self.evfs(&args)
+    }
+
+    /// A short comparison; `evfs lab compare` is the long one.
+    fn cost(&self) -> Result<Vec<Value>> {
+        let bench = Bench::open(Some(&self.dir.join("compare.img")), COMPARE_BYTES, false)?;
+        let kinds = [ArmKind::Clear, ArmKind::Encrypted(128), ArmKind::Encrypted(256)];
+        let plan = Plan {
+            pairs: 6,
+            max_pairs: 6,
+            min_wall: Duration::from_millis(100),
+            shared: true,
+            ..Plan::default()
+        };
+        let mut rows = Vec::new();
+        for workload in [Workload::SeqRead, Workload::RandWrite] {
+            self.stopped()?;
+            let spec = Spec { workload, span: Some(COMPARE_BYTES), ..Spec::default() };
+            let result = lab::measure(&bench, &kinds, &spec, &plan, !self.json)?;
+            for versus in &result.versus {
+                rows.push(json!({
+                    "workload": workload.name(), "arm": versus.arm,
+                    "throughput_of_clear": versus.throughput.as_ref().map(|r| r.median),
+                    "cpu_of_clear": versus.cpu.as_ref().map(|r| r.median),
+                }));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Runs this program as a person would, with this folder's keys and sockets, and shows the
+    /// command.
+    fn evfs(&self, args: &[&str]) -> Result<Value> {
+        if args[0] != "detach" {
+            self.stopped()?;
+        }
+        let program = std::env::current_exe()
+            .map_err(|e| Error::Failed(format!("cannot find this program: {e}")))?;
+        let output = Command::new(program)
+            .arg("--json")
+            .args(args)
+            .env("EVFS_KEYS_DIR", self.dir.join("keys"))
+            .env("EVFS_RUN_DIR", self.dir.join("run"))
+            .env("EVFS_BACKUP_DIR", self.dir.join("backup"))
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| Error::Failed(format!("cannot start this program: {e}")))?;
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        if output.status.success() {
+            self.say(&format!("      $ evfs {}", args.join(" ")));
+            return Ok(value);
+        }
+        let why = value["error"].as_str().map(str::to_owned);
+        let why = why.unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned());
+        Err(Error::Failed(format!("evfs {}: {}", args.join(" "), why.trim())))
+    }
+
+    fn stopped(&self) -> Result<()> {
+        match self.signals.stop_asked() {
+            Some(_) => Err(Error::Failed("interrupted; nothing stays attached".into())),
+            None => Ok(()),
+        }
+    }
+
+    fn step(&self, what: &str) {
+        self.say(&format!("==> {what}"));
+    }
+
+    fn say(&self, text: &str) {
+        output::say(self.json, text);
+    }
+}
+
+fn summary(report: &Value, kept: Option<&Path>) -> String {
+    let mut text = format!(
+        "A key pair opened an encrypted volume of {}; {} files went in and came back byte for byte.\n",
+        output::size(report["size"].as_u64().unwrap_or(0)),
+        report["files"],
+    );
+    for row in report["cost"].as_array().into_iter().flatten() {
+        text += &format!(
+            "{:<11} {:<14} throughput {:.2} of clear, CPU {:.2} times\n",
+            row["workload"].as_str().unwrap_or_default(),
+            row["arm"].as_str().unwrap_or_default(),
+            row["throughput_of_clear"].as_f64().unwrap_or(f64::NAN),
+            row["cpu_of_clear"].as_f64().unwrap_or(f64::NAN),
+        );
+    }
+    match kept {
+        Some(dir) => text + &format!("Everything is kept in {}.", dir.display()),
+        None => text + "The temporary folder is gone again; --dir DIR keeps it.",
+    }
+}

@@ -1,0 +1,276 @@
+//! Where the tree goes: a file system on a loop device, or, without root, an archive written to the
+//! volume over NBD.
+
+use super::tree::{Amount, Tree};
+use export_nbd::client::Client;
+use serde_json::Value;
+use stack::{Error, Result};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Bytes that go to the volume in one request.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A way to put files on the attached volume.
+pub enum Store {
+    /// ext4 on a loop device, mounted.
+    FileSystem,
+    /// A tar archive from the first byte on, over NBD.
+    Archive,
+}
+
+/// Asked now and then during long work; an error ends it.
+type Stopped<'a> = &'a dyn Fn() -> Result<()>;
+
+impl Store {
+    /// A file system where this user may make loop devices and mount them.
+    pub fn choose() -> Store {
+        let loop_devices = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control")
+            .is_ok();
+        let fuse = Path::new("/dev/fuse").exists();
+        let mkfs = system("mkfs.ext4").arg("-V").output().is_ok_and(|o| o.status.success());
+        if loop_devices && fuse && mkfs { Store::FileSystem } else { Store::Archive }
+    }
+
+    /// For the report.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Store::FileSystem => "ext4 on a loop device",
+            Store::Archive => "archive over NBD",
+        }
+    }
+
+    /// For the person.
+    pub fn title(&self) -> &'static str {
+        match self {
+            Store::FileSystem => "attach as a loop device, make a file system, copy a real tree in",
+            Store::Archive => "attach over NBD (no root, no mount), write a real tree as an archive",
+        }
+    }
+
+    /// Flags of `evfs attach`.
+    pub fn flags(&self) -> &'static [&'static str] {
+        match self {
+            Store::FileSystem => &["--loop"],
+            Store::Archive => &[],
+        }
+    }
+
+    /// Puts the tree on the attached volume and makes it durable.
+    pub fn fill(&self, dir: &Path, attached: &Value, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+        match self {
+            Store::FileSystem => {
+                let device = export(attached, "loop")?;
+                checked(system("mkfs.ext4").args(["-q", "-F"]).arg(&device))?;
+                let mount = Mounted::mount(dir, &device, "rw")?;
+                let amount = each_file(tree, stopped, |file, from| {
+                    let to = mount.path.join(file);
+                    let folder = to.parent().unwrap_or(&mount.path);
+                    std::fs::create_dir_all(folder)?;
+                    io::copy(from, &mut File::create(to)?)
+                })?;
+                mount.unmount()?;
+                Ok(amount)
+            }
+            Store::Archive => {
+                let out = Stream::open(attached)?;
+                let mut archive = tar::Builder::new(io::BufWriter::with_capacity(PIECE_BYTES, out));
+                let amount = each_file(tree, stopped, |file, from| {
+                    let len = from.metadata()?.len();
+                    let mut header = tar::Header::new_gnu();
+                    header.set_size(len);
+                    header.set_mode(0o644);
+                    archive.append_data(&mut header, file, from.take(len))?;
+                    Ok(len)
+                })?;
+                let writer = archive.into_inner().map_err(nbd)?;
+                let mut stream = writer.into_inner().map_err(|e| nbd(e.into_error()))?;
+                stream.finish().map_err(nbd)?;
+                Ok(amount)
+            }
+        }
+    }
+
+    /// Compares what is on the attached volume with the tree.
+    pub fn verify(&self, dir: &Path, attached: &Value, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+        match self {
+            Store::FileSystem => {
+                let mount = Mounted::mount(dir, &export(attached, "loop")?, "ro")?;
+                let amount = each_file(tree, stopped, |file, from| {
+                    same(from, &mut File::open(mount.path.join(file))?, file)
+                })?;
+                mount.unmount()?;
+                Ok(amount)
+            }
+            Store::Archive => {
+                let stream = Stream::open(attached)?;
+                let mut archive = tar::Archive::new(io::BufReader::with_capacity(PIECE_BYTES, stream));
+                let mut amount = Amount::default();
+                for entry in archive.entries().map_err(nbd)? {
+                    stopped()?;
+                    let mut entry = entry.map_err(nbd)?;
+                    let file = entry.path().map_err(nbd)?.into_owned();
+                    let path = tree.root.join(&file);
+                    let mut from = File::open(&path).map_err(|e| Error::io("cannot open", &path, e))?;
+                    amount.bytes += same(&mut from, &mut entry, &file).map_err(nbd)?;
+                    amount.files += 1;
+                }
+                Ok(amount)
+            }
+        }
+    }
+}
+
+/// Runs `work` on each file of the tree and adds up what it did.
+fn each_file(
+    tree: &Tree,
+    stopped: Stopped<'_>,
+    mut work: impl FnMut(&Path, &mut File) -> io::Result<u64>,
+) -> Result<Amount> {
+    let mut amount = Amount::default();
+    for file in &tree.files {
+        stopped()?;
+        let path = tree.root.join(file);
+        let done = File::open(&path).and_then(|mut from| work(file, &mut from));
+        amount.bytes += done.map_err(|e| Error::io("cannot copy or compare", &path, e))?;
+        amount.files += 1;
+    }
+    Ok(amount)
+}
+
+/// Compares two streams and gives their length.
+fn same(a: &mut impl Read, b: &mut impl Read, file: &Path) -> io::Result<u64> {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    a.read_to_end(&mut left)?;
+    b.read_to_end(&mut right)?;
+    if left == right {
+        return Ok(left.len() as u64);
+    }
+    let why = format!("{} came back changed", file.display());
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// Where an export of this kind is, from the JSON of `evfs attach`.
+fn export(attached: &Value, kind: &str) -> Result<PathBuf> {
+    let exports = attached["exports"].as_array().into_iter().flatten();
+    let found = exports.filter(|e| e["kind"] == kind).find_map(|e| e["at"].as_str());
+    found.map(PathBuf::from).ok_or_else(|| Error::Failed(format!("the volume has no {kind} export")))
+}
+
+fn nbd(e: io::Error) -> Error {
+    Error::Failed(format!("the attached volume: {e}"))
+}
+
+/// A system program, also where an ordinary user's PATH does not reach.
+fn system(name: &str) -> Command {
+    let mut command = Command::new(name);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin")).stdin(Stdio::null());
+    command
+}
+
+fn checked(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    let output = command.output().map_err(|e| Error::Failed(format!("{shown}: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Error::Failed(format!("{shown}: {}", said.trim())))
+}
+
+/// A mounted file system, unmounted when it goes out of scope.
+struct Mounted {
+    path: PathBuf,
+    mounted: bool,
+}
+
+impl Mounted {
+    fn mount(dir: &Path, device: &Path, mode: &str) -> Result<Mounted> {
+        let path = dir.join("mnt");
+        std::fs::create_dir_all(&path).map_err(|e| Error::io("cannot make", &path, e))?;
+        checked(system("mount").args(["-t", "ext4", "-o", mode]).arg(device).arg(&path))?;
+        Ok(Mounted { path, mounted: true })
+    }
+
+    fn unmount(mut self) -> Result<()> {
+        self.mounted = false;
+        checked(system("umount").arg(&self.path))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = checked(system("umount").arg("-l").arg(&self.path));
+        }
+    }
+}
+
+/// The volume as a stream from its first byte on, over NBD. Reads and writes whole blocks.
+struct Stream {
+    client: Client,
+    at: u64,
+    rest: Vec<u8>,
+}
+
+impl Stream {
+    fn open(attached: &Value) -> Result<Stream> {
+        let uri = export(attached, "nbd")?;
+        let socket = uri
+            .to_str()
+            .and_then(|u| u.split_once("socket="))
+            .map(|(_, path)| PathBuf::from(path))
+            .ok_or_else(|| Error::Failed(format!("{} names no socket", uri.display())))?;
+        let name = attached["name"].as_str().unwrap_or_default();
+        let client = Client::connect(&socket, name).map_err(nbd)?;
+        Ok(Stream { client, at: 0, rest: Vec::new() })
+    }
+
+    /// Writes what is left, padded to a block, and makes everything durable.
+    fn finish(&mut self) -> io::Result<()> {
+        self.rest.resize(self.rest.len().next_multiple_of(4096), 0);
+        let rest = std::mem::take(&mut self.rest);
+        self.client.write_at(self.at, &rest)?;
+        self.client.flush()
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.rest.extend_from_slice(data);
+        let whole = self.rest.len() - self.rest.len() % 4096;
+        if whole >= PIECE_BYTES {
+            let tail = self.rest.split_off(whole);
+            let piece = std::mem::replace(&mut self.rest, tail);
+            self.client.write_at(self.at, &piece)?;
+            self.at += piece.len() as u64;
+        }
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.rest.is_empty() {
+            let left = self.client.size().saturating_sub(self.at);
+            let mut piece = vec![0; left.min(PIECE_BYTES as u64) as usize];
+            self.client.read_at(self.at, &mut piece)?;
+            self.at += piece.len() as u64;
+            self.rest = piece;
+        }
+        let len = out.len().min(self.rest.len());
+        out[..len].copy_from_slice(&self.rest[..len]);
+        self.rest.drain(..len);
+        Ok(len)
+    }
+}

@@ -1,0 +1,50 @@
+//! `evfs stats`: the counters of an attached volume.
+
+use super::Context;
+use crate::output;
+use serde_json::Value;
+use stack::{Result, control, exit};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  evfs stats disk\n  evfs stats disk --watch          once a second, until interrupted")]
+pub struct Args {
+    /// Name of the attached volume, as `evfs status` shows it
+    name: String,
+    /// Print again every second
+    #[arg(long)]
+    watch: bool,
+}
+
+pub fn run(context: &Context, args: Args) -> Result<u8> {
+    loop {
+        let dir = context.settings.run_dir();
+        let value = control::ask(&dir, &args.name, control::Ask::Stats)?;
+        output::show(context.json, &value, || table(&value));
+        if !args.watch {
+            return Ok(exit::OK);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// One line for each kind of request.
+fn table(value: &Value) -> String {
+    let mut text =
+        format!("{:<14}{:>12}{:>12}{:>9}{:>12}{:>12}\n", "", "requests", "bytes", "errors", "p50", "p99");
+    for (kind, c) in value.as_object().into_iter().flatten().filter(|(_, c)| c.is_object()) {
+        let number = |key: &str| c[key].as_u64().unwrap_or(0);
+        let micros = |key: &str| format!("{:.1} us", number(key) as f64 / 1000.0);
+        let _ = writeln!(
+            text,
+            "{kind:<14}{:>12}{:>12}{:>9}{:>12}{:>12}",
+            number("requests"),
+            output::size(number("bytes")),
+            number("errors"),
+            micros("p50_ns"),
+            micros("p99_ns"),
+        );
+    }
+    text
+}
