@@ -23,6 +23,8 @@ mod kernel;
 mod measure;
 mod select;
 mod self_test;
+#[cfg(test)]
+mod vectors;
 
 pub use cipher::{SectorSize, Xts};
 pub use error::Error;

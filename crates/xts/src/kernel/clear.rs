@@ -4,23 +4,34 @@
 //! the portable kernel works through a scratch. Overwriting is cheap and does not depend on what
 //! the compiler did.
 
-/// Stack overwritten below the caller, in bytes. The portable kernel's frames are the largest:
-/// 3 KiB of scratch and tweaks, and what the `aes` crate uses for eight blocks in bitslices or
-/// fifteen round keys in 512-bit registers, under 4 KiB. The unit tests look for leftovers.
-const STACK_BYTES: usize = 12 * 1024;
+/// Stack of the portable kernel that is overwritten, in bytes: 3 KiB of scratch and tweaks, and
+/// what the `aes` crate uses for eight blocks in bitslices or for fifteen round keys in 512-bit
+/// registers, under 4 KiB. The unit tests look for leftovers.
+const PORTABLE_STACK_BYTES: usize = 12 * 1024;
 
-/// Zeroes the caller-saved registers and [`STACK_BYTES`] of stack below the caller.
+/// Stack of the kernels made of intrinsics: frames of a few hundred bytes. Kept small because a
+/// request of 4 KiB is done in 300 cycles.
+const INTRINSICS_STACK_BYTES: usize = 1024;
+
+/// Zeroes what the portable kernel, or an expansion of keys, left behind.
 ///
 /// To be called from the function that called the kernel, so that both have the same stack below
 /// them. The stack goes first: clearing it may use registers.
-pub(super) fn registers_and_stack() {
-    stack();
+pub(super) fn after_portable() {
+    stack::<PORTABLE_STACK_BYTES>();
+    registers();
+}
+
+/// Zeroes what a kernel made of intrinsics left behind; see [`after_portable`].
+#[cfg(target_arch = "x86_64")]
+pub(super) fn after_intrinsics() {
+    stack::<INTRINSICS_STACK_BYTES>();
     registers();
 }
 
 #[inline(never)]
-fn stack() {
-    let mut frame = [0u8; STACK_BYTES];
+fn stack<const BYTES: usize>() {
+    let mut frame = [0u8; BYTES];
     // SAFETY: the asm does nothing. It takes the address of a live local and may read it as far
     // as the compiler knows, so the zeros have to be in memory before.
     unsafe {

@@ -4,11 +4,19 @@
 //! place. All of `unsafe` is here: intrinsics behind a CPU check, pointers into the two slices,
 //! round keys placed in secret memory, and the clearing of registers and stack afterwards.
 
+#[cfg(target_arch = "x86_64")]
+mod aesni;
 mod clear;
+#[cfg(target_arch = "x86_64")]
+mod keys;
 mod place;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vaes512;
 
 use crate::{Direction, Kernel};
+#[cfg(target_arch = "x86_64")]
+use keys::RoundKeys;
 
 /// A run of data units of one size with consecutive initial values.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +31,7 @@ pub(crate) struct Units {
 
 impl Units {
     /// The initial value of the unit with this index.
+    #[inline]
     fn iv(&self, index: usize) -> u128 {
         let low = (self.first_iv as u64).wrapping_add((index as u64).wrapping_mul(self.iv_step));
         (self.first_iv >> 64 << 64) | u128::from(low)
@@ -33,6 +42,11 @@ impl Units {
 pub(crate) fn supported(kernel: Kernel) -> bool {
     match kernel {
         Kernel::Portable => true,
+        #[cfg(target_arch = "x86_64")]
+        Kernel::AesNi => aesni::supported(),
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Vaes512 => vaes512::supported(),
+        #[cfg(not(target_arch = "x86_64"))]
         Kernel::AesNi | Kernel::Vaes512 => false,
     }
 }
@@ -40,20 +54,36 @@ pub(crate) fn supported(kernel: Kernel) -> bool {
 /// A kernel with its round keys.
 pub(crate) enum Engine {
     Portable(portable::Ciphers),
+    #[cfg(target_arch = "x86_64")]
+    AesNi(RoundKeys),
+    #[cfg(target_arch = "x86_64")]
+    Vaes512(RoundKeys),
 }
 
 impl Engine {
     /// Expands `key` (32 or 64 bytes, data key first) for `kernel`, which this machine supports.
     pub(crate) fn new(kernel: Kernel, key: &[u8]) -> Engine {
         assert!(supported(kernel), "the kernel was checked before");
-        let engine = Engine::Portable(portable::Ciphers::new(key));
-        clear::registers_and_stack();
+        let engine = match kernel {
+            Kernel::Portable => Engine::Portable(portable::Ciphers::new(key)),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::AesNi => Engine::AesNi(RoundKeys::new(key)),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Vaes512 => Engine::Vaes512(RoundKeys::new(key)),
+            #[cfg(not(target_arch = "x86_64"))]
+            Kernel::AesNi | Kernel::Vaes512 => unreachable!("not supported, as checked above"),
+        };
+        clear::after_portable();
         engine
     }
 
     pub(crate) fn kernel(&self) -> Kernel {
         match self {
             Engine::Portable(_) => Kernel::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Engine::AesNi(_) => Kernel::AesNi,
+            #[cfg(target_arch = "x86_64")]
+            Engine::Vaes512(_) => Kernel::Vaes512,
         }
     }
 
@@ -70,9 +100,23 @@ impl Engine {
             dst.len().is_multiple_of(units.bytes),
             "the length is a whole number of sectors"
         );
+        self.work(way, units, src, dst);
+        match self {
+            Engine::Portable(_) => clear::after_portable(),
+            #[cfg(target_arch = "x86_64")]
+            Engine::AesNi(_) | Engine::Vaes512(_) => clear::after_intrinsics(),
+        }
+    }
+
+    /// A frame of its own for the kernel, so that it ends where the clearing begins.
+    #[inline(never)]
+    fn work(&self, way: Direction, units: Units, src: Option<&[u8]>, dst: &mut [u8]) {
         match self {
             Engine::Portable(ciphers) => ciphers.run(way, units, src, dst),
+            #[cfg(target_arch = "x86_64")]
+            Engine::AesNi(keys) => aesni::run(keys, way, units, src, dst),
+            #[cfg(target_arch = "x86_64")]
+            Engine::Vaes512(keys) => vaes512::run(keys, way, units, src, dst),
         }
-        clear::registers_and_stack();
     }
 }
