@@ -1,0 +1,84 @@
+//! What a message authentication code of the header is computed over.
+//!
+//! Two parts, because two kinds of change have to be told apart: nobody but an attacker changes
+//! what the data is enciphered with, while any administrator with any tool may add a keyslot.
+//!
+//! The bytes depend on the meaning of the header and not on its spelling: keys are sorted, white
+//! space and escapes are gone. Sequence ids, salts and sizes of areas are not in it: they change
+//! without meaning anything. The fields are separated so that no value can pass for another.
+
+use crate::Header;
+use crate::json::{Json, Object};
+
+impl Header {
+    /// UUID, segments, digests (without their lists of keyslots), flags and requirements: what
+    /// says how the data is read. Equal for every copy of a header until the volume is reencrypted
+    /// or its flags are changed.
+    pub fn canonical_core(&self) -> Vec<u8> {
+        let document = self.metadata.document();
+        let config = self.object("config");
+        let settings = ["flags", "requirements"]
+            .into_iter()
+            .fold(Object::new(), |all, key| {
+                match config.and_then(|c| c.get(key)) {
+                    Some(value) => all.with(key, value.clone()),
+                    None => all,
+                }
+            });
+        let mut out = String::from("evfs luks2 core 1\n");
+        Json::string(self.uuid()).canonical_into(&mut out);
+        out.push('\n');
+        document
+            .get("segments")
+            .unwrap_or(&Json::Null)
+            .canonical_into(&mut out);
+        out.push('\n');
+        self.digests(|key| key != "keyslots")
+            .canonical_into(&mut out);
+        out.push('\n');
+        Json::Object(settings).canonical_into(&mut out);
+        out.into_bytes()
+    }
+
+    /// Keyslots, the lists of keyslots of the digests, and all tokens except those of the types in
+    /// `without`: what says who may open the volume.
+    pub fn canonical_keys(&self, without: &[&str]) -> Vec<u8> {
+        let document = self.metadata.document();
+        let tokens = self.metadata.tokens().iter();
+        let tokens = tokens.filter(|(_, t)| !without.contains(&t.token_type()));
+        let tokens = tokens.fold(Object::new(), |all, (number, token)| {
+            all.with(&number.to_string(), Json::Object(token.object().clone()))
+        });
+        let mut out = String::from("evfs luks2 keys 1\n");
+        document
+            .get("keyslots")
+            .unwrap_or(&Json::Null)
+            .canonical_into(&mut out);
+        out.push('\n');
+        self.digests(|key| key == "keyslots")
+            .canonical_into(&mut out);
+        out.push('\n');
+        Json::Object(tokens).canonical_into(&mut out);
+        out.into_bytes()
+    }
+
+    fn object(&self, key: &str) -> Option<&Object> {
+        match self.metadata.document().get(key) {
+            Some(Json::Object(object)) => Some(object),
+            _ => None,
+        }
+    }
+
+    /// The digests with only those fields that `keep` wants.
+    fn digests(&self, keep: impl Fn(&str) -> bool) -> Json {
+        let mut kept = Object::new();
+        for (number, digest) in self.object("digests").into_iter().flat_map(Object::iter) {
+            if let Json::Object(digest) = digest {
+                let fields = digest.iter().filter(|(key, _)| keep(key));
+                let fields = fields.fold(Object::new(), |all, (k, v)| all.with(k, v.clone()));
+                kept.set(number, Json::Object(fields));
+            }
+        }
+        Json::Object(kept)
+    }
+}

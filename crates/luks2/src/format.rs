@@ -1,0 +1,206 @@
+//! Making a new header, laid out as `cryptsetup luksFormat` does by default.
+
+use crate::Header;
+use crate::binary::{self, BINARY_LEN, BinaryHeader, HEADER_SIZE_MIN, Salts, check_label};
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::header::{OnDisk, fill_random, random_salt};
+use crate::json::{Json, Object};
+use crate::kdf::SALT_LEN;
+use crate::metadata::{KEYSLOTS_SIZE_MAX, Metadata, area_len, digest_json};
+use crate::open::check_device;
+use secret::SecretBytes;
+
+/// What kind of volume to make.
+#[derive(Debug, Clone)]
+pub struct FormatOptions {
+    /// Bytes of the device.
+    pub device_size: u64,
+    /// 128 (AES-128-XTS, a volume key of 32 bytes) or 256 (AES-256-XTS, 64 bytes). Default 256.
+    pub key_bits: u32,
+    /// Encryption sector, 512 or 4096 bytes. Default 4096.
+    pub sector_size: u32,
+    /// Label, up to 47 bytes. Default empty.
+    pub label: String,
+    /// Subsystem label, up to 47 bytes. Default empty.
+    pub subsystem: String,
+    /// UUID; made at random if `None`.
+    pub uuid: Option<String>,
+    /// Bytes of each copy of the header: 16 KiB doubled up to 4 MiB. Default 16 KiB.
+    pub header_size: u64,
+    /// First byte of the data, a multiple of 4,096. Default 16 MiB, as `cryptsetup`.
+    pub data_offset: u64,
+    /// PBKDF2 iterations of the digest. The volume key is random, so they do not have to be many.
+    pub digest_iterations: u32,
+}
+
+impl FormatOptions {
+    /// The defaults for a device of `device_size` bytes.
+    pub fn new(device_size: u64) -> FormatOptions {
+        FormatOptions {
+            device_size,
+            key_bits: 256,
+            sector_size: 4096,
+            label: String::new(),
+            subsystem: String::new(),
+            uuid: None,
+            header_size: HEADER_SIZE_MIN,
+            data_offset: 16 * 1024 * 1024,
+            digest_iterations: 100_000,
+        }
+    }
+
+    /// Bytes of the volume key: XTS takes two AES keys.
+    pub fn volume_key_len(&self) -> usize {
+        match self.key_bits {
+            128 => 32,
+            _ => 64,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let argument = |ok: bool, message: &str| match ok {
+            true => Ok(()),
+            false => Err(Error::argument(message)),
+        };
+        argument(
+            matches!(self.key_bits, 128 | 256),
+            "the key length is 128 or 256 bits",
+        )?;
+        argument(
+            matches!(self.sector_size, 512 | 4096),
+            "the sector size is 512 or 4096",
+        )?;
+        argument(
+            binary::is_header_size(self.header_size),
+            "the header size is 16 KiB, or that doubled, up to 4 MiB",
+        )?;
+        argument(
+            self.data_offset.is_multiple_of(4096),
+            "the data offset is a multiple of 4096",
+        )?;
+        argument(
+            self.digest_iterations >= 1000,
+            "a digest has at least 1000 iterations",
+        )?;
+        let key_len = u32::try_from(self.volume_key_len()).unwrap_or(u32::MAX);
+        let smallest = 2 * self.header_size + area_len(key_len);
+        argument(
+            self.data_offset >= smallest,
+            "the data offset leaves no room for a keyslot",
+        )?;
+        check_label("label", &self.label)?;
+        check_label("subsystem", &self.subsystem)?;
+        let uuid_fits = self.uuid.as_ref().is_none_or(|uuid| is_uuid(uuid));
+        argument(uuid_fits, "a UUID is 8-4-4-4-12 hexadecimal digits")
+    }
+
+    fn keyslots_size(&self) -> u64 {
+        self.data_offset
+            .saturating_sub(2 * self.header_size)
+            .min(KEYSLOTS_SIZE_MAX)
+    }
+}
+
+/// A fresh volume key of 128 or 256 bits of strength: 32 or 64 random bytes, whose halves differ
+/// (FIPS 140 implementation guidance for XTS; equal halves would weaken it).
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidArgument`] for other lengths.
+pub fn generate_volume_key(key_bits: u32) -> Result<SecretBytes> {
+    let len = match key_bits {
+        128 => 32,
+        256 => 64,
+        _ => return Err(Error::argument("the key length is 128 or 256 bits")),
+    };
+    let key = SecretBytes::random(len);
+    let (data, tweak) = key.split_at(len / 2);
+    if data == tweak {
+        return Err(Error::refused("the random number generator repeats itself"));
+    }
+    Ok(key)
+}
+
+impl Header {
+    /// A new header for `volume_key`, without keyslots. Add at least one, then carry out the plan
+    /// of [`Header::update`]: nothing is on the disk before.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidArgument`] for options that make no sense and a key of the wrong
+    /// length; [`crate::ErrorKind::DeviceTooSmall`].
+    pub fn format(options: &FormatOptions, volume_key: &SecretBytes) -> Result<Header> {
+        options.check()?;
+        if volume_key.len() != options.volume_key_len() {
+            return Err(Error::argument(
+                "the volume key does not have the length that was chosen",
+            ));
+        }
+        let mut salt = [0; SALT_LEN];
+        fill_random(&mut salt)?;
+        let digest = digest_json(volume_key, options.digest_iterations, &[0], &salt);
+        let json_size = options.header_size - BINARY_LEN as u64;
+        let document = document(options, digest, json_size);
+        let metadata = Metadata::from_document(document, json_size)?;
+        check_device(&metadata, options.device_size)?;
+        let uuid = options.uuid.as_ref().map(|uuid| uuid.to_ascii_lowercase());
+        let binary = BinaryHeader {
+            hdr_size: options.header_size,
+            seqid: 0, // the first update makes it 1
+            label: options.label.clone().into(),
+            subsystem: options.subsystem.clone().into(),
+            uuid: uuid.map_or_else(random_uuid, Ok)?,
+            checksum_alg: Hash::Sha256,
+            salt: Salts {
+                primary: random_salt()?,
+                secondary: random_salt()?,
+            },
+        };
+        let on_disk = OnDisk::fresh(&binary);
+        Ok(Header::from_parts(binary, metadata, on_disk))
+    }
+}
+
+/// The document, its keys in the order in which `cryptsetup` writes them.
+fn document(options: &FormatOptions, digest: Object, json_size: u64) -> Object {
+    let segment = Object::new()
+        .with("type", Json::string("crypt"))
+        .with("offset", Json::u64(options.data_offset))
+        .with("size", Json::string("dynamic"))
+        .with("iv_tweak", Json::u64(0))
+        .with("encryption", Json::string("aes-xts-plain64"))
+        .with("sector_size", Json::u32(options.sector_size));
+    let config = Object::new()
+        .with("json_size", Json::u64(json_size))
+        .with("keyslots_size", Json::u64(options.keyslots_size()));
+    let zero = |object: Object| Json::Object(Object::new().with("0", Json::Object(object)));
+    Object::new()
+        .with("keyslots", Json::Object(Object::new()))
+        .with("tokens", Json::Object(Object::new()))
+        .with("segments", zero(segment))
+        .with("digests", zero(digest))
+        .with("config", Json::Object(config))
+}
+
+/// RFC 9562, 5.4: version 4, variant 0b10.
+fn random_uuid() -> Result<String> {
+    let mut bytes = [0; 16];
+    fill_random(&mut bytes)?;
+    let version = 0xffff_ffff_ffff_0fff_ffff_ffff_ffff_ffff;
+    let variant = 0xffff_ffff_ffff_ffff_3fff_ffff_ffff_ffff;
+    let bits = u128::from_be_bytes(bytes) & version & variant | (0x4 << 76) | (0x8 << 60);
+    let hex = format!("{bits:032x}");
+    let mut uuid = String::with_capacity(36);
+    for (i, digit) in hex.chars().enumerate() {
+        if matches!(i, 8 | 12 | 16 | 20) {
+            uuid.push('-');
+        }
+        uuid.push(digit);
+    }
+    Ok(uuid)
+}
+
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    groups.iter().map(|g| g.len()).eq([8, 4, 4, 4, 12])
+        && groups.concat().bytes().all(|b| b.is_ascii_hexdigit())
+}

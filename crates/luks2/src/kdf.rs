@@ -1,0 +1,347 @@
+//! Key derivation: from a passphrase to the key of a keyslot area.
+//!
+//! Costs read from a foreign header are checked against [`KdfLimits`] before any memory is
+//! allocated: a header is data, and must not decide how long this machine works.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::hash::Hash;
+use argon2::{Algorithm, Argon2, Params, Version};
+use secret::SecretBytes;
+use std::time::Duration;
+
+/// Bytes of every salt in a header (`LUKS_SALTSIZE`).
+pub(crate) const SALT_LEN: usize = 32;
+
+/// Fewest Argon2 passes we choose, as in `cryptsetup`.
+const TIME_MIN: u32 = 4;
+
+/// Where measuring starts, and the least memory we choose unless the caller allows less: 64 MiB.
+const MEMORY_START_KIB: u32 = 64 * 1024;
+
+/// Fewest PBKDF2 iterations we choose, as in `cryptsetup`.
+const ITERATIONS_MIN: u32 = 1000;
+
+/// A key derivation function with its costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kdf {
+    /// Argon2id (RFC 9106), the default of `cryptsetup`.
+    Argon2id(Argon2Cost),
+    /// Argon2i.
+    Argon2i(Argon2Cost),
+    /// PBKDF2 with HMAC.
+    Pbkdf2 {
+        /// Hash of the HMAC.
+        hash: Hash,
+        /// Number of iterations.
+        iterations: u32,
+    },
+}
+
+/// Costs of Argon2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Argon2Cost {
+    /// Passes over the memory.
+    pub time: u32,
+    /// Memory in KiB.
+    pub memory_kib: u32,
+    /// Lanes, and threads that work on them.
+    pub cpus: u32,
+}
+
+/// The largest costs that are computed for a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KdfLimits {
+    /// Memory of Argon2 in KiB. Default 4 GiB, the most that `cryptsetup` writes.
+    pub memory_kib_max: u32,
+    /// Passes times memory of Argon2, in KiB. Default 256 GiB, about two minutes of one core.
+    pub work_kib_max: u64,
+    /// Lanes of Argon2. Default 4, the most that `cryptsetup` writes.
+    pub cpus_max: u32,
+    /// Iterations of PBKDF2. Default 100 million, about a minute of one core.
+    pub iterations_max: u32,
+}
+
+impl Default for KdfLimits {
+    fn default() -> KdfLimits {
+        KdfLimits {
+            memory_kib_max: 4 * 1024 * 1024,
+            work_kib_max: 256 * 1024 * 1024,
+            cpus_max: 4,
+            iterations_max: 100_000_000,
+        }
+    }
+}
+
+impl Kdf {
+    /// The name that stands in headers.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kdf::Argon2id(_) => "argon2id",
+            Kdf::Argon2i(_) => "argon2i",
+            Kdf::Pbkdf2 { .. } => "pbkdf2",
+        }
+    }
+
+    /// Whether the costs are within `limits` and make sense at all.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] naming the cost.
+    pub fn check(&self, limits: &KdfLimits) -> Result<()> {
+        let over = |what: &str, is: u64, max: u64| {
+            Error::refused(format!(
+                "{} asks for {what} of {is}, more than the {max} that are allowed; the header may \
+                 be forged (raise the limit if you trust it)",
+                self.name()
+            ))
+        };
+        match *self {
+            Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
+                let Argon2Cost {
+                    time,
+                    memory_kib,
+                    cpus,
+                } = cost;
+                let work = u64::from(time) * u64::from(memory_kib);
+                if cpus > limits.cpus_max {
+                    return Err(over(
+                        "a number of lanes",
+                        cpus.into(),
+                        limits.cpus_max.into(),
+                    ));
+                }
+                if memory_kib > limits.memory_kib_max {
+                    let max = limits.memory_kib_max.into();
+                    return Err(over("memory in KiB", memory_kib.into(), max));
+                }
+                if work > limits.work_kib_max {
+                    return Err(over("work (passes times KiB)", work, limits.work_kib_max));
+                }
+                self.params(0).map(drop)
+            }
+            Kdf::Pbkdf2 { iterations, .. } if iterations > limits.iterations_max => Err(over(
+                "a number of iterations",
+                iterations.into(),
+                limits.iterations_max.into(),
+            )),
+            Kdf::Pbkdf2 { iterations: 0, .. } => Err(Error::refused("pbkdf2 with no iterations")),
+            Kdf::Pbkdf2 { .. } => Ok(()),
+        }
+    }
+
+    /// The costs of Argon2 for `len` bytes of output (0: any); for PBKDF2 meaningless defaults.
+    fn params(&self, len: usize) -> Result<Params> {
+        match *self {
+            Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
+                // RFC 9106, 3.1: memory is at least 8 KiB a lane. Asked here, because `Params`
+                // multiplies before it compares.
+                if u64::from(cost.memory_kib) < 8 * u64::from(cost.cpus) {
+                    return Err(Error::refused(
+                        "argon2 with less than 8 KiB of memory a lane",
+                    ));
+                }
+                Params::new(
+                    cost.memory_kib,
+                    cost.time,
+                    cost.cpus,
+                    (len > 0).then_some(len),
+                )
+                .map_err(|e| Error::refused(format!("costs of {}: {e}", self.name())))
+            }
+            Kdf::Pbkdf2 { .. } => Ok(Params::default()),
+        }
+    }
+
+    /// Derives `len` bytes from `passphrase`. The caller has checked the costs.
+    pub(crate) fn derive(&self, passphrase: &[u8], salt: &[u8], len: usize) -> Result<SecretBytes> {
+        let algorithm = match *self {
+            Kdf::Pbkdf2 { hash, iterations } => {
+                return Ok(hash.pbkdf2(passphrase, salt, iterations, len));
+            }
+            Kdf::Argon2id(_) => Algorithm::Argon2id,
+            Kdf::Argon2i(_) => Algorithm::Argon2i,
+        };
+        let argon2 = Argon2::new(algorithm, Version::V0x13, self.params(len)?);
+        let mut key = SecretBytes::zeroed(len);
+        argon2.hash_password_into(passphrase, salt, &mut key).map_err(|e| match e {
+            argon2::Error::OutOfMemory => Error::new(
+                ErrorKind::OutOfMemory,
+                "there is not enough memory for the key derivation of this keyslot; free some, or \
+                 use a keyslot with a lower memory cost",
+            ),
+            other => Error::refused(format!("{}: {other}", self.name())),
+        })?;
+        Ok(key)
+    }
+
+    /// Argon2id with costs that take about `target` on this machine, measured by `clock` (time
+    /// since any fixed point; it must not go backwards).
+    ///
+    /// Memory grows first, up to `memory_kib_max`, then passes; as `cryptsetup` does, never fewer
+    /// than 4 passes. Lanes are `cpus`, at most 4.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`] when `memory_kib_max` cannot be allocated.
+    pub fn calibrate(
+        clock: &dyn Fn() -> Duration,
+        target: Duration,
+        memory_kib_max: u32,
+        cpus: u32,
+    ) -> Result<Kdf> {
+        let cpus = cpus.clamp(1, 4);
+        let memory_kib_max = memory_kib_max.clamp(8 * cpus, 4 * 1024 * 1024);
+        let memory_kib_min = memory_kib_max.min(MEMORY_START_KIB);
+        let mut cost = Argon2Cost {
+            time: TIME_MIN,
+            memory_kib: memory_kib_min,
+            cpus,
+        };
+        // Cost is close to proportional to time x memory; three rounds settle it within a few
+        // percent, and each round is longer than the one before, so the last one counts most.
+        for _ in 0..3 {
+            let took = measure(clock, &Kdf::Argon2id(cost))?;
+            let scale = ratio(target, took);
+            let work = f64::from(cost.time) * f64::from(cost.memory_kib) * scale;
+            let memory =
+                (work / f64::from(TIME_MIN)).clamp(memory_kib_min.into(), memory_kib_max.into());
+            cost.memory_kib = to_u32(memory).clamp(memory_kib_min, memory_kib_max);
+            cost.time = to_u32(work / memory).max(TIME_MIN);
+            if (0.9..1.1).contains(&scale) {
+                break;
+            }
+        }
+        Ok(Kdf::Argon2id(cost))
+    }
+
+    /// PBKDF2 with a number of iterations that takes about `target` on this machine.
+    ///
+    /// # Errors
+    /// None in practice; the type is that of [`Kdf::calibrate`].
+    pub fn calibrate_pbkdf2(
+        clock: &dyn Fn() -> Duration,
+        target: Duration,
+        hash: Hash,
+    ) -> Result<Kdf> {
+        let mut iterations = 10_000;
+        for _ in 0..3 {
+            let took = measure(clock, &Kdf::Pbkdf2 { hash, iterations })?;
+            let scale = ratio(target, took);
+            iterations = to_u32(f64::from(iterations) * scale).max(ITERATIONS_MIN);
+            if (0.9..1.1).contains(&scale) {
+                break;
+            }
+        }
+        Ok(Kdf::Pbkdf2 { hash, iterations })
+    }
+}
+
+fn measure(clock: &dyn Fn() -> Duration, kdf: &Kdf) -> Result<Duration> {
+    let from = clock();
+    kdf.derive(b"passphrase to measure with", &[7; SALT_LEN], 64)?;
+    Ok(clock().saturating_sub(from))
+}
+
+/// How many times longer `target` is than `took`; a step is at most 64-fold, so that a first
+/// measurement too short for the clock does not lead to minutes of the second.
+fn ratio(target: Duration, took: Duration) -> f64 {
+    (target.as_secs_f64() / took.as_secs_f64().max(1e-6)).clamp(1.0 / 64.0, 64.0)
+}
+
+/// The nearest `u32`; `as` saturates for floats, which is what is wanted.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn to_u32(value: f64) -> u32 {
+    value.round() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// RFC 6070 (SHA-1) and the widely used SHA-256 counterpart.
+    #[test]
+    fn derives_the_pbkdf2_vectors() {
+        let key = Hash::Sha1.pbkdf2(b"password", b"salt", 4096, 20);
+        assert_eq!(hex(&key), "4b007901b765489abead49d926f721d065a429c1");
+        let key = Hash::Sha256.pbkdf2(b"password", b"salt", 4096, 32);
+        assert_eq!(
+            hex(&key),
+            "c5e478d59288c841aa530db6845c4c8d962893a001ce4e11a4963873aa98134a"
+        );
+    }
+
+    fn argon2id(time: u32, memory_kib: u32, cpus: u32) -> Kdf {
+        Kdf::Argon2id(Argon2Cost {
+            time,
+            memory_kib,
+            cpus,
+        })
+    }
+
+    #[test]
+    fn refuses_costs_beyond_the_limits_before_computing() {
+        let limits = KdfLimits::default();
+        for kdf in [
+            argon2id(4, u32::MAX, 1),
+            argon2id(u32::MAX, 1024, 1),
+            argon2id(4, 1024, 5),
+            argon2id(4, 1024, u32::MAX),
+            argon2id(0, 1024, 1),
+            argon2id(4, 1024, 0),
+            argon2id(4, 7, 1),
+            argon2id(4, 0, 1),
+            Kdf::Pbkdf2 {
+                hash: Hash::Sha256,
+                iterations: u32::MAX,
+            },
+            Kdf::Pbkdf2 {
+                hash: Hash::Sha256,
+                iterations: 0,
+            },
+        ] {
+            let error = kdf.check(&limits).expect_err("beyond the limits");
+            assert_eq!(error.kind(), ErrorKind::Refused, "{kdf:?}");
+        }
+        argon2id(4, 1024 * 1024, 4)
+            .check(&limits)
+            .expect("the default of cryptsetup");
+        let low = KdfLimits {
+            memory_kib_max: 1024,
+            ..limits
+        };
+        assert!(argon2id(4, 1025, 1).check(&low).is_err());
+    }
+
+    /// The clock is a function of the work done, so this does not depend on the machine.
+    #[test]
+    fn calibration_never_goes_below_the_floors_and_stays_in_memory() {
+        let now = Cell::new(Duration::ZERO);
+        let slow = || {
+            now.set(now.get() + Duration::from_secs(10));
+            now.get()
+        };
+        let kdf = Kdf::calibrate(&slow, Duration::from_millis(10), 64, 1).expect("64 KiB");
+        assert_eq!(kdf, argon2id(4, 64, 1));
+        let fast = || {
+            now.set(now.get() + Duration::from_millis(1));
+            now.get()
+        };
+        let kdf = Kdf::calibrate(&fast, Duration::from_millis(4), 256, 9).expect("256 KiB");
+        let Kdf::Argon2id(cost) = kdf else {
+            panic!("{kdf:?}")
+        };
+        assert_eq!((cost.memory_kib, cost.cpus), (256, 4));
+        assert!(cost.time > 4, "{cost:?}");
+        let kdf = Kdf::calibrate_pbkdf2(&slow, Duration::from_millis(1), Hash::Sha256);
+        assert_eq!(
+            kdf,
+            Ok(Kdf::Pbkdf2 {
+                hash: Hash::Sha256,
+                iterations: 1000
+            })
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! Keyslots: opening, adding, replacing, removing.
+
+use crate::Header;
+use crate::area;
+use crate::error::{Error, ErrorKind, Result};
+use crate::header::{fill_random, pick, section};
+use crate::json::{Json, Object};
+use crate::kdf::{Kdf, KdfLimits, SALT_LEN};
+use crate::metadata::{
+    KEYSLOTS_MAX, Keyslot, NewKeyslot, Priority, Range, area_len, keyslot_json, material_len,
+};
+use crate::plan::AreaWrite;
+use crate::{Hash, af};
+use secret::SecretBytes;
+
+/// Hash of the anti-forensic split of new keyslots, as `cryptsetup` chooses by default.
+const AF_HASH: Hash = Hash::Sha256;
+
+impl Header {
+    /// The keyslots of the volume key to try for a passphrase that came without a number: the
+    /// preferred ones first, then the normal ones, each in order; those set to be ignored are left
+    /// out, and so are those that EVFS cannot open and those of other keys.
+    pub fn keyslots_to_try(&self) -> Vec<u32> {
+        let of = |priority: Priority| {
+            let slots = self.volume_keyslots();
+            slots
+                .filter(move |(_, k)| k.is_usable() && k.priority() == priority)
+                .map(|(n, _)| n)
+        };
+        of(Priority::Prefer).chain(of(Priority::Normal)).collect()
+    }
+
+    /// The keyslots that hold the volume key.
+    fn volume_keyslots(&self) -> impl Iterator<Item = (u32, &Keyslot)> {
+        let (_, digest) = self.metadata.volume_digest();
+        let bound = digest.map(|d| d.keyslots()).unwrap_or_default();
+        let all = self.metadata.keyslots().iter();
+        all.filter(|(n, _)| bound.contains(n)).map(|(n, k)| (*n, k))
+    }
+
+    /// A keyslot of the volume key that can be opened.
+    fn volume_keyslot(&self, slot: u32) -> Result<&Keyslot> {
+        let all = self.metadata.keyslots();
+        let keyslot = all.get(&slot).ok_or_else(|| not_found(slot))?;
+        if !self.volume_keyslots().any(|(n, _)| n == slot) {
+            return Err(Error::unsupported(format!(
+                "keyslot {slot} is not bound to the data of this volume; it opens nothing"
+            )));
+        }
+        Ok(keyslot)
+    }
+
+    /// What of the device [`Header::open_keyslot`] needs: whole 4,096-byte blocks, where the area
+    /// is long enough for that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] for a keyslot that EVFS cannot open.
+    pub fn keyslot_area(&self, slot: u32) -> Result<Range> {
+        let keyslot = self.volume_keyslot(slot)?;
+        keyslot.protection()?;
+        let area = keyslot.area();
+        Ok(Range {
+            offset: area.offset,
+            len: area_len(keyslot.key_size()).min(area.len),
+        })
+    }
+
+    /// Opens keyslot `slot` with `passphrase`: derives the key of the area, deciphers and merges
+    /// `area` (the bytes of [`Header::keyslot_area`]) and checks the result against the digest.
+    ///
+    /// Computes for seconds, and takes the memory that the keyslot states, up to `limits`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WrongKey`] when the passphrase is not that of the keyslot (or its area is
+    /// damaged: the two cannot be told apart); [`ErrorKind::Refused`] when the costs are beyond
+    /// `limits`; [`ErrorKind::OutOfMemory`]; and those of [`Header::keyslot_area`].
+    pub fn open_keyslot(
+        &self,
+        slot: u32,
+        passphrase: &[u8],
+        area: &[u8],
+        limits: &KdfLimits,
+    ) -> Result<SecretBytes> {
+        let keyslot = self.volume_keyslot(slot)?;
+        let protection = keyslot.protection()?;
+        protection
+            .kdf
+            .check(limits)
+            .map_err(|e| e.within(format!("keyslot {slot}")))?;
+        let key_len = to_usize(u64::from(keyslot.key_size()));
+        let needed = to_usize(material_len(keyslot.key_size()));
+        let area = area.get(..needed).ok_or_else(|| {
+            Error::argument(format!("keyslot {slot} needs {needed} bytes of its area"))
+        })?;
+        let area_key_len = to_usize(u64::from(protection.area_key_size));
+        let area_key = protection
+            .kdf
+            .derive(passphrase, &protection.salt, area_key_len)?;
+        let mut material = SecretBytes::from_slice(area);
+        area::decrypt(&area_key, &mut material)?;
+        let key = af::merge(&material, key_len, af::STRIPES, protection.af_hash);
+        drop((area_key, material));
+        let right = self.is_volume_key(&key, limits);
+        secret::burn_stack();
+        if right? {
+            return Ok(key);
+        }
+        Err(Error::new(
+            ErrorKind::WrongKey,
+            format!("the passphrase or key does not open keyslot {slot}"),
+        ))
+    }
+
+    /// Whether `key` is the volume key: of the right length, and matching the digest. Compared in
+    /// constant time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] when the digest asks for more iterations than `limits` allow.
+    pub fn is_volume_key(&self, key: &SecretBytes, limits: &KdfLimits) -> Result<bool> {
+        // The length first: HMAC pads with zeros, so the digest of a key and of the same key with
+        // zeros after it are equal.
+        let length_fits = match self.volume_key_len() {
+            Some(len) => key.len() as u64 == u64::from(len),
+            None => key.len() == 32 || key.len() == 64,
+        };
+        let (_, digest) = self.metadata.volume_digest();
+        match digest {
+            Some(digest) if length_fits => digest.matches(key, limits),
+            _ => Ok(false),
+        }
+    }
+
+    /// Adds a keyslot in which `passphrase` opens `volume_key`, in place `slot` or the first free
+    /// one; gives its number. Its key material is written by the next [`Header::update`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::WrongKey`] when `volume_key` is not that of this volume; [`ErrorKind::InUse`];
+    /// [`ErrorKind::NoSpace`] when all 32 are taken or the keyslots area or JSON area is full;
+    /// [`ErrorKind::Refused`] when `kdf` makes no sense; [`ErrorKind::OutOfMemory`].
+    pub fn add_keyslot(
+        &mut self,
+        volume_key: &SecretBytes,
+        passphrase: &[u8],
+        kdf: &Kdf,
+        slot: Option<u32>,
+        priority: Priority,
+    ) -> Result<u32> {
+        let taken = |n: u32| self.metadata.keyslots().contains_key(&n);
+        let slot = pick("keyslot", slot, KEYSLOTS_MAX, taken)?;
+        self.put_keyslot(slot, volume_key, passphrase, kdf, priority)?;
+        Ok(slot)
+    }
+
+    /// Puts another passphrase into keyslot `slot`, which keeps its number, priority and tokens.
+    /// The new key material goes to another area; the old one is wiped by the same plan, after
+    /// both copies of the header name the new one. So the old or the new passphrase opens, at
+    /// every moment.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], and those of [`Header::add_keyslot`].
+    pub fn replace_keyslot(
+        &mut self,
+        slot: u32,
+        volume_key: &SecretBytes,
+        passphrase: &[u8],
+        kdf: &Kdf,
+    ) -> Result<()> {
+        let priority = self.volume_keyslot(slot)?.priority();
+        self.put_keyslot(slot, volume_key, passphrase, kdf, priority)
+    }
+
+    fn put_keyslot(
+        &mut self,
+        slot: u32,
+        volume_key: &SecretBytes,
+        passphrase: &[u8],
+        kdf: &Kdf,
+        priority: Priority,
+    ) -> Result<()> {
+        kdf.check(&KdfLimits::default())?;
+        if !self.is_volume_key(volume_key, &KdfLimits::default())? {
+            return Err(Error::new(
+                ErrorKind::WrongKey,
+                "this is not the volume key of the volume",
+            ));
+        }
+        let key_size = u32::try_from(volume_key.len()).unwrap_or(u32::MAX);
+        let area = self.free_area(area_len(key_size))?;
+        let mut salt = [0; SALT_LEN];
+        fill_random(&mut salt)?;
+        let new = NewKeyslot {
+            key_size,
+            area,
+            kdf,
+            salt: &salt,
+            af_hash: AF_HASH,
+            priority,
+        };
+        // The document first: it is what can be refused, and deriving the key takes seconds.
+        let before = self.metadata.clone();
+        self.name_keyslot(slot, keyslot_json(&new))?;
+        match seal(&new, volume_key, passphrase) {
+            Ok(bytes) => {
+                self.area_writes.retain(|write| write.slot != slot);
+                self.area_writes.push(AreaWrite {
+                    slot,
+                    offset: area.offset,
+                    bytes,
+                });
+                Ok(())
+            }
+            Err(e) => {
+                self.metadata = before;
+                Err(e)
+            }
+        }
+    }
+
+    /// Puts a keyslot into the document and under the digest of the volume key.
+    fn name_keyslot(&mut self, slot: u32, keyslot: Object) -> Result<()> {
+        let (digest, _) = self.metadata.volume_digest();
+        self.edit(|document| {
+            section(document, "keyslots")?.set(&slot.to_string(), Json::Object(keyslot));
+            let digests = section(document, "digests")?;
+            if let Some(Json::Array(slots)) = digests
+                .object_mut(&digest.to_string())
+                .and_then(|d| d.get_mut("keyslots"))
+                && !slots.contains(&Json::string(slot.to_string()))
+            {
+                slots.push(Json::string(slot.to_string()));
+            }
+            Ok(())
+        })
+    }
+
+    /// The first gap of `len` bytes between the areas that are named in memory or on the disk.
+    fn free_area(&self, len: u64) -> Result<Range> {
+        let whole = self.metadata.keyslots_range();
+        let mut areas = self.named_areas();
+        areas.sort();
+        let mut at = whole.offset;
+        for area in areas {
+            if at + len <= area.offset {
+                break;
+            }
+            at = at.max(area.end().next_multiple_of(4096));
+        }
+        let range = Range { offset: at, len };
+        if range.end() > whole.end() {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "the keyslots area of {} bytes has no free {len} bytes; remove a keyslot first",
+                    whole.len
+                ),
+            ));
+        }
+        Ok(range)
+    }
+
+    /// Removes keyslot `slot` from the header, its digest and the tokens. Its area is wiped by the
+    /// next [`Header::update`], after both copies of the header are written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::LastKeyslot`] when no keyslot that EVFS can open
+    /// would be left for the volume key, unless `force`.
+    pub fn remove_keyslot(&mut self, slot: u32, force: bool) -> Result<()> {
+        if !self.metadata.keyslots().contains_key(&slot) {
+            return Err(not_found(slot));
+        }
+        let others = self
+            .volume_keyslots()
+            .filter(|(n, k)| *n != slot && k.is_usable())
+            .count();
+        let counts = self
+            .volume_keyslots()
+            .any(|(n, k)| n == slot && k.is_usable());
+        if others == 0 && counts && !force {
+            return Err(Error::new(
+                ErrorKind::LastKeyslot,
+                format!(
+                    "keyslot {slot} is the last one that opens this volume; without it the data is \
+                     lost. Add another key first"
+                ),
+            ));
+        }
+        let name = slot.to_string();
+        self.edit(|document| {
+            section(document, "keyslots")?.remove(&name);
+            unlist(section(document, "tokens")?, &name);
+            let digests = section(document, "digests")?;
+            unlist(digests, &name);
+            drop_unused_digests(digests);
+            Ok(())
+        })?;
+        self.area_writes.retain(|write| write.slot != slot);
+        Ok(())
+    }
+
+    /// Sets when keyslot `slot` is tried.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn set_priority(&mut self, slot: u32, priority: Priority) -> Result<()> {
+        if !self.metadata.keyslots().contains_key(&slot) {
+            return Err(not_found(slot));
+        }
+        self.edit(|document| {
+            let keyslots = section(document, "keyslots")?;
+            if let Some(keyslot) = keyslots.object_mut(&slot.to_string()) {
+                match priority {
+                    Priority::Normal => drop(keyslot.remove("priority")),
+                    Priority::Ignore => keyslot.set("priority", Json::u32(0)),
+                    Priority::Prefer => keyslot.set("priority", Json::u32(2)),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn not_found(slot: u32) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no keyslot {slot}"))
+}
+
+/// The whole area of a new keyslot: split key material, enciphered, and random bytes up to the end.
+fn seal(new: &NewKeyslot<'_>, volume_key: &SecretBytes, passphrase: &[u8]) -> Result<Vec<u8>> {
+    let area_key = new.kdf.derive(passphrase, new.salt, volume_key.len())?;
+    let mut area = SecretBytes::zeroed(to_usize(new.area.len));
+    fill_random(&mut area)?;
+    let split = af::split(volume_key, af::STRIPES, new.af_hash)?;
+    area.iter_mut()
+        .zip(split.iter())
+        .for_each(|(to, from)| *to = *from);
+    area::encrypt(&area_key, &mut area)?;
+    secret::burn_stack();
+    Ok(area.to_vec())
+}
+
+/// Takes `name` out of the `keyslots` of every object of a section.
+fn unlist(section: &mut Object, name: &str) {
+    for entry in section.values_mut() {
+        if let Json::Object(entry) = entry
+            && let Some(Json::Array(slots)) = entry.get_mut("keyslots")
+        {
+            slots.retain(|slot| *slot != Json::string(name));
+        }
+    }
+}
+
+/// As `cryptsetup` before every write: a digest without keyslot and segment has no use.
+fn drop_unused_digests(digests: &mut Object) {
+    let empty = |entry: &Json, key: &str| match entry {
+        Json::Object(entry) => matches!(entry.get(key), Some(Json::Array(a)) if a.is_empty()),
+        _ => false,
+    };
+    let unused: Vec<String> = digests
+        .iter()
+        .filter(|(_, d)| empty(d, "keyslots") && empty(d, "segments"))
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    for name in unused {
+        digests.remove(&name);
+    }
+}
+
+/// Lengths here come from checked fields and are below 128 MiB.
+fn to_usize(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}

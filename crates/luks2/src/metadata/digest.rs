@@ -1,0 +1,149 @@
+//! The `digests` section: how a volume key is recognised.
+
+use super::Fields;
+use crate::error::{Error, ErrorKind, Result, quoted};
+use crate::hash::Hash;
+use crate::kdf::{KdfLimits, SALT_LEN};
+use secret::SecretBytes;
+use std::collections::BTreeMap;
+use subtle::ConstantTimeEq;
+
+/// Fewest bytes of a digest (that of SHA-1).
+const DIGEST_LEN_MIN: usize = 20;
+
+/// A digest over a volume key, the keyslots that hold this key and the segments it deciphers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Digest {
+    keyslots: Vec<u32>,
+    segments: Vec<u32>,
+    check: std::result::Result<Pbkdf2Digest, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pbkdf2Digest {
+    hash: Hash,
+    iterations: u32,
+    salt: Vec<u8>,
+    digest: Vec<u8>,
+}
+
+impl Digest {
+    /// The keyslots that hold the key.
+    pub fn keyslots(&self) -> &[u32] {
+        &self.keyslots
+    }
+
+    /// The segments that the key deciphers; none for the key of an unbound keyslot.
+    pub fn segments(&self) -> &[u32] {
+        &self.segments
+    }
+
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Digest> {
+        let check = match fields.str("type")? {
+            "pbkdf2" => Pbkdf2Digest::read(fields)?,
+            other => Err(format!("{}: unknown type {}", fields.path(), quoted(other))),
+        };
+        Ok(Digest {
+            keyslots: fields.numbers("keyslots")?,
+            segments: fields.numbers("segments")?,
+            check,
+        })
+    }
+
+    /// Whether `key` is the key of this digest. Compares in constant time.
+    ///
+    /// The caller has checked the length of the key: HMAC pads its key with zeros, so that a
+    /// shorter key and the same key with zeros after it have one digest.
+    pub(crate) fn matches(&self, key: &[u8], limits: &KdfLimits) -> Result<bool> {
+        let check = self
+            .check
+            .as_ref()
+            .map_err(|reason| Error::unsupported(reason.as_str()))?;
+        if check.iterations > limits.iterations_max {
+            return Err(Error::refused(format!(
+                "the digest asks for {} iterations, more than the {} that are allowed",
+                check.iterations, limits.iterations_max
+            )));
+        }
+        let computed = check
+            .hash
+            .pbkdf2(key, &check.salt, check.iterations, check.digest.len());
+        Ok(computed[..].ct_eq(&check.digest).into())
+    }
+}
+
+impl Pbkdf2Digest {
+    /// The inner error is a digest that exists but cannot be computed here.
+    fn read(fields: &Fields<'_>) -> Result<std::result::Result<Pbkdf2Digest, String>> {
+        let hash = match Hash::from_name(fields.str("hash")?) {
+            Ok(hash) => hash,
+            Err(e) => return Ok(Err(e.within(fields.path()).to_string())),
+        };
+        let iterations = fields.u32("iterations")?;
+        let salt = fields.bytes("salt")?;
+        let digest = fields.bytes("digest")?;
+        let path = fields.path();
+        if iterations == 0 {
+            return Err(Error::refused(format!("{path}: no iterations")));
+        }
+        if salt.len() != SALT_LEN {
+            return Err(Error::refused(format!(
+                "{path}: the salt is not {SALT_LEN} bytes"
+            )));
+        }
+        // As cryptsetup: the 20 bytes of LUKS1, or a whole hash. A short digest would let keys
+        // pass that are not the key.
+        if digest.len() != DIGEST_LEN_MIN && digest.len() != hash.len() {
+            return Err(Error::refused(format!(
+                "{path}: {} bytes of digest do not fit {hash}",
+                digest.len()
+            )));
+        }
+        Ok(Ok(Pbkdf2Digest {
+            hash,
+            iterations,
+            salt,
+            digest,
+        }))
+    }
+}
+
+/// The number of the one digest that belongs to `segment`.
+pub(super) fn of_segment(digests: &BTreeMap<u32, Digest>, segment: u32) -> Result<u32> {
+    let mut owners = digests
+        .iter()
+        .filter(|(_, d)| d.segments.contains(&segment));
+    match (owners.next(), owners.next()) {
+        // As cryptsetup: no digest would mean that any key passes.
+        (None, _) => Err(Error::damaged(format!("segment {segment} has no digest"))),
+        (Some((_, digest)), None) if digest.check.is_err() => {
+            let reason = digest.check.as_ref().err().cloned().unwrap_or_default();
+            Err(Error::new(ErrorKind::Unsupported, reason))
+        }
+        (Some((id, _)), None) => Ok(*id),
+        (Some(_), Some(_)) => Err(Error::refused(format!(
+            "segment {segment} has more than one digest"
+        ))),
+    }
+}
+
+/// The JSON of a new digest over `key`.
+pub(crate) fn digest_json(
+    key: &SecretBytes,
+    iterations: u32,
+    segments: &[u32],
+    salt: &[u8],
+) -> crate::json::Object {
+    use super::field::base64;
+    use crate::json::{Json, Object};
+    let hash = Hash::Sha256;
+    let digest = hash.pbkdf2(key, salt, iterations, hash.len());
+    Object::new()
+        .with("type", Json::string("pbkdf2"))
+        .with("keyslots", Json::names(&[]))
+        .with("segments", Json::names(segments))
+        .with("hash", Json::string(hash.name()))
+        .with("iterations", Json::u32(iterations))
+        .with("salt", base64(salt))
+        .with("digest", base64(&digest))
+}

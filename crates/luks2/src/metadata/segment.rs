@@ -1,0 +1,219 @@
+//! The `segments` section: where the data lies and how it is enciphered. EVFS opens volumes of
+//! one segment of type `crypt` with `aes-xts-plain64`; everything else is refused by name.
+
+use super::{Config, Fields};
+use crate::binary::BINARY_LEN;
+use crate::error::{Error, ErrorKind, Result, quoted};
+use std::collections::BTreeMap;
+
+/// The one cipher of the allow-list, as it stands in headers.
+pub(crate) const CIPHER: &str = "aes-xts-plain64";
+
+/// Unit of the initialisation vectors, in bytes: LUKS2 counts 512-byte sectors even where the
+/// encryption sector is larger (it never sets `iv_large_sectors`).
+const IV_UNIT: u64 = 512;
+
+/// The data segment of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    offset: u64,
+    size: Option<u64>,
+    iv_tweak: u64,
+    sector_size: u32,
+}
+
+impl Segment {
+    /// First byte of the data on the device.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes of data; `None` is "dynamic": up to the end of the device.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// Added to the number of the 512-byte sector to give the initialisation vector. Counted in
+    /// 512-byte sectors whatever [`Segment::sector_size`] is.
+    pub fn iv_tweak(&self) -> u64 {
+        self.iv_tweak
+    }
+
+    /// Bytes enciphered as one unit: 512 or 4096.
+    pub fn sector_size(&self) -> u32 {
+        self.sector_size
+    }
+
+    /// The cipher, always `aes-xts-plain64`.
+    pub fn encryption(&self) -> &'static str {
+        CIPHER
+    }
+
+    /// Bytes of data on a device of `device_size` bytes: whole sectors, at least one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DeviceTooSmall`].
+    pub fn data_len(&self, device_size: u64) -> Result<u64> {
+        let room = device_size.saturating_sub(self.offset);
+        let sector = u64::from(self.sector_size);
+        let len = self.size.unwrap_or(room - room % sector);
+        if len == 0 || len > room {
+            return Err(Error::new(
+                ErrorKind::DeviceTooSmall,
+                format!(
+                    "the device has {device_size} bytes, but its data begins at {} and is {} bytes \
+                     long; was the device or file cut short?",
+                    self.offset,
+                    self.size.unwrap_or(sector)
+                ),
+            ));
+        }
+        Ok(len)
+    }
+
+    pub(super) fn read(fields: &Fields<'_>) -> Result<AnySegment> {
+        let path = fields.path();
+        let kind = fields.str("type")?;
+        let offset = fields.u64("offset")?;
+        let size = match fields.str("size")? {
+            "dynamic" => None,
+            _ => Some(fields.u64("size")?),
+        };
+        if offset % 512 != 0 || size.is_some_and(|s| s == 0 || s % 512 != 0) {
+            return Err(Error::damaged(format!(
+                "{path}: offset or size is not whole sectors"
+            )));
+        }
+        let flags = fields.optional_strings("flags")?;
+        let mut segment = Segment {
+            offset,
+            size,
+            iv_tweak: 0,
+            sector_size: 512,
+        };
+        let mut refusal = match kind {
+            "crypt" => segment.read_crypt(fields)?,
+            other => Some(Error::unsupported(format!(
+                "{path} has the type {}; EVFS opens segments of type crypt",
+                quoted(other)
+            ))),
+        };
+        if let Some(flag) = flags.first() {
+            // in-reencryption, backup-previous, backup-final, backup-moved-segment
+            refusal.get_or_insert(Error::unsupported(format!(
+                "{path} has the flag {}: the volume is being reencrypted; finish it first with \
+                 `cryptsetup reencrypt --resume-only`",
+                quoted(flag)
+            )));
+        }
+        Ok(AnySegment {
+            segment,
+            crypt: kind == "crypt",
+            refusal,
+        })
+    }
+
+    /// Reads what a crypt segment has besides; gives why we do not open it, if we do not.
+    fn read_crypt(&mut self, fields: &Fields<'_>) -> Result<Option<Error>> {
+        let path = fields.path();
+        self.iv_tweak = fields.u64("iv_tweak")?;
+        let encryption = fields.str("encryption")?;
+        let sector_size = fields.u32("sector_size")?;
+        self.sector_size = sector_size;
+        let whole = |size: u64| size.is_multiple_of(u64::from(sector_size));
+        if sector_size == 0 || sector_size % 512 != 0 || !self.size.is_none_or(whole) {
+            return Err(Error::damaged(format!(
+                "{path}: sector size {sector_size} does not fit, or the size is not whole sectors"
+            )));
+        }
+        if fields.has("integrity") {
+            return Ok(Some(Error::unsupported(format!(
+                "{path} has integrity protection (dm-integrity), which EVFS does not do; open it \
+                 with cryptsetup"
+            ))));
+        }
+        if let Some(refusal) = refuse_cipher(path, encryption) {
+            return Ok(Some(refusal));
+        }
+        if sector_size != 512 && sector_size != 4096 {
+            return Ok(Some(Error::unsupported(format!(
+                "{path}: sectors of {sector_size} bytes; EVFS has 512 and 4096"
+            ))));
+        }
+        let last = self.size.unwrap_or(u64::MAX) / IV_UNIT;
+        if self.iv_tweak.checked_add(last).is_none() {
+            return Ok(Some(Error::refused(format!(
+                "{path}: iv_tweak {} makes initialisation vectors wrap around",
+                self.iv_tweak
+            ))));
+        }
+        Ok(None)
+    }
+}
+
+/// A segment of any kind, and why we do not open it, if we do not.
+pub(super) struct AnySegment {
+    segment: Segment,
+    crypt: bool,
+    refusal: Option<Error>,
+}
+
+/// Why `encryption` is not accepted, if it is not. A null cipher is told apart: it is how forged
+/// headers make a victim write clear data (CVE-2025-59054).
+pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
+    if encryption == CIPHER {
+        return None;
+    }
+    if encryption.contains("null") {
+        return Some(Error::refused(format!(
+            "{path}: the header asks for a null cipher, that is for no encryption at all; it may \
+             be forged"
+        )));
+    }
+    Some(Error::unsupported(format!(
+        "{path}: the cipher {} is not {CIPHER}, the only one EVFS has",
+        quoted(encryption)
+    )))
+}
+
+/// No data lies in the header. As `cryptsetup`, but data at offset 0 (a detached header) is
+/// accepted there and not here.
+pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Config) -> Result<()> {
+    if segments.is_empty() {
+        return Err(Error::damaged("there is no segment"));
+    }
+    let copies = 2 * (config.json_size() + BINARY_LEN as u64);
+    let end = copies + config.keyslots_size();
+    let first = segments
+        .values()
+        .filter(|s| s.crypt)
+        .map(|s| s.segment.offset)
+        .min();
+    match first {
+        Some(0) => Err(Error::unsupported(
+            "the header is detached: its data lies on another device, which EVFS does not do",
+        )),
+        Some(offset) if offset < end => Err(Error::damaged(format!(
+            "the data begins at {offset}, inside the header, which ends at {end}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The single segment, or why there is none that we open.
+pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segment)> {
+    let count = segments.len();
+    let mut only = None;
+    for (id, any) in segments {
+        if let Some(refusal) = any.refusal {
+            return Err(refusal);
+        }
+        only = Some((id, any.segment));
+    }
+    match only {
+        Some(one) if count == 1 => Ok(one),
+        _ => Err(Error::unsupported(format!(
+            "the volume has {count} segments; EVFS opens volumes of one"
+        ))),
+    }
+}

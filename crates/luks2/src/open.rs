@@ -1,0 +1,287 @@
+//! Reading: which of the two copies counts.
+//!
+//! The rules are those of `cryptsetup`: the secondary lies where the primary says; where there is
+//! no whole primary, at the first of the nine possible places that holds a whole secondary. Of two
+//! whole copies the one with the higher sequence id counts, of two equal ones the primary.
+//!
+//! One rule is ours: a copy that is whole but asks for something we refuse still counts as whole.
+//! If it is the newer one the header is refused, and nobody falls back to (or "repairs" from) an
+//! older copy, which would undo what another program did.
+
+use crate::Header;
+use crate::binary::{self, BINARY_LEN, BinaryHeader, Copy, HEADER_SIZE_MIN, secondary_offsets};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::Metadata;
+use crate::{PREFIX_BYTES_MAX, header::OnDisk};
+
+/// A header that was read, and the state of both copies.
+#[derive(Debug)]
+pub struct Opened {
+    /// The header.
+    pub header: Header,
+    /// State of the copy at the start of the device.
+    pub primary: CopyState,
+    /// State of the copy after it.
+    pub secondary: CopyState,
+}
+
+/// State of one copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopyState {
+    /// Whole and current.
+    Valid {
+        /// Its sequence id.
+        seqid: u64,
+    },
+    /// Whole, but older than the other: an update was interrupted.
+    Stale {
+        /// Its sequence id.
+        seqid: u64,
+    },
+    /// Whole and of the same sequence id as the other, but with different content.
+    Differs {
+        /// Its sequence id.
+        seqid: u64,
+    },
+    /// Damaged; why.
+    Damaged(Error),
+}
+
+impl CopyState {
+    /// Whether the copy needs no repair.
+    pub fn is_valid(&self) -> bool {
+        matches!(self, CopyState::Valid { .. })
+    }
+}
+
+impl std::fmt::Display for CopyState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CopyState::Valid { seqid } => write!(f, "valid, sequence {seqid}"),
+            CopyState::Stale { seqid } => write!(f, "older than the other copy, sequence {seqid}"),
+            CopyState::Differs { seqid } => {
+                write!(f, "differs from the other copy, sequence {seqid}")
+            }
+            CopyState::Damaged(reason) => write!(f, "damaged: {reason}"),
+        }
+    }
+}
+
+impl Opened {
+    /// Whether a copy has to be rewritten from the other; [`Header::repair`] gives the plan.
+    pub fn needs_repair(&self) -> bool {
+        !self.primary.is_valid() || !self.secondary.is_valid()
+    }
+}
+
+/// A copy whose checksum is right and whose JSON is sound.
+struct Found<'a> {
+    binary: BinaryHeader,
+    json_area: &'a [u8],
+    /// An error here is a verdict, not damage: the copy is whole.
+    metadata: Result<Metadata>,
+}
+
+impl Header {
+    /// How many bytes from the start of the device [`Header::open`] needs, given the first 4,096
+    /// (or fewer) of them: two copies of the stated size, or 8 MiB where there is no sane primary
+    /// and the secondary has to be searched for. Never more than `device_size`.
+    pub fn bytes_wanted(first: &[u8], device_size: u64) -> u64 {
+        let stated = binary::stated_size(first, Copy::Primary, 0);
+        stated
+            .map_or(PREFIX_BYTES_MAX, |size| 2 * size)
+            .min(device_size)
+    }
+
+    /// Reads the header of a device of `device_size` bytes from `prefix`, its first bytes: at
+    /// least [`Header::bytes_wanted`], or the whole device.
+    ///
+    /// When the primary copy states a size but is not whole, the secondary is searched for too,
+    /// for which `prefix` may be too short; the error then is [`ErrorKind::InvalidArgument`], and
+    /// [`crate::PREFIX_BYTES_MAX`] bytes (or the whole device) are enough in every case.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotLuks`], [`ErrorKind::Damaged`] when no copy is whole,
+    /// [`ErrorKind::Unsupported`] and [`ErrorKind::Refused`] for what the newer whole copy asks,
+    /// [`ErrorKind::DeviceTooSmall`] when header or data reach beyond the device.
+    pub fn open(prefix: &[u8], device_size: u64) -> Result<Opened> {
+        if let Some(version) = binary::version(prefix).filter(|v| *v == 1) {
+            return Err(Error::unsupported(format!(
+                "a LUKS header of version {version}; `cryptsetup convert --type luks2` makes it LUKS2"
+            )));
+        }
+        let primary = find(prefix, device_size, Copy::Primary, 0);
+        let secondary = match &primary {
+            Ok(found) => find(prefix, device_size, Copy::Secondary, found.binary.hdr_size),
+            Err(e) if whole_but_unsound(prefix, e) => {
+                let size = binary::stated_size(prefix, Copy::Primary, 0)?;
+                find(prefix, device_size, Copy::Secondary, size)
+            }
+            Err(_) => search_secondary(prefix, device_size),
+        };
+        choose(primary, secondary, prefix, device_size)
+    }
+}
+
+/// Whether the primary failed after its checksum was found right: its size is to be trusted then.
+fn whole_but_unsound(prefix: &[u8], error: &Error) -> bool {
+    error.kind() == ErrorKind::Damaged
+        && binary::stated_size(prefix, Copy::Primary, 0)
+            .ok()
+            .and_then(|size| prefix.get(..usize::try_from(size).ok()?))
+            .is_some_and(|bytes| binary::read(bytes, Copy::Primary).is_ok())
+}
+
+/// Reads the copy at `offset`.
+fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Found<'_>> {
+    let binary = slice(prefix, device_size, offset, BINARY_LEN as u64)?;
+    let size = binary::stated_size(binary, copy, offset)?;
+    let bytes = slice(prefix, device_size, offset, size)?;
+    let binary = binary::read(bytes, copy)?;
+    let json_area = bytes.get(BINARY_LEN..).unwrap_or_default();
+    match Metadata::from_area(json_area) {
+        Err(e) if e.kind() == ErrorKind::Damaged => Err(e),
+        metadata => Ok(Found {
+            binary,
+            json_area,
+            metadata,
+        }),
+    }
+}
+
+/// `len` bytes at `offset`. Told apart: a device that ends there, and a caller who read too little.
+fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]> {
+    let end = offset.saturating_add(len);
+    if end > device_size {
+        return Err(Error::damaged("reaches beyond the end of the device"));
+    }
+    let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
+    range
+        .and_then(|(from, to)| prefix.get(from..to))
+        .ok_or_else(|| {
+            Error::argument(format!(
+                "reading this header takes the first {end} bytes of the device, not {}",
+                prefix.len()
+            ))
+        })
+}
+
+fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
+    let mut best = Error::damaged("no secondary copy at any of the places where one can be");
+    for offset in secondary_offsets() {
+        match find(prefix, device_size, Copy::Secondary, offset) {
+            Ok(found) => return Ok(found),
+            // What the caller did not read may hold the copy: that must not pass for damage.
+            Err(e) if e.kind() == ErrorKind::InvalidArgument => return Err(e),
+            Err(e) => {
+                let at = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
+                if at.is_some_and(|bytes| binary::has_magic(bytes, Copy::Secondary)) {
+                    best = e;
+                }
+            }
+        }
+    }
+    Err(best)
+}
+
+fn choose(
+    primary: Result<Found<'_>>,
+    secondary: Result<Found<'_>>,
+    prefix: &[u8],
+    device_size: u64,
+) -> Result<Opened> {
+    let (chosen, other, copy) = match (primary, secondary) {
+        (Err(e), _) | (_, Err(e)) if e.kind() == ErrorKind::InvalidArgument => return Err(e),
+        (Err(p), Err(s)) => return Err(no_copy(prefix, p, s)),
+        (Ok(p), Ok(s)) if s.binary.seqid > p.binary.seqid => (s, Ok(p), Copy::Secondary),
+        (Ok(p), s) => (p, s, Copy::Primary),
+        (Err(p), Ok(s)) => (s, Err(p), Copy::Secondary),
+    };
+    let seqid = chosen.binary.seqid;
+    let state = match &other {
+        Err(reason) => CopyState::Damaged(reason.clone()),
+        Ok(o) if o.binary.seqid < seqid => CopyState::Stale {
+            seqid: o.binary.seqid,
+        },
+        Ok(o) if !same_content(&chosen, o) => CopyState::Differs { seqid },
+        Ok(_) => CopyState::Valid { seqid },
+    };
+    let metadata = chosen.metadata?;
+    check_device(&metadata, device_size)?;
+    let mut binary = chosen.binary;
+    let salt = other.ok().map(|o| *o.binary.salt.get(copy.other()));
+    *binary.salt.get_mut(copy.other()) = match salt {
+        Some(salt) => salt,
+        None => crate::header::random_salt()?,
+    };
+    let repair = (!state.is_valid()).then(|| copy.other());
+    let on_disk = OnDisk::new(&binary, &metadata, json_text(chosen.json_area), repair);
+    let header = Header::from_parts(binary, metadata, on_disk);
+    let valid = CopyState::Valid { seqid };
+    Ok(match copy {
+        Copy::Primary => Opened {
+            header,
+            primary: valid,
+            secondary: state,
+        },
+        Copy::Secondary => Opened {
+            header,
+            primary: state,
+            secondary: valid,
+        },
+    })
+}
+
+/// The JSON text in front of the padding.
+fn json_text(area: &[u8]) -> String {
+    let text = area.split(|b| *b == 0).next().unwrap_or_default();
+    binary::lossy(text)
+}
+
+/// Whether two copies of one sequence id say the same, but for their salts.
+fn same_content(a: &Found<'_>, b: &Found<'_>) -> bool {
+    let salt = &a.binary.salt;
+    BinaryHeader {
+        salt: salt.clone(),
+        ..b.binary.clone()
+    } == a.binary
+        && a.json_area == b.json_area
+}
+
+/// Header, keyslots area and data lie on the device.
+pub(crate) fn check_device(metadata: &Metadata, device_size: u64) -> Result<()> {
+    let end = metadata.keyslots_range().end();
+    if end > device_size {
+        return Err(Error::new(
+            ErrorKind::DeviceTooSmall,
+            format!(
+                "the device has {device_size} bytes, but its LUKS2 header takes {end}; was the \
+                 device or file cut short?"
+            ),
+        ));
+    }
+    metadata.segment().data_len(device_size).map(drop)
+}
+
+/// Both copies are lost: say whether there ever was a header.
+fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
+    let magic = |offset: u64, copy| {
+        let bytes = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
+        bytes.is_some_and(|bytes| binary::has_magic(bytes, copy))
+    };
+    let was =
+        magic(0, Copy::Primary) || secondary_offsets().any(|offset| magic(offset, Copy::Secondary));
+    if !was {
+        return Error::new(ErrorKind::NotLuks, "there is no LUKS2 header here");
+    }
+    // An unknown checksum algorithm in both copies is no damage but a newer writer.
+    if primary.kind() == secondary.kind() && primary.kind() != ErrorKind::Damaged {
+        return primary;
+    }
+    Error::damaged(format!(
+        "both copies of the LUKS2 header are damaged (primary: {primary}; secondary: {secondary}); \
+         restore a header backup if there is one"
+    ))
+}
+
+const _: () = assert!(HEADER_SIZE_MIN > BINARY_LEN as u64);
