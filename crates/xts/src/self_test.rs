@@ -25,8 +25,8 @@ pub(crate) fn passes(kernel: Kernel) -> bool {
 }
 
 /// The ciphertexts of vectors 4 and 10: the plaintext is 00 01 .. ff twice over.
-const IEEE_4: &[u8; 512] = include_bytes!("ieee1619_vector4.bin");
-const IEEE_10: &[u8; 512] = include_bytes!("ieee1619_vector10.bin");
+const IEEE_4: &[u8; 512] = include_bytes!("vectors/ieee1619_vector4.bin");
+const IEEE_10: &[u8; 512] = include_bytes!("vectors/ieee1619_vector10.bin");
 
 /// Digits of e and pi, as the standard uses them: Key1 | Key2 of vectors 4 and 10.
 const KEY_4: [u8; 32] = [

@@ -108,14 +108,29 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
             tweaks = tweaks.map(|tweak| times_x8(tweak));
         }
     }
-    // Units of LUKS2 end here; those of the standards' test vectors may not.
-    for tweak in tweaks {
-        if at >= bytes {
-            break;
-        }
+    if at < bytes {
+        // SAFETY: the rest of the unit, less than a step, starts at `at`.
+        unsafe { tail::<ROUNDS, INVERSE>(keys, tweaks, src.add(at), dst.add(at), bytes - at) };
+    }
+}
+
+/// The end of a unit that is not a multiple of [`STEP`]: in the standards' test vectors, never in
+/// LUKS2. Apart, so that the tweaks of all others need not be in memory.
+///
+/// # Safety
+/// As [`unit`], with `bytes` less than [`STEP`].
+#[cold]
+#[target_feature(enable = "aes,pclmulqdq")]
+unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
+    keys: *const __m128i,
+    tweaks: [__m128i; WIDTH],
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+) {
+    for (at, tweak) in (0..bytes).step_by(16).zip(tweaks) {
         // SAFETY: a block from `at` on is within the unit.
         unsafe { blocks::<ROUNDS, INVERSE, 1>(keys, &[tweak], src.add(at), dst.add(at)) };
-        at += 16;
     }
 }
 
@@ -239,4 +254,48 @@ fn times_x8(tweak: __m128i) -> __m128i {
     let carried = _mm_srli_si128::<15>(tweak);
     let reduced = _mm_clmulepi64_si128::<0x00>(carried, _mm_set1_epi64x(POLY));
     _mm_xor_si128(_mm_slli_si128::<1>(tweak), reduced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::portable::powers;
+
+    /// Tweaks that carry out of every bit, and between the halves.
+    const EXTREME: [u128; 6] = [
+        1,
+        1 << 63,
+        1 << 127,
+        u128::MAX,
+        u128::MAX << 64,
+        0x8000_0000_0000_0001 << 60,
+    ];
+
+    #[target_feature(enable = "pclmulqdq")]
+    fn ladder_and_next(start: u128) -> Vec<u128> {
+        let now = ladder(_mm_set_epi64x((start >> 64) as i64, start as i64));
+        let next = now.map(|tweak| times_x8(tweak));
+        let mut out = Vec::new();
+        for register in now.into_iter().chain(next) {
+            let mut block = [0u8; 16];
+            // SAFETY: the array is 16 bytes long.
+            unsafe { _mm_storeu_si128(block.as_mut_ptr().cast(), register) };
+            out.push(u128::from_le_bytes(block));
+        }
+        out
+    }
+
+    #[test]
+    fn the_ladder_is_the_powers_that_the_portable_kernel_makes() {
+        if !supported() {
+            return;
+        }
+        for start in EXTREME {
+            let mut right = vec![0; 16];
+            powers(start, &mut right);
+            // SAFETY: the features were just detected.
+            let ladder = unsafe { ladder_and_next(start) };
+            assert_eq!(ladder, right, "{start:032x}");
+        }
+    }
 }

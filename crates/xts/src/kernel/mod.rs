@@ -9,6 +9,8 @@ mod aesni;
 mod clear;
 #[cfg(target_arch = "x86_64")]
 mod keys;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod leftovers;
 mod place;
 mod portable;
 #[cfg(target_arch = "x86_64")]

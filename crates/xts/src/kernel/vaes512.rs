@@ -132,20 +132,36 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
             tweaks = tweaks.map(|tweak| times_x8::<4, 12>(tweak));
         }
     }
-    // Units of LUKS2 end here; those of the standards' test vectors may not.
-    for tweak in tweaks {
-        if at >= bytes {
-            break;
-        }
-        let lanes = (bytes - at).min(64) / 8;
-        // SAFETY: `lanes` 64-bit words from `at` on are within the unit.
+    if at < bytes {
+        // SAFETY: the rest of the unit, less than a step, starts at `at`.
+        unsafe { tail::<ROUNDS, INVERSE>(keys, tweaks, src.add(at), dst.add(at), bytes - at) };
+    }
+}
+
+/// The end of a unit that is not a multiple of [`STEP`]: in the standards' test vectors, never in
+/// LUKS2. Apart, so that the tweaks of all others stay in registers.
+///
+/// # Safety
+/// As [`unit`], with `bytes` less than [`STEP`].
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq,aes")]
+unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
+    keys: *const __m128i,
+    tweaks: [__m512i; WIDTH],
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+) {
+    for (at, tweak) in (0..bytes).step_by(64).zip(tweaks) {
+        let words = (bytes - at).min(64) / 8;
+        let mask = (0xFF >> (8 - words)) as __mmask8;
+        // SAFETY: `words` 64-bit words from `at` on are within the unit, and the mask keeps the
+        // load and the store to them.
         unsafe {
-            let mask = (0xFF >> (8 - lanes)) as __mmask8;
             let mut data = [_mm512_maskz_loadu_epi64(mask, src.add(at).cast())];
             rounds::<ROUNDS, INVERSE, 1>(keys, &[tweak], &mut data);
             _mm512_mask_storeu_epi64(dst.add(at).cast(), mask, data[0]);
         }
-        at += 64;
     }
 }
 
@@ -297,4 +313,50 @@ fn times_x8<const BYTES: i32, const REST: i32>(tweak: __m512i) -> __m512i {
     let carried = _mm512_bsrli_epi128::<REST>(tweak);
     let reduced = _mm512_clmulepi64_epi128::<0x00>(carried, _mm512_set1_epi64(POLY));
     _mm512_xor_si512(_mm512_bslli_epi128::<BYTES>(tweak), reduced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::portable::powers;
+
+    /// Tweaks that carry out of every bit, and between the halves.
+    const EXTREME: [u128; 6] = [
+        1,
+        1 << 63,
+        1 << 127,
+        u128::MAX,
+        u128::MAX << 64,
+        0x8000_0000_0000_0001 << 60,
+    ];
+
+    #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
+    fn lanes_and_next(start: u128) -> Vec<u128> {
+        let (low, high) = (start as i64, (start >> 64) as i64);
+        let start = _mm512_set_epi64(high, low, high, low, high, low, high, low);
+        let now = lanes(start);
+        let next = now.map(|tweak| times_x8::<4, 12>(tweak));
+        let mut out = Vec::new();
+        for register in now.into_iter().chain(next) {
+            let mut lanes = [0u128; 4];
+            // SAFETY: the array is 64 bytes long.
+            unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().cast(), register) };
+            out.extend(lanes);
+        }
+        out
+    }
+
+    #[test]
+    fn lanes_are_the_powers_that_the_portable_kernel_makes() {
+        if !supported() {
+            return;
+        }
+        for start in EXTREME {
+            let mut right = vec![0; 64];
+            powers(start, &mut right);
+            // SAFETY: the features were just detected.
+            let lanes = unsafe { lanes_and_next(start) };
+            assert_eq!(lanes, right, "{start:032x}");
+        }
+    }
 }
