@@ -63,8 +63,9 @@ pub struct ArmFacts {
 pub struct Plan {
     /// Pairs to measure for each other arm, rounded up to whole blocks of two.
     pub pairs: u32,
-    /// Goes on while a verdict is undecided, up to this many. More than `pairs` makes intervals
-    /// looser than they say, because looking at them decides when to stop; the result says so.
+    /// Goes on while a verdict is undecided, up to this many. At most `pairs`, for example 0, does
+    /// not go on. More makes intervals looser than they say, because looking at them decides when
+    /// to stop; the result says so.
     pub max_pairs: u32,
     /// A difference that does not matter, for example 0.05.
     pub theta: f64,
@@ -93,7 +94,7 @@ impl Default for Plan {
     fn default() -> Plan {
         Plan {
             pairs: 10,
-            max_pairs: 10,
+            max_pairs: 0,
             theta: 0.05,
             min_wall: Duration::from_secs(2),
             budget: Duration::from_secs(600),

@@ -91,7 +91,7 @@ impl Environment {
         }
     }
 
-    /// One line for the head of a table.
+    /// One line for the foot of a table; the load, which changes from run to run, is not in it.
     pub fn line(&self) -> String {
         let unknown = || "unknown processor".to_owned();
         let mut parts = vec![
@@ -106,9 +106,6 @@ impl Environment {
         }
         if let Some(setting) = &self.huge_pages {
             parts.push(format!("huge pages {setting}"));
-        }
-        if let Some(load) = self.load_average {
-            parts.push(format!("load {load:.2} at the start"));
         }
         parts.push(format!("evfs {}", self.version));
         parts.join(", ")

@@ -115,9 +115,9 @@ fn ratio(r: &Ratio) -> String {
 fn sentence(comparison: &Comparison, v: &Versus) -> String {
     let theta = comparison.plan.theta;
     let mut text = format!(
-        "{}, {} threads, {} against {}: {}; {}",
+        "{}, {}, {} against {}: {}; {}",
         comparison.spec.workload,
-        comparison.spec.threads,
+        threads(comparison),
         v.arm,
         v.base,
         words(
@@ -156,7 +156,10 @@ fn words(
     match (verdict, ends) {
         (Verdict::Lower, Some((low, high))) => format!("{lower} by {high}–{low} %"),
         (Verdict::Higher, Some((low, high))) => format!("{higher} by {low}–{high} %"),
-        (Verdict::Same, _) => format!("{what} the same within {} %", figures(theta * 100.0)),
+        (Verdict::Same, _) => format!(
+            "{what} the same within {} %",
+            (theta * 1000.0).round() / 10.0
+        ),
         (Verdict::Undecided, _) => format!("{what} undecided"),
         _ => format!("{what}: no interval from {} pairs", ratio.n),
     }
@@ -209,6 +212,13 @@ fn notes(comparisons: &[Comparison]) -> Vec<String> {
             add(floor_line(c, floor));
         }
     }
+    notes.extend(load(comparisons));
+    let intervals: usize = comparisons.iter().map(|c| 2 * c.versus.len()).sum();
+    if intervals >= 10 {
+        notes.push(format!(
+            "Of {intervals} intervals of 95 %, up to one in twenty misses by chance"
+        ));
+    }
     notes
 }
 
@@ -234,9 +244,9 @@ fn facts(arm: &ArmRuns) -> String {
 fn floor_line(c: &Comparison, floor: &crate::Floor) -> String {
     let show = |r: &Option<Ratio>| r.as_ref().map_or_else(|| "-".to_owned(), ratio);
     format!(
-        "{}, {} threads, {} against itself: throughput {}, CPU {}{}",
+        "{}, {}, {} against itself: throughput {}, CPU {}{}",
         c.spec.workload,
-        c.spec.threads,
+        threads(c),
         c.arms.first().map_or("", |a| a.name.as_str()),
         show(&floor.throughput),
         show(&floor.cpu),
@@ -246,6 +256,27 @@ fn floor_line(c: &Comparison, floor: &crate::Floor) -> String {
             " - UNFIT: this machine now tells a thing apart from itself"
         },
     )
+}
+
+fn threads(c: &Comparison) -> String {
+    match c.spec.threads {
+        1 => "1 thread".to_owned(),
+        more => format!("{more} threads"),
+    }
+}
+
+/// Load averages before the comparisons; foreign load during them is in the tainted pairs.
+fn load(comparisons: &[Comparison]) -> Option<String> {
+    let loads = || {
+        comparisons
+            .iter()
+            .filter_map(|c| c.environment.load_average)
+    };
+    let (low, high) = (loads().reduce(f64::min)?, loads().reduce(f64::max)?);
+    Some(match comparisons.len() {
+        1 => format!("Load average before the start: {low:.2}"),
+        _ => format!("Load averages before each start: {low:.2} to {high:.2}"),
+    })
 }
 
 /// Three significant figures, more in front of the point.
@@ -289,4 +320,71 @@ fn align(rows: &[[String; 13]]) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Interval, stats};
+
+    fn ratio_of(low: f64, median: f64, high: f64) -> Ratio {
+        Ratio {
+            n: 10,
+            unusable: 0,
+            median,
+            min: low,
+            max: high,
+            interval: Some(Interval {
+                low,
+                high,
+                confidence: 0.979,
+                rank_low: 2,
+                rank_high: 9,
+            }),
+        }
+    }
+
+    #[test]
+    fn verdicts_read_as_sentences() {
+        let say = |r: &Ratio| {
+            words(
+                Some(r),
+                stats::verdict(r, 0.05),
+                0.05,
+                "throughput",
+                ["slower", "faster"],
+            )
+        };
+        assert_eq!(say(&ratio_of(0.81, 0.84, 0.87)), "slower by 13.0–19.0 %");
+        assert_eq!(say(&ratio_of(1.1, 1.2, 1.256)), "faster by 10.0–25.6 %");
+        assert_eq!(
+            say(&ratio_of(0.97, 0.98, 0.99)),
+            "throughput the same within 5 %"
+        );
+        assert_eq!(say(&ratio_of(0.9, 1.0, 1.1)), "throughput undecided");
+        let few = Ratio {
+            interval: None,
+            n: 3,
+            ..ratio_of(0.5, 0.6, 0.7)
+        };
+        assert_eq!(say(&few), "throughput: no interval from 3 pairs");
+        assert_eq!(ratio(&few), "0.600 (range 0.500 to 0.700, no interval)");
+        assert_eq!(ratio(&ratio_of(0.81, 0.84, 0.87)), "0.840 [0.810, 0.870]");
+    }
+
+    #[test]
+    fn numbers_keep_three_figures() {
+        for (value, text) in [
+            (12_345.6, "12346"),
+            (45.67, "45.7"),
+            (1.234, "1.23"),
+            (0.1234, "0.123"),
+        ] {
+            assert_eq!(figures(value), text);
+        }
+        assert_eq!(
+            (size(65536), size(1 << 20), size(512)),
+            ("64k".into(), "1M".into(), "512".into())
+        );
+    }
 }
