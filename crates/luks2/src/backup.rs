@@ -23,7 +23,7 @@ impl<'a> Backup<'a> {
         let damaged = |what: &str| Error::damaged(format!("the header backup is damaged: {what}"));
         let opened = Header::open(bytes, device_size).map_err(|e| match e.kind() {
             // What is missing here is not what the caller did not read, but what is not there.
-            ErrorKind::InvalidArgument => damaged("it is cut short"),
+            ErrorKind::NeedMore => damaged("it is cut short"),
             _ => e.within("the header backup"),
         })?;
         for state in [&opened.primary, &opened.secondary] {

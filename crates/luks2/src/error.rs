@@ -32,6 +32,9 @@ pub enum ErrorKind {
     LastKeyslot,
     /// Somebody else changed the header since it was read.
     Changed,
+    /// The caller has not read enough of the device yet: read
+    /// [`crate::PREFIX_BYTES_MAX`] bytes, or the whole of a smaller device.
+    NeedMore,
     /// An argument of the caller makes no sense.
     InvalidArgument,
     /// The memory that key derivation asks for is not there.

@@ -97,7 +97,7 @@ impl Header {
     /// least [`Header::bytes_wanted`], or the whole device.
     ///
     /// When the primary copy states a size but is not whole, the secondary is searched for too,
-    /// for which `prefix` may be too short; the error then is [`ErrorKind::InvalidArgument`], and
+    /// for which `prefix` may be too short; the error then is [`ErrorKind::NeedMore`], and
     /// [`crate::PREFIX_BYTES_MAX`] bytes (or the whole device) are enough in every case.
     ///
     /// # Errors
@@ -105,11 +105,6 @@ impl Header {
     /// [`ErrorKind::Unsupported`] and [`ErrorKind::Refused`] for what the newer whole copy asks,
     /// [`ErrorKind::DeviceTooSmall`] when header or data reach beyond the device.
     pub fn open(prefix: &[u8], device_size: u64) -> Result<Opened> {
-        if let Some(version) = binary::version(prefix).filter(|v| *v == 1) {
-            return Err(Error::unsupported(format!(
-                "a LUKS header of version {version}; `cryptsetup convert --type luks2` makes it LUKS2"
-            )));
-        }
         let primary = find(prefix, device_size, Copy::Primary, 0);
         let secondary = match &primary {
             Ok(found) => find(prefix, device_size, Copy::Secondary, found.binary.hdr_size),
@@ -159,10 +154,13 @@ fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]
     range
         .and_then(|(from, to)| prefix.get(from..to))
         .ok_or_else(|| {
-            Error::argument(format!(
-                "reading this header takes the first {end} bytes of the device, not {}",
-                prefix.len()
-            ))
+            Error::new(
+                ErrorKind::NeedMore,
+                format!(
+                    "reading this header takes the first {end} bytes, not {}",
+                    prefix.len()
+                ),
+            )
         })
 }
 
@@ -172,7 +170,7 @@ fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
         match find(prefix, device_size, Copy::Secondary, offset) {
             Ok(found) => return Ok(found),
             // What the caller did not read may hold the copy: that must not pass for damage.
-            Err(e) if e.kind() == ErrorKind::InvalidArgument => return Err(e),
+            Err(e) if e.kind() == ErrorKind::NeedMore => return Err(e),
             Err(e) => {
                 let at = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
                 if at.is_some_and(|bytes| binary::has_magic(bytes, Copy::Secondary)) {
@@ -191,7 +189,7 @@ fn choose(
     device_size: u64,
 ) -> Result<Opened> {
     let (chosen, other, copy) = match (primary, secondary) {
-        (Err(e), _) | (_, Err(e)) if e.kind() == ErrorKind::InvalidArgument => return Err(e),
+        (Err(e), _) | (_, Err(e)) if e.kind() == ErrorKind::NeedMore => return Err(e),
         (Err(p), Err(s)) => return Err(no_copy(prefix, p, s)),
         (Ok(p), Ok(s)) if s.binary.seqid > p.binary.seqid => (s, Ok(p), Copy::Secondary),
         (Ok(p), s) => (p, s, Copy::Primary),
@@ -265,6 +263,11 @@ pub(crate) fn check_device(metadata: &Metadata, device_size: u64) -> Result<()> 
 
 /// Both copies are lost: say whether there ever was a header.
 fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
+    if binary::version(prefix) == Some(1) {
+        return Error::unsupported(
+            "a LUKS header of version 1; `cryptsetup convert --type luks2` makes it LUKS2",
+        );
+    }
     let magic = |offset: u64, copy| {
         let bytes = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
         bytes.is_some_and(|bytes| binary::has_magic(bytes, copy))
