@@ -12,9 +12,13 @@ use aes::cipher::consts::U16;
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, BlockSizeUser, KeyInit};
 use aes::{Aes128, Aes256, Block};
 
-/// Blocks in a batch: two sectors of 512 bytes. Larger ones gain nothing and leave more stack to
-/// clear.
+/// Blocks in a batch: four sectors of 512 bytes. Half of it costs a tenth of the speed; double
+/// gains little and leaves more stack to clear.
 const BATCH: usize = 128;
+
+/// Units whose first tweaks are enciphered together: what the widest backend of `aes` takes in a
+/// single step is 64, but it is a small part of the work.
+const STARTS: usize = 16;
 
 /// The data cipher and the tweak cipher.
 pub(crate) struct Pair<C> {
@@ -99,8 +103,8 @@ fn run<C: Cipher>(
 struct Tweaks<'a, C> {
     cipher: &'a C,
     units: Units,
-    /// Enciphered initial values of the units from a multiple of [`BATCH`] on.
-    starts: [Block; BATCH],
+    /// Enciphered initial values of the units from a multiple of [`STARTS`] on.
+    starts: [Block; STARTS],
     unit: usize,
     blocks_left_in_unit: usize,
     tweak: u128,
@@ -108,7 +112,7 @@ struct Tweaks<'a, C> {
 
 impl<'a, C: Cipher> Tweaks<'a, C> {
     fn new(cipher: &'a C, units: Units) -> Self {
-        let starts = [Block::default(); BATCH];
+        let starts = [Block::default(); STARTS];
         Tweaks {
             cipher,
             units,
@@ -134,7 +138,7 @@ impl<'a, C: Cipher> Tweaks<'a, C> {
     }
 
     fn begin_unit(&mut self) {
-        let index = self.unit % BATCH;
+        let index = self.unit % STARTS;
         if index == 0 {
             for (ahead, start) in self.starts.iter_mut().enumerate() {
                 start.0 = self.units.iv(self.unit + ahead).to_le_bytes();
