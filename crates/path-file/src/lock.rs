@@ -1,0 +1,97 @@
+//! The two locks of a file: the open lock, held while it is in use, and the header lock that is
+//! shared with `cryptsetup`.
+
+use crate::Lock;
+use block::{Error, ErrorKind, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Where `cryptsetup` keeps its lock files for block devices (`lib/utils_device_locking.c`).
+const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
+/// How long a header change of somebody else may take before we give up.
+const HEADER_LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Takes the open lock on an open file. It goes when the last descriptor of the opening is closed,
+/// also when the process is killed.
+pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> {
+    let kind = match lock {
+        Lock::Exclusive => libc::F_WRLCK,
+        Lock::Shared => libc::F_RDLCK,
+        Lock::None => return Ok(()),
+    };
+    // SAFETY: an all-zero flock is a valid value: from the start, to the end, process 0, as
+    // open-file-description locks ask for.
+    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+    whole.l_type = kind as libc::c_short;
+    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open, and `whole` lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } == 0 {
+        return Ok(());
+    }
+    let source = std::io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(busy(name)),
+        _ => Err(Error::from_io(name, source).detail("cannot be locked")),
+    }
+}
+
+/// The error for a file that somebody else has.
+pub(crate) fn busy(name: &str) -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        name,
+        "another process has it open; `evfs status` lists attached volumes, `evfs detach NAME` lets one go",
+    )
+}
+
+/// The header lock, held until this is dropped.
+#[derive(Debug)]
+pub struct HeaderGuard {
+    _file: OwnedFd,
+}
+
+/// Takes the lock that `cryptsetup` takes around reading and changing a header: `flock` on the file
+/// itself, for a block device on a file of its own.
+pub(crate) fn header_lock(path: &Path, name: &str, exclusive: bool) -> Result<HeaderGuard> {
+    let io = |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("the header lock");
+    let meta = std::fs::metadata(path).map_err(|e| Error::from_io(name, e))?;
+    let file = if meta.file_type().is_block_device() {
+        let made = std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(CRYPTSETUP_LOCKS);
+        if let Err(e) = made
+            && e.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(Error::from_io(CRYPTSETUP_LOCKS, e).detail("the folder of header locks"));
+        }
+        let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
+        let lock = format!("{CRYPTSETUP_LOCKS}/L_{major}:{minor}");
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::open(lock, flags, Mode::RUSR | Mode::WUSR).map_err(io)?
+    } else {
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?
+    };
+    let operation = match exclusive {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
+    };
+    let end = Instant::now() + HEADER_LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => return Ok(HeaderGuard { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let why = "another program is changing the header; try again when it is done";
+                return Err(Error::new(ErrorKind::Busy, name, why));
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(io(e)),
+        }
+    }
+}

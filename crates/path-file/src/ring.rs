@@ -1,0 +1,244 @@
+//! The io_uring of one queue.
+//!
+//! **Drop order.** The kernel may write to a buffer until the completion of its operation has been
+//! seen. [`Ring`]'s drop therefore waits for every operation in flight, and only then the queue
+//! frees its jobs and their buffers. Registered pools are held by the ring, so their memory outlives
+//! the registration.
+
+use crate::queue::Sys;
+use block::{BufPool, Wait};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Index of the file among the ring's registered files.
+const FILE: types::Fixed = types::Fixed(0);
+/// `IORING_ENTER_GETEVENTS` of <linux/io_uring.h>: run what completes operations, and wait if asked.
+const ENTER_GETEVENTS: u32 = 1;
+/// Longest registered buffer: the kernel's limit for one.
+const REGISTERED_MAX: usize = 1 << 30;
+
+pub(crate) struct Ring {
+    ring: IoUring,
+    in_flight: usize,
+    /// Pools to register, then registered, in the order of the kernel's table.
+    pools: Vec<BufPool>,
+    registered: bool,
+}
+
+impl Ring {
+    /// A ring for `file` with room for `depth` operations.
+    pub(crate) fn new(file: &File, depth: u32) -> io::Result<Ring> {
+        // One thread submits, and completions are run when that thread asks for them (5.19, 6.1);
+        // an older kernel gets a plain ring.
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(depth)
+            .or_else(|_| IoUring::builder().build(depth))?;
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        Ok(Ring {
+            ring,
+            in_flight: 0,
+            pools: Vec::new(),
+            registered: false,
+        })
+    }
+
+    /// Notes a pool; all are registered together with the first operation. Where the limit on
+    /// locked memory forbids it, everything works without.
+    pub(crate) fn register(&mut self, pool: &BufPool) {
+        if !self.registered && pool.region().1 <= REGISTERED_MAX {
+            self.pools.push(pool.clone());
+        }
+    }
+
+    fn register_pools(&mut self) {
+        self.registered = true;
+        if self.pools.is_empty() {
+            return;
+        }
+        let iov: Vec<libc::iovec> = self
+            .pools
+            .iter()
+            .map(|pool| {
+                let (base, len) = pool.region();
+                libc::iovec {
+                    iov_base: base.as_ptr().cast(),
+                    iov_len: len,
+                }
+            })
+            .collect();
+        // SAFETY: the regions are mapped for as long as the pools live, and the ring holds a clone
+        // of each until it is gone.
+        if let Err(e) = unsafe { self.ring.submitter().register_buffers(&iov) } {
+            tracing::debug!("buffers cannot be registered with the ring: {e}");
+            self.pools.clear();
+        }
+    }
+
+    /// Index of the registered pool that holds all of these bytes.
+    fn fixed(&self, ptr: *const u8, len: u32) -> Option<u16> {
+        let from = ptr as usize;
+        let inside = |pool: &BufPool| {
+            let (base, size) = pool.region();
+            let base = base.as_ptr() as usize;
+            from >= base && from + len as usize <= base + size
+        };
+        self.pools.iter().position(inside).map(|index| index as u16)
+    }
+
+    /// Puts an operation on the submission queue; false when that is full.
+    pub(crate) fn push(&mut self, index: u64, sys: &Sys<'_>) -> bool {
+        if !self.registered {
+            self.register_pools();
+        }
+        let entry = self.entry(sys).user_data(index);
+        // SAFETY: what the entry points to belongs to the job `index`, which stays in place until
+        // its completion has been reaped (see "Drop order").
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            return false;
+        }
+        self.in_flight += 1;
+        true
+    }
+
+    fn entry(&self, sys: &Sys<'_>) -> squeue::Entry {
+        let flags = |fua: bool| if fua { libc::RWF_DSYNC } else { 0 };
+        match *sys {
+            Sys::Read { offset, ptr, len } => match self.fixed(ptr, len) {
+                Some(pool) => opcode::ReadFixed::new(FILE, ptr, len, pool)
+                    .offset(offset)
+                    .build(),
+                None => opcode::Read::new(FILE, ptr, len).offset(offset).build(),
+            },
+            Sys::Write {
+                offset,
+                ptr,
+                len,
+                fua,
+            } => match self.fixed(ptr, len) {
+                Some(pool) => opcode::WriteFixed::new(FILE, ptr, len, pool)
+                    .offset(offset)
+                    .rw_flags(flags(fua))
+                    .build(),
+                None => opcode::Write::new(FILE, ptr, len)
+                    .offset(offset)
+                    .rw_flags(flags(fua))
+                    .build(),
+            },
+            Sys::ReadV { offset, iov } => {
+                opcode::Readv::new(FILE, iov.as_ptr().cast(), iov.len() as u32)
+                    .offset(offset)
+                    .build()
+            }
+            Sys::WriteV { offset, iov, fua } => {
+                opcode::Writev::new(FILE, iov.as_ptr().cast(), iov.len() as u32)
+                    .offset(offset)
+                    .rw_flags(flags(fua))
+                    .build()
+            }
+            Sys::Sync => opcode::Fsync::new(FILE)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            Sys::Fallocate { offset, len, mode } => opcode::Fallocate::new(FILE, len)
+                .offset(offset)
+                .mode(mode)
+                .build(),
+        }
+    }
+
+    /// Hands the submission queue to the kernel.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        self.enter(0, 0)
+    }
+
+    /// Submits, waits as told, and moves results to the end of `out`.
+    pub(crate) fn reap(&mut self, wait: Wait, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        // What is there already costs no system call, unless there is something to submit.
+        if self.ring.completion().is_empty() {
+            match wait {
+                Wait::Block => self.enter(1, ENTER_GETEVENTS)?,
+                Wait::Poll => self.enter(0, ENTER_GETEVENTS)?,
+                Wait::AtMost(time) => {
+                    self.submit()?;
+                    self.wait_readable(time)?;
+                    self.enter(0, ENTER_GETEVENTS)?;
+                }
+            }
+        } else {
+            self.submit()?;
+        }
+        for completion in self.ring.completion() {
+            self.in_flight -= 1;
+            out.push((completion.user_data(), completion.result()));
+        }
+        Ok(())
+    }
+
+    fn wait_readable(&self, time: Duration) -> io::Result<()> {
+        let timeout = Timespec {
+            tv_sec: time.as_secs().min(i32::MAX as u64) as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        let fd = self.fd();
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn enter(&mut self, wanted: u32, flags: u32) -> io::Result<()> {
+        let to_submit = {
+            let mut queue = self.ring.submission();
+            queue.sync();
+            queue.len() as u32
+        };
+        // SAFETY: no argument is passed that the kernel would read.
+        let entered = unsafe {
+            self.ring
+                .submitter()
+                .enter::<libc::sigset_t>(to_submit, wanted, flags, None)
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            // Interrupted, or the completion queue has to be emptied first: the caller comes again.
+            Err(e)
+                if matches!(
+                    e.raw_os_error(),
+                    Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                ) =>
+            {
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Readable when there are completions.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring keeps its descriptor open as long as it lives, and so does the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut results = Vec::new();
+        while self.in_flight > 0 {
+            if let Err(e) = self.reap(Wait::Block, &mut results) {
+                // The kernel may still own buffers of this queue, and nothing can be known any
+                // more. Ending the process is the only way to keep it from writing freed memory.
+                tracing::error!("a ring with operations in flight cannot be waited for: {e}");
+                std::process::abort();
+            }
+            results.clear();
+        }
+    }
+}

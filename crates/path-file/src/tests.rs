@@ -1,0 +1,254 @@
+//! Tests of the file path, on the file system of the temporary folder, on tmpfs and on a loop device.
+
+use crate::{Direct, Engine, FileDevice, Lock, Options};
+use block::{BlockDevice, Blocking, Buf, BufPool, ErrorKind, Op, Request, Wait};
+use std::path::Path;
+use std::sync::Arc;
+
+const SIZE: u64 = 8 << 20;
+
+fn options(engine: Engine) -> Options {
+    Options {
+        engine,
+        ..Options::default()
+    }
+}
+
+/// A fresh file on a disk for each engine, and one on tmpfs, where O_DIRECT may be refused.
+fn each(mut test: impl FnMut(&str, Arc<FileDevice>)) {
+    for (folder, engine) in [
+        (std::env::temp_dir(), Engine::IoUring),
+        (std::env::temp_dir(), Engine::Psync),
+        (Path::new("/dev/shm").to_owned(), Engine::IoUring),
+    ] {
+        let dir = tempfile::tempdir_in(folder).unwrap();
+        let device = FileDevice::create(&dir.path().join("disk"), SIZE, &options(engine)).unwrap();
+        test(&format!("{engine:?} in {:?}", dir.path()), device);
+    }
+}
+
+#[test]
+fn what_is_written_is_read_in_pieces_of_any_shape() {
+    each(|name, device| {
+        let block = device.info().logical_block_size as usize;
+        let mut queue = device.queue().unwrap();
+        let pool = BufPool::new(256 * 1024, 8);
+        queue.register(&pool);
+        let pattern = |i: usize| (i % 251) as u8;
+        let mut first = pool.take(64 * 1024).unwrap();
+        let mut second = Buf::zeroed(3 * block);
+        (0..first.len()).for_each(|i| first[i] = pattern(i));
+        let at = first.len();
+        (0..second.len()).for_each(|i| second[i] = pattern(at + i));
+        let total = at + 3 * block;
+        let op = Op::Write {
+            offset: block as u64,
+            bufs: vec![first, second].into(),
+            fua: true,
+        };
+        let mut done = Vec::new();
+        queue.submit(Request { tag: 7, op }).unwrap();
+        assert_eq!(queue.reap(Wait::Block, &mut done).unwrap(), 1, "{name}");
+        let written = done.pop().unwrap();
+        assert_eq!((written.tag, written.result.is_ok()), (7, true), "{name}");
+        drop(written);
+        let op = Op::Read {
+            offset: block as u64,
+            bufs: pool.take(total).unwrap().into(),
+        };
+        queue.submit(Request { tag: 8, op }).unwrap();
+        queue.reap(Wait::Block, &mut done).unwrap();
+        let Op::Read { bufs, .. } = done.pop().unwrap().op else {
+            panic!("{name}")
+        };
+        assert!(
+            bufs.as_slice()[0]
+                .iter()
+                .enumerate()
+                .all(|(i, b)| *b == pattern(i)),
+            "{name}"
+        );
+    });
+}
+
+#[test]
+fn zeroes_and_discards_touch_their_range_and_no_neighbour() {
+    each(|name, device| {
+        let mut device = Blocking::open(&device).unwrap();
+        for unmap in [false, true] {
+            device.write_at(0, &vec![0xaa; 1 << 20]).unwrap();
+            device.write_zeroes(8192, 65536, unmap).unwrap();
+            device
+                .run(Op::WriteZeroes {
+                    offset: 131072,
+                    len: 4096,
+                    fua: true,
+                    unmap,
+                })
+                .unwrap();
+            let mut all = vec![0; 1 << 20];
+            device.read_at(0, &mut all).unwrap();
+            for (i, byte) in all.iter().enumerate() {
+                let zero = (8192..73728).contains(&i) || (131072..135168).contains(&i);
+                assert_eq!(
+                    *byte,
+                    if zero { 0 } else { 0xaa },
+                    "{name}: byte {i}, unmap {unmap}"
+                );
+            }
+            if device.info().discard {
+                device.discard(16384, 8192).unwrap();
+                device.read_at(0, &mut all).unwrap();
+                assert_eq!((all[8191], all[135168]), (0xaa, 0xaa), "{name}");
+            }
+            device.flush().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_file_cut_off_behind_our_back_is_an_error_and_not_zeros() {
+    each(|name, device| {
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(device.path())
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+        let error = Blocking::open(&device)
+            .unwrap()
+            .read_at(SIZE / 2, &mut [0; 4096])
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Media, "{name}: {error}");
+    });
+}
+
+#[test]
+fn a_second_opening_for_writing_is_busy_and_readers_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let writer = FileDevice::create(&path, SIZE, &Options::default()).unwrap();
+    assert_eq!(
+        FileDevice::open(&path, &Options::default())
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Busy
+    );
+    let reading = Options {
+        read_only: true,
+        lock: Lock::Shared,
+        ..Options::default()
+    };
+    assert_eq!(
+        FileDevice::open(&path, &reading).unwrap_err().kind(),
+        ErrorKind::Busy
+    );
+    // The header can be looked at all the same, and its lock is another one.
+    let looking = Options {
+        read_only: true,
+        lock: Lock::None,
+        ..Options::default()
+    };
+    let _guard = FileDevice::open(&path, &looking)
+        .unwrap()
+        .header_lock(true)
+        .unwrap();
+    drop(writer);
+    let _a = FileDevice::open(&path, &reading).unwrap();
+    let _b = FileDevice::open(&path, &reading).unwrap();
+    assert_eq!(
+        FileDevice::open(&path, &Options::default())
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Busy
+    );
+}
+
+#[test]
+fn dropping_a_queue_with_requests_in_flight_gives_every_buffer_back() {
+    each(|name, device| {
+        let pool = BufPool::new(65536, 32);
+        let mut queue = device.queue().unwrap();
+        queue.register(&pool);
+        for i in 0..32 {
+            let bufs = pool.take(65536).unwrap().into();
+            let op = if i % 2 == 0 {
+                Op::Read {
+                    offset: i * 65536,
+                    bufs,
+                }
+            } else {
+                Op::Write {
+                    offset: i * 65536,
+                    bufs,
+                    fua: i % 4 == 1,
+                }
+            };
+            queue.submit(Request { tag: i, op }).unwrap();
+        }
+        queue.kick().unwrap();
+        drop(queue);
+        let back: Vec<_> = std::iter::from_fn(|| pool.take(65536)).collect();
+        assert_eq!(back.len(), 32, "{name}");
+    });
+}
+
+#[test]
+fn a_full_file_system_is_no_space_and_what_was_written_stays() {
+    // SAFETY: geteuid has no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped, needs root: a small tmpfs");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let small = |args: &[&str]| {
+        assert!(
+            std::process::Command::new(args[0])
+                .args(&args[1..])
+                .arg(dir.path())
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    small(&["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs"]);
+    let result = std::panic::catch_unwind(|| {
+        let device =
+            FileDevice::create(&dir.path().join("disk"), SIZE, &Options::default()).unwrap();
+        let mut device = Blocking::open(&device).unwrap();
+        device.write_at(0, &[1; 65536]).unwrap();
+        assert_eq!(
+            device
+                .write_at(65536, &vec![2; 4 << 20])
+                .unwrap_err()
+                .kind(),
+            ErrorKind::NoSpace
+        );
+        let mut back = vec![0; 65536];
+        device.read_at(0, &mut back).unwrap();
+        assert!(back.iter().all(|b| *b == 1));
+    });
+    small(&["umount", "-l"]);
+    result.unwrap();
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    for path in ["/dev/null", "/"] {
+        let error = FileDevice::open(Path::new(path), &Options::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{path}: {error}");
+    }
+    let error = FileDevice::open(Path::new("/no/such/file"), &Options::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn direct_is_used_on_a_disk_and_said_where_it_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let cached = Options {
+        direct: Direct::Never,
+        ..Options::default()
+    };
+    let device = FileDevice::create(&dir.path().join("disk"), SIZE, &cached).unwrap();
+    assert!(!device.direct() && device.why_not_direct().is_some());
+}
