@@ -14,14 +14,22 @@
 
 mod blocking;
 mod buf;
+pub mod conformance;
 mod device;
+mod devices;
 mod error;
 mod pool;
+mod random;
 mod request;
 
 pub use blocking::Blocking;
 pub use buf::{BUF_ALIGN, Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
+pub use devices::{
+    Delay, ErrorDevice, ErrorHandle, Failure, KindStats, Mem, PowerCut, Rate, Replay, Snapshot,
+    Stats, StatsHandle, Tear,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use pool::BufPool;
+pub use random::Random;
 pub use request::{Completion, Op, OpKind, Request};

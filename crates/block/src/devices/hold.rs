@@ -1,0 +1,279 @@
+//! Devices that hold completions back until their time has come: `delay` and `rate`.
+//!
+//! A request goes below at once, so requests stay parallel; its completion is given out when the
+//! device below is done *and* its deadline has passed. One epoll descriptor stands for both, so a
+//! caller can sleep on it.
+
+use crate::{
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, OpKind, Queue, Request, Result, Wait,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// When a request that is submitted now may complete.
+trait Deadline: Send + Sync {
+    fn of(&self, op: &Op, now: Instant) -> Instant;
+}
+
+/// Completes each request no earlier than a time after its submit.
+pub struct Delay(Hold);
+
+impl Delay {
+    /// Over `lower`, with the times for reads and for everything else.
+    pub fn new(lower: Arc<dyn BlockDevice>, read: Duration, write: Duration) -> Delay {
+        struct Times(Duration, Duration);
+        impl Deadline for Times {
+            fn of(&self, op: &Op, now: Instant) -> Instant {
+                now + if op.kind() == OpKind::Read {
+                    self.0
+                } else {
+                    self.1
+                }
+            }
+        }
+        Delay(Hold {
+            lower,
+            deadline: Arc::new(Times(read, write)),
+        })
+    }
+}
+
+/// Lets so many bytes and so many requests through in a second, over all queues together.
+pub struct Rate(Hold);
+
+impl Rate {
+    /// Over `lower`; a limit of `None` does not limit.
+    pub fn new(
+        lower: Arc<dyn BlockDevice>,
+        bytes_per_s: Option<u64>,
+        requests_per_s: Option<u64>,
+    ) -> Rate {
+        struct Limits {
+            bytes_per_s: Option<u64>,
+            requests_per_s: Option<u64>,
+            /// When everything let through so far will have had its time.
+            free_at: Mutex<Option<Instant>>,
+        }
+        impl Deadline for Limits {
+            fn of(&self, op: &Op, now: Instant) -> Instant {
+                let bytes = op.range().map_or(0, |(_, len)| len) as f64;
+                let seconds = |amount: f64, limit: Option<u64>| {
+                    limit.map_or(0.0, |l| amount / l.max(1) as f64)
+                };
+                let cost = seconds(bytes, self.bytes_per_s).max(seconds(1.0, self.requests_per_s));
+                let mut free_at = self.free_at.lock().expect("no panic under this lock");
+                let end = free_at.map_or(now, |at| at.max(now)) + Duration::from_secs_f64(cost);
+                *free_at = Some(end);
+                end
+            }
+        }
+        let limits = Limits {
+            bytes_per_s,
+            requests_per_s,
+            free_at: Mutex::new(None),
+        };
+        Rate(Hold {
+            lower,
+            deadline: Arc::new(limits),
+        })
+    }
+}
+
+impl BlockDevice for Delay {
+    fn info(&self) -> &DeviceInfo {
+        self.0.lower.info()
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.0.queue()
+    }
+}
+
+impl BlockDevice for Rate {
+    fn info(&self) -> &DeviceInfo {
+        self.0.lower.info()
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.0.queue()
+    }
+}
+
+struct Hold {
+    lower: Arc<dyn BlockDevice>,
+    deadline: Arc<dyn Deadline>,
+}
+
+impl Hold {
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        let lower = self.lower.queue()?;
+        let failed = |e: rustix::io::Errno| Error::from_io(&lower.info().name, e.into());
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer =
+            rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let readable = |tag| (epoll::EventData::new_u64(tag), epoll::EventFlags::IN);
+        let (data, flags) = readable(0);
+        epoll::add(&both, &timer, data, flags).map_err(failed)?;
+        if let Some(fd) = lower.wait_fd() {
+            let (data, flags) = readable(1);
+            epoll::add(&both, fd, data, flags).map_err(failed)?;
+        }
+        let capacity = lower.capacity();
+        Ok(Box::new(HoldQueue {
+            lower,
+            deadline: Arc::clone(&self.deadline),
+            tags: (0..capacity).map(|_| None).collect(),
+            free: (0..capacity).rev().collect(),
+            held: Vec::new(),
+            below: Vec::new(),
+            timer,
+            both,
+        }))
+    }
+}
+
+struct HoldQueue {
+    lower: Box<dyn Queue>,
+    deadline: Arc<dyn Deadline>,
+    /// The caller's tag and the deadline of each request below, by the tag below.
+    tags: Vec<Option<(u64, Instant)>>,
+    free: Vec<usize>,
+    held: Vec<(Instant, Completion)>,
+    below: Vec<Completion>,
+    timer: OwnedFd,
+    both: OwnedFd,
+}
+
+impl HoldQueue {
+    /// Takes what the device below has done.
+    fn collect(&mut self) -> Result<()> {
+        self.lower.reap(Wait::Poll, &mut self.below)?;
+        for mut completion in self.below.drain(..) {
+            let slot = completion.tag as usize;
+            let (tag, at) = self.tags[slot]
+                .take()
+                .expect("each tag below stands for one request");
+            self.free.push(slot);
+            completion.tag = tag;
+            self.held.push((at, completion));
+        }
+        Ok(())
+    }
+
+    /// Gives out what is due and sets the timer for what is not.
+    fn release(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
+        let now = Instant::now();
+        let before = done.len();
+        let mut index = 0;
+        while index < self.held.len() {
+            if self.held[index].0 <= now {
+                done.push(self.held.swap_remove(index).1);
+            } else {
+                index += 1;
+            }
+        }
+        let next = self.held.iter().map(|(at, _)| *at).min();
+        // A zero value would disarm the timer; a nanosecond is as good as now.
+        let left = next.map_or(Duration::ZERO, |at| {
+            at.saturating_duration_since(now)
+                .max(Duration::from_nanos(1))
+        });
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let value = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let setting = Itimerspec {
+            it_interval: zero,
+            it_value: value,
+        };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)
+            .map_err(|e| Error::from_io(&self.lower.info().name, e.into()))?;
+        Ok(done.len() - before)
+    }
+}
+
+impl Queue for HoldQueue {
+    fn info(&self) -> &DeviceInfo {
+        self.lower.info()
+    }
+
+    fn capacity(&self) -> usize {
+        self.tags.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.tags.len() - self.free.len() + self.held.len()
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        if self.in_flight() >= self.tags.len() {
+            return Err(request);
+        }
+        let Request { tag, op } = request;
+        let at = self.deadline.of(&op, Instant::now());
+        let slot = self
+            .free
+            .pop()
+            .expect("fewer than `capacity` are in flight");
+        match self.lower.submit(Request {
+            tag: slot as u64,
+            op,
+        }) {
+            Ok(()) => {
+                self.tags[slot] = Some((tag, at));
+                Ok(())
+            }
+            Err(Request { op, .. }) => {
+                self.free.push(slot);
+                Err(Request { tag, op })
+            }
+        }
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        self.lower.kick()
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let until = match wait {
+            Wait::AtMost(time) => Some(Instant::now() + time),
+            Wait::Poll | Wait::Block => None,
+        };
+        loop {
+            self.collect()?;
+            let count = self.release(done)?;
+            let late = until.is_some_and(|until| Instant::now() >= until);
+            if count > 0 || self.in_flight() == 0 || wait == Wait::Poll || late {
+                return Ok(count);
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let timeout = left.map(|left| Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            });
+            match poll(
+                &mut [PollFd::new(&self.both, PollFlags::IN)],
+                timeout.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::from_io(&self.lower.info().name, e.into())),
+            }
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.both.as_fd())
+    }
+
+    fn register(&mut self, pool: &BufPool) {
+        self.lower.register(pool);
+    }
+}

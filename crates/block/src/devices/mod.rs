@@ -1,0 +1,30 @@
+//! The small devices: useful by themselves, and what every layer is tested over.
+
+mod error;
+mod hold;
+mod mem;
+mod powercut;
+mod stats;
+
+pub use error::{ErrorDevice, ErrorHandle, Failure};
+pub use hold::{Delay, Rate};
+pub use mem::Mem;
+pub use powercut::{PowerCut, Replay, Tear};
+pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
+
+use crate::{Bufs, Completion};
+use std::collections::VecDeque;
+
+/// Copies the bytes of a request out of its buffers.
+fn gather(bufs: &Bufs) -> Vec<u8> {
+    let mut all = Vec::with_capacity(bufs.total_len());
+    bufs.iter().for_each(|b| all.extend_from_slice(b));
+    all
+}
+
+/// Moves everything that is ready to the end of `done`.
+fn drain(ready: &mut VecDeque<Completion>, done: &mut Vec<Completion>) -> usize {
+    let count = ready.len();
+    done.extend(ready.drain(..));
+    count
+}
