@@ -76,7 +76,10 @@ impl RoundKeys {
 /// Put in front of each step of a loop it keeps the compiler from loading all round keys before
 /// the loop: there are more of them than registers, and it would spill them to the stack.
 #[inline(always)]
-#[allow(clippy::pointers_in_nomem_asm_block, reason = "the pointer passes through unread")]
+#[allow(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "the pointer passes through unread"
+)]
 pub(super) fn opaque(mut keys: *const __m128i) -> *const __m128i {
     // SAFETY: no instruction at all; the pointer comes out as it went in.
     unsafe {

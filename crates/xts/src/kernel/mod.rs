@@ -66,17 +66,23 @@ impl Engine {
     /// Expands `key` (32 or 64 bytes, data key first) for `kernel`, which this machine supports.
     pub(crate) fn new(kernel: Kernel, key: &[u8]) -> Engine {
         assert!(supported(kernel), "the kernel was checked before");
-        let engine = match kernel {
+        let engine = Engine::expand(kernel, key);
+        clear::after_portable();
+        engine
+    }
+
+    /// A frame of its own for the expansion, so that it ends where the clearing begins.
+    #[inline(never)]
+    fn expand(kernel: Kernel, key: &[u8]) -> Engine {
+        match kernel {
             Kernel::Portable => Engine::Portable(portable::Ciphers::new(key)),
             #[cfg(target_arch = "x86_64")]
             Kernel::AesNi => Engine::AesNi(RoundKeys::new(key)),
             #[cfg(target_arch = "x86_64")]
             Kernel::Vaes512 => Engine::Vaes512(RoundKeys::new(key)),
             #[cfg(not(target_arch = "x86_64"))]
-            Kernel::AesNi | Kernel::Vaes512 => unreachable!("not supported, as checked above"),
-        };
-        clear::after_portable();
-        engine
+            Kernel::AesNi | Kernel::Vaes512 => unreachable!("not supported, as checked before"),
+        }
     }
 
     pub(crate) fn kernel(&self) -> Kernel {
