@@ -122,7 +122,7 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
 /// LUKS2. Apart, so that the tweaks of all others need not be in memory.
 ///
 /// # Safety
-/// As [`unit`], with `bytes` less than [`STEP`].
+/// As [`unit()`], with `bytes` less than [`STEP`].
 #[cold]
 #[target_feature(enable = "aes,pclmulqdq")]
 unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(

@@ -142,7 +142,7 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
 /// LUKS2. Apart, so that the tweaks of all others stay in registers.
 ///
 /// # Safety
-/// As [`unit`], with `bytes` less than [`STEP`].
+/// As [`unit()`], with `bytes` less than [`STEP`].
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq,aes")]
 unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
