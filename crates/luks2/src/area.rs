@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn enciphers_ieee_1619_vector_4() {
         let key = unhex("27182818284590452353602874713526 31415926535897932384626433832795");
-        let plain: Vec<u8> = (0..512).map(|i| (i % 256) as u8).collect();
+        let plain: Vec<u8> = (0..512u32).map(|i| (i % 256) as u8).collect();
         let mut text = plain.clone();
         encrypt(&key, &mut text).expect("key length");
         assert_eq!(text[..16], unhex("27a7479befa1d476489f308cd4cfa6e2"));
@@ -106,7 +106,7 @@ mod tests {
             "27182818284590452353602874713526 62497757247093699959574966967627
              31415926535897932384626433832795 02884197169399375105820974944592",
         );
-        let unit: Vec<u8> = (0..512).map(|i| (i % 256) as u8).collect();
+        let unit: Vec<u8> = (0..512u32).map(|i| (i % 256) as u8).collect();
         let mut area = unit.repeat(256);
         encrypt(&key, &mut area).expect("key length");
         assert_eq!(

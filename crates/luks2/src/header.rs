@@ -13,7 +13,6 @@ use crate::plan::AreaWrite;
 ///
 /// Everything it gave out (keyslots, data segment) comes from the bytes that were checked when it
 /// was read; the device is not looked at again.
-#[derive(Debug)]
 pub struct Header {
     pub(crate) binary: BinaryHeader,
     pub(crate) metadata: Metadata,
@@ -63,6 +62,16 @@ impl OnDisk {
             repair: None,
             areas,
         }
+    }
+}
+
+impl std::fmt::Debug for Header {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Header")
+            .field("uuid", &self.binary.uuid)
+            .field("seqid", &self.binary.seqid)
+            .field("json", &self.metadata.to_json())
+            .finish_non_exhaustive()
     }
 }
 

@@ -458,8 +458,8 @@ const AES_KEYSLOT: &[&str] = &["--keyslot-cipher=aes-xts-plain64", "--keyslot-ke
 
 #[test]
 fn what_cryptsetup_can_do_and_we_cannot_is_refused_by_name() {
-    let cases: [(&[&str], &str); 4] = [
-        (&["--cipher=serpent-xts-plain64"], "serpent-xts-plain64"),
+    // Ciphers that need device-mapper even to format are in the table of hostile headers.
+    let cases: [(&[&str], &str); 3] = [
         (
             &["--cipher=aes-cbc-essiv:sha256", "-s", "256"],
             "aes-cbc-essiv:sha256",
@@ -474,11 +474,6 @@ fn what_cryptsetup_can_do_and_we_cannot_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
-    let null = Image::by_cryptsetup(&["--cipher=null"])
-        .open()
-        .expect_err("no encryption");
-    assert_eq!(null.kind(), ErrorKind::Refused);
-    assert!(null.to_string().contains("null cipher"), "{null}");
 }
 
 #[test]

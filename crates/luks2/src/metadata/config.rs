@@ -33,13 +33,13 @@ impl Config {
     }
 
     pub(super) fn read(fields: &Fields<'_>, area_len: u64) -> Result<Config> {
-        let json_size = fields.u64("json_size")?;
+        let json_size = size(fields, "json_size")?;
         if json_size != area_len || !is_header_size(json_size.saturating_add(BINARY_LEN as u64)) {
             return Err(Error::damaged(format!(
                 "config: json_size {json_size} is not the {area_len} bytes of the JSON area"
             )));
         }
-        let keyslots_size = fields.u64("keyslots_size")?;
+        let keyslots_size = size(fields, "keyslots_size")?;
         if !keyslots_size.is_multiple_of(4096) || keyslots_size > KEYSLOTS_SIZE_MAX {
             return Err(Error::damaged(format!(
                 "config: keyslots_size {keyslots_size} is not a multiple of 4096 up to \
@@ -60,6 +60,12 @@ impl Config {
             flags,
         })
     }
+}
+
+/// C's strtoull also takes a sign and white space, so these are no damage for `cryptsetup`.
+fn size(fields: &Fields<'_>, key: &str) -> Result<u64> {
+    fields.str(key)?;
+    fields.u64(key).map_err(|e| Error::refused(e.to_string()))
 }
 
 /// LUKS2 specification, 3.5: who does not know a mandatory requirement must not open the volume.

@@ -69,9 +69,26 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// An integer, stored as a number; `None` if it does not fit 32 bits. For fields of which
+    /// `cryptsetup` checks the type and not the value.
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<u32>> {
+        match self.object.get(key) {
+            Some(Json::Number(spelt)) if !spelt.contains(['.', 'e', 'E']) => Ok(spelt.parse().ok()),
+            _ => Err(self.wrong(key, "an integer")),
+        }
+    }
+
     /// A 64-bit number, stored as a string of digits (LUKS2 specification, 3.1).
     pub(crate) fn u64(&self, key: &str) -> Result<u64> {
-        decimal(self.str(key)?).ok_or_else(|| self.wrong(key, "a 64-bit number in a string"))
+        match self.str(key)? {
+            // C's strtoull takes it for 0, so for cryptsetup this is no damage.
+            "" => Err(Error::refused(format!(
+                "{}: {} is empty",
+                self.path,
+                quoted(key)
+            ))),
+            text => decimal(text).ok_or_else(|| self.wrong(key, "a 64-bit number in a string")),
+        }
     }
 
     /// An array of strings.
@@ -101,7 +118,12 @@ impl<'a> Fields<'a> {
     pub(crate) fn numbers(&self, key: &str) -> Result<Vec<u32>> {
         self.strings(key)?
             .into_iter()
-            .map(|name| object_number(name).ok_or_else(|| self.wrong(key, "an array of numbers")))
+            .map(|name| {
+                let number = decimal(name).and_then(|n| u32::try_from(n).ok());
+                // An object has one name only, so that "00" names nothing.
+                let number = number.filter(|n| n.to_string() == name);
+                number.ok_or_else(|| self.wrong(key, "an array of numbers"))
+            })
             .collect()
     }
 
@@ -117,11 +139,6 @@ impl<'a> Fields<'a> {
 fn decimal(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
-}
-
-/// The name of a numbered object.
-pub(super) fn object_number(name: &str) -> Option<u32> {
-    decimal(name).and_then(|n| u32::try_from(n).ok())
 }
 
 pub(crate) fn base64(bytes: &[u8]) -> Json {

@@ -169,10 +169,10 @@ fn read_luks2(
             "{path}: unknown type of af or area"
         )));
     }
-    let stripes = af.u32("stripes")?;
+    let stripes = af.integer("stripes")?;
     let af_hash = Hash::from_name(af.str("hash")?);
     let encryption = area.str("encryption")?;
-    let area_key_size = area.u32("key_size")?;
+    let area_key_size = area.integer("key_size")?;
     let cost = read_kdf(&kdf)?;
     if let Some(refusal) = refuse_cipher(path, encryption) {
         return match refusal.kind() {
@@ -183,17 +183,17 @@ fn read_luks2(
     let unusable = |reason: String| Ok(SlotKind::Unusable(format!("{path}: {reason}")));
     // Every writer uses 4,000 stripes. Another number would be a way to make us read or compute
     // more than the area holds.
-    if stripes as usize != STRIPES {
+    if stripes.map(|n| n as usize) != Some(STRIPES) {
         return unusable(format!(
-            "{stripes} anti-forensic stripes instead of {STRIPES}"
+            "a number of anti-forensic stripes that is not {STRIPES}"
         ));
     }
     if key_size == 0 || key_size > KEY_SIZE_MAX {
         return unusable(format!("a key of {key_size} bytes"));
     }
-    if area_key_size != 32 && area_key_size != 64 {
-        return unusable(format!("an area key of {area_key_size} bytes"));
-    }
+    let Some(area_key_size @ (32 | 64)) = area_key_size else {
+        return unusable("an area key that is not 32 or 64 bytes".into());
+    };
     if !range.offset.is_multiple_of(AREA_ALIGN) || range.len < material_len(key_size) {
         return unusable("an area that is misaligned or too short for its key".into());
     }
@@ -214,22 +214,32 @@ fn read_luks2(
 
 /// The inner error is a function that exists but that we do not have.
 fn read_kdf(kdf: &Fields<'_>) -> Result<Result<Kdf>> {
-    kdf.str("salt")?;
+    let range = || Error::refused("a cost of the key derivation is out of range");
     match kdf.str("type")? {
         "pbkdf2" => {
-            let iterations = kdf.u32("iterations")?;
-            Ok(Hash::from_name(kdf.str("hash")?).map(|hash| Kdf::Pbkdf2 { hash, iterations }))
+            kdf.str("salt")?;
+            let iterations = kdf.integer("iterations")?.ok_or_else(range);
+            let hash = Hash::from_name(kdf.str("hash")?);
+            Ok(iterations.and_then(|iterations| {
+                Ok(Kdf::Pbkdf2 {
+                    hash: hash?,
+                    iterations,
+                })
+            }))
         }
         name @ ("argon2i" | "argon2id") => {
-            let cost = Argon2Cost {
-                time: kdf.u32("time")?,
-                memory_kib: kdf.u32("memory")?,
-                cpus: kdf.u32("cpus")?,
-            };
-            Ok(Ok(if name == "argon2i" {
-                Kdf::Argon2i(cost)
+            kdf.str("salt")?;
+            let (time, memory) = (kdf.integer("time")?, kdf.integer("memory")?);
+            let costs = time.zip(memory).zip(kdf.integer("cpus")?).ok_or_else(range);
+            let cost = costs.map(|((time, memory_kib), cpus)| Argon2Cost {
+                time,
+                memory_kib,
+                cpus,
+            });
+            Ok(cost.map(if name == "argon2i" {
+                Kdf::Argon2i
             } else {
-                Kdf::Argon2id(cost)
+                Kdf::Argon2id
             }))
         }
         other => Ok(Err(Error::unsupported(format!(

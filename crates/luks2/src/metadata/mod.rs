@@ -82,7 +82,11 @@ impl Metadata {
     /// Reads the JSON text of an area of `json_size` bytes.
     pub(crate) fn from_json(text: &str, json_size: u64) -> Result<Metadata> {
         let (value, len) = json::parse(text)?;
-        if len != text.len() {
+        let rest = text.get(len..).unwrap_or_default();
+        if !rest
+            .bytes()
+            .all(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r'))
+        {
             return Err(Error::damaged("there is more after the JSON object"));
         }
         let Json::Object(document) = value else {
@@ -185,15 +189,23 @@ fn read_section<T>(
     let section = root.object(name)?;
     let mut entries = BTreeMap::new();
     for (key, _) in section.inner().iter() {
-        let number = field::object_number(key)
-            .ok_or_else(|| Error::damaged(format!("{name}: {} is no number", quoted(key))))?;
-        if number >= max || number.to_string() != key {
-            return Err(Error::refused(format!(
-                "{name}: the number {} is not one of 0 to {}",
-                quoted(key),
-                max - 1
+        if !key.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(Error::damaged(format!(
+                "{name}: {} is no number",
+                quoted(key)
             )));
         }
+        let number = key
+            .parse()
+            .ok()
+            .filter(|n: &u32| *n < max && n.to_string() == key);
+        let number = number.ok_or_else(|| {
+            Error::refused(format!(
+                "{name}: {} is not one of 0 to {}",
+                quoted(key),
+                max - 1
+            ))
+        })?;
         entries.insert(number, read(&section.object(key)?)?);
     }
     Ok(entries)
