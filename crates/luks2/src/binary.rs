@@ -333,3 +333,97 @@ pub(crate) fn check_label(what: &str, text: &str) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Made by cryptsetup 2.6.1 with `fuzz/make-seeds.sh`.
+    const GOLDEN: &[(&str, &[u8])] = &[
+        (
+            "argon2id-512",
+            include_bytes!("../../../fuzz/corpus/luks2_header/argon2id-512"),
+        ),
+        (
+            "argon2i-256",
+            include_bytes!("../../../fuzz/corpus/luks2_header/argon2i-256"),
+        ),
+        (
+            "pbkdf2-sha1",
+            include_bytes!("../../../fuzz/corpus/luks2_header/pbkdf2-sha1"),
+        ),
+        (
+            "metadata-32k",
+            include_bytes!("../../../fuzz/corpus/luks2_header/metadata-32k"),
+        ),
+        (
+            "many",
+            include_bytes!("../../../fuzz/corpus/luks2_header/many"),
+        ),
+    ];
+
+    /// Reads each copy that cryptsetup wrote and writes it again: the same bytes, all of them.
+    #[test]
+    fn copies_of_cryptsetup_come_out_as_they_went_in() {
+        for (name, image) in GOLDEN {
+            let half = image.len() / 2;
+            for (copy, offset) in [(Copy::Primary, 0), (Copy::Secondary, half)] {
+                let bytes = &image[offset..offset + half];
+                assert_eq!(
+                    stated_size(bytes, copy, offset as u64),
+                    Ok(half as u64),
+                    "{name}"
+                );
+                let header = read(bytes, copy).expect(name);
+                let metadata = crate::Metadata::from_area(&bytes[BINARY_LEN..]).expect(name);
+                assert!(
+                    header.write(copy, &metadata.to_json()) == bytes,
+                    "{name}: {copy}"
+                );
+            }
+        }
+    }
+
+    /// The fields of a primary copy, byte by byte.
+    #[test]
+    fn the_layout_is_that_of_the_specification() {
+        let (_, image) = GOLDEN[0];
+        let header = read(&image[..0x4000], Copy::Primary).expect("golden");
+        let dump: &[(usize, &[u8], &str)] = &[
+            (0, b"LUKS\xba\xbe", "magic"),
+            (6, &[0, 2], "version 2"),
+            (8, &[0, 0, 0, 0, 0, 0, 0x40, 0], "hdr_size 16 KiB"),
+            (16, &header.seqid.to_be_bytes(), "seqid"),
+            (24, b"seed\0\0", "label"),
+            (72, b"sha256\0\0", "checksum algorithm"),
+            (104, &header.salt.primary, "salt"),
+            (168, header.uuid.as_bytes(), "UUID"),
+            (208, &[0; 48], "subsystem"),
+            (256, &[0; 8], "hdr_offset"),
+            (264, &[0; 184], "padding"),
+            (480, &[0; 32], "rest of the checksum field"),
+            (512, &[0; 3584], "padding to 4096"),
+            (4096, b"{\"keyslots\":{\"0\":{", "JSON"),
+            (0x4000, b"SKUL\xba\xbe", "magic of the secondary"),
+            (0x4000 + 256, &[0, 0, 0, 0, 0, 0, 0x40, 0], "its hdr_offset"),
+        ];
+        for (at, bytes, what) in dump {
+            assert_eq!(image[*at..at + bytes.len()], **bytes, "{what} at {at}");
+        }
+        assert_eq!((header.label, header.uuid.len()), (b"seed".to_vec(), 36));
+    }
+
+    /// A label that is no UTF-8 goes back to the disk as it came.
+    #[test]
+    fn labels_are_bytes() {
+        let mut bytes = GOLDEN[0].1[..0x4000].to_vec();
+        bytes[24..72].fill(0xff);
+        fix_checksum(&mut bytes);
+        let header = read(&bytes, Copy::Primary).expect("sound");
+        assert_eq!(header.label, [0xff; 47]);
+        let json = lossy(bytes[BINARY_LEN..].split(|b| *b == 0).next().expect("text"));
+        let again = header.write(Copy::Primary, &json);
+        assert_eq!(again[24..71], bytes[24..71]);
+        assert_eq!(again[71], 0, "the field ends with a zero");
+    }
+}

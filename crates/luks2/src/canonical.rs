@@ -11,9 +11,8 @@ use crate::Header;
 use crate::json::{Json, Object};
 
 impl Header {
-    /// UUID, segments, digests (without their lists of keyslots), flags and requirements: what
-    /// says how the data is read. Equal for every copy of a header until the volume is reencrypted
-    /// or its flags are changed.
+    /// UUID, segments, their digests (without the lists of keyslots), flags and requirements: what
+    /// says how the data is read. The same until the volume is reencrypted or its flags are changed.
     pub fn canonical_core(&self) -> Vec<u8> {
         let document = self.metadata.document();
         let config = self.object("config");
@@ -33,14 +32,15 @@ impl Header {
             .unwrap_or(&Json::Null)
             .canonical_into(&mut out);
         out.push('\n');
-        self.digests(|key| key != "keyslots")
+        self.digests(true, |key| key != "keyslots")
             .canonical_into(&mut out);
         out.push('\n');
         Json::Object(settings).canonical_into(&mut out);
         out.into_bytes()
     }
 
-    /// Keyslots, the lists of keyslots of the digests, and all tokens except those of the types in
+    /// Keyslots, the lists of keyslots of the digests, the digests of other keys than that of the
+    /// data (they come and go with unbound keyslots), and all tokens except those of the types in
     /// `without`: what says who may open the volume.
     pub fn canonical_keys(&self, without: &[&str]) -> Vec<u8> {
         let document = self.metadata.document();
@@ -55,8 +55,10 @@ impl Header {
             .unwrap_or(&Json::Null)
             .canonical_into(&mut out);
         out.push('\n');
-        self.digests(|key| key == "keyslots")
+        self.digests(true, |key| key == "keyslots")
             .canonical_into(&mut out);
+        out.push('\n');
+        self.digests(false, |_| true).canonical_into(&mut out);
         out.push('\n');
         Json::Object(tokens).canonical_into(&mut out);
         out.into_bytes()
@@ -69,11 +71,13 @@ impl Header {
         }
     }
 
-    /// The digests with only those fields that `keep` wants.
-    fn digests(&self, keep: impl Fn(&str) -> bool) -> Json {
+    /// The digests that have segments, or those that have none, with the fields that `keep` wants.
+    fn digests(&self, of_segments: bool, keep: impl Fn(&str) -> bool) -> Json {
         let mut kept = Object::new();
         for (number, digest) in self.object("digests").into_iter().flat_map(Object::iter) {
-            if let Json::Object(digest) = digest {
+            if let Json::Object(digest) = digest
+                && (digest.get("segments") != Some(&Json::Array(Vec::new()))) == of_segments
+            {
                 let fields = digest.iter().filter(|(key, _)| keep(key));
                 let fields = fields.fold(Object::new(), |all, (k, v)| all.with(k, v.clone()));
                 kept.set(number, Json::Object(fields));

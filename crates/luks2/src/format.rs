@@ -204,3 +204,115 @@ fn is_uuid(text: &str) -> bool {
     groups.iter().map(|g| g.len()).eq([8, 4, 4, 4, 12])
         && groups.concat().bytes().all(|b| b.is_ascii_hexdigit())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, Kdf, Priority};
+
+    const SIZE: u64 = 17 << 20;
+
+    fn kind(change: impl FnOnce(&mut FormatOptions)) -> ErrorKind {
+        let mut options = FormatOptions::new(SIZE);
+        change(&mut options);
+        let key = SecretBytes::random(options.volume_key_len());
+        Header::format(&options, &key)
+            .expect_err("options that make no sense")
+            .kind()
+    }
+
+    #[test]
+    fn refuses_options_that_make_no_sense() {
+        for (change, expected) in [
+            (
+                (|o| o.key_bits = 192) as fn(&mut FormatOptions),
+                ErrorKind::InvalidArgument,
+            ),
+            (|o| o.sector_size = 1024, ErrorKind::InvalidArgument),
+            (|o| o.header_size = 0x5000, ErrorKind::InvalidArgument),
+            (|o| o.header_size = 8 << 20, ErrorKind::InvalidArgument),
+            (
+                |o| o.data_offset = (16 << 20) + 512,
+                ErrorKind::InvalidArgument,
+            ),
+            (|o| o.data_offset = 0x8000, ErrorKind::InvalidArgument),
+            (|o| o.digest_iterations = 999, ErrorKind::InvalidArgument),
+            (|o| o.label = "x".repeat(48), ErrorKind::InvalidArgument),
+            (
+                |o| o.label = "x\u{1b}[2J".into(),
+                ErrorKind::InvalidArgument,
+            ),
+            (|o| o.subsystem = "x".repeat(48), ErrorKind::InvalidArgument),
+            (|o| o.uuid = Some("x".into()), ErrorKind::InvalidArgument),
+            (|o| o.device_size = 16 << 20, ErrorKind::DeviceTooSmall),
+            (
+                |o| o.device_size = (16 << 20) + 4095,
+                ErrorKind::DeviceTooSmall,
+            ),
+        ] {
+            assert_eq!(kind(change), expected);
+        }
+        let short = Header::format(&FormatOptions::new(SIZE), &SecretBytes::random(32));
+        assert_eq!(
+            short.expect_err("a key of 128 bits").kind(),
+            ErrorKind::InvalidArgument
+        );
+    }
+
+    #[test]
+    fn a_full_keyslots_area_is_no_space_and_nothing_changes() {
+        let mut options = FormatOptions::new(SIZE);
+        options.data_offset = 2 * options.header_size + 2 * area_len(64);
+        let key = generate_volume_key(256).expect("random bytes");
+        let mut header = Header::format(&options, &key).expect("room for two");
+        let kdf = Kdf::Pbkdf2 {
+            hash: Hash::Sha256,
+            iterations: 1,
+        };
+        for _ in 0..2 {
+            header
+                .add_keyslot(&key, b"pw", &kdf, None, Priority::Normal)
+                .expect("room");
+        }
+        let before = header.metadata().clone();
+        let full = header.add_keyslot(&key, b"pw", &kdf, None, Priority::Normal);
+        assert_eq!(full.expect_err("full").kind(), ErrorKind::NoSpace);
+        assert_eq!(*header.metadata(), before);
+    }
+
+    #[test]
+    fn a_full_json_area_is_no_space_and_nothing_changes() {
+        let key = generate_volume_key(256).expect("random bytes");
+        let mut header = Header::format(&FormatOptions::new(SIZE), &key).expect("sound");
+        let token = |n: usize| {
+            let text = format!(r#"{{"type":"t","keyslots":[],"x":"{}"}}"#, "x".repeat(n));
+            crate::Token::from_json(&text).expect("a token")
+        };
+        let before = header.metadata().clone();
+        let full = header.add_token(None, &token(12_288));
+        assert_eq!(full.expect_err("too long").kind(), ErrorKind::NoSpace);
+        assert_eq!(*header.metadata(), before);
+        // To the last byte: the area keeps one zero at the end.
+        header.add_token(None, &token(0)).expect("room");
+        let room = 12_288 - 1 - header.metadata().to_json().len();
+        assert!(header.replace_token(0, &token(room + 1)).is_err());
+        header.replace_token(0, &token(room)).expect("exactly");
+        let mut image = vec![0; SIZE as usize];
+        header
+            .update()
+            .expect("a plan")
+            .apply(&mut image)
+            .expect("long enough");
+        let again = Header::open(&image, SIZE).expect("what was written").header;
+        assert_eq!(again.metadata(), header.metadata());
+    }
+
+    #[test]
+    fn random_uuids_have_their_version_and_variant() {
+        let uuid = random_uuid().expect("random bytes");
+        assert!(is_uuid(&uuid), "{uuid}");
+        assert_eq!(uuid.as_bytes()[14], b'4', "{uuid}");
+        assert!(b"89ab".contains(&uuid.as_bytes()[19]), "{uuid}");
+        assert_ne!(random_uuid(), Ok(uuid));
+    }
+}

@@ -320,6 +320,25 @@ fn canonical_bytes_follow_the_meaning_and_not_the_spelling() {
     ));
     let (core, keys) = both(&image.header());
     assert!(core == before.0 && keys != before.1);
+    let unbound = [
+        "luksAddKey",
+        "-q",
+        "--unbound",
+        "-s",
+        "128",
+        "--key-file=-",
+        "-S",
+        "7",
+    ];
+    let cheap = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations=1000"];
+    let new = image.beside("new", b"pw7");
+    expect(&image.cryptsetup(&[&unbound[..], &cheap, &[&new]].concat(), "pw"));
+    let (core, with_unbound) = both(&image.header());
+    assert!(
+        core == before.0 && with_unbound != keys,
+        "an unbound keyslot is no matter of the data"
+    );
+    let keys = with_unbound;
 
     let mut header = image.header();
     header.set_flag("allow-discards", true).expect("room");
