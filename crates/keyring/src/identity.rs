@@ -1,0 +1,159 @@
+//! The private half of a key pair, in memory.
+
+use crate::recipient::Recipient;
+use crate::{Error, Result, openssh};
+use age::secrecy::{ExposeSecret, SecretString};
+use secret::SecretBytes;
+use std::io::Read;
+
+/// Longest envelope that is opened, in bytes; ours have about 230.
+const ENVELOPE_BYTES_MAX: usize = 16 * 1024;
+/// Longest secret in an envelope, in bytes.
+const SECRET_BYTES_MAX: usize = 1024;
+/// Largest scrypt work factor that is accepted of a key file (log2 of N): 1 GiB of memory. What
+/// `age` writes is about 18.
+pub(crate) const SCRYPT_LOG_N_MAX: u8 = 20;
+
+/// The private half of a key pair. Its key is freed, and so zeroed, when it is dropped.
+pub struct Identity {
+    recipient: Recipient,
+    inner: Inner,
+}
+
+enum Inner {
+    X25519(age::x25519::Identity),
+    Ssh(age::ssh::Identity),
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Identity of {}", self.recipient)
+    }
+}
+
+impl Identity {
+    /// The public half.
+    pub fn recipient(&self) -> &Recipient {
+        &self.recipient
+    }
+
+    /// Opens an envelope that [`Recipient::wrap`] or the program `age` made.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`] when it is damaged or for somebody else.
+    pub fn unwrap(&self, envelope: &[u8]) -> Result<SecretBytes> {
+        if envelope.len() > ENVELOPE_BYTES_MAX {
+            return Err(Error::malformed(
+                "the envelope of a keyslot",
+                "it is too long",
+            ));
+        }
+        let identity: &dyn age::Identity = match &self.inner {
+            Inner::X25519(identity) => identity,
+            Inner::Ssh(identity) => identity,
+        };
+        let decryptor = age::Decryptor::new(envelope).map_err(|_| Error::WrongKey)?;
+        if decryptor.is_scrypt() {
+            return Err(Error::WrongKey);
+        }
+        let opened = decryptor
+            .decrypt(std::iter::once(identity))
+            .map_err(|_| Error::WrongKey);
+        let secret = opened.and_then(|stream| read_secret(stream, SECRET_BYTES_MAX));
+        secret::burn_stack();
+        secret
+    }
+
+    /// Makes a fresh X25519 pair; gives it with its identity line.
+    pub(crate) fn generate() -> Result<(Identity, SecretBytes)> {
+        let inner = age::x25519::Identity::generate();
+        let line = SecretBytes::from_slice(inner.to_string().expose_secret().as_bytes());
+        let recipient = inner.to_public().to_string().parse()?;
+        secret::burn_stack();
+        Ok((
+            Identity {
+                recipient,
+                inner: Inner::X25519(inner),
+            },
+            line,
+        ))
+    }
+
+    /// Reads an age identity file: comments, and one `AGE-SECRET-KEY-1...` line.
+    pub(crate) fn from_age_text(text: &[u8], what: &str) -> Result<Identity> {
+        let malformed = |why: &str| Error::malformed(what, why);
+        let text = std::str::from_utf8(text).map_err(|_| malformed("it is no text"))?;
+        let mut lines = text
+            .lines()
+            .map(str::trim)
+            .filter(|l| !l.is_empty() && !l.starts_with('#'));
+        let (Some(line), None) = (lines.next(), lines.next()) else {
+            return Err(malformed("an identity file has one AGE-SECRET-KEY-1 line"));
+        };
+        let inner: age::x25519::Identity = line
+            .parse()
+            .map_err(|_| malformed("it has no AGE-SECRET-KEY-1 line that can be read"))?;
+        let recipient = inner.to_public().to_string().parse()?;
+        secret::burn_stack();
+        Ok(Identity {
+            recipient,
+            inner: Inner::X25519(inner),
+        })
+    }
+
+    /// Reads an OpenSSH private key file; `passphrase` is asked for when it needs one.
+    pub(crate) fn from_openssh(
+        text: &[u8],
+        what: &str,
+        passphrase: impl FnOnce() -> Result<SecretBytes>,
+    ) -> Result<Identity> {
+        let malformed = |why: &str| Error::malformed(what, why);
+        let clear = std::str::from_utf8(text).ok().and_then(openssh::clear);
+        let clear = clear.ok_or_else(|| malformed("not an OpenSSH private key"))?;
+        let recipient: Recipient = clear.public.parse()?;
+        let parsed = age::ssh::Identity::from_buffer(text, None);
+        let inner = match parsed.map_err(|_| malformed("not an OpenSSH private key"))? {
+            age::ssh::Identity::Encrypted(key) => {
+                let passphrase = secret_string(&passphrase()?, what)?;
+                let key = key.decrypt(passphrase);
+                key.map_err(|_| Error::WrongPassphrase(what.to_owned()))?
+                    .into()
+            }
+            age::ssh::Identity::Unsupported(_) => {
+                return Err(Error::Unsupported(format!(
+                    "{what} is protected in a way that is not supported; `ssh-keygen -p` changes it"
+                )));
+            }
+            plain => plain,
+        };
+        secret::burn_stack();
+        Ok(Identity {
+            recipient,
+            inner: Inner::Ssh(inner),
+        })
+    }
+}
+
+/// `age` takes passphrases as text.
+pub(crate) fn secret_string(passphrase: &SecretBytes, what: &str) -> Result<SecretString> {
+    let text = std::str::from_utf8(passphrase)
+        .map_err(|_| Error::NoPassphrase(format!("the passphrase for {what} is no UTF-8 text")))?;
+    Ok(SecretString::from(text.to_owned()))
+}
+
+/// Reads a stream of at most `max` bytes.
+pub(crate) fn read_secret(mut stream: impl Read, max: usize) -> Result<SecretBytes> {
+    let mut held = SecretBytes::zeroed(max + 1);
+    let mut len = 0;
+    while len < held.len() {
+        match stream.read(&mut held[len..]) {
+            Ok(0) => return Ok(held.truncated(len)),
+            Ok(n) => len += n,
+            Err(_) => return Err(Error::WrongKey),
+        }
+    }
+    Err(Error::malformed(
+        "an encrypted file",
+        "its content is too long",
+    ))
+}

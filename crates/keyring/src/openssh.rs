@@ -1,0 +1,51 @@
+//! The public half of an OpenSSH private key file, which stands in it in the clear
+//! (`PROTOCOL.key` of OpenSSH, section 1).
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
+const END: &str = "-----END OPENSSH PRIVATE KEY-----";
+const MAGIC: &[u8] = b"openssh-key-v1\0";
+
+/// Whether `text` looks like such a file.
+pub(crate) fn is_private_key(text: &str) -> bool {
+    text.trim_start().starts_with(BEGIN)
+}
+
+/// What the file says in the clear.
+pub(crate) struct Clear {
+    /// `ssh-ed25519 AAAA...`, or another type.
+    pub(crate) public: String,
+    /// The private half needs a passphrase.
+    pub(crate) encrypted: bool,
+}
+
+/// Reads the clear part; `None` when the file is not of this form.
+pub(crate) fn clear(text: &str) -> Option<Clear> {
+    let body = text.trim().strip_prefix(BEGIN)?.strip_suffix(END)?;
+    let body: String = body.split_whitespace().collect();
+    let bytes = STANDARD.decode(body).ok()?;
+    let rest = bytes.strip_prefix(MAGIC)?;
+    let (cipher, rest) = string(rest)?;
+    let (_kdf, rest) = string(rest)?;
+    let (_options, rest) = string(rest)?;
+    let (count, rest) = rest.split_first_chunk::<4>()?;
+    if u32::from_be_bytes(*count) != 1 {
+        return None;
+    }
+    let (blob, _) = string(rest)?;
+    let (kind, _) = string(blob)?;
+    let kind = std::str::from_utf8(kind).ok()?;
+    let public = format!("{kind} {}", STANDARD.encode(blob));
+    Some(Clear {
+        public,
+        encrypted: cipher != b"none",
+    })
+}
+
+/// A length and that many bytes.
+fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_be_bytes(*len) as usize)
+}

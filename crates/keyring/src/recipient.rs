@@ -1,0 +1,134 @@
+//! The public half of a key pair.
+
+use crate::{Error, Result};
+use secret::SecretBytes;
+use std::fmt;
+use std::str::FromStr;
+
+/// Which kind of key a pair is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyKind {
+    /// An age identity.
+    X25519,
+    /// An OpenSSH ed25519 key.
+    SshEd25519,
+}
+
+impl fmt::Display for KeyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyKind::X25519 => "x25519",
+            KeyKind::SshEd25519 => "ssh-ed25519",
+        })
+    }
+}
+
+/// The public half of a key pair; prints as `age1...` or `ssh-ed25519 AAAA...`.
+#[derive(Clone)]
+pub struct Recipient {
+    text: String,
+    inner: Inner,
+}
+
+#[derive(Clone)]
+enum Inner {
+    X25519(age::x25519::Recipient),
+    Ssh(age::ssh::Recipient),
+}
+
+impl Recipient {
+    /// Which kind of key this is.
+    pub fn kind(&self) -> KeyKind {
+        match self.inner {
+            Inner::X25519(_) => KeyKind::X25519,
+            Inner::Ssh(_) => KeyKind::SshEd25519,
+        }
+    }
+
+    /// Encrypts a secret so that only the private half opens it: an age file (age-encryption.org/v1),
+    /// about 200 bytes longer than the secret.
+    ///
+    /// # Errors
+    /// When the encryption fails, which it does not for keys that could be parsed.
+    pub fn wrap(&self, secret: &SecretBytes) -> Result<Vec<u8>> {
+        let envelope = match &self.inner {
+            Inner::X25519(recipient) => age::encrypt(recipient, secret),
+            Inner::Ssh(recipient) => age::encrypt(recipient, secret),
+        };
+        secret::burn_stack();
+        envelope.map_err(|e| Error::malformed(&self.text, e.to_string()))
+    }
+}
+
+impl FromStr for Recipient {
+    type Err = Error;
+
+    /// Reads one line: `age1...` or `ssh-ed25519 AAAA... [comment]`.
+    fn from_str(text: &str) -> Result<Recipient> {
+        let text = text.trim();
+        let shown = || {
+            format!(
+                "the public key `{}`",
+                text.chars().take(40).collect::<String>()
+            )
+        };
+        if let Some(kind) = text
+            .split(' ')
+            .next()
+            .filter(|kind| kind.starts_with("ssh-") || kind.starts_with("ecdsa-"))
+        {
+            if kind != "ssh-ed25519" {
+                return Err(refused(kind));
+            }
+            let mut words = text.split_whitespace();
+            let line = [words.next(), words.next()]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" ");
+            return match line.parse() {
+                Ok(inner @ age::ssh::Recipient::SshEd25519(..)) => Ok(Recipient {
+                    text: line,
+                    inner: Inner::Ssh(inner),
+                }),
+                _ => Err(Error::malformed(shown(), "not an ssh-ed25519 public key")),
+            };
+        }
+        match text.parse::<age::x25519::Recipient>() {
+            Ok(inner) => Ok(Recipient {
+                text: inner.to_string(),
+                inner: Inner::X25519(inner),
+            }),
+            Err(why) => Err(Error::malformed(shown(), why)),
+        }
+    }
+}
+
+/// The error for a kind of ssh key that is not ed25519.
+pub(crate) fn refused(kind: &str) -> Error {
+    Error::Unsupported(format!(
+        "{kind} keys are not supported: of ssh keys only ssh-ed25519 is (RSA leaks through its timing \
+         in the implementation at hand, RUSTSEC-2023-0071); `ssh-keygen -t ed25519` or \
+         `evfs key generate` makes a key that works"
+    ))
+}
+
+impl fmt::Display for Recipient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Recipient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Recipient({})", self.text)
+    }
+}
+
+impl PartialEq for Recipient {
+    fn eq(&self, other: &Recipient) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Recipient {}

@@ -1,0 +1,445 @@
+//! The folder of key pairs.
+
+use crate::identity::{self, Identity, read_secret, secret_string};
+use crate::recipient::{KeyKind, Recipient};
+use crate::{Error, Result, openssh};
+use rustix::fs::{Mode, OFlags, RenameFlags};
+use secret::SecretBytes;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Longest key file, in bytes.
+const FILE_BYTES_MAX: usize = 64 * 1024;
+/// First line of an age file, armored and not.
+const AGE_MAGIC: &[u8] = b"age-encryption.org/v1\n";
+const AGE_ARMOR: &[u8] = b"-----BEGIN AGE ENCRYPTED FILE-----";
+
+/// A folder of key pairs.
+pub struct Keyring {
+    dir: PathBuf,
+    scrypt_log_n: Option<u8>,
+}
+
+/// State of the private half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Private {
+    /// Not here.
+    Absent,
+    /// Here, unprotected.
+    Plain,
+    /// Here, under a passphrase.
+    Passphrase,
+}
+
+/// A key pair as its files show it.
+#[derive(Debug, Clone)]
+pub struct KeyInfo {
+    /// Its name.
+    pub name: String,
+    /// Kind of key.
+    pub kind: KeyKind,
+    /// Public half.
+    pub recipient: Recipient,
+    /// State of the private half.
+    pub private: Private,
+}
+
+/// What a passphrase is wanted for; prints as the question to ask.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// Name of the key.
+    pub name: String,
+}
+
+impl fmt::Display for Prompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Passphrase for the key `{}`", self.name)
+    }
+}
+
+impl Keyring {
+    /// The keys in `dir`, which need not exist yet.
+    pub fn open(dir: PathBuf) -> Keyring {
+        Keyring {
+            dir,
+            scrypt_log_n: None,
+        }
+    }
+
+    /// Sets the cost of new passphrases (log2 of scrypt's N) instead of measuring for about a second.
+    pub fn with_scrypt_log_n(self, log_n: u8) -> Keyring {
+        Keyring {
+            scrypt_log_n: Some(log_n),
+            ..self
+        }
+    }
+
+    /// Makes a key pair, under a passphrase if one is given.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::Exists`], and what the system says. Nothing is left behind.
+    pub fn generate(&self, name: &str, passphrase: Option<&SecretBytes>) -> Result<KeyInfo> {
+        self.vacant(name)?;
+        let (identity, line) = Identity::generate()?;
+        let recipient = identity.recipient().clone();
+        let head = format!("# public key: {recipient}\n");
+        let mut text = SecretBytes::zeroed(head.len() + line.len() + 1);
+        text[..head.len()].copy_from_slice(head.as_bytes());
+        text[head.len()..head.len() + line.len()].copy_from_slice(&line);
+        let end = text.len() - 1;
+        text[end] = b'\n';
+        match passphrase {
+            None => self.store(name, &recipient, Some(&text))?,
+            Some(passphrase) => {
+                let sealed = self.seal(&text, passphrase, name)?;
+                self.store(name, &recipient, Some(&sealed))?;
+            }
+        }
+        self.info(name)
+    }
+
+    /// An age file of `text` under a passphrase, armored.
+    fn seal(&self, text: &SecretBytes, passphrase: &SecretBytes, name: &str) -> Result<Vec<u8>> {
+        if passphrase.is_empty() {
+            return Err(Error::NoPassphrase(
+                "an empty passphrase protects nothing".into(),
+            ));
+        }
+        let mut recipient = age::scrypt::Recipient::new(secret_string(passphrase, name)?);
+        if let Some(log_n) = self.scrypt_log_n {
+            recipient.set_work_factor(log_n);
+        }
+        let sealed = age::encrypt_and_armor(&recipient, text);
+        secret::burn_stack();
+        sealed
+            .map(String::into_bytes)
+            .map_err(|e| Error::malformed(format!("the key `{name}`"), e.to_string()))
+    }
+
+    /// All keys, by name.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; a file that holds no key is left out.
+    pub fn list(&self) -> Result<Vec<KeyInfo>> {
+        let entries = match std::fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("cannot list", &self.dir, e)),
+        };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".pub")?.to_owned()))
+            .filter(|name| valid(name))
+            .collect();
+        names.sort();
+        Ok(names
+            .iter()
+            .filter_map(|name| self.info(name).ok())
+            .collect())
+    }
+
+    /// One key.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Malformed`], and what the system says.
+    pub fn info(&self, name: &str) -> Result<KeyInfo> {
+        let recipient = self.recipient(name)?;
+        let private = match self.read_private(name) {
+            Ok(text) if is_protected(&text) => Private::Passphrase,
+            Ok(_) => Private::Plain,
+            Err(Error::PublicOnly(_)) => Private::Absent,
+            Err(e) => return Err(e),
+        };
+        Ok(KeyInfo {
+            name: name.to_owned(),
+            kind: recipient.kind(),
+            recipient,
+            private,
+        })
+    }
+
+    /// The public half.
+    ///
+    /// # Errors
+    /// As [`Keyring::info`].
+    pub fn recipient(&self, name: &str) -> Result<Recipient> {
+        let path = self.path(name, "pub")?;
+        let text = match read_file(&path) {
+            Ok(text) => text,
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::NotFound {
+                    name: name.to_owned(),
+                    dir: self.dir.clone(),
+                });
+            }
+            Err(e) => return Err(e),
+        };
+        let text = std::str::from_utf8(&text)
+            .map_err(|_| Error::malformed(path.display().to_string(), "it is no text"))?;
+        text.lines().next().unwrap_or_default().parse()
+    }
+
+    /// The private half; `ask` is called when it is under a passphrase.
+    ///
+    /// # Errors
+    /// [`Error::PublicOnly`], [`Error::Permissions`], [`Error::WrongPassphrase`], what `ask` gives, and
+    /// as [`Keyring::info`].
+    pub fn identity(
+        &self,
+        name: &str,
+        ask: &mut dyn FnMut(&Prompt) -> Result<SecretBytes>,
+    ) -> Result<Identity> {
+        let recipient = self.recipient(name)?;
+        let text = self.read_private(name)?;
+        let mut ask = || {
+            ask(&Prompt {
+                name: name.to_owned(),
+            })
+        };
+        let identity = open_private(&text, name, &mut ask)?;
+        if *identity.recipient() != recipient {
+            return Err(Error::malformed(
+                format!("the key `{name}`"),
+                "its private and its public file do not belong together",
+            ));
+        }
+        Ok(identity)
+    }
+
+    /// Takes over a key: an age identity, plain or under a passphrase whose public half is given in
+    /// it or beside it (`FILE.pub`); an OpenSSH ed25519 key; or a public key.
+    ///
+    /// # Errors
+    /// As [`Keyring::generate`], [`Error::Unsupported`] and [`Error::Malformed`].
+    pub fn import(&self, name: &str, file: &Path) -> Result<KeyInfo> {
+        self.vacant(name)?;
+        let text = read_file(file)?;
+        let what = file.display().to_string();
+        let as_text = std::str::from_utf8(&text).unwrap_or_default();
+        if openssh::is_private_key(as_text) {
+            let clear = openssh::clear(as_text);
+            let clear =
+                clear.ok_or_else(|| Error::malformed(&what, "a damaged OpenSSH private key"))?;
+            let recipient: Recipient = clear.public.parse()?;
+            if !clear.encrypted {
+                // A key that cannot be used later is refused now.
+                open_private(&text, &what, &mut || {
+                    Err(Error::WrongPassphrase(what.clone()))
+                })?;
+            }
+            self.store(name, &recipient, Some(&text))?;
+        } else if is_protected(&text) {
+            let beside = PathBuf::from(format!("{what}.pub"));
+            let beside = if beside.exists() {
+                beside
+            } else {
+                file.with_extension("pub")
+            };
+            let public = read_file(&beside).map_err(|_| {
+                Error::malformed(
+                    &what,
+                    format!(
+                        "it is under a passphrase, and its public half is not in {}",
+                        beside.display()
+                    ),
+                )
+            })?;
+            let recipient = std::str::from_utf8(&public).unwrap_or_default().parse()?;
+            self.store(name, &recipient, Some(&text))?;
+        } else if as_text.contains("AGE-SECRET-KEY-") {
+            let identity = Identity::from_age_text(&text, &what)?;
+            self.store(name, identity.recipient(), Some(&text))?;
+        } else {
+            let line = as_text
+                .lines()
+                .map(str::trim)
+                .find(|l| !l.is_empty() && !l.starts_with('#'));
+            let line = line.ok_or_else(|| Error::malformed(&what, "it is empty"))?;
+            if line.starts_with("-----BEGIN") {
+                return Err(Error::Unsupported(format!(
+                    "{what} is in a form that is not supported; `ssh-keygen -p -f FILE` rewrites an old ssh key"
+                )));
+            }
+            self.store(name, &line.parse()?, None)?;
+        }
+        self.info(name)
+    }
+
+    /// Removes both files of a key. Keyslots in volumes stay as they are; whoever has a copy of the
+    /// private key still opens them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], and what the system says.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let public = self.path(name, "pub")?;
+        if !public.exists() {
+            return Err(Error::NotFound {
+                name: name.to_owned(),
+                dir: self.dir.clone(),
+            });
+        }
+        for path in [self.path(name, "key")?, public] {
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::io("cannot remove", &path, e));
+                }
+                _ => {}
+            }
+        }
+        sync_dir(&self.dir)
+    }
+
+    fn path(&self, name: &str, extension: &str) -> Result<PathBuf> {
+        if !valid(name) {
+            return Err(Error::BadName(name.to_owned()));
+        }
+        Ok(self.dir.join(format!("{name}.{extension}")))
+    }
+
+    fn vacant(&self, name: &str) -> Result<()> {
+        if self.path(name, "pub")?.exists() || self.path(name, "key")?.exists() {
+            return Err(Error::Exists(name.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn read_private(&self, name: &str) -> Result<SecretBytes> {
+        let path = self.path(name, "key")?;
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::PublicOnly(name.to_owned()));
+            }
+            Err(e) => return Err(Error::io("cannot open", &path, e)),
+        };
+        let meta = file
+            .metadata()
+            .map_err(|e| Error::io("cannot look at", &path, e))?;
+        if meta.mode() & 0o077 != 0 {
+            return Err(Error::Permissions(path));
+        }
+        read_from(file, &path)
+    }
+
+    /// Writes the files of a key, the private one first: the key is there once its public half is.
+    fn store(&self, name: &str, recipient: &Recipient, private: Option<&[u8]>) -> Result<()> {
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir);
+        made.map_err(|e| Error::io("cannot make the folder", &self.dir, e))?;
+        if let Some(private) = private {
+            self.write_new(&self.path(name, "key")?, private, 0o600, name)?;
+        }
+        let public = format!("{recipient}\n");
+        let written = self.write_new(&self.path(name, "pub")?, public.as_bytes(), 0o644, name);
+        if written.is_err() && private.is_some() {
+            let _ = std::fs::remove_file(self.path(name, "key")?);
+        }
+        written
+    }
+
+    /// A file that is there whole or not at all, and never replaces another.
+    fn write_new(&self, path: &Path, bytes: &[u8], mode: u32, name: &str) -> Result<()> {
+        let temporary = path.with_extension(format!("tmp{}", std::process::id()));
+        let failed = |e: std::io::Error| Error::io("cannot write", path, e);
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let _ = std::fs::remove_file(&temporary);
+        let fd = rustix::fs::open(&temporary, flags, Mode::from_raw_mode(mode))
+            .map_err(|e| failed(e.into()))?;
+        let mut file = File::from(fd);
+        let moved = file
+            .write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)
+            .and_then(|()| {
+                let cwd = rustix::fs::CWD;
+                rustix::fs::renameat_with(cwd, &temporary, cwd, path, RenameFlags::NOREPLACE)
+                    .map_err(|e| match e {
+                        rustix::io::Errno::EXIST => Error::Exists(name.to_owned()),
+                        other => failed(other.into()),
+                    })
+            });
+        if moved.is_err() {
+            let _ = std::fs::remove_file(&temporary);
+        }
+        moved.and_then(|()| sync_dir(&self.dir))
+    }
+}
+
+fn valid(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=64).contains(&name.len()) && name.chars().all(good) && !name.starts_with(['.', '-'])
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    let synced = File::open(dir).and_then(|d| d.sync_all());
+    synced.map_err(|e| Error::io("cannot sync the folder", dir, e))
+}
+
+fn read_file(path: &Path) -> Result<SecretBytes> {
+    let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
+    read_from(file, path)
+}
+
+fn read_from(mut file: File, path: &Path) -> Result<SecretBytes> {
+    let mut held = SecretBytes::zeroed(FILE_BYTES_MAX + 1);
+    let mut len = 0;
+    loop {
+        match file.read(&mut held[len..]) {
+            Ok(0) => return Ok(held.truncated(len)),
+            Ok(n) => len += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::io("cannot read", path, e)),
+        }
+        if len > FILE_BYTES_MAX {
+            return Err(Error::malformed(
+                path.display().to_string(),
+                "it is too long for a key",
+            ));
+        }
+    }
+}
+
+/// Whether a private key file needs a passphrase.
+fn is_protected(text: &[u8]) -> bool {
+    let ssh = std::str::from_utf8(text).ok().and_then(openssh::clear);
+    text.starts_with(AGE_MAGIC) || text.starts_with(AGE_ARMOR) || ssh.is_some_and(|c| c.encrypted)
+}
+
+fn open_private(
+    text: &[u8],
+    name: &str,
+    ask: &mut dyn FnMut() -> Result<SecretBytes>,
+) -> Result<Identity> {
+    if std::str::from_utf8(text).is_ok_and(openssh::is_private_key) {
+        return Identity::from_openssh(text, name, ask);
+    }
+    if !is_protected(text) {
+        return Identity::from_age_text(text, name);
+    }
+    let damaged = || Error::malformed(format!("the key `{name}`"), "a damaged age file");
+    let decryptor = age::Decryptor::new_buffered(age::armor::ArmoredReader::new(text))
+        .map_err(|_| damaged())?;
+    if !decryptor.is_scrypt() {
+        return Err(Error::malformed(
+            format!("the key `{name}`"),
+            "it is encrypted to another key",
+        ));
+    }
+    let mut scrypt = age::scrypt::Identity::new(secret_string(&ask()?, name)?);
+    scrypt.set_max_work_factor(identity::SCRYPT_LOG_N_MAX);
+    let opened = match decryptor.decrypt(std::iter::once(&scrypt as &dyn age::Identity)) {
+        Ok(stream) => read_secret(stream, FILE_BYTES_MAX).map_err(|_| damaged()),
+        Err(age::DecryptError::ExcessiveWork { .. }) => Err(Error::Unsupported(format!(
+            "the passphrase of the key `{name}` asks for more work than is allowed"
+        ))),
+        Err(_) => Err(Error::WrongPassphrase(name.to_owned())),
+    };
+    secret::burn_stack();
+    Identity::from_age_text(&opened?, name)
+}

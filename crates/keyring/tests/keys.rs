@@ -1,0 +1,290 @@
+//! Key pairs, against the real `age` and `ssh-keygen`.
+
+use keyring::{Error, Keyring, Private, Prompt};
+use secret::SecretBytes;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn keyring(&self) -> Keyring {
+        Keyring::open(self.path("keys")).with_scrypt_log_n(4)
+    }
+}
+
+fn never(_: &Prompt) -> keyring::Result<SecretBytes> {
+    panic!("asked for a passphrase that is not needed")
+}
+
+fn phrase(text: &'static str) -> impl FnMut(&Prompt) -> keyring::Result<SecretBytes> {
+    move |_| Ok(SecretBytes::from_slice(text.as_bytes()))
+}
+
+/// Runs a real tool, which must be there and succeed.
+fn tool(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{program}: {e}; `cargo xtask setup` installs it"));
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}");
+    output.stdout
+}
+
+#[test]
+fn a_pair_is_made_listed_used_and_removed() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    let alice = keys.generate("alice", None).unwrap();
+    let safe = keys
+        .generate("safe", Some(&SecretBytes::from_slice(b"open sesame")))
+        .unwrap();
+    assert_eq!(
+        (alice.private, safe.private),
+        (Private::Plain, Private::Passphrase)
+    );
+    assert!(matches!(
+        keys.generate("alice", None),
+        Err(Error::Exists(_))
+    ));
+    let names: Vec<String> = keys.list().unwrap().into_iter().map(|k| k.name).collect();
+    assert_eq!(names, ["alice", "safe"]);
+    let secret = SecretBytes::random(32);
+    let envelope = safe.recipient.wrap(&secret).unwrap();
+    assert!(
+        keys.identity("safe", &mut phrase("open sesame"))
+            .unwrap()
+            .unwrap(&envelope)
+            .unwrap()
+            == secret
+    );
+    assert!(matches!(
+        keys.identity("safe", &mut phrase("wrong")),
+        Err(Error::WrongPassphrase(_))
+    ));
+    let other = keys.identity("alice", &mut never).unwrap();
+    assert!(matches!(other.unwrap(&envelope), Err(Error::WrongKey)));
+    keys.remove("alice").unwrap();
+    assert!(matches!(keys.remove("alice"), Err(Error::NotFound { .. })));
+    assert!(!folder.path("keys/alice.key").exists());
+}
+
+#[test]
+fn private_files_are_for_their_user_alone_and_refused_otherwise() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    keys.generate("a", None).unwrap();
+    let mode = |path: &str| {
+        fs::metadata(folder.path(path))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777
+    };
+    assert_eq!((mode("keys"), mode("keys/a.key")), (0o700, 0o600));
+    fs::set_permissions(folder.path("keys/a.key"), fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(matches!(
+        keys.identity("a", &mut never),
+        Err(Error::Permissions(_))
+    ));
+}
+
+#[test]
+fn names_that_are_no_file_names_are_refused() {
+    let keys = Folder::new();
+    let keys = keys.keyring();
+    for name in [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "../x",
+        "-x",
+        ".hidden",
+        "a b",
+        "ä",
+        &"x".repeat(65),
+    ] {
+        assert!(
+            matches!(keys.generate(name, None), Err(Error::BadName(_))),
+            "{name:?}"
+        );
+        assert!(
+            matches!(keys.recipient(name), Err(Error::BadName(_))),
+            "{name:?}"
+        );
+    }
+}
+
+#[test]
+fn the_real_age_opens_our_envelopes_and_we_open_its() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    let info = keys.generate("a", None).unwrap();
+    let secret = SecretBytes::random(32);
+    let key_file = folder.path("keys/a.key");
+    let opened = tool(
+        "age",
+        &["-d", "-i", key_file.to_str().unwrap()],
+        &info.recipient.wrap(&secret).unwrap(),
+    );
+    assert_eq!(opened, secret[..]);
+    let theirs = tool("age", &["-r", &info.recipient.to_string()], &secret);
+    assert!(
+        keys.identity("a", &mut never)
+            .unwrap()
+            .unwrap(&theirs)
+            .unwrap()
+            == secret
+    );
+}
+
+#[test]
+fn keys_of_age_and_of_ssh_are_taken_over() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    fs::write(folder.path("age.key"), tool("age-keygen", &[], b"")).unwrap();
+    assert_eq!(
+        keys.import("a", &folder.path("age.key")).unwrap().private,
+        Private::Plain
+    );
+    let public = keys.recipient("a").unwrap().to_string();
+    fs::write(folder.path("bob.pub"), format!("# bob\n{public}\n")).unwrap();
+    assert_eq!(
+        keys.import("bob", &folder.path("bob.pub")).unwrap().private,
+        Private::Absent
+    );
+    assert!(matches!(
+        keys.identity("bob", &mut never),
+        Err(Error::PublicOnly(_))
+    ));
+    for (name, passphrase, private) in [
+        ("plain", "", Private::Plain),
+        ("locked", "sesame", Private::Passphrase),
+    ] {
+        let file = folder.path(name);
+        tool(
+            "ssh-keygen",
+            &[
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                passphrase,
+                "-f",
+                file.to_str().unwrap(),
+            ],
+            b"",
+        );
+        let info = keys.import(name, &file).unwrap();
+        assert_eq!(info.private, private);
+        let line = fs::read_to_string(folder.path(&format!("{name}.pub"))).unwrap();
+        assert!(
+            line.starts_with(&info.recipient.to_string()),
+            "{line} is not {}",
+            info.recipient
+        );
+        let secret = SecretBytes::random(32);
+        let envelope = info.recipient.wrap(&secret).unwrap();
+        let identity = keys.identity(name, &mut phrase("sesame")).unwrap();
+        assert!(identity.unwrap(&envelope).unwrap() == secret);
+        // Somebody else's half of it.
+        let other = format!("{name}-public");
+        assert_eq!(
+            keys.import(&other, &folder.path(&format!("{name}.pub")))
+                .unwrap()
+                .recipient,
+            info.recipient
+        );
+    }
+    assert!(matches!(
+        keys.identity("locked", &mut phrase("wrong")),
+        Err(Error::WrongPassphrase(_))
+    ));
+}
+
+#[test]
+fn rsa_is_refused_with_a_reason() {
+    let folder = Folder::new();
+    let file = folder.path("rsa");
+    tool(
+        "ssh-keygen",
+        &[
+            "-q",
+            "-t",
+            "rsa",
+            "-b",
+            "2048",
+            "-N",
+            "",
+            "-f",
+            file.to_str().unwrap(),
+        ],
+        b"",
+    );
+    for file in [file, folder.path("rsa.pub")] {
+        let error = folder.keyring().import("r", &file).unwrap_err();
+        assert!(
+            matches!(error, Error::Unsupported(_)) && error.to_string().contains("RUSTSEC"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn damaged_files_are_errors_at_every_length_and_never_panics() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    keys.generate("plain", None).unwrap();
+    keys.generate("locked", Some(&SecretBytes::from_slice(b"p")))
+        .unwrap();
+    let ssh = folder.path("ssh");
+    tool(
+        "ssh-keygen",
+        &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
+        b"",
+    );
+    keys.import("ssh", &ssh).unwrap();
+    for name in ["plain", "locked", "ssh"] {
+        let path = folder.path(&format!("keys/{name}.key"));
+        let whole = fs::read(&path).unwrap();
+        // A missing last newline is no damage.
+        for len in (0..whole.len() - 8).step_by(if name == "locked" { 7 } else { 3 }) {
+            fs::write(&path, &whole[..len]).unwrap();
+            assert!(
+                keys.identity(name, &mut phrase("p")).is_err(),
+                "{name} cut to {len} bytes"
+            );
+            let _ = keys.import("copy", &path).map(|_| keys.remove("copy"));
+        }
+        fs::write(&path, vec![b'x'; 70_000]).unwrap();
+        assert!(keys.identity(name, &mut phrase("p")).is_err());
+    }
+    let envelope = keys
+        .recipient("plain")
+        .unwrap()
+        .wrap(&SecretBytes::random(32))
+        .unwrap();
+    fs::remove_file(folder.path("keys/plain.key")).unwrap();
+    fs::remove_file(folder.path("keys/plain.pub")).unwrap();
+    keys.generate("plain", None).unwrap();
+    let identity = keys.identity("plain", &mut never).unwrap();
+    for len in 0..envelope.len() {
+        assert!(identity.unwrap(&envelope[..len]).is_err());
+    }
+}
