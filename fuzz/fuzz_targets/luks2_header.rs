@@ -14,7 +14,10 @@ const DEVICE_BYTES: u64 = 1 << 40;
 fuzz_target!(|data: &[u8]| {
     exercise(data);
     let mut fixed = data.to_vec();
-    let size = fixed.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_be_bytes);
+    let size = fixed
+        .get(8..16)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u64::from_be_bytes);
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     if let Some((primary, rest)) = fixed.split_at_mut_checked(size) {
         luks2::fix_checksum(primary);
@@ -29,7 +32,9 @@ fn exercise(prefix: &[u8]) {
     for device_size in [DEVICE_BYTES, prefix.len() as u64] {
         assert!(Header::bytes_wanted(prefix, device_size) <= device_size);
     }
-    let Ok(opened) = Header::open(prefix, DEVICE_BYTES) else { return };
+    let Ok(opened) = Header::open(prefix, DEVICE_BYTES) else {
+        return;
+    };
     let broken = opened.needs_repair();
     let mut header = opened.header;
     let metadata = header.metadata().clone();
@@ -51,7 +56,10 @@ fn exercise(prefix: &[u8]) {
     apply(plan, &mut image);
     let header = good(&image);
     assert_eq!(*header.metadata(), metadata);
-    assert_eq!((header.canonical_core(), header.canonical_keys(&[])), (core, keys));
+    assert_eq!(
+        (header.canonical_core(), header.canonical_keys(&[])),
+        (core, keys)
+    );
 }
 
 fn good(image: &[u8]) -> Header {

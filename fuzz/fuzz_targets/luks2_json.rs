@@ -12,19 +12,35 @@ const DEVICE_BYTES: u64 = 17 << 20;
 const COPY: usize = 0x4000;
 
 /// Little enough for a thousand openings a second.
-const LIMITS: KdfLimits =
-    KdfLimits { memory_kib_max: 256, work_kib_max: 1024, cpus_max: 1, iterations_max: 100 };
+const LIMITS: KdfLimits = KdfLimits {
+    memory_kib_max: 256,
+    work_kib_max: 1024,
+    cpus_max: 1,
+    iterations_max: 100,
+};
 
 fn template() -> &'static [u8] {
     static TEMPLATE: OnceLock<Vec<u8>> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
         let key = luks2::generate_volume_key(256).expect("random bytes");
-        let options = FormatOptions { digest_iterations: 1000, ..FormatOptions::new(DEVICE_BYTES) };
+        let options = FormatOptions {
+            digest_iterations: 1000,
+            ..FormatOptions::new(DEVICE_BYTES)
+        };
         let mut header = Header::format(&options, &key).expect("sound options");
-        let kdf = Kdf::Pbkdf2 { hash: luks2::Hash::Sha256, iterations: 1 };
-        header.add_keyslot(&key, b"pw", &kdf, None, Priority::Normal).expect("room");
+        let kdf = Kdf::Pbkdf2 {
+            hash: luks2::Hash::Sha256,
+            iterations: 1,
+        };
+        header
+            .add_keyslot(&key, b"pw", &kdf, None, Priority::Normal)
+            .expect("room");
         let mut image = vec![0; DEVICE_BYTES as usize];
-        header.update().expect("random bytes").apply(&mut image).expect("long enough");
+        header
+            .update()
+            .expect("random bytes")
+            .apply(&mut image)
+            .expect("long enough");
         image.truncate(2 * COPY);
         image
     })
@@ -39,7 +55,9 @@ fuzz_target!(|text: &[u8]| {
         area[..len].copy_from_slice(&text[..len]);
         luks2::fix_checksum(copy);
     }
-    let Ok(opened) = Header::open(&image, DEVICE_BYTES) else { return };
+    let Ok(opened) = Header::open(&image, DEVICE_BYTES) else {
+        return;
+    };
     let header = opened.header;
     let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
     let theirs: serde_json::Value = serde_json::from_slice(&text[..end]).expect("JSON");
@@ -56,7 +74,9 @@ fuzz_target!(|text: &[u8]| {
 fn change(mut header: Header, image: &mut [u8]) {
     let slots: Vec<u32> = header.metadata().keyslots().keys().copied().collect();
     for slot in &slots {
-        header.set_priority(*slot, Priority::Prefer).expect("it is there");
+        header
+            .set_priority(*slot, Priority::Prefer)
+            .expect("it is there");
     }
     if let Some(slot) = slots.first() {
         header.remove_keyslot(*slot, true).expect("by force");
@@ -73,6 +93,8 @@ fn change(mut header: Header, image: &mut [u8]) {
             place.copy_from_slice(&bytes);
         }
     }
-    let again = Header::open(image, DEVICE_BYTES).expect("what we wrote").header;
+    let again = Header::open(image, DEVICE_BYTES)
+        .expect("what we wrote")
+        .header;
     assert_eq!(again.metadata(), header.metadata());
 }

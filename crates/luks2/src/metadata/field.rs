@@ -52,10 +52,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A string that is not empty, as `cryptsetup` wants them since 2.4.
     pub(crate) fn str(&self, key: &str) -> Result<&'a str> {
         match self.object.get(key) {
-            Some(Json::String(text)) => Ok(text.as_str()),
-            _ => Err(self.wrong(key, "a string")),
+            Some(Json::String(text)) if !text.as_str().is_empty() => Ok(text.as_str()),
+            _ => Err(self.wrong(key, "a string with something in it")),
         }
     }
 
@@ -80,15 +81,7 @@ impl<'a> Fields<'a> {
 
     /// A 64-bit number, stored as a string of digits (LUKS2 specification, 3.1).
     pub(crate) fn u64(&self, key: &str) -> Result<u64> {
-        match self.str(key)? {
-            // C's strtoull takes it for 0, so for cryptsetup this is no damage.
-            "" => Err(Error::refused(format!(
-                "{}: {} is empty",
-                self.path,
-                quoted(key)
-            ))),
-            text => decimal(text).ok_or_else(|| self.wrong(key, "a 64-bit number in a string")),
-        }
+        decimal(self.str(key)?).ok_or_else(|| self.wrong(key, "a 64-bit number in a string"))
     }
 
     /// An array of strings.

@@ -125,6 +125,7 @@ impl Keyslot {
     pub(super) fn read(fields: &Fields<'_>) -> Result<Keyslot> {
         let key_size = fields.u32("key_size")?;
         let area = fields.object("area")?;
+        area.str("type")?;
         let range = Range {
             offset: area.u64("offset")?,
             len: area.u64("size")?,

@@ -211,6 +211,10 @@ pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segme
         only = Some((id, any.segment));
     }
     match only {
+        // As cryptsetup: segments are numbered from 0 without gaps.
+        Some((id, _)) if count == 1 && id != 0 => Err(Error::damaged(format!(
+            "there is a segment {id} and no segment 0"
+        ))),
         Some(one) if count == 1 => Ok(one),
         _ => Err(Error::unsupported(format!(
             "the volume has {count} segments; EVFS opens volumes of one"
