@@ -1,7 +1,7 @@
 //! Encrypted volumes: LUKS2 exactly as `cryptsetup` writes it, AES-XTS between the caller and the
 //! device below, and users whose key pairs open the volume in one of three roles.
 //!
-//! Two halves that meet in [`Unlocked::device`]:
+//! Two halves that meet in [`Volume::device`]:
 //!
 //! ```text
 //!   Volume ── header, keyslots, roles ──► Unlocked (the volume key) ──► CryptDevice ── data path
@@ -14,7 +14,21 @@
 //! [`block::BlockDevice`] as the data.
 
 mod device;
+mod error;
+mod maintain;
 mod queue;
+mod role;
+mod seal;
+mod token;
+mod volume;
 
 pub use device::{CryptDevice, DataSegment, Options};
+pub use error::{Error, Result};
+pub use luks2::ErrorKind as HeaderErrorKind;
+pub use maintain::{
+    CheckReport, CopyReport, Restore, check, overwritten_by_format, plan_restore, repair,
+};
 pub use queue::QUEUE_MEMORY_BYTES;
+pub use role::{Action, Role};
+pub use seal::Seal;
+pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume};

@@ -11,7 +11,7 @@
 //! have to lie enciphered like everything else.
 
 use crate::device::Shared;
-use block::{Buf, BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
+use block::{BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -40,7 +40,12 @@ impl Client {
     /// [`io::ErrorKind::NotFound`] when the server refuses the export.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
-        let mut client = Client { stream, size: 0, flags: 0, cookie: 0 };
+        let mut client = Client {
+            stream,
+            size: 0,
+            flags: 0,
+            cookie: 0,
+        };
         // "Fixed newstyle negotiation": greeting, then client flags (fixed newstyle, no zeroes).
         expect(client.u64()?, NBDMAGIC, "magic")?;
         expect(client.u64()?, IHAVEOPT, "option magic")?;
@@ -134,7 +139,14 @@ impl Client {
         self.request(2, 0, 0, 0, &[])
     }
 
-    fn request(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+    fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        data: &[u8],
+    ) -> io::Result<()> {
         self.cookie += 1;
         let mut message = Vec::with_capacity(28 + data.len());
         message.extend(REQUEST_MAGIC.to_be_bytes());
@@ -150,7 +162,11 @@ impl Client {
     /// A simple reply: no structured replies were negotiated, so no other comes.
     fn reply(&mut self) -> io::Result<()> {
         let (magic, error, cookie) = (self.u32()?, self.u32()?, self.u64()?);
-        expect(u64::from(magic), u64::from(SIMPLE_REPLY_MAGIC), "reply magic")?;
+        expect(
+            u64::from(magic),
+            u64::from(SIMPLE_REPLY_MAGIC),
+            "reply magic",
+        )?;
         expect(cookie, self.cookie, "cookie")?;
         match error {
             0 => Ok(()),
@@ -178,9 +194,16 @@ impl Client {
 }
 
 fn expect(got: u64, wanted: u64, what: &str) -> io::Result<()> {
-    if got == wanted { Ok(()) } else { Err(invalid(&format!("wrong {what}: {got:#x}"))) }
+    if got == wanted {
+        Ok(())
+    } else {
+        Err(invalid(&format!("wrong {what}: {got:#x}")))
+    }
 }
 
 fn invalid(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not the NBD protocol: {why}"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("not the NBD protocol: {why}"),
+    )
 }

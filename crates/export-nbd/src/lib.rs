@@ -1,1 +1,33 @@
-//! export-nbd
+//! An NBD server over block devices: fixed newstyle, structured replies, several connections to one
+//! export, FUA, trim, write-zeroes, Unix sockets, TCP and TLS.
+//!
+//! ```text
+//!   acceptor ──► worker thread 1..n: epoll over its connections and its device queues
+//!                 socket ─ header ─ payload straight into pool buffers ─ queue ─ writev ─ socket
+//! ```
+//!
+//! A connection belongs to one worker for its life, so a request never changes threads. A flush
+//! covers the writes of all connections, because a flush of the device below does.
+//!
+//! **Invariant:** a write reaches the device only when all of its payload has arrived; a reply leaves
+//! only when the device has answered.
+//!
+//! Memory: [`WORKER_MEMORY_BYTES`] for each worker at most, mapped when the worker starts and taken
+//! from the system as it is used. A client that sends requests faster than they are served is not
+//! read from until there are buffers again.
+//!
+//! Absent on purpose: block status, resizing, and exports that come and go.
+
+pub mod client;
+mod config;
+mod connection;
+mod error;
+mod server;
+mod socket;
+mod tls;
+mod worker;
+
+pub use config::{Config, Export, Listen, Tls};
+pub use error::Error;
+pub use server::Server;
+pub use worker::WORKER_MEMORY_BYTES;

@@ -1,0 +1,73 @@
+//! What can go wrong between a volume and its user.
+
+use crate::role::{Action, Role};
+
+/// What an operation on a volume gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device below failed.
+    #[error(transparent)]
+    Block(#[from] block::Error),
+    /// The header cannot be read, opened or changed.
+    #[error("{name}: {source}")]
+    Header {
+        /// The device.
+        name: String,
+        /// What the format says.
+        source: luks2::Error,
+    },
+    /// A key pair failed.
+    #[error(transparent)]
+    Key(#[from] keyring::Error),
+    /// The cipher refuses the volume key.
+    #[error(transparent)]
+    Cipher(#[from] xts::Error),
+    /// The key opens nothing here.
+    #[error("wrong key: {0}")]
+    WrongKey(String),
+    /// The key is right, its role is not.
+    #[error("the key is right, but its role is {role}, and {action} needs {}", needs(*action))]
+    RoleRefuses {
+        /// The role of the key.
+        role: Role,
+        /// What was asked for.
+        action: Action,
+    },
+    /// One copy of the header is damaged, and a change was asked for.
+    #[error("{0}: one copy of the header is damaged; run `evfs volume repair` before changing it")]
+    NeedsRepair(String),
+    /// What decides how data is read was changed by somebody without the volume key.
+    #[error("{0}: the seal of the header is broken: its UUID, segments, digest or flags were changed by another program. Restore a header backup, or, if you made the change, seal it again with `evfs volume repair --reseal`")]
+    SealBroken(String),
+    /// There is no such key in the header.
+    #[error("{0}")]
+    NoSuchKey(String),
+    /// The request makes no sense for this volume.
+    #[error("{0}")]
+    Refused(String),
+}
+
+fn needs(action: Action) -> &'static str {
+    match action {
+        Action::Attach => "an owner or a user",
+        Action::ChangeKeys | Action::Erase => "an owner",
+        Action::SetOwner => "an owner or a recovery key",
+    }
+}
+
+impl Error {
+    /// A wrong key, with what to do about it.
+    pub fn wrong_key(hint: impl Into<String>) -> Error {
+        Error::WrongKey(hint.into())
+    }
+
+    pub(crate) fn header(name: &str, source: luks2::Error) -> Error {
+        match source.kind() {
+            luks2::ErrorKind::WrongKey => Error::WrongKey(source.to_string()),
+            _ => Error::Header { name: name.to_owned(), source },
+        }
+    }
+}

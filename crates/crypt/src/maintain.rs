@@ -1,0 +1,155 @@
+//! Looking after a header without its keys: check, repair, restore.
+
+use crate::volume::{carry_out, read_header, read_range};
+use crate::{Error, Result};
+use block::BlockDevice;
+use luks2::{Backup, CopyState, Header, Opened, Plan};
+use std::sync::Arc;
+
+/// Bytes from the start of a device that making a volume overwrites.
+pub fn overwritten_by_format(device_size: u64) -> u64 {
+    luks2::FormatOptions::new(device_size).data_offset.min(device_size)
+}
+
+/// State of one copy of the header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopyReport {
+    /// Whole and current.
+    Valid {
+        /// Its sequence id.
+        seqid: u64,
+    },
+    /// Not to be used.
+    Damaged {
+        /// In words.
+        why: String,
+    },
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckReport {
+    /// The copy at the start.
+    pub primary: CopyReport,
+    /// The copy behind it.
+    pub secondary: CopyReport,
+    /// What is wrong, in words; empty when nothing is.
+    pub findings: Vec<String>,
+}
+
+/// Checks both copies of the header and where the data lies. Changes nothing.
+///
+/// # Errors
+/// When no copy can be used, and when reading fails.
+pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
+    let Opened { header, primary, secondary } = read_header(&*device)?;
+    let mut findings = Vec::new();
+    let mut report = |which: &str, state: &CopyState| match state {
+        CopyState::Valid { seqid } => CopyReport::Valid { seqid: *seqid },
+        other => {
+            findings.push(format!("the {which} copy of the header is {other}"));
+            CopyReport::Damaged { why: other.to_string() }
+        }
+    };
+    let (primary, secondary) = (report("primary", &primary), report("secondary", &secondary));
+    for (number, token) in header.metadata().tokens() {
+        for keyslot in token.keyslots() {
+            if !header.metadata().keyslots().contains_key(keyslot) {
+                findings.push(format!("token {number} names keyslot {keyslot}, which does not exist"));
+            }
+        }
+    }
+    if header.keyslots_to_try().is_empty() {
+        findings.push("no keyslot opens this volume: it was erased, or its keys are unknown here".into());
+    }
+    for keyslot in header.metadata().keyslots().keys() {
+        let range = header.keyslot_area(*keyslot);
+        let read = range.map(|range| read_range(&*device, range.offset, range.len));
+        if let Ok(Err(e)) = read {
+            findings.push(format!("the key material of keyslot {keyslot} cannot be read: {e}"));
+        }
+    }
+    Ok(CheckReport { primary, secondary, findings })
+}
+
+/// Rewrites a damaged copy of the header from the good one; says what was done.
+///
+/// # Errors
+/// When no copy can be used, and when writing fails.
+pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
+    let mut opened = read_header(&*device)?;
+    let mut done = Vec::new();
+    for (which, state) in [("primary", &opened.primary), ("secondary", &opened.secondary)] {
+        if !state.is_valid() {
+            done.push(format!("rewrote the {which} copy of the header ({state})"));
+        }
+    }
+    let name = device.info().name.clone();
+    let plan = opened.header.repair().map_err(|e| Error::header(&name, e))?;
+    carry_out(&*device, plan)?;
+    Ok(done)
+}
+
+/// A restore that has been looked at and not yet carried out.
+pub struct Restore {
+    device: Arc<dyn BlockDevice>,
+    plan: Plan,
+    /// Why a careful person would not do this.
+    pub objection: Option<String>,
+    /// The bytes that it overwrites.
+    pub overwritten: Vec<u8>,
+}
+
+/// Looks at a header backup and at what it would replace.
+///
+/// # Errors
+/// When the bytes are no header backup, or do not fit the device.
+pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Restore> {
+    let (name, size) = (device.info().name.clone(), device.info().size);
+    let header_error = |e| Error::header(&name, e);
+    let backup = Backup::open(backup, size).map_err(header_error)?;
+    let len = backup.header().backup_len();
+    let current = match read_header(&*device) {
+        Ok(opened) => Some(opened.header),
+        Err(Error::Header { .. }) => None,
+        Err(e) => return Err(e),
+    };
+    let objection = objection(&name, current.as_ref(), backup.header(), &*device)?;
+    // A header of another volume says nothing about where this backup's data lies.
+    let same = current.as_ref().filter(|c| c.uuid() == backup.header().uuid());
+    let plan = backup.restore(same).map_err(header_error)?;
+    let overwritten = read_range(&*device, 0, len)?;
+    Ok(Restore { device, plan, objection, overwritten })
+}
+
+fn objection(
+    name: &str,
+    current: Option<&Header>,
+    backup: &Header,
+    device: &dyn BlockDevice,
+) -> Result<Option<String>> {
+    Ok(match current {
+        Some(current) if current.uuid() != backup.uuid() => Some(format!(
+            "another LUKS volume (UUID {}, the backup is of {})",
+            current.uuid(),
+            backup.uuid()
+        )),
+        Some(_) => None,
+        None => {
+            // A damaged LUKS header is what backups are for; anything else is somebody's data.
+            let first = read_range(device, 0, device.info().size.min(4096))?;
+            let luks = first.starts_with(b"LUKS\xba\xbe") || first.iter().all(|b| *b == 0);
+            (!luks).then(|| format!("something that is no LUKS volume on {name}"))
+        }
+    })
+}
+
+impl Restore {
+    /// Carries it out.
+    ///
+    /// # Errors
+    /// When writing fails; restore again then.
+    pub fn carry_out(self) -> Result<()> {
+        carry_out(&*self.device, self.plan)
+    }
+}

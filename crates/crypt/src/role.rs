@@ -1,0 +1,72 @@
+//! Who may do what. The tool enforces roles; cryptography does not (see the guide).
+
+use crate::{Error, Result};
+use std::fmt;
+
+/// What a key is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// May do everything.
+    Owner,
+    /// May attach.
+    User,
+    /// May only set a new owner.
+    Recovery,
+}
+
+/// What a key is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Read and write the data.
+    Attach,
+    /// Add and remove keys, seal the header.
+    ChangeKeys,
+    /// Set a new owner.
+    SetOwner,
+    /// Destroy all keyslots.
+    Erase,
+}
+
+impl Role {
+    /// Whether this role may do it.
+    ///
+    /// # Errors
+    /// [`Error::RoleRefuses`]
+    pub fn allow(self, action: Action) -> Result<()> {
+        let allowed = match self {
+            Role::Owner => true,
+            Role::User => action == Action::Attach,
+            Role::Recovery => action == Action::SetOwner,
+        };
+        if allowed { Ok(()) } else { Err(Error::RoleRefuses { role: self, action }) }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Role::Owner => "owner",
+            Role::User => "user",
+            Role::Recovery => "recovery",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Role> {
+        [Role::Owner, Role::User, Role::Recovery].into_iter().find(|role| role.name() == name)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Action::Attach => "attaching",
+            Action::ChangeKeys => "changing keys",
+            Action::SetOwner => "setting an owner",
+            Action::Erase => "erasing",
+        })
+    }
+}

@@ -1,0 +1,519 @@
+//! A volume: its header as it was read once, its keys, and what a key may change.
+//!
+//! **Invariant:** every change is one plan of `luks2`, carried out step by step over the device, so
+//! that at every write the old or the new keys open the volume. A [`Volume`] whose change failed
+//! must be dropped and read again.
+
+use crate::role::{Action, Role};
+use crate::seal::{self, Seal};
+use crate::token::{KEY_TYPE, KeyToken, SEAL_TYPE};
+use crate::{CryptDevice, DataSegment, Error, Options, Result};
+use block::{BlockDevice, Blocking};
+use keyring::{Identity, Recipient};
+use luks2::{Hash, Header, Kdf, KdfLimits, Opened, Plan, Priority, Step};
+use secret::SecretBytes;
+use std::sync::Arc;
+use xts::{SectorSize, Xts};
+
+/// Bytes of the random secret in a key pair's keyslot.
+const KEYSLOT_SECRET_BYTES: usize = 32;
+/// The secret of a key pair's keyslot is random, so deriving from it need not cost anything; this
+/// is the least that `cryptsetup` accepts.
+const PAIR_KDF: Kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: 1000 };
+
+/// What kind of volume to make.
+#[derive(Debug, Clone)]
+pub struct Format {
+    /// 128 or 256.
+    pub key_bits: u32,
+    /// 512 or 4096.
+    pub sector_size: u32,
+    /// At most 47 bytes.
+    pub label: String,
+}
+
+/// A key pair by name.
+#[derive(Debug, Clone)]
+pub struct Identified {
+    name: String,
+    recipient: Recipient,
+}
+
+impl Identified {
+    /// The public half `recipient` under the name that the header will show.
+    pub fn of(name: &str, recipient: Recipient) -> Identified {
+        Identified { name: name.to_owned(), recipient }
+    }
+}
+
+/// A key that opens a volume, as the header describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyEntry {
+    /// Number of the keyslot.
+    pub keyslot: u32,
+    /// What the key is for.
+    pub role: Role,
+    /// Name of the key pair.
+    pub name: Option<String>,
+    /// Public half of the key pair; `None` for a passphrase or key file.
+    pub recipient: Option<String>,
+    /// How the keyslot derives its key.
+    pub kdf: String,
+}
+
+/// A volume that a key has opened.
+pub struct Unlocked {
+    volume_key: SecretBytes,
+    /// The keyslot that opened it.
+    pub keyslot: u32,
+    /// The role of the key that opened it.
+    pub role: Role,
+    /// What the seal of the header says.
+    pub seal: Seal,
+}
+
+/// A volume on a device.
+pub struct Volume {
+    device: Arc<dyn BlockDevice>,
+    header: Header,
+    needs_repair: bool,
+}
+
+impl Volume {
+    /// Reads the header, once; only this copy is used from here on.
+    ///
+    /// # Errors
+    /// [`Error::Header`] for what is no LUKS2 volume, is damaged, or asks for what is refused.
+    pub fn open(device: Arc<dyn BlockDevice>) -> Result<Volume> {
+        let Opened { header, primary, secondary } = read_header(&*device)?;
+        let needs_repair = !primary.is_valid() || !secondary.is_valid();
+        Ok(Volume { device, header, needs_repair })
+    }
+
+    /// Makes a volume whose owner and recovery keys are key pairs. Everything in the first 16 MiB of
+    /// the device is overwritten.
+    ///
+    /// # Errors
+    /// When the device is too small, a label too long, or writing fails.
+    pub fn create(
+        device: Arc<dyn BlockDevice>,
+        format: &Format,
+        owner: &Identified,
+        recovery: &[Identified],
+    ) -> Result<Volume> {
+        let name = device.info().name.clone();
+        let header_error = |e| Error::header(&name, e);
+        let options = luks2::FormatOptions {
+            key_bits: format.key_bits,
+            sector_size: format.sector_size,
+            label: format.label.clone(),
+            ..luks2::FormatOptions::new(device.info().size)
+        };
+        let volume_key = luks2::generate_volume_key(format.key_bits).map_err(header_error)?;
+        let header = Header::format(&options, &volume_key).map_err(header_error)?;
+        let mut volume = Volume { device, header, needs_repair: false };
+        volume.put_pair(&volume_key, Role::Owner, owner)?;
+        for who in recovery {
+            volume.put_pair(&volume_key, Role::Recovery, who)?;
+        }
+        volume.commit(&volume_key)?;
+        Ok(volume)
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.device.info().name
+    }
+
+    /// UUID in the header.
+    pub fn uuid(&self) -> &str {
+        self.header.uuid()
+    }
+
+    /// Label in the header.
+    pub fn label(&self) -> String {
+        self.header.label()
+    }
+
+    /// 128 or 256.
+    pub fn key_bits(&self) -> u32 {
+        self.header.volume_key_len().map_or(0, |bytes| bytes * 4)
+    }
+
+    /// Bytes that are enciphered together.
+    pub fn sector_size(&self) -> u32 {
+        self.header.segment().sector_size()
+    }
+
+    /// Where the data lies.
+    pub fn segment(&self) -> DataSegment {
+        let segment = self.header.segment();
+        DataSegment {
+            offset: segment.offset(),
+            size: segment.size(),
+            iv_tweak: segment.iv_tweak(),
+        }
+    }
+
+    /// Bytes of data.
+    pub fn data_size(&self) -> u64 {
+        self.header.segment().data_len(self.device.info().size).unwrap_or(0)
+    }
+
+    /// Whether one copy of the header is damaged.
+    pub fn needs_repair(&self) -> bool {
+        self.needs_repair
+    }
+
+    /// Whether the header carries a seal; whether it holds shows when the volume is opened.
+    pub fn is_sealed(&self) -> bool {
+        self.header.metadata().tokens().values().any(|t| t.token_type() == SEAL_TYPE)
+    }
+
+    /// Whether the header itself asks for discards (`cryptsetup --persistent --allow-discards`).
+    pub fn persistent_discards(&self) -> bool {
+        self.header.allow_discards()
+    }
+
+    /// The keys, by keyslot.
+    pub fn keys(&self) -> Vec<KeyEntry> {
+        let has_owner = self.key_tokens().any(|(_, token)| token.role() == Role::Owner);
+        // A key that EVFS knows nothing of came from a program without roles: in a volume that has
+        // an owner it is a user, in any other it is what every key is there.
+        let unknown = if has_owner { Role::User } else { Role::Owner };
+        let entry = |(&keyslot, slot): (&u32, &luks2::Keyslot)| {
+            let token = self.token_of(keyslot);
+            KeyEntry {
+                keyslot,
+                role: token.as_ref().map_or(unknown, KeyToken::role),
+                name: token.as_ref().and_then(|t| t.name.clone()),
+                recipient: token.as_ref().and_then(|t| t.recipient.clone()),
+                kdf: slot.protection().map_or_else(|_| "unknown".into(), |p| p.kdf.name().to_owned()),
+            }
+        };
+        self.header.metadata().keyslots().iter().map(entry).collect()
+    }
+
+    /// The keyslot with this number, or of the key pair with this name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; also when a name stands for more than one keyslot.
+    pub fn find_key(&self, which: &str) -> Result<u32> {
+        let keys = self.keys();
+        let matching: Vec<u32> = match which.parse::<u32>() {
+            Ok(number) => keys.iter().map(|k| k.keyslot).filter(|n| *n == number).collect(),
+            Err(_) => {
+                keys.iter().filter(|k| k.name.as_deref() == Some(which)).map(|k| k.keyslot).collect()
+            }
+        };
+        match matching.as_slice() {
+            [one] => Ok(*one),
+            [] => Err(Error::NoSuchKey(format!(
+                "{}: no keyslot `{which}`; `evfs volume key list` shows what there is",
+                self.name()
+            ))),
+            many => Err(Error::NoSuchKey(format!(
+                "{}: `{which}` has the keyslots {many:?}; name one by its number",
+                self.name()
+            ))),
+        }
+    }
+
+    /// Tokens of keyslots, with their numbers.
+    fn key_tokens(&self) -> impl Iterator<Item = (u32, KeyToken)> {
+        let tokens = self.header.metadata().tokens().iter();
+        tokens.filter_map(|(number, token)| Some((*number, KeyToken::read(token)?)))
+    }
+
+    fn token_of(&self, keyslot: u32) -> Option<KeyToken> {
+        let tokens = self.header.metadata().tokens().values();
+        tokens.filter(|t| t.keyslots().contains(&keyslot)).find_map(KeyToken::read)
+    }
+
+    /// Opens the volume with a passphrase or the content of a key file.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`] when it opens no keyslot.
+    pub fn unlock_secret(&self, secret: &SecretBytes) -> Result<Unlocked> {
+        let mut first_error = None;
+        for keyslot in self.header.keyslots_to_try() {
+            // A pair's keyslot holds a random secret that nobody can type.
+            if self.token_of(keyslot).is_some_and(|t| t.recipient.is_some()) {
+                continue;
+            }
+            match self.open_keyslot(keyslot, secret) {
+                Ok(volume_key) => return self.unlocked(volume_key, keyslot),
+                Err(Error::WrongKey(_)) => {}
+                Err(e) => first_error = first_error.or(Some(e)),
+            }
+        }
+        Err(first_error.unwrap_or_else(|| {
+            Error::wrong_key(format!("{}: it opens no keyslot of this volume", self.name()))
+        }))
+    }
+
+    /// Opens the volume with a key pair.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`] when the header has no keyslot for it.
+    pub fn unlock_identity(&self, identity: &Identity) -> Result<Unlocked> {
+        let own = identity.recipient().to_string();
+        let mut first_error = None;
+        for entry in self.keys().iter().filter(|k| k.recipient.as_deref() == Some(&own)) {
+            let envelope = self.token_of(entry.keyslot).and_then(|t| t.envelope());
+            let opened = match envelope {
+                Some(envelope) => identity
+                    .unwrap(&envelope)
+                    .map_err(Error::from)
+                    .and_then(|secret| self.open_keyslot(entry.keyslot, &secret)),
+                None => continue,
+            };
+            match opened {
+                Ok(volume_key) => return self.unlocked(volume_key, entry.keyslot),
+                Err(e) => first_error = first_error.or(Some(e)),
+            }
+        }
+        Err(first_error.unwrap_or_else(|| {
+            Error::wrong_key(format!("{}: no keyslot of this volume belongs to that key pair", self.name()))
+        }))
+    }
+
+    fn open_keyslot(&self, keyslot: u32, secret: &SecretBytes) -> Result<SecretBytes> {
+        let header_error = |e| Error::header(self.name(), e);
+        let range = self.header.keyslot_area(keyslot).map_err(header_error)?;
+        let area = read_range(&*self.device, range.offset, range.len)?;
+        let opened = self.header.open_keyslot(keyslot, secret, &area, &KdfLimits::default());
+        opened.map_err(header_error)
+    }
+
+    fn unlocked(&self, volume_key: SecretBytes, keyslot: u32) -> Result<Unlocked> {
+        let role = self.keys().iter().find(|k| k.keyslot == keyslot).map_or(Role::User, |k| k.role);
+        let seal = seal::check(&self.header, &volume_key)?;
+        Ok(Unlocked { volume_key, keyslot, role, seal })
+    }
+
+    /// The device above the cipher.
+    ///
+    /// # Errors
+    /// [`Error::SealBroken`], and what the data path refuses.
+    pub fn device(&self, unlocked: &Unlocked, options: Options) -> Result<CryptDevice> {
+        if unlocked.seal == Seal::CoreChanged {
+            return Err(Error::SealBroken(self.name().to_owned()));
+        }
+        let sector = SectorSize::try_from(self.sector_size())?;
+        let xts = Xts::new(&unlocked.volume_key, sector)?;
+        Ok(CryptDevice::new(Arc::clone(&self.device), xts, self.segment(), options)?)
+    }
+
+    /// Lets another key pair open the volume; needs only its public half.
+    ///
+    /// # Errors
+    /// Those of [`Volume::change`]; when it has a keyslot already; when the header is full.
+    pub fn add_pair(&mut self, unlocked: &Unlocked, role: Role, who: &Identified) -> Result<u32> {
+        self.change(unlocked, Action::ChangeKeys)?;
+        let recipient = who.recipient.to_string();
+        if let Some(old) = self.keys().iter().find(|k| k.recipient.as_deref() == Some(&recipient)) {
+            return Err(Error::Refused(format!(
+                "{}: the key pair {} has keyslot {} already, as {}; remove that first",
+                self.name(), who.name, old.keyslot, old.role
+            )));
+        }
+        let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
+        self.commit(&unlocked.volume_key)?;
+        Ok(keyslot)
+    }
+
+    /// Lets a passphrase or key file open the volume, as a user (as an owner where no key pair
+    /// owns it).
+    ///
+    /// # Errors
+    /// Those of [`Volume::change`]; when the header is full.
+    pub fn add_secret(&mut self, unlocked: &Unlocked, secret: &SecretBytes, kdf: &Kdf) -> Result<u32> {
+        self.change(unlocked, Action::ChangeKeys)?;
+        if secret.is_empty() {
+            return Err(Error::Refused("an empty passphrase or key file protects nothing".into()));
+        }
+        let owned = self.keys().iter().any(|k| k.recipient.is_some() && k.role == Role::Owner);
+        let role = if owned { Role::User } else { Role::Owner };
+        let keyslot = self.put_keyslot(&unlocked.volume_key, secret, kdf)?;
+        let token = KeyToken::secret(keyslot, role).to_token();
+        token
+            .and_then(|token| self.header.add_token(None, &token))
+            .map_err(|e| Error::header(self.name(), e))?;
+        self.commit(&unlocked.volume_key)?;
+        Ok(keyslot)
+    }
+
+    /// Takes a key away.
+    ///
+    /// # Errors
+    /// Those of [`Volume::change`]; for the last key, and for the last owner.
+    pub fn remove_key(&mut self, unlocked: &Unlocked, keyslot: u32) -> Result<()> {
+        self.change(unlocked, Action::ChangeKeys)?;
+        let keys = self.keys();
+        let owners = keys.iter().filter(|k| k.role == Role::Owner).map(|k| k.keyslot);
+        if owners.collect::<Vec<_>>() == [keyslot] {
+            return Err(Error::Refused(format!(
+                "{}: keyslot {keyslot} is the only owner; `evfs volume owner set` makes another one first",
+                self.name()
+            )));
+        }
+        self.drop_keyslot(keyslot)?;
+        self.commit(&unlocked.volume_key)
+    }
+
+    /// Makes `who` the owner and takes ownership from whoever has it, in one change: at every
+    /// moment the old or the new owner opens the volume. What `who` had before goes, too.
+    ///
+    /// # Errors
+    /// Those of [`Volume::change`]; when the header is full.
+    pub fn set_owner(&mut self, unlocked: &Unlocked, who: &Identified) -> Result<()> {
+        self.change(unlocked, Action::SetOwner)?;
+        let recipient = who.recipient.to_string();
+        let replaced: Vec<u32> = self
+            .keys()
+            .iter()
+            .filter(|k| {
+                let old_owner = k.role == Role::Owner && k.recipient.is_some();
+                old_owner || k.recipient.as_deref() == Some(&recipient)
+            })
+            .map(|k| k.keyslot)
+            .collect();
+        self.put_pair(&unlocked.volume_key, Role::Owner, who)?;
+        for keyslot in replaced {
+            self.drop_keyslot(keyslot)?;
+        }
+        self.commit(&unlocked.volume_key)
+    }
+
+    /// Seals the header as it is, after a change by another program that is meant to stay.
+    ///
+    /// # Errors
+    /// Those of [`Volume::change`], but for a broken seal.
+    pub fn reseal(&mut self, unlocked: &Unlocked) -> Result<()> {
+        unlocked.role.allow(Action::ChangeKeys)?;
+        self.refuse_damaged()?;
+        self.commit(&unlocked.volume_key)
+    }
+
+    /// Destroys all keyslots.
+    ///
+    /// # Errors
+    /// When writing fails; some keyslots may be gone by then.
+    pub fn erase(&mut self) -> Result<()> {
+        let ours = |t: &luks2::Token| matches!(t.token_type(), KEY_TYPE | SEAL_TYPE);
+        let tokens = self.header.metadata().tokens().iter();
+        let numbers: Vec<u32> = tokens.filter(|(_, t)| ours(t)).map(|(n, _)| *n).collect();
+        let name = self.name().to_owned();
+        let header_error = |e| Error::header(&name, e);
+        for number in numbers {
+            self.header.remove_token(number).map_err(header_error)?;
+        }
+        let plan = self.header.erase_all().map_err(header_error)?;
+        carry_out(&*self.device, plan)
+    }
+
+    /// Header and keyslots, as `cryptsetup luksHeaderBackup` writes them.
+    ///
+    /// # Errors
+    /// When reading fails.
+    pub fn backup(&self) -> Result<Vec<u8>> {
+        read_range(&*self.device, 0, self.header.backup_len())
+    }
+
+    /// Whether a change may be made with this key.
+    ///
+    /// # Errors
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`].
+    fn change(&self, unlocked: &Unlocked, action: Action) -> Result<()> {
+        unlocked.role.allow(action)?;
+        if unlocked.seal == Seal::CoreChanged {
+            return Err(Error::SealBroken(self.name().to_owned()));
+        }
+        self.refuse_damaged()
+    }
+
+    /// Changes wait until both copies are good: a change is the moment at which one of them is all
+    /// there is.
+    fn refuse_damaged(&self) -> Result<()> {
+        if self.needs_repair { Err(Error::NeedsRepair(self.name().to_owned())) } else { Ok(()) }
+    }
+
+    fn put_pair(&mut self, volume_key: &SecretBytes, role: Role, who: &Identified) -> Result<u32> {
+        let secret = SecretBytes::random(KEYSLOT_SECRET_BYTES);
+        let envelope = who.recipient.wrap(&secret)?;
+        let keyslot = self.put_keyslot(volume_key, &secret, &PAIR_KDF)?;
+        let recipient = who.recipient.to_string();
+        let token = KeyToken::pair(keyslot, role, &who.name, &recipient, &envelope).to_token();
+        token
+            .and_then(|token| self.header.add_token(None, &token))
+            .map_err(|e| Error::header(self.name(), e))?;
+        Ok(keyslot)
+    }
+
+    fn put_keyslot(&mut self, volume_key: &SecretBytes, secret: &SecretBytes, kdf: &Kdf) -> Result<u32> {
+        let added = self.header.add_keyslot(volume_key, secret, kdf, None, Priority::Normal);
+        added.map_err(|e| Error::header(self.name(), e))
+    }
+
+    /// Removes a keyslot and our token beside it.
+    fn drop_keyslot(&mut self, keyslot: u32) -> Result<()> {
+        let tokens = self.header.metadata().tokens().iter();
+        let beside = tokens.filter(|(_, t)| t.token_type() == KEY_TYPE && t.keyslots() == [keyslot]);
+        let numbers: Vec<u32> = beside.map(|(number, _)| *number).collect();
+        let removed = self.header.remove_keyslot(keyslot, false);
+        removed.map_err(|e| Error::header(self.name(), e))?;
+        for number in numbers {
+            self.header.remove_token(number).map_err(|e| Error::header(self.name(), e))?;
+        }
+        Ok(())
+    }
+
+    /// Seals the header and brings it to the disk.
+    fn commit(&mut self, volume_key: &SecretBytes) -> Result<()> {
+        let name = self.name().to_owned();
+        let plan = seal::put(&mut self.header, volume_key).and_then(|()| self.header.update());
+        carry_out(&*self.device, plan.map_err(|e| Error::header(&name, e))?)
+    }
+}
+
+/// Reads and judges both copies of the header.
+pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
+    let (name, size) = (device.info().name.clone(), device.info().size);
+    let first = read_range(device, 0, size.min(4096))?;
+    let wanted = Header::bytes_wanted(&first, size);
+    let prefix = read_range(device, 0, wanted)?;
+    let opened = match Header::open(&prefix, size) {
+        Err(e) if e.kind() == luks2::ErrorKind::NeedMore => {
+            let all = read_range(device, 0, size.min(luks2::PREFIX_BYTES_MAX))?;
+            Header::open(&all, size)
+        }
+        opened => opened,
+    };
+    opened.map_err(|e| Error::header(&name, e))
+}
+
+/// Reads a range that need not be aligned to the blocks of the device.
+pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Result<Vec<u8>> {
+    let block = u64::from(device.info().logical_block_size);
+    let from = offset - offset % block;
+    let to = (offset + len).next_multiple_of(block).min(device.info().size);
+    let mut bytes = vec![0; to.saturating_sub(from) as usize];
+    Blocking::open(device)?.read_at(from, &mut bytes)?;
+    bytes.drain(..(offset - from) as usize);
+    bytes.truncate(len as usize);
+    Ok(bytes)
+}
+
+/// Carries the steps of a plan out, in order, and stops at the first that fails.
+pub(crate) fn carry_out(device: &dyn BlockDevice, plan: Plan) -> Result<()> {
+    let mut device = Blocking::open(device)?;
+    for step in plan {
+        match step {
+            Step::Write { offset, bytes } => device.write_at(offset, &bytes)?,
+            Step::Flush => device.flush()?,
+        }
+    }
+    device.flush()?;
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! The server as its owner sees it: start, addresses, stop.
+
+use crate::socket::Raw;
+use crate::worker::{Hub, Worker};
+use crate::{Config, Error, Export, Listen, tls};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    addresses: Vec<Listen>,
+    tls: bool,
+    hub: Arc<Hub>,
+    threads: Vec<JoinHandle<()>>,
+    sockets: Vec<PathBuf>,
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        match self {
+            Listener::Unix(l) => l.as_fd(),
+            Listener::Tcp(l) => l.as_fd(),
+        }
+    }
+
+    fn accept(&self) -> io::Result<Raw> {
+        let raw = match self {
+            Listener::Unix(l) => Raw::Unix(l.accept()?.0),
+            Listener::Tcp(l) => {
+                let stream = l.accept()?.0;
+                stream.set_nodelay(true)?;
+                Raw::Tcp(stream)
+            }
+        };
+        match &raw {
+            Raw::Unix(s) => s.set_nonblocking(true)?,
+            Raw::Tcp(s) => s.set_nonblocking(true)?,
+        }
+        // Room for a few large replies, so that one writev takes all of them. Refused is fine.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&raw, SOCKET_BUFFER_BYTES);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&raw, SOCKET_BUFFER_BYTES);
+        Ok(raw)
+    }
+}
+
+/// Socket buffers asked for, in bytes; the system gives what it allows.
+const SOCKET_BUFFER_BYTES: usize = 2 << 20;
+
+impl Server {
+    /// Opens a queue on each export for each worker, and listens.
+    ///
+    /// # Errors
+    /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], and what devices and system say.
+    /// Nothing is left behind.
+    pub fn start(config: Config, exports: Vec<Export>) -> Result<Server, Error> {
+        for listen in &config.listen {
+            if let Listen::Tcp(address) = listen
+                && !address.ip().is_loopback()
+                && config.tls.is_none()
+            {
+                return Err(Error::Insecure(*address));
+            }
+        }
+        let tls = config.tls.as_ref().map(tls::config).transpose()?;
+        let hub = Arc::new(Hub::new(exports, tls, config.max_connections));
+        let mut server = Server {
+            addresses: Vec::new(),
+            tls: config.tls.is_some(),
+            hub: Arc::clone(&hub),
+            threads: Vec::new(),
+            sockets: Vec::new(),
+        };
+        let mut listeners = Vec::new();
+        for listen in &config.listen {
+            listeners.push(server.listen(listen)?);
+        }
+        let mut wakers = Vec::new();
+        for number in 0..config.threads.max(1) {
+            let (inbox, worker) =
+                Worker::new(Arc::clone(&hub)).map_err(|e| Error::io("a worker", e))?;
+            wakers.push(inbox);
+            // A queue belongs to the thread that opens it, so the thread says how that went.
+            let (opened, outcome) = std::sync::mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name(format!("nbd-{number}"))
+                .spawn(move || worker.run(&opened))
+                .map_err(|e| Error::io("cannot start a thread", e))?;
+            server.threads.push(thread);
+            match outcome.recv() {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => return Err(e.into()),
+                Err(_) => return Err(Error::io("a worker ended", io::ErrorKind::Other.into())),
+            }
+        }
+        let acceptor = {
+            let hub = Arc::clone(&hub);
+            move || accept(&listeners, &wakers, &hub)
+        };
+        let thread = std::thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn(acceptor);
+        server
+            .threads
+            .push(thread.map_err(|e| Error::io("cannot start a thread", e))?);
+        Ok(server)
+    }
+
+    fn listen(&mut self, listen: &Listen) -> Result<Listener, Error> {
+        match listen {
+            Listen::Tcp(address) => {
+                let listener = TcpListener::bind(address)
+                    .and_then(|l| l.set_nonblocking(true).map(|()| l))
+                    .map_err(|e| Error::io(format!("cannot listen on {address}"), e))?;
+                let real = listener.local_addr().unwrap_or(*address);
+                self.addresses.push(Listen::Tcp(real));
+                Ok(Listener::Tcp(listener))
+            }
+            Listen::Unix(path) => {
+                let listener = listen_unix(path)?;
+                self.sockets.push(path.clone());
+                self.addresses.push(Listen::Unix(path.clone()));
+                Ok(Listener::Unix(listener))
+            }
+        }
+    }
+
+    /// Where it listens, with the ports that the system chose.
+    pub fn addresses(&self) -> &[Listen] {
+        &self.addresses
+    }
+
+    /// URIs of an export, as the NBD URI specification writes them.
+    pub fn uris(&self, export: &str) -> Vec<String> {
+        let uri = |listen: &Listen| match listen {
+            Listen::Unix(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                format!("nbd+unix:///{export}?socket={}", path.display())
+            }
+            Listen::Tcp(address) => {
+                let scheme = if self.tls { "nbds" } else { "nbd" };
+                format!("{scheme}://{address}/{export}")
+            }
+        };
+        self.addresses.iter().map(uri).collect()
+    }
+
+    /// Connections at the moment.
+    pub fn connections(&self) -> usize {
+        self.hub.connections()
+    }
+
+    /// Finishes the requests in flight, closes all connections and waits for the threads.
+    ///
+    /// # Errors
+    /// When a worker panicked.
+    pub fn shutdown(mut self) -> Result<(), Error> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        self.hub.stop();
+        let mut failed = false;
+        for thread in self.threads.drain(..) {
+            failed |= thread.join().is_err();
+        }
+        for socket in self.sockets.drain(..) {
+            let _ = std::fs::remove_file(socket);
+        }
+        match failed {
+            false => Ok(()),
+            true => Err(Error::io("a worker panicked", io::ErrorKind::Other.into())),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
+
+/// A socket file for its user alone. What a dead server left is removed; anything else is not.
+fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
+    let failed = |e| Error::io(format!("cannot listen on {}", path.display()), e);
+    if let Ok(meta) = std::fs::symlink_metadata(path) {
+        if !meta.file_type().is_socket() || UnixStream::connect(path).is_ok() {
+            return Err(Error::Busy(path.display().to_string()));
+        }
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    // Bound in a private folder and moved, so that it is never open to others for a moment.
+    let private = tempdir_in(folder).map_err(failed)?;
+    let inside = private.join("s");
+    let bound = UnixListener::bind(&inside).and_then(|listener| {
+        std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&inside, path)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    let _ = std::fs::remove_file(&inside);
+    let _ = std::fs::remove_dir(&private);
+    bound.map_err(failed)
+}
+
+fn tempdir_in(folder: &Path) -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    for number in 0..100 {
+        let path = folder.join(format!(".nbd{}-{number}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Accepts connections and deals them out in turn.
+fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
+    let mut next = 0;
+    loop {
+        let mut fds = vec![PollFd::from_borrowed_fd(hub.stop_fd(), PollFlags::IN)];
+        fds.extend(
+            listeners
+                .iter()
+                .map(|l| PollFd::from_borrowed_fd(l.fd(), PollFlags::IN)),
+        );
+        if poll(&mut fds, None).is_err_and(|e| e != rustix::io::Errno::INTR) || hub.is_stopping() {
+            return;
+        }
+        for listener in listeners {
+            match listener.accept() {
+                Ok(raw) => {
+                    if hub.admit() {
+                        let forced_tls = matches!(raw, Raw::Tcp(_)) && hub.tls().is_some();
+                        workers[next % workers.len()].give(raw, forced_tls);
+                        next += 1;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    // No descriptors left, most likely: wait for some to come free.
+                    tracing::warn!("a connection could not be accepted: {e}");
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                }
+            }
+        }
+    }
+}

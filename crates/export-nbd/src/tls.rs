@@ -1,0 +1,58 @@
+//! Certificates, through rustls.
+
+use crate::{Error, Tls};
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::server::WebPkiClientVerifier;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::sync::Arc;
+
+fn bad(path: &Path, why: impl ToString) -> Error {
+    Error::Certificate {
+        path: path.display().to_string(),
+        why: why.to_string(),
+    }
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, Error> {
+    File::open(path)
+        .map(BufReader::new)
+        .map_err(|e| bad(path, e))
+}
+
+/// The server's side of TLS.
+pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
+    let certificates = |path: &Path| {
+        let found: Result<Vec<_>, _> = rustls_pemfile::certs(&mut open(path)?).collect();
+        let found = found.map_err(|e| bad(path, e))?;
+        if found.is_empty() {
+            Err(bad(path, "it holds no certificate (PEM)"))
+        } else {
+            Ok(found)
+        }
+    };
+    let chain = certificates(&tls.certificate)?;
+    let key = rustls_pemfile::private_key(&mut open(&tls.key)?).map_err(|e| bad(&tls.key, e))?;
+    let key = key.ok_or_else(|| bad(&tls.key, "it holds no private key (PEM)"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| bad(&tls.certificate, e))?;
+    let builder = match &tls.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).map_err(|e| bad(path, e))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| bad(path, e))?)
+        }
+    };
+    let config = builder
+        .with_single_cert(chain, key)
+        .map_err(|e| bad(&tls.certificate, e))?;
+    Ok(Arc::new(config))
+}
