@@ -1,29 +1,64 @@
 //! A disk in memory: sparse, shared by any number of queues, and cheap to copy.
+//!
+//! **Invariant:** each chunk has a lock of its own, so threads that work in different places do not
+//! wait for one another, and readers never do. Deliberately absent: order between requests in
+//! flight that overlap (the waist promises none), and bounds on memory other than the disk's size.
 
 use super::drain;
 use crate::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Bytes that share a lock, and that are copied when one of two clones writes.
+/// Bytes that share a lock, and that are copied when one of two forks writes.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Requests in flight on a queue.
-const CAPACITY: usize = 128;
-/// Longest transfer.
-const MAX_TRANSFER: u32 = 4 << 20;
 
-type Chunk = Mutex<Option<Arc<Vec<u8>>>>;
+/// Content of a chunk; `None` reads as zeros. Two forks share it until one of them writes.
+type Chunk = RwLock<Option<Arc<Vec<u8>>>>;
+
+/// What a [`Mem`] is to look like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemConfig {
+    /// Name for messages.
+    pub name: String,
+    /// Bytes, a multiple of `logical_block_size`.
+    pub size: u64,
+    /// A power of two, 512 or more.
+    pub logical_block_size: u32,
+    /// Longest read or write in bytes, a multiple of `logical_block_size`.
+    pub max_transfer: u32,
+    /// Requests in flight on a queue, at least 1.
+    pub capacity: usize,
+    /// Whether discard is carried out (as zeros) or refused.
+    pub discard: bool,
+}
+
+impl MemConfig {
+    /// `size` bytes in blocks of `logical_block_size`, transfers of 4 MiB, 128 in flight.
+    pub fn new(size: u64, logical_block_size: u32) -> MemConfig {
+        MemConfig {
+            name: "mem".into(),
+            size,
+            logical_block_size,
+            max_transfer: 4 << 20,
+            capacity: 128,
+            discard: true,
+        }
+    }
+}
 
 /// A disk in memory. What was never written reads as zeros and takes no memory.
 ///
-/// Writes are durable at once. [`Mem::fork`] makes a copy that shares unchanged chunks.
+/// Requests are carried out on submit and writes are durable at once. [`Mem::fork`] makes a copy
+/// that shares unchanged chunks, so a copy costs a pointer for each 64 KiB.
 pub struct Mem {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     info: DeviceInfo,
+    capacity: usize,
     chunks: Vec<Chunk>,
 }
 
@@ -31,35 +66,80 @@ impl Mem {
     /// A disk of `size` zero bytes with blocks of `logical_block_size`.
     ///
     /// # Panics
-    /// When the size is no multiple of the block size.
+    /// When the size is no multiple of the block size, or the block size no power of two from 512.
     pub fn new(size: u64, logical_block_size: u32) -> Mem {
+        Mem::with(MemConfig::new(size, logical_block_size))
+    }
+
+    /// A disk of zeros that looks like this.
+    ///
+    /// # Panics
+    /// When a rule of [`MemConfig`] is broken.
+    pub fn with(config: MemConfig) -> Mem {
+        let MemConfig {
+            name,
+            size,
+            logical_block_size: block,
+            max_transfer,
+            capacity,
+            discard,
+        } = config;
         assert!(
-            size.is_multiple_of(u64::from(logical_block_size)),
+            block >= 512 && block.is_power_of_two(),
+            "no block size: {block}"
+        );
+        assert!(
+            size.is_multiple_of(u64::from(block)),
             "{size} bytes are no whole blocks"
         );
+        assert!(
+            max_transfer >= block && max_transfer.is_multiple_of(block),
+            "no largest transfer: {max_transfer}"
+        );
+        assert!(capacity > 0, "a queue takes at least one request");
+        let info = DeviceInfo {
+            name,
+            wwid: String::new(),
+            size,
+            logical_block_size: block,
+            optimal_io_size: max_transfer.min(CHUNK_BYTES as u32),
+            max_transfer,
+            volatile_write_cache: false,
+            read_only: false,
+            discard,
+            numa_node: None,
+        };
         let count = size.div_ceil(CHUNK_BYTES as u64);
         Mem::of(
-            size,
-            logical_block_size,
-            (0..count).map(|_| Mutex::new(None)).collect(),
+            info,
+            capacity,
+            (0..count).map(|_| RwLock::new(None)).collect(),
         )
     }
 
-    fn of(size: u64, logical_block_size: u32, chunks: Vec<Chunk>) -> Mem {
+    /// A disk with this content and blocks of `logical_block_size`.
+    ///
+    /// # Panics
+    /// As [`Mem::new`].
+    pub fn holding(content: &[u8], logical_block_size: u32) -> Mem {
+        let mem = Mem::new(content.len() as u64, logical_block_size);
+        mem.poke(0, content);
+        mem
+    }
+
+    fn of(info: DeviceInfo, capacity: usize, chunks: Vec<Chunk>) -> Mem {
+        // Two disks differ in their world-wide ID, two forks included.
+        static MADE: AtomicU64 = AtomicU64::new(0);
         let info = DeviceInfo {
-            name: "mem".into(),
-            wwid: format!("mem:{:p}", chunks.as_ptr()),
-            size,
-            logical_block_size,
-            optimal_io_size: CHUNK_BYTES as u32,
-            max_transfer: MAX_TRANSFER,
-            volatile_write_cache: false,
-            read_only: false,
-            discard: true,
-            numa_node: None,
+            wwid: format!("mem:{}", MADE.fetch_add(1, Relaxed)),
+            ..info
         };
         Mem {
-            shared: Arc::new(Shared { info, chunks }),
+            shared: Arc::new(Shared {
+                info,
+                capacity,
+                chunks,
+            }),
         }
     }
 
@@ -81,23 +161,43 @@ impl Mem {
             .shared
             .chunks
             .iter()
-            .map(|c| Mutex::new(lock(c).clone()))
+            .map(|c| RwLock::new(for_reading(c).clone()))
             .collect();
-        Mem::of(
-            self.shared.info.size,
-            self.shared.info.logical_block_size,
-            chunks,
-        )
+        Mem::of(self.shared.info.clone(), self.shared.capacity, chunks)
     }
 
     /// Bytes from `offset` on, for tests and replays. No alignment is needed.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
     pub fn peek(&self, offset: u64, out: &mut [u8]) {
+        self.shared.must_hold(offset, out.len() as u64);
         self.shared.read(offset, out);
     }
 
     /// Changes bytes from `offset` on, for tests and replays. No alignment is needed.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
     pub fn poke(&self, offset: u64, data: &[u8]) {
+        self.shared.must_hold(offset, data.len() as u64);
         self.shared.write(offset, data);
+    }
+
+    /// Makes bytes from `offset` on zero, as [`Mem::poke`] would, without taking memory.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the end.
+    pub fn poke_zeroes(&self, offset: u64, len: u64) {
+        self.shared.must_hold(offset, len);
+        self.shared.zero(offset, len);
+    }
+
+    /// The whole content.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut all = vec![0; self.shared.info.size as usize];
+        self.peek(0, &mut all);
+        all
     }
 }
 
@@ -107,8 +207,12 @@ pub struct ReadOnlyMem {
     shared: Arc<Shared>,
 }
 
-fn lock(chunk: &Chunk) -> std::sync::MutexGuard<'_, Option<Arc<Vec<u8>>>> {
-    chunk.lock().expect("no panic under this lock")
+fn for_reading(chunk: &Chunk) -> RwLockReadGuard<'_, Option<Arc<Vec<u8>>>> {
+    chunk.read().expect("no panic under this lock")
+}
+
+fn for_writing(chunk: &Chunk) -> RwLockWriteGuard<'_, Option<Arc<Vec<u8>>>> {
+    chunk.write().expect("no panic under this lock")
 }
 
 /// Splits a range at chunk borders: chunk, offset in it, range in the caller's bytes.
@@ -125,10 +229,18 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::op
 }
 
 impl Shared {
+    fn must_hold(&self, offset: u64, len: u64) {
+        let size = self.info.size;
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= size),
+            "{len} bytes at {offset} of a disk of {size}"
+        );
+    }
+
     fn read(&self, offset: u64, out: &mut [u8]) {
         for (chunk, inside, range) in parts(offset, out.len()) {
             let out = &mut out[range];
-            match &*lock(&self.chunks[chunk]) {
+            match &*for_reading(&self.chunks[chunk]) {
                 Some(bytes) => out.copy_from_slice(&bytes[inside..inside + out.len()]),
                 None => out.fill(0),
             }
@@ -138,7 +250,13 @@ impl Shared {
     fn write(&self, offset: u64, data: &[u8]) {
         for (chunk, inside, range) in parts(offset, data.len()) {
             let data = &data[range];
-            let mut chunk = lock(&self.chunks[chunk]);
+            let mut chunk = for_writing(&self.chunks[chunk]);
+            if data.len() == CHUNK_BYTES && chunk.as_mut().is_none_or(|c| Arc::get_mut(c).is_none())
+            {
+                // Nothing of the old content stays, so a fork need not copy it first.
+                *chunk = Some(Arc::new(data.to_vec()));
+                continue;
+            }
             let bytes = chunk.get_or_insert_with(|| Arc::new(vec![0; CHUNK_BYTES]));
             Arc::make_mut(bytes)[inside..inside + data.len()].copy_from_slice(data);
         }
@@ -146,7 +264,7 @@ impl Shared {
 
     fn zero(&self, offset: u64, len: u64) {
         for (chunk, inside, range) in parts(offset, len as usize) {
-            let mut chunk = lock(&self.chunks[chunk]);
+            let mut chunk = for_writing(&self.chunks[chunk]);
             if range.len() == CHUNK_BYTES {
                 *chunk = None;
             } else if let Some(bytes) = chunk.as_mut() {
@@ -187,12 +305,7 @@ impl BlockDevice for Mem {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        let info = self.shared.info.clone();
-        Ok(Box::new(MemQueue {
-            info,
-            shared: Arc::clone(&self.shared),
-            ready: VecDeque::new(),
-        }))
+        Ok(MemQueue::open(&self.shared.info, &self.shared))
     }
 }
 
@@ -202,12 +315,7 @@ impl BlockDevice for ReadOnlyMem {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        let info = self.info.clone();
-        Ok(Box::new(MemQueue {
-            info,
-            shared: Arc::clone(&self.shared),
-            ready: VecDeque::new(),
-        }))
+        Ok(MemQueue::open(&self.info, &self.shared))
     }
 }
 
@@ -218,13 +326,23 @@ struct MemQueue {
     ready: VecDeque<Completion>,
 }
 
+impl MemQueue {
+    fn open(info: &DeviceInfo, shared: &Arc<Shared>) -> Box<dyn Queue> {
+        Box::new(MemQueue {
+            info: info.clone(),
+            shared: Arc::clone(shared),
+            ready: VecDeque::new(),
+        })
+    }
+}
+
 impl Queue for MemQueue {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     fn capacity(&self) -> usize {
-        CAPACITY
+        self.shared.capacity
     }
 
     fn in_flight(&self) -> usize {
@@ -232,7 +350,7 @@ impl Queue for MemQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
-        if self.ready.len() >= CAPACITY {
+        if self.ready.len() >= self.shared.capacity {
             return Err(request);
         }
         let Request { tag, mut op } = request;
@@ -251,5 +369,75 @@ impl Queue for MemQueue {
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Blocking, Random};
+
+    #[test]
+    fn what_was_never_written_is_zero_and_takes_no_memory() {
+        let mem = Mem::new(1 << 40, 4096);
+        let mut byte = [1; 3];
+        mem.peek((1 << 40) - 3, &mut byte);
+        assert_eq!(byte, [0; 3]);
+        mem.poke(5, &[1; 200_000]);
+        mem.poke_zeroes(0, 65536);
+        assert!(for_reading(&mem.shared.chunks[0]).is_none());
+        assert!(for_reading(&mem.shared.chunks[1]).is_some());
+    }
+
+    #[test]
+    fn ranges_across_chunks_come_back_whole() {
+        let mem = Mem::new(1 << 20, 512);
+        let mut model = vec![0; 1 << 20];
+        let mut random = Random::new(1);
+        for _ in 0..60 {
+            let offset = random.below(1 << 20) as usize;
+            let len = random.below(((1 << 20) - offset).min(200_000) as u64 + 1) as usize;
+            let part = &mut model[offset..offset + len];
+            if random.below(4) == 0 {
+                part.fill(0);
+                mem.poke_zeroes(offset as u64, len as u64);
+            } else {
+                random.fill(part);
+                mem.poke(offset as u64, part);
+            }
+        }
+        assert!(mem.to_vec() == model);
+    }
+
+    #[test]
+    fn forks_go_their_own_way() {
+        let one = Mem::holding(&[1; 256 << 10], 512);
+        let two = one.fork();
+        assert_ne!(one.info().wwid, two.info().wwid);
+        one.poke(0, &[2; 65536]); // a whole chunk
+        one.poke(70_000, &[2; 10]);
+        two.poke_zeroes(65536 * 2, 512);
+        let (one, two) = (one.to_vec(), two.to_vec());
+        assert_eq!(
+            (one[0], one[65536], one[70_000], one[131_072]),
+            (2, 1, 2, 1)
+        );
+        assert_eq!(
+            (two[0], two[65536], two[70_000], two[131_072]),
+            (1, 1, 1, 0)
+        );
+    }
+
+    #[test]
+    fn a_read_only_view_sees_later_writes() {
+        let mem = Mem::new(1 << 20, 512);
+        let view = mem.read_only();
+        mem.poke(512, &[9; 512]);
+        let mut back = [0; 512];
+        Blocking::open(&view)
+            .unwrap()
+            .read_at(512, &mut back)
+            .unwrap();
+        assert_eq!(back, [9; 512]);
     }
 }

@@ -8,7 +8,7 @@ mod stats;
 
 pub use error::{ErrorDevice, ErrorHandle, Failure};
 pub use hold::{Delay, Rate};
-pub use mem::Mem;
+pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{PowerCut, Replay, Tear};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
 

@@ -1,37 +1,68 @@
 //! Counts what passes: requests, bytes, errors and latency of each kind.
 //!
-//! Counters are shared by all queues and only ever added to, without ordering between them: a
-//! snapshot is a sum of moments that lie close together, not one moment.
+//! **Invariant:** each queue writes counters of its own, with plain loads and stores, so counting
+//! costs no locked instruction and no shared cache line; a reader adds the queues up. A snapshot is
+//! therefore a sum of moments that lie close together, not one moment. What a queue counted stays
+//! counted when it is dropped.
 
-use super::drain;
 use crate::{BlockDevice, BufPool, Completion, DeviceInfo, OpKind, Queue, Request, Result, Wait};
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+/// Kinds of requests, in the order of [`KINDS`].
+const KIND_COUNT: usize = 5;
+const KINDS: [OpKind; KIND_COUNT] = [
+    OpKind::Read,
+    OpKind::Write,
+    OpKind::Flush,
+    OpKind::Discard,
+    OpKind::WriteZeroes,
+];
+
 /// Buckets of the latency histogram: four for each power of two of nanoseconds, so a quantile is
-/// known within 19 %.
+/// at most a quarter above the truth.
 const BUCKETS: usize = 64 * 4;
 
 /// A device that counts.
 pub struct Stats {
     lower: Arc<dyn BlockDevice>,
-    counters: Arc<[Counters; 5]>,
+    shared: Arc<Mutex<Shared>>,
 }
 
 /// Reads the counters of a [`Stats`].
 #[derive(Clone)]
-pub struct StatsHandle(Arc<[Counters; 5]>);
+pub struct StatsHandle(Arc<Mutex<Shared>>);
 
+#[derive(Default)]
+struct Shared {
+    /// The counters of open queues.
+    open: Vec<Arc<[Counters; KIND_COUNT]>>,
+    /// The sum of those of queues that are gone.
+    closed: [Totals; KIND_COUNT],
+}
+
+/// The counters of one kind on one queue. Only the queue's thread writes them.
 struct Counters {
     requests: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
+    total_ns: AtomicU64,
     max_ns: AtomicU64,
     buckets: [AtomicU64; BUCKETS],
+}
+
+/// The counters of one kind, added up.
+#[derive(Clone)]
+struct Totals {
+    requests: u64,
+    bytes: u64,
+    errors: u64,
+    total_ns: u64,
+    max_ns: u64,
+    buckets: [u64; BUCKETS],
 }
 
 /// The counters of one kind of request.
@@ -43,9 +74,11 @@ pub struct KindStats {
     pub bytes: u64,
     /// Requests that ended with an error.
     pub errors: u64,
+    /// Sum of all latencies in nanoseconds; over `requests` it gives the mean.
+    pub total_ns: u64,
     /// Median latency from submit to reap, in nanoseconds.
     pub p50_ns: u64,
-    /// 99 of 100 requests were faster.
+    /// 99 of 100 requests were no slower.
     pub p99_ns: u64,
     /// The slowest.
     pub max_ns: u64,
@@ -69,45 +102,44 @@ pub struct Snapshot {
 impl Stats {
     /// Counts what goes to `lower`.
     pub fn new(lower: Arc<dyn BlockDevice>) -> (Stats, StatsHandle) {
-        let counters: Arc<[Counters; 5]> = Arc::new(std::array::from_fn(|_| Counters {
-            requests: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-            max_ns: AtomicU64::new(0),
-            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
-        }));
-        (
-            Stats {
-                lower,
-                counters: Arc::clone(&counters),
-            },
-            StatsHandle(counters),
-        )
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let handle = StatsHandle(Arc::clone(&shared));
+        (Stats { lower, shared }, handle)
     }
 }
 
 impl StatsHandle {
-    /// The counters as they are now.
+    /// The counters as they are now, of all queues together.
     pub fn snapshot(&self) -> Snapshot {
-        let of = |kind: OpKind| self.0[index(kind)].snapshot();
+        let [read, write, flush, discard, write_zeroes] =
+            lock(&self.0).totals().each_ref().map(Totals::summary);
         Snapshot {
-            read: of(OpKind::Read),
-            write: of(OpKind::Write),
-            flush: of(OpKind::Flush),
-            discard: of(OpKind::Discard),
-            write_zeroes: of(OpKind::WriteZeroes),
+            read,
+            write,
+            flush,
+            discard,
+            write_zeroes,
         }
+    }
+
+    /// The latency histogram of one kind: for each bucket that is not empty the nanoseconds all its
+    /// requests stayed below, and how many they are. In rising order.
+    pub fn latencies(&self, kind: OpKind) -> Vec<(u64, u64)> {
+        let totals = &lock(&self.0).totals()[index(kind)];
+        let filled = totals.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
+        filled.map(|(at, n)| (upper_edge(at), *n)).collect()
     }
 }
 
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().expect("no panic under this lock")
+}
+
 fn index(kind: OpKind) -> usize {
-    match kind {
-        OpKind::Read => 0,
-        OpKind::Write => 1,
-        OpKind::Flush => 2,
-        OpKind::Discard => 3,
-        OpKind::WriteZeroes => 4,
-    }
+    KINDS
+        .iter()
+        .position(|k| *k == kind)
+        .expect("the table holds every kind")
 }
 
 /// The bucket of a latency: its power of two, and the two bits below the highest.
@@ -120,46 +152,107 @@ fn bucket(ns: u64) -> usize {
 /// The smallest latency above all of a bucket.
 fn upper_edge(bucket: usize) -> u64 {
     let (power, quarter) = ((bucket / 4) as u32, (bucket % 4) as u64);
-    let edge = u128::from(5 + quarter) << power >> 2;
+    let edge = (u128::from(5 + quarter) << power) >> 2;
     u64::try_from(edge).unwrap_or(u64::MAX)
 }
 
+/// Adds to a counter that no other thread writes: a load and a store, no locked instruction.
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
 impl Counters {
-    fn count(&self, completion: &Completion, ns: u64) {
-        self.requests.fetch_add(1, Relaxed);
-        match &completion.result {
-            Ok(()) => {
-                let bytes = completion.op.range().map_or(0, |(_, len)| len);
-                self.bytes.fetch_add(bytes, Relaxed);
-            }
-            Err(_) => {
-                self.errors.fetch_add(1, Relaxed);
-            }
+    fn new() -> Counters {
+        Counters {
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            total_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
         }
-        self.max_ns.fetch_max(ns, Relaxed);
-        self.buckets[bucket(ns)].fetch_add(1, Relaxed);
     }
 
-    fn snapshot(&self) -> KindStats {
-        let buckets: Vec<u64> = self.buckets.iter().map(|b| b.load(Relaxed)).collect();
-        let total: u64 = buckets.iter().sum();
-        let max_ns = self.max_ns.load(Relaxed);
-        let quantile = |per_cent: u64| {
-            let rank = (total * per_cent).div_ceil(100);
-            let mut seen = 0;
-            let at = buckets.iter().position(|n| {
-                seen += n;
-                seen >= rank.max(1)
-            });
-            at.map_or(0, |at| upper_edge(at).min(max_ns))
-        };
+    fn count(&self, completion: &Completion, ns: u64) {
+        add(&self.requests, 1);
+        match &completion.result {
+            Ok(()) => add(&self.bytes, completion.op.range().map_or(0, |(_, len)| len)),
+            Err(_) => add(&self.errors, 1),
+        }
+        add(&self.total_ns, ns);
+        if ns > self.max_ns.load(Relaxed) {
+            self.max_ns.store(ns, Relaxed);
+        }
+        add(&self.buckets[bucket(ns)], 1);
+    }
+}
+
+impl Default for Totals {
+    fn default() -> Totals {
+        Totals {
+            requests: 0,
+            bytes: 0,
+            errors: 0,
+            total_ns: 0,
+            max_ns: 0,
+            buckets: [0; BUCKETS],
+        }
+    }
+}
+
+impl Shared {
+    fn totals(&self) -> [Totals; KIND_COUNT] {
+        let mut totals = self.closed.clone();
+        for queue in &self.open {
+            for (total, counters) in totals.iter_mut().zip(queue.iter()) {
+                total.add(counters);
+            }
+        }
+        totals
+    }
+
+    fn close(&mut self, queue: &Arc<[Counters; KIND_COUNT]>) {
+        self.open.retain(|open| !Arc::ptr_eq(open, queue));
+        for (total, counters) in self.closed.iter_mut().zip(queue.iter()) {
+            total.add(counters);
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, counters: &Counters) {
+        self.requests += counters.requests.load(Relaxed);
+        self.bytes += counters.bytes.load(Relaxed);
+        self.errors += counters.errors.load(Relaxed);
+        self.total_ns = self.total_ns.wrapping_add(counters.total_ns.load(Relaxed));
+        self.max_ns = self.max_ns.max(counters.max_ns.load(Relaxed));
+        for (sum, bucket) in self.buckets.iter_mut().zip(&counters.buckets) {
+            *sum += bucket.load(Relaxed);
+        }
+    }
+
+    /// The latency that `per_cent` of all requests did not exceed: the upper edge of its bucket.
+    fn quantile(&self, per_cent: u64) -> u64 {
+        // Counted from the buckets, not `requests`: a queue may be between the two.
+        let total: u64 = self.buckets.iter().sum();
+        let rank = (total * per_cent).div_ceil(100).max(1);
+        let mut seen = 0;
+        let at = self.buckets.iter().position(|n| {
+            seen += n;
+            seen >= rank
+        });
+        at.map_or(0, |at| upper_edge(at).min(self.max_ns))
+    }
+
+    fn summary(&self) -> KindStats {
         KindStats {
-            requests: self.requests.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
-            errors: self.errors.load(Relaxed),
-            p50_ns: quantile(50),
-            p99_ns: quantile(99),
-            max_ns,
+            requests: self.requests,
+            bytes: self.bytes,
+            errors: self.errors,
+            total_ns: self.total_ns,
+            p50_ns: self.quantile(50),
+            p99_ns: self.quantile(99),
+            max_ns: self.max_ns,
         }
     }
 }
@@ -172,25 +265,33 @@ impl BlockDevice for Stats {
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let capacity = lower.capacity();
+        let counters = Arc::new(std::array::from_fn(|_| Counters::new()));
+        lock(&self.shared).open.push(Arc::clone(&counters));
         Ok(Box::new(StatsQueue {
             lower,
-            counters: Arc::clone(&self.counters),
+            counters,
+            shared: Arc::clone(&self.shared),
             tags: vec![None; capacity],
             free: (0..capacity).rev().collect(),
             below: Vec::new(),
-            ready: VecDeque::new(),
         }))
     }
 }
 
 struct StatsQueue {
     lower: Box<dyn Queue>,
-    counters: Arc<[Counters; 5]>,
+    counters: Arc<[Counters; KIND_COUNT]>,
+    shared: Arc<Mutex<Shared>>,
     /// The caller's tag and the time of submit of each request below, by the tag below.
     tags: Vec<Option<(u64, Instant)>>,
     free: Vec<usize>,
     below: Vec<Completion>,
-    ready: VecDeque<Completion>,
+}
+
+impl Drop for StatsQueue {
+    fn drop(&mut self) {
+        lock(&self.shared).close(&self.counters);
+    }
 }
 
 impl Queue for StatsQueue {
@@ -210,13 +311,15 @@ impl Queue for StatsQueue {
         let Some(slot) = self.free.pop() else {
             return Err(request);
         };
+        // Taken before the device gets it: some devices do all their work in `submit`.
+        let since = Instant::now();
         let Request { tag, op } = request;
         match self.lower.submit(Request {
             tag: slot as u64,
             op,
         }) {
             Ok(()) => {
-                self.tags[slot] = Some((tag, Instant::now()));
+                self.tags[slot] = Some((tag, since));
                 Ok(())
             }
             Err(Request { op, .. }) => {
@@ -232,7 +335,10 @@ impl Queue for StatsQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let reaped = self.lower.reap(wait, &mut self.below);
-        let now = Instant::now();
+        if self.below.is_empty() {
+            return reaped;
+        }
+        let (now, count) = (Instant::now(), self.below.len());
         for mut completion in self.below.drain(..) {
             let slot = completion.tag as usize;
             let (tag, since) = self.tags[slot]
@@ -242,10 +348,9 @@ impl Queue for StatsQueue {
             completion.tag = tag;
             let ns = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
             self.counters[index(completion.op.kind())].count(&completion, ns);
-            self.ready.push_back(completion);
+            done.push(completion);
         }
-        reaped?;
-        Ok(drain(&mut self.ready, done))
+        reaped.map(|_| count)
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -260,6 +365,7 @@ impl Queue for StatsQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Blocking, ErrorKind, Mem};
 
     #[test]
     fn each_latency_lies_in_its_bucket() {
@@ -268,6 +374,60 @@ mod tests {
             assert!(at < BUCKETS);
             assert!(upper_edge(at) >= ns, "{ns}");
             assert!(at == 0 || upper_edge(at - 1) <= ns.max(4), "{ns}");
+            // A quantile is at most a quarter above the truth.
+            assert!(
+                u128::from(upper_edge(at)) * 4 <= u128::from(ns.max(4)) * 5,
+                "{ns}"
+            );
         }
+    }
+
+    #[test]
+    fn quantiles_come_from_the_right_requests() {
+        let counters = Counters::new();
+        for i in 0..100 {
+            let completion = Completion {
+                tag: 0,
+                op: crate::Op::Flush,
+                result: Ok(()),
+            };
+            counters.count(&completion, if i < 98 { 1000 } else { 1_000_000 });
+        }
+        let mut totals = Totals::default();
+        totals.add(&counters);
+        let seen = totals.summary();
+        assert!((1000..=1250).contains(&seen.p50_ns), "{seen:?}");
+        assert!((800_000..=1_000_000).contains(&seen.p99_ns), "{seen:?}");
+        assert_eq!((seen.max_ns, seen.total_ns), (1_000_000, 2_098_000));
+        assert_eq!(Totals::default().summary(), KindStats::default());
+    }
+
+    #[test]
+    fn all_queues_are_counted_and_stay_counted_when_dropped() {
+        let (device, handle) = Stats::new(Arc::new(Mem::new(1 << 20, 512)));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut blocking = Blocking::open(&device).unwrap();
+                    blocking.write_at(0, &[1; 4096]).unwrap();
+                    blocking.flush().unwrap();
+                });
+            }
+        });
+        let mut open = Blocking::open(&device).unwrap();
+        open.read_at(0, &mut [0; 1024]).unwrap();
+        let error = open.read_at(1 << 20, &mut [0; 512]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfRange);
+        let seen = handle.snapshot();
+        assert_eq!((seen.write.requests, seen.write.bytes), (3, 3 * 4096));
+        assert_eq!((seen.flush.requests, seen.flush.bytes), (3, 0));
+        assert_eq!(
+            (seen.read.requests, seen.read.bytes, seen.read.errors),
+            (2, 1024, 1)
+        );
+        drop(open);
+        assert_eq!(handle.snapshot(), seen);
+        let counted: u64 = handle.latencies(OpKind::Write).iter().map(|b| b.1).sum();
+        assert_eq!(counted, 3);
     }
 }
