@@ -9,7 +9,7 @@ mod stats;
 pub use error::{ErrorDevice, ErrorHandle, Failure};
 pub use hold::{Delay, Rate};
 pub use mem::{Mem, MemConfig, ReadOnlyMem};
-pub use powercut::{PowerCut, Replay, Tear};
+pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
 
 use crate::{Bufs, Completion};
