@@ -25,7 +25,12 @@ impl Default for Sandbox {
 impl Sandbox {
     /// A fresh sandbox on the disk that temporary files are on.
     pub fn new() -> Sandbox {
-        let sandbox = Sandbox { dir: tempfile::Builder::new().prefix("evfs-").tempdir().expect("a temporary folder") };
+        let sandbox = Sandbox {
+            dir: tempfile::Builder::new()
+                .prefix("evfs-")
+                .tempdir()
+                .expect("a temporary folder"),
+        };
         std::fs::create_dir(sandbox.path("run")).expect("a folder for sockets");
         use std::os::unix::fs::PermissionsExt;
         let private = std::fs::Permissions::from_mode(0o700);
@@ -85,7 +90,9 @@ impl Sandbox {
         if !self.path("keys/owner.key").exists() {
             self.key("owner");
         }
-        let mut args = vec!["volume", "create", image, "--owner", "owner", "--size", size];
+        let mut args = vec![
+            "volume", "create", image, "--owner", "owner", "--size", size,
+        ];
         args.extend(more);
         self.run(&args).ok();
         self.path(image)
@@ -107,10 +114,14 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        let Ok(entries) = std::fs::read_dir(self.path("run")) else { return };
+        let Ok(entries) = std::fs::read_dir(self.path("run")) else {
+            return;
+        };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let Some(name) = name.to_str().and_then(|n| n.strip_suffix(".control")) else { continue };
+            let Some(name) = name.to_str().and_then(|n| n.strip_suffix(".control")) else {
+                continue;
+            };
             let status = Ran::of(self.evfs().args(["--json", "status"]));
             let _ = Ran::of(self.evfs().args(["detach", name]));
             if entry.path().exists() {
@@ -121,7 +132,9 @@ impl Drop for Sandbox {
                     if let Some(pid) = volume["pid"].as_i64() {
                         // SAFETY: a signal to a process that this test started.
                         unsafe { libc::kill(pid as i32, libc::SIGTERM) };
-                        wait_until("the process ends", || !Path::new(&format!("/proc/{pid}")).exists());
+                        wait_until("the process ends", || {
+                            !Path::new(&format!("/proc/{pid}")).exists()
+                        });
                     }
                 }
             }
@@ -132,9 +145,15 @@ impl Drop for Sandbox {
 /// The program under test: built beside the tests.
 pub fn program() -> PathBuf {
     let here = std::env::current_exe().expect("a test knows where it is");
-    let folder = here.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let folder = here
+        .ancestors()
+        .nth(2)
+        .expect("tests lie in target/PROFILE/deps");
     let program = folder.join("evfs");
-    assert!(program.exists(), "{program:?} is missing; `cargo xtask check` builds it, or `cargo build -p evfs` with the profile of the tests");
+    assert!(
+        program.exists(),
+        "{program:?} is missing; `cargo xtask check` builds it, or `cargo build -p evfs` with the profile of the tests"
+    );
     program
 }
 
@@ -155,10 +174,9 @@ impl Ran {
     /// Runs a command to its end.
     pub fn of(command: &mut Command) -> Ran {
         let shown = format!("{command:?}");
-        let output = command
-            .stdin(Stdio::null())
-            .output()
-            .unwrap_or_else(|e| panic!("{shown}: {e}; `cargo xtask setup` installs what is missing"));
+        let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| {
+            panic!("{shown}: {e}; `cargo xtask setup` installs what is missing")
+        });
         Ran::from_output(shown, output)
     }
 
@@ -170,7 +188,9 @@ impl Ran {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|e| panic!("{shown}: {e}; `cargo xtask setup` installs what is missing"));
+            .unwrap_or_else(|e| {
+                panic!("{shown}: {e}; `cargo xtask setup` installs what is missing")
+            });
         // A program that fails early does not read its input; that is for the caller to judge.
         let _ = child.stdin.take().expect("piped").write_all(input);
         Ran::from_output(shown, child.wait_with_output().expect("a child ends"))
@@ -178,7 +198,12 @@ impl Ran {
 
     fn from_output(command: String, output: Output) -> Ran {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ran { command, status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
+        Ran {
+            command,
+            status: output.status,
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 
     /// Fails the test unless the program succeeded.
@@ -205,8 +230,13 @@ impl Ran {
 /// Runs a peer, which must succeed, and gives what it printed.
 #[track_caller]
 pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
-    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    Ran::of(Command::new(program).args(args).env("PATH", path)).ok().stdout
+    let path = format!(
+        "{}:/usr/sbin:/sbin",
+        std::env::var("PATH").unwrap_or_default()
+    );
+    Ran::of(Command::new(program).args(args).env("PATH", path))
+        .ok()
+        .stdout
 }
 
 /// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never
@@ -247,10 +277,13 @@ pub struct Random(u64);
 impl Random {
     /// From the seed in `EVFS_SEED`, or a fresh one; prints it.
     pub fn from_environment() -> Random {
-        let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            now.map_or(1, |d| d.as_nanos() as u64)
-        });
+        let seed = std::env::var("EVFS_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+            .unwrap_or_else(|| {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                now.map_or(1, |d| d.as_nanos() as u64)
+            });
         eprintln!("seed: EVFS_SEED={seed}");
         Random(seed)
     }
@@ -276,6 +309,9 @@ impl Random {
 
     /// `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(len).collect()
+        (0..len.div_ceil(8))
+            .flat_map(|_| self.next().to_le_bytes())
+            .take(len)
+            .collect()
     }
 }

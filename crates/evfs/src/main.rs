@@ -48,7 +48,10 @@ fn main() -> ExitCode {
         Err(error) => return output::fail(cli.json, &error),
     };
     start_log(cli.log.as_deref().unwrap_or(settings.log_level()));
-    let context = commands::Context { json: cli.json, settings };
+    let context = commands::Context {
+        json: cli.json,
+        settings,
+    };
     match cli.command.run(&context) {
         Ok(code) => ExitCode::from(code),
         Err(error) => output::fail(cli.json, &error),

@@ -17,7 +17,9 @@ const SECRET_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub fn from_fd(fd: i32) -> Result<SecretBytes> {
     // SAFETY: fcntl with F_GETFD only looks whether the descriptor is open.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        return Err(Error::Usage(format!("--passphrase-fd {fd}: that descriptor is not open")));
+        return Err(Error::Usage(format!(
+            "--passphrase-fd {fd}: that descriptor is not open"
+        )));
     }
     // SAFETY: the descriptor is open and was given to us for this; it is closed after reading,
     // but for standard input, which stays open for whoever comes next.
@@ -40,7 +42,9 @@ pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
 
 /// The systemd credential `evfs.NAME`, if the service was given one.
 pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
-    let Some(folder) = std::env::var_os("CREDENTIALS_DIRECTORY") else { return Ok(None) };
+    let Some(folder) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
+        return Ok(None);
+    };
     let path = Path::new(&folder).join(format!("evfs.{name}"));
     match File::open(&path) {
         Ok(file) => read_all(file, &path).map(strip_newline).map(Some),
@@ -68,7 +72,9 @@ pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
         return Err(Error::Usage("an empty passphrase protects nothing".into()));
     }
     if ask(&format!("{prompt}, once more"))? != first {
-        return Err(Error::Usage("the two passphrases differ; nothing was changed".into()));
+        return Err(Error::Usage(
+            "the two passphrases differ; nothing was changed".into(),
+        ));
     }
     Ok(first)
 }

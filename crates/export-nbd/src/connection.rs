@@ -281,7 +281,7 @@ impl Connection {
         match header.command {
             Command::Disconnect => {
                 self.phase = Phase::Closing;
-                return Step::Wait;
+                Step::Wait
             }
             Command::Write => {
                 let read_only = self.infos[export].flags & c::FLAG_READ_ONLY != 0;

@@ -55,10 +55,16 @@ impl Bench {
                 std::env::temp_dir().join(format!("evfs-lab-{name:016x}"))
             }
         };
-        let options = path_file::Options { lock: Lock::Exclusive, ..path_file::Options::default() };
+        let options = path_file::Options {
+            lock: Lock::Exclusive,
+            ..path_file::Options::default()
+        };
         if !path.exists() {
             let file = FileDevice::create(&path, size, &options)?;
-            return Ok(Bench { file, made: Some(path) });
+            return Ok(Bench {
+                file,
+                made: Some(path),
+            });
         }
         let file = FileDevice::open(&path, &options)?;
         if file.info().size < size {
@@ -71,7 +77,10 @@ impl Bench {
         match signature::find(&file)? {
             Some(found) if !force => {
                 let device = path.display().to_string();
-                Err(Error::WouldDestroy { device, found: found.into() })
+                Err(Error::WouldDestroy {
+                    device,
+                    found: found.into(),
+                })
             }
             _ => Ok(Bench { file, made: None }),
         }
@@ -90,10 +99,14 @@ impl Bench {
             }),
             ArmKind::Encrypted(bits) => {
                 let key = SecretBytes::random(bits as usize / 4);
-                let xts = Xts::new(&key, SectorSize::B4096)
-                    .map_err(|e| Error::Failed(e.to_string()))?;
+                let xts =
+                    Xts::new(&key, SectorSize::B4096).map_err(|e| Error::Failed(e.to_string()))?;
                 let kernel = xts.kernel().to_string();
-                let segment = DataSegment { offset: 0, size: None, iv_tweak: 0 };
+                let segment = DataSegment {
+                    offset: 0,
+                    size: None,
+                    iv_tweak: 0,
+                };
                 let lower: Arc<dyn BlockDevice> = self.file.clone();
                 let device = CryptDevice::new(lower, xts, segment, crypt::Options::default())?;
                 Ok(Built {

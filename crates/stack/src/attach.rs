@@ -45,7 +45,10 @@ pub struct AttachSpec {
 impl AttachSpec {
     /// A spec with defaults for `device`: its file name without extension is the name.
     pub fn new(device: &Path, threads: usize) -> AttachSpec {
-        let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let stem = device
+            .file_stem()
+            .map(|s| s.to_string_lossy().into_owned())
+            .unwrap_or_default();
         AttachSpec {
             device: device.to_owned(),
             name: stem,
@@ -93,25 +96,44 @@ pub struct ExportAt {
 /// What `evfs status` shows of an attached volume.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    name: String,
-    device: String,
-    uuid: String,
-    label: String,
-    size: u64,
-    sector_size: u32,
-    key_bits: u32,
-    kernel: String,
-    keyslot: u32,
-    role: String,
-    read_only: bool,
-    discards: bool,
-    direct: bool,
-    threads: usize,
-    pid: u32,
-    since: u64,
-    exports: Vec<ExportAt>,
-    config: Option<PathBuf>,
-    warning: Option<String>,
+    /// Name of the attached volume.
+    pub name: String,
+    /// File or disk.
+    pub device: String,
+    /// UUID in the header.
+    pub uuid: String,
+    /// Label in the header.
+    pub label: String,
+    /// Bytes of data.
+    pub size: u64,
+    /// Bytes enciphered together.
+    pub sector_size: u32,
+    /// 128 or 256.
+    pub key_bits: u32,
+    /// Cipher kernel at work.
+    pub kernel: String,
+    /// Keyslot that opened it.
+    pub keyslot: u32,
+    /// Role of the key that opened it.
+    pub role: String,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Discards are passed on.
+    pub discards: bool,
+    /// The page cache below is passed by.
+    pub direct: bool,
+    /// Threads of each export.
+    pub threads: usize,
+    /// Process that serves it.
+    pub pid: u32,
+    /// Seconds since 1970 when it was attached.
+    pub since: u64,
+    /// Where it is given out.
+    pub exports: Vec<ExportAt>,
+    /// Configuration file it came from.
+    pub config: Option<PathBuf>,
+    /// What its user should know.
+    pub warning: Option<String>,
 }
 
 /// A running graph. Dropping it without [`Attachment::stop`] closes the exports all the same.
@@ -154,7 +176,9 @@ impl Attachment {
                 direct: open.direct,
                 threads: spec.threads,
                 pid: std::process::id(),
-                since: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                since: SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |d| d.as_secs()),
                 exports: Vec::new(),
                 config: spec.config.clone(),
                 warning: open.warning,
@@ -173,7 +197,10 @@ impl Attachment {
     }
 
     fn start_nbd(&mut self, spec: &AttachSpec) -> Result<()> {
-        let unix = spec.nbd_unix.iter().map(|p| export_nbd::Listen::Unix(p.clone()));
+        let unix = spec
+            .nbd_unix
+            .iter()
+            .map(|p| export_nbd::Listen::Unix(p.clone()));
         let tcp = spec.nbd.iter().map(|&a| export_nbd::Listen::Tcp(a));
         let listen: Vec<_> = unix.chain(tcp).collect();
         if listen.is_empty() {
@@ -193,13 +220,17 @@ impl Attachment {
         };
         let server = export_nbd::Server::start(config, vec![export])?;
         let uris = server.uris(&spec.name);
-        self.status.exports.extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
+        self.status
+            .exports
+            .extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
         self.nbd = Some(server);
         Ok(())
     }
 
     fn start_fuse(&mut self, spec: &AttachSpec) -> Result<()> {
-        let Some(folder) = &spec.fuse else { return Ok(()) };
+        let Some(folder) = &spec.fuse else {
+            return Ok(());
+        };
         if !folder.exists() {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
             self.made_dir = Some(folder.clone());
@@ -216,7 +247,10 @@ impl Attachment {
         let mount = export_fuse::Mount::start(config, vec![export])?;
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);
-        self.status.exports.push(ExportAt { kind: "fuse", at: file.display().to_string() });
+        self.status.exports.push(ExportAt {
+            kind: "fuse",
+            at: file.display().to_string(),
+        });
         if spec.loop_device {
             let block = self.device.info().logical_block_size;
             let device = LoopDevice::attach(&file, block, self.status.read_only, true)?;
@@ -282,8 +316,9 @@ impl Attachment {
         }
         self.status.exports.retain(|e| e.kind != "loop");
         if let Some(mount) = self.mount.take()
-            && let Err((mount, error)) = mount.unmount(force)
+            && let Err(kept) = mount.unmount(force)
         {
+            let (mount, error) = *kept;
             self.mount = Some(mount);
             return Err(error.into());
         }

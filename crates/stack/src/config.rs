@@ -23,8 +23,19 @@ use std::path::{Path, PathBuf};
 
 /// Keys of a volume's table, for the hint at a misspelt one.
 const KEYS: &[&str] = &[
-    "device", "key", "key-file", "nbd", "nbd-unix", "tls-cert", "tls-key", "tls-ca", "fuse", "loop",
-    "threads", "read-only", "allow-discards",
+    "device",
+    "key",
+    "key-file",
+    "nbd",
+    "nbd-unix",
+    "tls-cert",
+    "tls-key",
+    "tls-ca",
+    "fuse",
+    "loop",
+    "threads",
+    "read-only",
+    "allow-discards",
 ];
 
 #[derive(Deserialize)]
@@ -78,21 +89,35 @@ pub fn read(path: &Path, threads: usize) -> Result<Vec<Entry>> {
 fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
     let file: File = toml::from_str(text).map_err(|e| {
         let message = e.to_string();
-        let unknown = message.split("unknown field `").nth(1).and_then(|m| m.split('`').next());
+        let unknown = message
+            .split("unknown field `")
+            .nth(1)
+            .and_then(|m| m.split('`').next());
         let hint = unknown.map(|word| did_you_mean(word, KEYS.iter().copied()));
-        Error::config(path, format!("{}{}", message.trim_end(), hint.unwrap_or_default()))
+        Error::config(
+            path,
+            format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
+        )
     })?;
     if file.volume.is_empty() {
-        return Err(Error::config(path, "no volume in it; a [volume.NAME] table makes one".into()));
+        return Err(Error::config(
+            path,
+            "no volume in it; a [volume.NAME] table makes one".into(),
+        ));
     }
-    file.volume.into_iter().map(|(name, v)| entry(path, name, v, threads)).collect()
+    file.volume
+        .into_iter()
+        .map(|(name, v)| entry(path, name, v, threads))
+        .collect()
 }
 
 fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> {
     let tls = match (v.tls_cert, v.tls_key) {
-        (Some(certificate), Some(key)) => {
-            Some(export_nbd::Tls { certificate, key, client_ca: v.tls_ca })
-        }
+        (Some(certificate), Some(key)) => Some(export_nbd::Tls {
+            certificate,
+            key,
+            client_ca: v.tls_ca,
+        }),
         (None, None) => None,
         _ => {
             let detail = format!("volume.{name}: tls-cert and tls-key go together");
@@ -115,7 +140,11 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         config: Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
         ..AttachSpec::new(&v.device, v.threads.unwrap_or(threads))
     };
-    Ok(Entry { spec, key: v.key, key_file: v.key_file })
+    Ok(Entry {
+        spec,
+        key: v.key,
+        key_file: v.key_file,
+    })
 }
 
 #[cfg(test)]
@@ -127,7 +156,10 @@ mod tests {
         let text = "[volume.data]\ndevice = \"/d\"\nkey-file = \"/k\"\nloop = true\n\
                     [volume.scratch]\ndevice = \"/s\"\nkey = \"alice\"\nnbd = \"127.0.0.1:10809\"\nthreads = 4\n";
         let entries = parse(Path::new("x.toml"), text, 2).unwrap();
-        let names: Vec<_> = entries.iter().map(|e| (e.spec.name.as_str(), e.spec.threads)).collect();
+        let names: Vec<_> = entries
+            .iter()
+            .map(|e| (e.spec.name.as_str(), e.spec.threads))
+            .collect();
         assert_eq!(names, [("data", 2), ("scratch", 4)]);
         assert!(entries[0].spec.loop_device && entries[1].key.as_deref() == Some("alice"));
     }
@@ -135,8 +167,14 @@ mod tests {
     #[test]
     fn a_misspelt_key_gets_a_hint_and_a_line() {
         let text = "[volume.data]\ndevice = \"/d\"\nread-olny = true\n";
-        let error = parse(Path::new("x.toml"), text, 2).map(drop).unwrap_err().to_string();
-        assert!(error.contains("did you mean `read-only`?") && error.contains("line 3"), "{error}");
+        let error = parse(Path::new("x.toml"), text, 2)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("did you mean `read-only`?") && error.contains("line 3"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -34,7 +34,10 @@ pub enum Ask {
 /// When it belongs to somebody else or others may enter it: a stranger's socket must not be able
 /// to pose as a volume.
 pub fn run_dir(dir: &Path) -> Result<PathBuf> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir);
     made.map_err(|e| Error::io("cannot make the folder", dir, e))?;
     let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot look at", dir, e))?;
     let me = rustix::process::geteuid().as_raw();
@@ -156,13 +159,19 @@ pub fn ask(run_dir: &Path, name: &str, ask: Ask) -> Result<serde_json::Value> {
         _ => Error::io("cannot reach", &path, e),
     })?;
     let failed = |e| Error::io("no answer from", &path, e);
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(ANSWER_TIMEOUT))
+        .map_err(failed)?;
     let question = serde_json::to_string(&ask).expect("an enum becomes JSON");
     writeln!(stream, "{question}").map_err(failed)?;
     let mut line = String::new();
-    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).map_err(failed)?;
+    BufReader::new(stream.take(LINE_BYTES_MAX))
+        .read_line(&mut line)
+        .map_err(failed)?;
     let mut answer: serde_json::Value = serde_json::from_str(&line).map_err(|_| {
-        Error::Busy(format!("the process that serves `{name}` ended without an answer"))
+        Error::Busy(format!(
+            "the process that serves `{name}` ended without an answer"
+        ))
     })?;
     match answer.get("error").and_then(|e| e.as_str()) {
         Some(why) => Err(Error::Busy(why.to_owned())),
@@ -172,7 +181,9 @@ pub fn ask(run_dir: &Path, name: &str, ask: Ask) -> Result<serde_json::Value> {
 
 /// The names of attached volumes, sorted.
 pub fn names(run_dir: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(run_dir) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(run_dir) else {
+        return Vec::new();
+    };
     let mut names: Vec<String> = entries
         .flatten()
         .filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".control")?.to_owned()))

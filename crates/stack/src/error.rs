@@ -42,7 +42,9 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// A destructive command met something that it would destroy.
-    #[error("{device} carries a signature: {found}; --force overwrites it, and leaves a backup of what it overwrites")]
+    #[error(
+        "{device} carries a signature: {found}; --force overwrites it, and leaves a backup of what it overwrites"
+    )]
     WouldDestroy {
         /// The device.
         device: String,
@@ -74,12 +76,19 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn config(path: &Path, detail: String) -> Error {
-        Error::Config { place: path.display().to_string(), detail }
+        Error::Config {
+            place: path.display().to_string(),
+            detail,
+        }
     }
 
     /// A failed system call on `path`.
     pub fn io(what: &'static str, path: &Path, source: io::Error) -> Error {
-        Error::Io { what, path: path.to_owned(), source }
+        Error::Io {
+            what,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// The exit code of the program. The table is part of the interface: see the guide.
@@ -96,6 +105,46 @@ impl Error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => exit::NOT_FOUND,
             _ => exit::FAILURE,
         }
+    }
+}
+
+fn of_block(error: &block::Error) -> u8 {
+    match error.kind() {
+        block::ErrorKind::Busy => exit::BUSY,
+        block::ErrorKind::NotFound => exit::NOT_FOUND,
+        _ => exit::FAILURE,
+    }
+}
+
+fn of_volume(error: &crypt::Error) -> u8 {
+    use crypt::HeaderErrorKind as K;
+    match error {
+        crypt::Error::Block(e) => of_block(e),
+        crypt::Error::Key(e) => of_key(e),
+        crypt::Error::Header { source, .. } => match source.kind() {
+            K::Damaged => exit::NOT_REPAIRABLE,
+            K::WrongKey => exit::WRONG_KEY,
+            K::NotFound => exit::NOT_FOUND,
+            K::Changed => exit::BUSY,
+            _ => exit::FAILURE,
+        },
+        crypt::Error::WrongKey(_) => exit::WRONG_KEY,
+        crypt::Error::RoleRefuses { .. } => exit::ROLE_REFUSES,
+        crypt::Error::NeedsRepair(_) => exit::REPAIRABLE,
+        crypt::Error::NoSuchKey(_) => exit::NOT_FOUND,
+        _ => exit::FAILURE,
+    }
+}
+
+fn of_key(error: &keyring::Error) -> u8 {
+    match error {
+        keyring::Error::NotFound { .. } | keyring::Error::PublicOnly(_) => exit::NOT_FOUND,
+        keyring::Error::WrongPassphrase(_) | keyring::Error::WrongKey => exit::WRONG_KEY,
+        keyring::Error::BadName(_) | keyring::Error::NoPassphrase(_) => exit::USAGE,
+        keyring::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            exit::NOT_FOUND
+        }
+        _ => exit::FAILURE,
     }
 }
 

@@ -42,7 +42,9 @@ pub fn serve(mut attachments: Vec<Attachment>, signals: &StopSignals) -> Result<
 fn wait(attachments: &[Attachment], signals: &StopSignals) -> Result<Vec<usize>> {
     let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
     fds.extend(
-        attachments.iter().map(|a| PollFd::from_borrowed_fd(a.listener().as_fd(), PollFlags::IN)),
+        attachments
+            .iter()
+            .map(|a| PollFd::from_borrowed_fd(a.listener().as_fd(), PollFlags::IN)),
     );
     match poll(&mut fds, None) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}

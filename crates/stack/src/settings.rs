@@ -75,7 +75,11 @@ const TABLE: &[Row] = &[
         env: "EVFS_THREADS",
         unit: "threads",
         reason: "threads that serve one attached volume; one for each processor",
-        default: |_| std::thread::available_parallelism().map_or(1, |n| n.get()).to_string(),
+        default: |_| {
+            std::thread::available_parallelism()
+                .map_or(1, |n| n.get())
+                .to_string()
+        },
         check: |v| within(v, 1, 256),
     },
 ];
@@ -88,7 +92,11 @@ fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
 }
 
 fn absolute(value: &str) -> std::result::Result<(), String> {
-    if Path::new(value).is_absolute() { Ok(()) } else { Err("an absolute path".into()) }
+    if Path::new(value).is_absolute() {
+        Ok(())
+    } else {
+        Err("an absolute path".into())
+    }
 }
 
 /// Where a value came from.
@@ -147,7 +155,9 @@ impl Settings {
         let file = match std::fs::read_to_string(&path) {
             Ok(text) => Some(text),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => None,
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => None,
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => {
+                None
+            }
             Err(e) => return Err(Error::config(&path, format!("cannot be read: {e}"))),
         };
         let env = |name: &str| std::env::var(name).ok();
@@ -164,12 +174,16 @@ impl Settings {
             values.insert(row.key, ((row.default)(paths), Origin::Default));
         }
         if let Some((path, text)) = file {
-            let table: toml::Table =
-                text.parse().map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
+            let table: toml::Table = text
+                .parse()
+                .map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
             for (key, value) in flatten("", &table) {
                 let row = TABLE.iter().find(|row| row.key == key).ok_or_else(|| {
                     let keys = TABLE.iter().map(|row| row.key);
-                    Error::config(path, format!("unknown key `{key}`{}", did_you_mean(&key, keys)))
+                    Error::config(
+                        path,
+                        format!("unknown key `{key}`{}", did_you_mean(&key, keys)),
+                    )
                 })?;
                 values.insert(row.key, (value, Origin::File(path.to_owned())));
             }
@@ -193,8 +207,21 @@ impl Settings {
     pub fn shown(&self) -> Vec<Shown> {
         let row = |row: &Row| {
             let (value, origin) = self.values[row.key].clone();
-            let Row { key, env, unit, reason, .. } = *row;
-            Shown { key, value, unit, env, reason, origin }
+            let Row {
+                key,
+                env,
+                unit,
+                reason,
+                ..
+            } = *row;
+            Shown {
+                key,
+                value,
+                unit,
+                env,
+                reason,
+                origin,
+            }
         };
         TABLE.iter().map(row).collect()
     }
@@ -204,7 +231,9 @@ impl Settings {
     }
 
     fn number(&self, key: &str) -> u64 {
-        self.text(key).parse().expect("checked when the settings were loaded")
+        self.text(key)
+            .parse()
+            .expect("checked when the settings were loaded")
     }
 
     /// Threads that serve one attached volume.
@@ -247,7 +276,11 @@ impl Settings {
 fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
     let mut out = Vec::new();
     for (name, value) in table {
-        let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        let key = if prefix.is_empty() {
+            name.clone()
+        } else {
+            format!("{prefix}.{name}")
+        };
         match value {
             toml::Value::Table(inner) => out.extend(flatten(&key, inner)),
             toml::Value::String(text) => out.push((key, text.clone())),
@@ -259,7 +292,9 @@ fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
 
 /// `; did you mean ...?` for the nearest of `known`, or nothing when none is near.
 pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let near = known.map(|k| (strsim::damerau_levenshtein(word, k), k)).min();
+    let near = known
+        .map(|k| (strsim::damerau_levenshtein(word, k), k))
+        .min();
     match near {
         Some((distance, k)) if distance <= 3 => format!("; did you mean `{k}`?"),
         _ => String::new(),
@@ -271,14 +306,22 @@ mod tests {
     use super::*;
 
     fn load(file: Option<&str>, env: &[(&str, &str)]) -> Result<Settings> {
-        let get = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let get = |name: &str| {
+            env.iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| v.to_string())
+        };
         let file = file.map(|text| (Path::new("/etc/evfs/evfs.toml"), text));
         Settings::from_parts(&Paths::of_this_user(), file, &get)
     }
 
     #[test]
     fn environment_beats_file_beats_default() {
-        let s = load(Some("threads = 3\n[kdf]\ntime-ms = 10\n"), &[("EVFS_THREADS", "5")]).unwrap();
+        let s = load(
+            Some("threads = 3\n[kdf]\ntime-ms = 10\n"),
+            &[("EVFS_THREADS", "5")],
+        )
+        .unwrap();
         assert_eq!((s.threads(), s.kdf_time().as_millis()), (5, 10));
         let origin = |key| s.shown().into_iter().find(|r| r.key == key).unwrap().origin;
         assert_eq!(origin("threads").to_string(), "$EVFS_THREADS");
@@ -288,13 +331,20 @@ mod tests {
 
     #[test]
     fn unknown_key_is_an_error_with_a_hint() {
-        let error = load(Some("[kdf]\ntime-sm = 10\n"), &[]).unwrap_err().to_string();
+        let error = load(Some("[kdf]\ntime-sm = 10\n"), &[])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("did you mean `kdf.time-ms`?"), "{error}");
     }
 
     #[test]
     fn a_value_out_of_bounds_names_where_it_came_from() {
-        let error = load(None, &[("EVFS_THREADS", "0")]).unwrap_err().to_string();
-        assert!(error.contains("$EVFS_THREADS") && error.contains("1 to 256"), "{error}");
+        let error = load(None, &[("EVFS_THREADS", "0")])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("$EVFS_THREADS") && error.contains("1 to 256"),
+            "{error}"
+        );
     }
 }

@@ -45,7 +45,10 @@ pub fn find(device: &dyn BlockDevice) -> block::Result<Option<&'static str>> {
 
 fn find_in(head: &[u8]) -> Option<&'static str> {
     let there = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-    SIGNATURES.iter().find(|(_, at, magic)| there(*at, magic)).map(|(name, ..)| *name)
+    SIGNATURES
+        .iter()
+        .find(|(_, at, magic)| there(*at, magic))
+        .map(|(name, ..)| *name)
 }
 
 #[cfg(test)]
@@ -59,7 +62,11 @@ mod tests {
             let mut head = vec![0; LOOK_BYTES as usize];
             head[*at..at + magic.len()].copy_from_slice(magic);
             assert_eq!(find_in(&head), Some(*name));
-            assert_eq!(find_in(&head[..at + magic.len() - 1]), None, "{name} cut short");
+            assert_eq!(
+                find_in(&head[..at + magic.len() - 1]),
+                None,
+                "{name} cut short"
+            );
         }
     }
 }

@@ -38,7 +38,11 @@ pub struct Held {
 pub fn open_file(path: &Path, intent: Intent) -> Result<Arc<FileDevice>> {
     let options = path_file::Options {
         read_only: intent == Intent::Look,
-        lock: if intent == Intent::Replace { Lock::Exclusive } else { Lock::None },
+        lock: if intent == Intent::Replace {
+            Lock::Exclusive
+        } else {
+            Lock::None
+        },
         ..path_file::Options::default()
     };
     Ok(FileDevice::open(path, &options)?)
@@ -53,7 +57,11 @@ pub fn hold(path: &Path, intent: Intent) -> Result<Held> {
     let guard = file.header_lock(intent != Intent::Look)?;
     let device: Arc<dyn BlockDevice> = file.clone();
     let volume = Volume::open(device)?;
-    Ok(Held { volume, file, _guard: guard })
+    Ok(Held {
+        volume,
+        file,
+        _guard: guard,
+    })
 }
 
 /// What to make.
@@ -77,7 +85,11 @@ pub struct Create<'a> {
 /// # Errors
 /// [`Error::WouldDestroy`] when the device carries a known signature and `force` is not set.
 /// A file made here is removed again when making the volume fails.
-pub fn create(create: &Create<'_>, keyring: &Keyring, settings: &Settings) -> Result<(Held, Option<PathBuf>)> {
+pub fn create(
+    create: &Create<'_>,
+    keyring: &Keyring,
+    settings: &Settings,
+) -> Result<(Held, Option<PathBuf>)> {
     // The keys come first: with a misspelt name nothing must have been touched.
     let owner = Identified::of(create.owner, keyring.recipient(create.owner)?);
     let recovery = create
@@ -125,7 +137,10 @@ fn format_over(
         && !create.force
     {
         let device = create.path.display().to_string();
-        return Err(Error::WouldDestroy { device, found: found.into() });
+        return Err(Error::WouldDestroy {
+            device,
+            found: found.into(),
+        });
     }
     let overwritten = crypt::overwritten_by_format(file.info().size);
     let backup = match found {
@@ -138,15 +153,27 @@ fn format_over(
     };
     let device: Arc<dyn BlockDevice> = file.clone();
     let volume = Volume::create(device, &create.format, owner, recovery)?;
-    Ok((Held { volume, file: Arc::clone(file), _guard: guard }, backup))
+    Ok((
+        Held {
+            volume,
+            file: Arc::clone(file),
+            _guard: guard,
+        },
+        backup,
+    ))
 }
 
 /// Writes a backup into the backup folder: 0600, durable before anything is destroyed.
 pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
     let dir = settings.backup_dir();
     crate::control::run_dir(&dir)?;
-    let stem = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let stem = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
     let to = dir.join(format!("{stem}.{what}.{now}"));
     write_new(&to, bytes)?;
     Ok(to)
@@ -166,9 +193,55 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
         .mode(0o600)
         .open(path)
         .map_err(failed)?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(folder).and_then(|d| d.sync_all()).map_err(failed)
+    file.write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .map_err(failed)?;
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    std::fs::File::open(folder)
+        .and_then(|d| d.sync_all())
+        .map_err(failed)
+}
+
+/// The key derivation for a new passphrase: Argon2id that takes as long as the settings say on this
+/// machine, in at most half of its memory. Measures for a few seconds.
+pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
+    let start = std::time::Instant::now();
+    let memory = settings.kdf_memory_kib().min(half_of_memory_kib());
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    let chosen = luks2::Kdf::calibrate(&|| start.elapsed(), settings.kdf_time(), memory, cpus);
+    // Without the memory to measure with, the least that is worth having: 32 MiB.
+    chosen.unwrap_or(luks2::Kdf::Argon2id(luks2::Argon2Cost {
+        time: 4,
+        memory_kib: 32 * 1024,
+        cpus: 1,
+    }))
+}
+
+/// Half of the machine's memory in KiB; a GiB where it cannot be found out.
+fn half_of_memory_kib() -> u32 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|t| t.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    u32::try_from(kib.map_or(1 << 20, |kib| kib / 2)).unwrap_or(u32::MAX)
+}
+
+/// How a key derivation is shown.
+pub fn describe_kdf(kdf: &luks2::Kdf) -> String {
+    match kdf {
+        luks2::Kdf::Argon2id(cost) | luks2::Kdf::Argon2i(cost) => format!(
+            "{}, {} passes over {} KiB, {} lanes",
+            kdf.name(),
+            cost.time,
+            cost.memory_kib,
+            cost.cpus
+        ),
+        luks2::Kdf::Pbkdf2 { hash, iterations } => {
+            format!("{}-{}, {iterations} iterations", kdf.name(), hash.name())
+        }
+    }
 }
 
 /// With what a volume is to be opened.
@@ -176,7 +249,12 @@ pub enum KeySource {
     /// Whatever this user has: key pairs that the volume knows, then a passphrase.
     Any,
     /// This key pair.
-    Pair(String),
+    Pair {
+        /// Its name.
+        name: String,
+        /// The passphrase that protects its file; asked for when it is needed and not given.
+        passphrase: Option<SecretBytes>,
+    },
     /// A passphrase or the content of a key file.
     Secret(SecretBytes),
 }
@@ -200,18 +278,33 @@ impl Opener {
     ///
     /// # Errors
     /// Wrong key, no key at all, or a right key whose role refuses.
-    pub fn unlock(&self, volume: &Volume, source: &KeySource, what: crypt::Action) -> Result<Unlocked> {
+    pub fn unlock(
+        &self,
+        volume: &Volume,
+        source: &KeySource,
+        what: crypt::Action,
+    ) -> Result<Unlocked> {
         let unlocked = match source {
             KeySource::Secret(secret) => volume.unlock_secret(secret)?,
-            KeySource::Pair(name) => self.with_pair(volume, name)?,
+            KeySource::Pair { name, passphrase } => {
+                self.with_pair(volume, name, passphrase.as_ref())?
+            }
             KeySource::Any => self.with_any(volume, what)?,
         };
         unlocked.role.allow(what)?;
         Ok(unlocked)
     }
 
-    fn with_pair(&self, volume: &Volume, name: &str) -> Result<Unlocked> {
-        let identity = self.keyring.identity(name, &mut |p| ask_key(self.prompt, p))?;
+    fn with_pair(
+        &self,
+        volume: &Volume,
+        name: &str,
+        passphrase: Option<&SecretBytes>,
+    ) -> Result<Unlocked> {
+        let identity = self.keyring.identity(name, &mut |p| match passphrase {
+            Some(given) => Ok(SecretBytes::from_slice(given)),
+            None => ask_key(self.prompt, p),
+        })?;
         Ok(volume.unlock_identity(&identity)?)
     }
 
@@ -226,14 +319,16 @@ impl Opener {
             .filter(|info| info.private != Private::Absent)
             .filter_map(|info| {
                 let recipient = info.recipient.to_string();
-                let known = keys.iter().find(|k| k.recipient.as_deref() == Some(&recipient))?;
+                let known = keys
+                    .iter()
+                    .find(|k| k.recipient.as_deref() == Some(&recipient))?;
                 let allowed = known.role.allow(what).is_ok();
                 Some((!allowed, info.private == Private::Passphrase, info.name))
             })
             .collect();
         own.sort();
         if let Some((.., name)) = own.first() {
-            return self.with_pair(volume, name);
+            return self.with_pair(volume, name, None);
         }
         if keys.iter().all(|k| k.recipient.is_some()) {
             return Err(crypt::Error::wrong_key(
@@ -246,7 +341,10 @@ impl Opener {
     }
 }
 
-fn ask_key(prompt: Prompt, p: &keyring::Prompt) -> std::result::Result<SecretBytes, keyring::Error> {
+fn ask_key(
+    prompt: Prompt,
+    p: &keyring::Prompt,
+) -> std::result::Result<SecretBytes, keyring::Error> {
     prompt(&p.to_string()).map_err(|e| keyring::Error::NoPassphrase(e.to_string()))
 }
 
@@ -287,10 +385,19 @@ pub struct OpenOptions {
 ///
 /// # Errors
 /// Those of [`hold`] and [`Opener::unlock`]; a header whose seal is broken is refused.
-pub fn open(path: &Path, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
+pub fn open(
+    path: &Path,
+    opener: &Opener,
+    source: &KeySource,
+    options: OpenOptions,
+) -> Result<Open> {
     let file_options = path_file::Options {
         read_only: options.read_only,
-        lock: if options.read_only { Lock::Shared } else { Lock::Exclusive },
+        lock: if options.read_only {
+            Lock::Shared
+        } else {
+            Lock::Exclusive
+        },
         ..path_file::Options::default()
     };
     let file = FileDevice::open(path, &file_options)?;

@@ -77,7 +77,9 @@ pub fn in_background(
     match background::split() {
         Ok(background::Side::Parent(code)) => Ok(code),
         Ok(background::Side::Child(ready)) => serve(Some(ready)),
-        Err(e) => Err(Error::Failed(format!("cannot go on in the background: {e}"))),
+        Err(e) => Err(Error::Failed(format!(
+            "cannot go on in the background: {e}"
+        ))),
     }
 }
 
@@ -92,9 +94,11 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     spec.nbd = args.nbd;
     spec.nbd_unix = args.nbd_unix;
     spec.tls = match (args.tls_cert, args.tls_key) {
-        (Some(certificate), Some(key)) => {
-            Some(export_nbd::Tls { certificate, key, client_ca: args.tls_ca })
-        }
+        (Some(certificate), Some(key)) => Some(export_nbd::Tls {
+            certificate,
+            key,
+            client_ca: args.tls_ca,
+        }),
         _ => None,
     };
     spec.fuse = args.fuse;
@@ -120,8 +124,10 @@ pub fn start(
     source: &KeySource,
     run_dir: &std::path::Path,
 ) -> Result<Attachment> {
-    let options =
-        OpenOptions { read_only: spec.read_only, allow_discards: spec.allow_discards };
+    let options = OpenOptions {
+        read_only: spec.read_only,
+        allow_discards: spec.allow_discards,
+    };
     let open = open(&spec.device, &context.opener(), source, options)?;
     Attachment::start(spec, open, run_dir)
 }

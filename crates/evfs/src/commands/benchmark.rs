@@ -12,7 +12,9 @@ use xts::{Direction, Kernel, SectorSize};
 const REQUEST_BYTES: usize = 64 * 1024;
 
 #[derive(clap::Args)]
-#[command(after_help = "Rates are 10^9 bytes for each second of processor time of one core. The kernel marked with * is the one that volumes use.")]
+#[command(
+    after_help = "Rates are 10^9 bytes for each second of processor time of one core. The kernel marked with * is the one that volumes use."
+)]
 pub struct Args {
     /// Time for each figure, in milliseconds
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
@@ -34,7 +36,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     output::say(context.json, "measuring memory and key derivation");
     let memory = memory_rate(time);
     let start = Instant::now();
-    let kdf = stack::volume::passphrase_kdf(&context.settings);
+    let kdf = stack::volume::describe_kdf(&stack::volume::passphrase_kdf(&context.settings));
     let kdf_choice = start.elapsed();
     let best = Kernel::best();
     let value = json!({
@@ -44,11 +46,14 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
             "encrypt_bytes_per_cpu_s": r.encrypt, "decrypt_bytes_per_cpu_s": r.decrypt,
         })).collect::<Vec<_>>(),
         "memory_copy_bytes_per_s": memory,
-        "kdf": kdf.to_string(),
+        "kdf": kdf,
         "kdf_choice_ms": kdf_choice.as_millis() as u64,
     });
     output::show(context.json, &value, || {
-        let mut text = format!("{:<11}{:>6}{:>8}{:>12}{:>12}\n", "kernel", "bits", "sector", "encrypt", "decrypt");
+        let mut text = format!(
+            "{:<11}{:>6}{:>8}{:>12}{:>12}\n",
+            "kernel", "bits", "sector", "encrypt", "decrypt"
+        );
         for r in &rows {
             let _ = writeln!(
                 text,
@@ -73,10 +78,23 @@ fn ciphers(time: Duration) -> Vec<Row> {
         for key_bits in [128, 256] {
             for sector in [SectorSize::B512, SectorSize::B4096] {
                 let rate = |direction| {
-                    xts::measure_direction(direction, kernel, key_bits, sector, REQUEST_BYTES, time / 2)
+                    xts::measure_direction(
+                        direction,
+                        kernel,
+                        key_bits,
+                        sector,
+                        REQUEST_BYTES,
+                        time / 2,
+                    )
                 };
                 let (encrypt, decrypt) = (rate(Direction::Encrypt), rate(Direction::Decrypt));
-                rows.push(Row { kernel, key_bits, sector, encrypt, decrypt });
+                rows.push(Row {
+                    kernel,
+                    key_bits,
+                    sector,
+                    encrypt,
+                    decrypt,
+                });
             }
         }
     }

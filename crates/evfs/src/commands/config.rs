@@ -10,7 +10,9 @@ use std::fmt::Write as _;
 #[derive(Subcommand)]
 pub enum Command {
     /// Print every setting
-    #[command(after_help = "Examples:\n  evfs config show\n  EVFS_THREADS=4 evfs config show --origin")]
+    #[command(
+        after_help = "Examples:\n  evfs config show\n  EVFS_THREADS=4 evfs config show --origin"
+    )]
     Show {
         /// Name the source of each value, its variable and its reason
         #[arg(long)]

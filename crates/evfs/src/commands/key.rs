@@ -11,7 +11,9 @@ use std::path::PathBuf;
 #[derive(Subcommand)]
 pub enum Command {
     /// Make a key pair, protected by a passphrase unless told otherwise
-    #[command(after_help = "Examples:\n  evfs key generate alice\n  evfs key generate backup --no-passphrase\n  evfs key generate alice --passphrase-fd 3 3<passphrase.txt")]
+    #[command(
+        after_help = "Examples:\n  evfs key generate alice\n  evfs key generate backup --no-passphrase\n  evfs key generate alice --passphrase-fd 3 3<passphrase.txt"
+    )]
     Generate {
         /// Name of the key pair
         name: String,
@@ -30,7 +32,9 @@ pub enum Command {
         name: String,
     },
     /// Take over an age identity, an OpenSSH ed25519 key, or somebody's public key
-    #[command(after_help = "Examples:\n  evfs key import ~/.ssh/id_ed25519 --name me\n  evfs key import bob.pub --name bob")]
+    #[command(
+        after_help = "Examples:\n  evfs key import ~/.ssh/id_ed25519 --name me\n  evfs key import bob.pub --name bob"
+    )]
     Import {
         /// File that holds the key
         file: PathBuf,
@@ -48,11 +52,17 @@ pub enum Command {
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     let keyring = context.keyring();
     match command {
-        Command::Generate { name, passphrase_fd, no_passphrase } => {
+        Command::Generate {
+            name,
+            passphrase_fd,
+            no_passphrase,
+        } => {
             let passphrase = match passphrase_fd {
                 Some(fd) => Some(secrets::from_fd(fd)?),
                 None if no_passphrase => None,
-                None => Some(secrets::ask_new(&format!("New passphrase for the key `{name}`"))?),
+                None => Some(secrets::ask_new(&format!(
+                    "New passphrase for the key `{name}`"
+                ))?),
             };
             show(context, &keyring.generate(&name, passphrase.as_ref())?);
         }
@@ -68,7 +78,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Import { file, name } => show(context, &keyring.import(&name, &file)?),
         Command::Remove { name } => {
             keyring.remove(&name)?;
-            output::show(context.json, &json!({ "removed": name }), || format!("removed {name}"));
+            output::show(context.json, &json!({ "removed": name }), || {
+                format!("removed {name}")
+            });
         }
     }
     Ok(exit::OK)

@@ -86,7 +86,13 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         [] => Workload::ALL.to_vec(),
         some => some.to_vec(),
     };
-    let kinds: Vec<ArmKind> = args.base.iter().take(1).chain(&args.other).copied().collect();
+    let kinds: Vec<ArmKind> = args
+        .base
+        .iter()
+        .take(1)
+        .chain(&args.other)
+        .copied()
+        .collect();
     let bench = Bench::open(args.device.as_deref(), args.size, args.force)?;
     let plan = Plan {
         pairs: args.runs,
@@ -134,8 +140,14 @@ pub fn measure(
             Ok(arm)
         })
         .collect::<Result<Vec<_>>>()?;
-    let (base, others) = arms.split_first().ok_or_else(|| Error::Usage("nothing to compare".into()))?;
-    let bar = if show { progress_bar(spec, plan, arms.len()) } else { ProgressBar::hidden() };
+    let (base, others) = arms
+        .split_first()
+        .ok_or_else(|| Error::Usage("nothing to compare".into()))?;
+    let bar = if show {
+        progress_bar(spec, plan, arms.len())
+    } else {
+        ProgressBar::hidden()
+    };
     let result = lab::compare(base, others, spec, plan, &mut |step| {
         if let Progress::Ran { arm, mib_per_s, .. } = step {
             bar.inc(1);
@@ -144,7 +156,13 @@ pub fn measure(
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    result.map_err(|e| Error::Failed(e.to_string()))
+    result.map_err(|e| Error::Failed(chain(&e)))
+}
+
+/// The error and what caused it, in one line.
+fn chain(error: &lab::Error) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// A bar on standard error; indicatif hides it where that is no terminal.
@@ -152,5 +170,7 @@ fn progress_bar(spec: &Spec, plan: &Plan, arms: usize) -> ProgressBar {
     let runs = u64::from(plan.pairs + 2) * arms as u64;
     let style = ProgressStyle::with_template("{prefix:<12} [{bar:30}] {pos}/{len} {msg}")
         .expect("the template is well formed");
-    ProgressBar::new(runs).with_style(style).with_prefix(spec.workload.name())
+    ProgressBar::new(runs)
+        .with_style(style)
+        .with_prefix(spec.workload.name())
 }

@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  evfs stats disk\n  evfs stats disk --watch          once a second, until interrupted")]
+#[command(
+    after_help = "Examples:\n  evfs stats disk\n  evfs stats disk --watch          once a second, until interrupted"
+)]
 pub struct Args {
     /// Name of the attached volume, as `evfs status` shows it
     name: String,
@@ -31,9 +33,16 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 /// One line for each kind of request.
 fn table(value: &Value) -> String {
-    let mut text =
-        format!("{:<14}{:>12}{:>12}{:>9}{:>12}{:>12}\n", "", "requests", "bytes", "errors", "p50", "p99");
-    for (kind, c) in value.as_object().into_iter().flatten().filter(|(_, c)| c.is_object()) {
+    let mut text = format!(
+        "{:<14}{:>12}{:>12}{:>9}{:>12}{:>12}\n",
+        "", "requests", "bytes", "errors", "p50", "p99"
+    );
+    for (kind, c) in value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, c)| c.is_object())
+    {
         let number = |key: &str| c[key].as_u64().unwrap_or(0);
         let micros = |key: &str| format!("{:.1} us", number(key) as f64 / 1000.0);
         let _ = writeln!(

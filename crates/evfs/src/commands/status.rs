@@ -32,7 +32,11 @@ fn describe(v: &Value) -> String {
         text("kernel"),
         v["threads"],
         v["pid"],
-        if v["read_only"] == true { "  read-only" } else { "" },
+        if v["read_only"] == true {
+            "  read-only"
+        } else {
+            ""
+        },
     );
     for export in v["exports"].as_array().into_iter().flatten() {
         let _ = writeln!(

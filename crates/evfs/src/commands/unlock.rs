@@ -11,20 +11,25 @@ use std::path::PathBuf;
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct UnlockArgs {
     /// Open with this key pair
-    #[arg(long, value_name = "NAME", group = "unlock")]
+    #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
     /// Open with the content of this file (`-`: standard input)
-    #[arg(long, value_name = "FILE", group = "unlock")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "passphrase_fd"])]
     pub key_file: Option<PathBuf>,
-    /// Open with the passphrase read from this descriptor
-    #[arg(long, value_name = "N", group = "unlock")]
+    /// Open with the passphrase read from this descriptor; with --key it is that key's passphrase
+    #[arg(long, value_name = "N")]
     pub passphrase_fd: Option<i32>,
 }
 
 impl UnlockArgs {
     /// Reads the secrets that these options name. `volume` names the credential to look for.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
-        source(self.key.as_deref(), self.key_file.as_deref(), self.passphrase_fd, volume)
+        source(
+            self.key.as_deref(),
+            self.key_file.as_deref(),
+            self.passphrase_fd,
+            volume,
+        )
     }
 }
 
@@ -32,13 +37,13 @@ impl UnlockArgs {
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct OwnerArgs {
     /// Open with this key pair
-    #[arg(long, value_name = "NAME", group = "unlock")]
+    #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
     /// Open with the content of this file (`-`: standard input)
-    #[arg(long, value_name = "FILE", group = "unlock")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "unlock_passphrase_fd"])]
     pub unlock_key_file: Option<PathBuf>,
-    /// Open with the passphrase read from this descriptor
-    #[arg(long, value_name = "N", group = "unlock")]
+    /// Open with the passphrase read from this descriptor; with --key it is that key's passphrase
+    #[arg(long, value_name = "N")]
     pub unlock_passphrase_fd: Option<i32>,
 }
 
@@ -57,7 +62,13 @@ fn source(
     volume: &str,
 ) -> Result<KeySource> {
     Ok(match (key, key_file, passphrase_fd) {
-        (Some(name), ..) => KeySource::Pair(name.to_owned()),
+        (Some(name), _, fd) => {
+            let passphrase = fd.map(secrets::from_fd).transpose()?;
+            KeySource::Pair {
+                name: name.to_owned(),
+                passphrase,
+            }
+        }
         (_, Some(path), _) => KeySource::Secret(secrets::from_key_file(path)?),
         (.., Some(fd)) => KeySource::Secret(secrets::from_fd(fd)?),
         _ => match secrets::from_credential(volume)? {

@@ -1,7 +1,7 @@
 //! `evfs up` and `evfs down`: all volumes of a configuration file.
 
-use super::attach::{announce, end, in_background, install_signals, start};
 use super::Context;
+use super::attach::{announce, end, in_background, install_signals, start};
 use crate::{background, output, secrets};
 use serde_json::{Value, json};
 use stack::{Error, KeySource, Result, config, control, exit};
@@ -36,7 +36,10 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     for entry in config::read(&args.config, context.settings.threads())? {
         let spec = entry.spec.complete(&run_dir)?;
         let source = match (&entry.key, &entry.key_file) {
-            (Some(name), _) => KeySource::Pair(name.clone()),
+            (Some(name), _) => KeySource::Pair {
+                name: name.clone(),
+                passphrase: None,
+            },
             (_, Some(path)) => KeySource::Secret(secrets::from_key_file(path)?),
             _ => match secrets::from_credential(&spec.name)? {
                 Some(secret) => KeySource::Secret(secret),
@@ -57,7 +60,9 @@ pub fn down(context: &Context) -> Result<u8> {
     let mut detached = Vec::new();
     let mut failed: Option<Error> = None;
     for name in control::names(&dir) {
-        let Ok(status) = control::ask(&dir, &name, control::Ask::Status) else { continue };
+        let Ok(status) = control::ask(&dir, &name, control::Ask::Status) else {
+            continue;
+        };
         if status["config"] == Value::Null {
             continue;
         }
@@ -72,9 +77,13 @@ pub fn down(context: &Context) -> Result<u8> {
     if let Some(error) = failed {
         return Err(error);
     }
-    output::show(context.json, &json!({ "detached": detached }), || match detached.as_slice() {
-        [] => "nothing that `up` attached".into(),
-        names => format!("detached {}", names.join(", ")),
-    });
+    output::show(
+        context.json,
+        &json!({ "detached": detached }),
+        || match detached.as_slice() {
+            [] => "nothing that `up` attached".into(),
+            names => format!("detached {}", names.join(", ")),
+        },
+    );
     Ok(exit::OK)
 }

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 #[derive(Subcommand)]
 pub enum Command {
     /// Make an encrypted volume on a file or disk
-    #[command(after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256")]
+    #[command(
+        after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256"
+    )]
     Create(CreateArgs),
     /// Show what the header says
     Info {
@@ -30,6 +32,12 @@ pub enum Command {
     Repair {
         /// File or disk
         device: PathBuf,
+        /// Seal the header as it is, after a change by another program that is meant to stay;
+        /// needs the owner's key
+        #[arg(long)]
+        reseal: bool,
+        #[command(flatten)]
+        unlock: OwnerArgs,
     },
     /// Manage the keys that open a volume
     #[command(subcommand)]
@@ -118,16 +126,28 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Create(args) => create_volume(context, args),
         Command::Info { device } => info(context, &device),
         Command::Check { device } => check(context, &device),
-        Command::Repair { device } => repair(context, &device),
+        Command::Repair {
+            device,
+            reseal,
+            unlock,
+        } => repair(context, &device, reseal, &unlock),
         Command::Key(command) => volume_key::run(context, command),
-        Command::Owner(OwnerCommand::Set { device, name, unlock }) => {
-            set_owner(context, &device, &name, &unlock)
-        }
+        Command::Owner(OwnerCommand::Set {
+            device,
+            name,
+            unlock,
+        }) => set_owner(context, &device, &name, &unlock),
         Command::Header(HeaderCommand::Backup { device, file }) => backup(context, &device, &file),
-        Command::Header(HeaderCommand::Restore { device, file, force }) => {
-            restore(context, &device, &file, force)
-        }
-        Command::Erase { device, force, unlock } => erase(context, &device, force, &unlock),
+        Command::Header(HeaderCommand::Restore {
+            device,
+            file,
+            force,
+        }) => restore(context, &device, &file, force),
+        Command::Erase {
+            device,
+            force,
+            unlock,
+        } => erase(context, &device, force, &unlock),
     }
 }
 
@@ -164,7 +184,9 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
 
 fn info(context: &Context, device: &Path) -> Result<u8> {
     let held = hold(device, Intent::Look)?;
-    output::show(context.json, &volume_value(&held.volume), || volume_text(&held.volume));
+    output::show(context.json, &volume_value(&held.volume), || {
+        volume_text(&held.volume)
+    });
     Ok(exit::OK)
 }
 
@@ -190,18 +212,39 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
         for finding in &findings {
             let _ = writeln!(text, "found: {finding}");
         }
-        text + if findings.is_empty() { "no errors" } else { "`evfs volume repair` mends a damaged copy" }
+        text + if findings.is_empty() {
+            "no errors"
+        } else {
+            "`evfs volume repair` mends a damaged copy"
+        }
     });
-    Ok(if findings.is_empty() { exit::OK } else { exit::CHECK_FOUND_ERRORS })
+    Ok(if findings.is_empty() {
+        exit::OK
+    } else {
+        exit::CHECK_FOUND_ERRORS
+    })
 }
 
-fn repair(context: &Context, device: &Path) -> Result<u8> {
-    let file = open_file(device, Intent::ChangeHeader)?;
-    let _guard = file.header_lock(true)?;
-    let done = crypt::repair(file.clone())?;
-    output::show(context.json, &json!({ "repaired": done }), || match done.as_slice() {
-        [] => "nothing to repair".into(),
-        done => done.join("\n"),
+fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) -> Result<u8> {
+    let mut done = {
+        let file = open_file(device, Intent::ChangeHeader)?;
+        let _guard = file.header_lock(true)?;
+        crypt::repair(file.clone())?
+    };
+    if reseal {
+        let mut held = hold(device, Intent::ChangeHeader)?;
+        let source = unlock.source(&volume_name(device))?;
+        let unlocked = context
+            .opener()
+            .unlock(&held.volume, &source, Action::ChangeKeys)?;
+        held.volume.reseal(&unlocked)?;
+        done.push("sealed the header as it is".into());
+    }
+    output::show(context.json, &json!({ "repaired": done }), || {
+        match done.as_slice() {
+            [] => "nothing to repair".into(),
+            done => done.join("\n"),
+        }
     });
     Ok(exit::OK)
 }
@@ -210,10 +253,14 @@ fn set_owner(context: &Context, device: &Path, name: &str, unlock: &OwnerArgs) -
     let recipient = context.keyring().recipient(name)?;
     let mut held = hold(device, Intent::ChangeHeader)?;
     let source = unlock.source(&volume_name(device))?;
-    let unlocked = context.opener().unlock(&held.volume, &source, Action::SetOwner)?;
+    let unlocked = context
+        .opener()
+        .unlock(&held.volume, &source, Action::SetOwner)?;
     let owner = crypt::Identified::of(name, recipient);
     held.volume.set_owner(&unlocked, &owner)?;
-    output::show(context.json, &volume_value(&held.volume), || format!("{name} is the owner now"));
+    output::show(context.json, &volume_value(&held.volume), || {
+        format!("{name} is the owner now")
+    });
     Ok(exit::OK)
 }
 
@@ -241,13 +288,24 @@ fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result
     if let Some(why) = &plan.objection
         && !force
     {
-        return Err(Error::WouldDestroy { device: device.display().to_string(), found: why.clone() });
+        return Err(Error::WouldDestroy {
+            device: device.display().to_string(),
+            found: why.clone(),
+        });
     }
-    let undo = save_backup(&context.settings, device, "before-restore", &plan.overwritten)?;
+    let undo = save_backup(
+        &context.settings,
+        device,
+        "before-restore",
+        &plan.overwritten,
+    )?;
     plan.carry_out()?;
     let value = json!({ "restored": device, "undo": undo });
     output::show(context.json, &value, || {
-        format!("restored; the header that was there is kept in {}", undo.display())
+        format!(
+            "restored; the header that was there is kept in {}",
+            undo.display()
+        )
     });
     Ok(exit::OK)
 }
@@ -256,24 +314,33 @@ fn erase(context: &Context, device: &Path, force: bool, unlock: &OwnerArgs) -> R
     let mut held = hold(device, Intent::Replace)?;
     if !force {
         let source = unlock.source(&volume_name(device))?;
-        context.opener().unlock(&held.volume, &source, Action::Erase)?;
+        context
+            .opener()
+            .unlock(&held.volume, &source, Action::Erase)?;
     }
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
-    output::show(context.json, &json!({ "erased": device, "undo": undo }), || {
-        format!(
-            "erased: no key opens {} any more\nthe header is kept in {}; restoring it undoes this, \
+    output::show(
+        context.json,
+        &json!({ "erased": device, "undo": undo }),
+        || {
+            format!(
+                "erased: no key opens {} any more\nthe header is kept in {}; restoring it undoes this, \
              destroying it (shred -u) makes it final",
-            device.display(),
-            undo.display()
-        )
-    });
+                device.display(),
+                undo.display()
+            )
+        },
+    );
     Ok(exit::OK)
 }
 
 /// The name under which a volume is attached unless told otherwise, and that credentials carry.
 pub fn volume_name(device: &Path) -> String {
-    device.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+    device
+        .file_stem()
+        .map(|s| s.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 fn volume_value(volume: &crypt::Volume) -> Value {
@@ -295,13 +362,25 @@ fn volume_text(volume: &crypt::Volume) -> String {
     let mut text = format!(
         "UUID          {}\nlabel         {}\ncipher        aes-xts-plain64, {} bits\nsector size   {} bytes\ndata          {} from byte {}\nheader        {}{}\n",
         volume.uuid(),
-        if volume.label().is_empty() { "-" } else { volume.label() },
+        if volume.label().is_empty() {
+            "-".into()
+        } else {
+            volume.label().escape_debug().to_string()
+        },
         volume.key_bits(),
         volume.sector_size(),
         output::size(volume.data_size()),
         volume.segment().offset,
-        if volume.is_sealed() { "sealed" } else { "not sealed (made by another program)" },
-        if volume.needs_repair() { ", one copy is damaged: run `evfs volume repair`" } else { "" },
+        if volume.is_sealed() {
+            "sealed"
+        } else {
+            "not sealed (made by another program)"
+        },
+        if volume.needs_repair() {
+            ", one copy is damaged: run `evfs volume repair`"
+        } else {
+            ""
+        },
     );
     for key in volume.keys() {
         let _ = writeln!(text, "{}", volume_key::line(&key));

@@ -14,7 +14,9 @@ use std::path::PathBuf;
 #[derive(Subcommand)]
 pub enum Command {
     /// Let another key open the volume; needs the owner's key
-    #[command(after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt")]
+    #[command(
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+    )]
     Add(AddArgs),
     /// Take a key away; needs the owner's key
     Remove {
@@ -62,11 +64,17 @@ struct NewKey {
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Add(args) => add(context, args),
-        Command::Remove { device, which, unlock } => {
+        Command::Remove {
+            device,
+            which,
+            unlock,
+        } => {
             let mut held = hold(&device, Intent::ChangeHeader)?;
             let keyslot = held.volume.find_key(&which)?;
             let source = unlock.source(&volume_name(&device))?;
-            let unlocked = context.opener().unlock(&held.volume, &source, Action::ChangeKeys)?;
+            let unlocked = context
+                .opener()
+                .unlock(&held.volume, &source, Action::ChangeKeys)?;
             held.volume.remove_key(&unlocked, keyslot)?;
             output::show(context.json, &json!({ "removed": keyslot }), || {
                 format!("removed keyslot {keyslot}")
@@ -89,29 +97,39 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
     let keyring = context.keyring();
     let pair = |name: &str| Ok::<_, stack::Error>(Identified::of(name, keyring.recipient(name)?));
     enum New {
-        Pair(Role, Identified),
+        Pair(Role, Box<Identified>),
         Secret(secret::SecretBytes),
     }
-    let new = match (&args.new.user, &args.new.recovery, args.new.passphrase_fd, &args.new.key_file) {
-        (Some(name), ..) => New::Pair(Role::User, pair(name)?),
-        (_, Some(name), ..) => New::Pair(Role::Recovery, pair(name)?),
+    let new = match (
+        &args.new.user,
+        &args.new.recovery,
+        args.new.passphrase_fd,
+        &args.new.key_file,
+    ) {
+        (Some(name), ..) => New::Pair(Role::User, Box::new(pair(name)?)),
+        (_, Some(name), ..) => New::Pair(Role::Recovery, Box::new(pair(name)?)),
         (.., Some(fd), _) => New::Secret(secrets::from_fd(fd)?),
         (.., Some(file)) => New::Secret(secrets::from_key_file(file)?),
         _ => unreachable!("clap asks for one of the group"),
     };
     let source = args.unlock.source(&volume_name(&args.device))?;
     let mut held = hold(&args.device, Intent::ChangeHeader)?;
-    let unlocked = context.opener().unlock(&held.volume, &source, Action::ChangeKeys)?;
+    let unlocked = context
+        .opener()
+        .unlock(&held.volume, &source, Action::ChangeKeys)?;
     let keyslot = match new {
         New::Pair(role, who) => held.volume.add_pair(&unlocked, role, &who)?,
         New::Secret(secret) => {
             output::say(context.json, "measuring the cost of the key derivation");
             let kdf = stack::volume::passphrase_kdf(&context.settings);
-            held.volume.add_secret(&unlocked, &secret, kdf)?
+            held.volume.add_secret(&unlocked, &secret, &kdf)?
         }
     };
     let keys = held.volume.keys();
-    let key = keys.iter().find(|k| k.keyslot == keyslot).expect("it was just added");
+    let key = keys
+        .iter()
+        .find(|k| k.keyslot == keyslot)
+        .expect("it was just added");
     output::show(context.json, &value(key), || line(key));
     Ok(exit::OK)
 }
@@ -131,5 +149,10 @@ pub fn line(key: &KeyEntry) -> String {
         (Some(name), Some(_)) => format!("key pair {name}"),
         _ => "passphrase or key file".into(),
     };
-    format!("keyslot {:<3}   {:<9} {what} ({})", key.keyslot, key.role.to_string(), key.kdf)
+    format!(
+        "keyslot {:<3}   {:<9} {what} ({})",
+        key.keyslot,
+        key.role.to_string(),
+        key.kdf
+    )
 }

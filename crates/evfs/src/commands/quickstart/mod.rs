@@ -23,7 +23,9 @@ const TREE_SHARE: u64 = 3;
 const COMPARE_BYTES: u64 = 64 << 20;
 
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  evfs quickstart\n  evfs quickstart --dir /srv/try --size 2G          keeps what it made")]
+#[command(
+    after_help = "Examples:\n  evfs quickstart\n  evfs quickstart --dir /srv/try --size 2G          keeps what it made"
+)]
 pub struct Args {
     /// Folder for everything that is made; kept [default: a temporary one, removed at the end]
     #[arg(long, value_name = "DIR")]
@@ -35,7 +37,9 @@ pub struct Args {
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     if args.size < 64 << 20 {
-        return Err(Error::Usage("--size: the volume should have 64M at least".into()));
+        return Err(Error::Usage(
+            "--size: the volume should have 64M at least".into(),
+        ));
     }
     let signals = super::attach::install_signals()?;
     let temporary = match &args.dir {
@@ -52,12 +56,18 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         (None, Some(temporary)) => temporary.path().to_owned(),
         (None, None) => unreachable!("one of the two is there"),
     };
-    let tour = Tour { json: context.json, dir: prepare(&dir)?, signals };
+    let tour = Tour {
+        json: context.json,
+        dir: prepare(&dir)?,
+        signals,
+    };
     let report = tour.run(args.size);
     // Whatever happened, nothing stays attached.
     let _ = tour.evfs(&["detach", NAME]);
     let report = report?;
-    output::show(context.json, &report, || summary(&report, args.dir.as_deref()));
+    output::show(context.json, &report, || {
+        summary(&report, args.dir.as_deref())
+    });
     Ok(exit::OK)
 }
 
@@ -86,26 +96,37 @@ struct Tour {
 impl Tour {
     fn run(&self, size: u64) -> Result<Value> {
         let image = self.dir.join(format!("{NAME}.img"));
-        let image = image.to_str().ok_or_else(|| Error::Usage("--dir has to be text".into()))?;
+        let image = image
+            .to_str()
+            .ok_or_else(|| Error::Usage("--dir has to be text".into()))?;
         let size_text = size.to_string();
         self.step("a key pair for the owner");
         self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
         self.step("an encrypted volume on a file");
-        self.evfs(&["volume", "create", image, "--size", &size_text, "--owner", NAME])?;
+        self.evfs(&[
+            "volume", "create", image, "--size", &size_text, "--owner", NAME,
+        ])?;
 
         let store = Store::choose();
         self.step(store.title());
         let tree = tree::choose(size / TREE_SHARE);
         let mut attached = self.attach(image, &store)?;
         let copied = store.fill(&self.dir, &attached, &tree, &|| self.stopped())?;
-        self.say(&format!("      {} files, {} from {}", copied.files, output::size(copied.bytes), tree.root.display()));
+        self.say(&format!(
+            "      {} files, {} from {}",
+            copied.files,
+            output::size(copied.bytes),
+            tree.root.display()
+        ));
 
         self.step("detach, and look for the data on the disk");
         self.evfs(&["detach", NAME])?;
         let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &tree)?;
         self.say("      none of it lies there in the clear");
         if leaks > 0 {
-            return Err(Error::Failed(format!("{leaks} pieces of clear data lie on the disk")));
+            return Err(Error::Failed(format!(
+                "{leaks} pieces of clear data lie on the disk"
+            )));
         }
 
         self.step("attach again and compare every byte");
@@ -118,7 +139,10 @@ impl Tour {
                 verified.files, verified.bytes, copied.files, copied.bytes
             )));
         }
-        self.say(&format!("      {} files are there, byte for byte", verified.files));
+        self.say(&format!(
+            "      {} files are there, byte for byte",
+            verified.files
+        ));
 
         self.step("what encryption costs here, clear and encrypted in turn");
         self.say("      $ evfs lab compare clear encrypted");
@@ -138,7 +162,11 @@ impl Tour {
     /// A short comparison; `evfs lab compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
         let bench = Bench::open(Some(&self.dir.join("compare.img")), COMPARE_BYTES, false)?;
-        let kinds = [ArmKind::Clear, ArmKind::Encrypted(128), ArmKind::Encrypted(256)];
+        let kinds = [
+            ArmKind::Clear,
+            ArmKind::Encrypted(128),
+            ArmKind::Encrypted(256),
+        ];
         let plan = Plan {
             pairs: 6,
             max_pairs: 6,
@@ -149,7 +177,11 @@ impl Tour {
         let mut rows = Vec::new();
         for workload in [Workload::SeqRead, Workload::RandWrite] {
             self.stopped()?;
-            let spec = Spec { workload, span: Some(COMPARE_BYTES), ..Spec::default() };
+            let spec = Spec {
+                workload,
+                span: Some(COMPARE_BYTES),
+                ..Spec::default()
+            };
             let result = lab::measure(&bench, &kinds, &spec, &plan, !self.json)?;
             for versus in &result.versus {
                 rows.push(json!({
@@ -186,7 +218,11 @@ impl Tour {
         }
         let why = value["error"].as_str().map(str::to_owned);
         let why = why.unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned());
-        Err(Error::Failed(format!("evfs {}: {}", args.join(" "), why.trim())))
+        Err(Error::Failed(format!(
+            "evfs {}: {}",
+            args.join(" "),
+            why.trim()
+        )))
     }
 
     fn stopped(&self) -> Result<()> {

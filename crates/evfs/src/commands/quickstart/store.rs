@@ -33,8 +33,15 @@ impl Store {
             .open("/dev/loop-control")
             .is_ok();
         let fuse = Path::new("/dev/fuse").exists();
-        let mkfs = system("mkfs.ext4").arg("-V").output().is_ok_and(|o| o.status.success());
-        if loop_devices && fuse && mkfs { Store::FileSystem } else { Store::Archive }
+        let mkfs = system("mkfs.ext4")
+            .arg("-V")
+            .output()
+            .is_ok_and(|o| o.status.success());
+        if loop_devices && fuse && mkfs {
+            Store::FileSystem
+        } else {
+            Store::Archive
+        }
     }
 
     /// For the report.
@@ -49,7 +56,9 @@ impl Store {
     pub fn title(&self) -> &'static str {
         match self {
             Store::FileSystem => "attach as a loop device, make a file system, copy a real tree in",
-            Store::Archive => "attach over NBD (no root, no mount), write a real tree as an archive",
+            Store::Archive => {
+                "attach over NBD (no root, no mount), write a real tree as an archive"
+            }
         }
     }
 
@@ -62,7 +71,13 @@ impl Store {
     }
 
     /// Puts the tree on the attached volume and makes it durable.
-    pub fn fill(&self, dir: &Path, attached: &Value, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+    pub fn fill(
+        &self,
+        dir: &Path,
+        attached: &Value,
+        tree: &Tree,
+        stopped: Stopped<'_>,
+    ) -> Result<Amount> {
         match self {
             Store::FileSystem => {
                 let device = export(attached, "loop")?;
@@ -97,7 +112,13 @@ impl Store {
     }
 
     /// Compares what is on the attached volume with the tree.
-    pub fn verify(&self, dir: &Path, attached: &Value, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+    pub fn verify(
+        &self,
+        dir: &Path,
+        attached: &Value,
+        tree: &Tree,
+        stopped: Stopped<'_>,
+    ) -> Result<Amount> {
         match self {
             Store::FileSystem => {
                 let mount = Mounted::mount(dir, &export(attached, "loop")?, "ro")?;
@@ -109,14 +130,16 @@ impl Store {
             }
             Store::Archive => {
                 let stream = Stream::open(attached)?;
-                let mut archive = tar::Archive::new(io::BufReader::with_capacity(PIECE_BYTES, stream));
+                let mut archive =
+                    tar::Archive::new(io::BufReader::with_capacity(PIECE_BYTES, stream));
                 let mut amount = Amount::default();
                 for entry in archive.entries().map_err(nbd)? {
                     stopped()?;
                     let mut entry = entry.map_err(nbd)?;
                     let file = entry.path().map_err(nbd)?.into_owned();
                     let path = tree.root.join(&file);
-                    let mut from = File::open(&path).map_err(|e| Error::io("cannot open", &path, e))?;
+                    let mut from =
+                        File::open(&path).map_err(|e| Error::io("cannot open", &path, e))?;
                     amount.bytes += same(&mut from, &mut entry, &file).map_err(nbd)?;
                     amount.files += 1;
                 }
@@ -158,8 +181,12 @@ fn same(a: &mut impl Read, b: &mut impl Read, file: &Path) -> io::Result<u64> {
 /// Where an export of this kind is, from the JSON of `evfs attach`.
 fn export(attached: &Value, kind: &str) -> Result<PathBuf> {
     let exports = attached["exports"].as_array().into_iter().flatten();
-    let found = exports.filter(|e| e["kind"] == kind).find_map(|e| e["at"].as_str());
-    found.map(PathBuf::from).ok_or_else(|| Error::Failed(format!("the volume has no {kind} export")))
+    let found = exports
+        .filter(|e| e["kind"] == kind)
+        .find_map(|e| e["at"].as_str());
+    found
+        .map(PathBuf::from)
+        .ok_or_else(|| Error::Failed(format!("the volume has no {kind} export")))
 }
 
 fn nbd(e: io::Error) -> Error {
@@ -170,13 +197,17 @@ fn nbd(e: io::Error) -> Error {
 fn system(name: &str) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin")).stdin(Stdio::null());
+    command
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .stdin(Stdio::null());
     command
 }
 
 fn checked(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
-    let output = command.output().map_err(|e| Error::Failed(format!("{shown}: {e}")))?;
+    let output = command
+        .output()
+        .map_err(|e| Error::Failed(format!("{shown}: {e}")))?;
     if output.status.success() {
         return Ok(());
     }
@@ -194,8 +225,16 @@ impl Mounted {
     fn mount(dir: &Path, device: &Path, mode: &str) -> Result<Mounted> {
         let path = dir.join("mnt");
         std::fs::create_dir_all(&path).map_err(|e| Error::io("cannot make", &path, e))?;
-        checked(system("mount").args(["-t", "ext4", "-o", mode]).arg(device).arg(&path))?;
-        Ok(Mounted { path, mounted: true })
+        checked(
+            system("mount")
+                .args(["-t", "ext4", "-o", mode])
+                .arg(device)
+                .arg(&path),
+        )?;
+        Ok(Mounted {
+            path,
+            mounted: true,
+        })
     }
 
     fn unmount(mut self) -> Result<()> {
@@ -229,7 +268,11 @@ impl Stream {
             .ok_or_else(|| Error::Failed(format!("{} names no socket", uri.display())))?;
         let name = attached["name"].as_str().unwrap_or_default();
         let client = Client::connect(&socket, name).map_err(nbd)?;
-        Ok(Stream { client, at: 0, rest: Vec::new() })
+        Ok(Stream {
+            client,
+            at: 0,
+            rest: Vec::new(),
+        })
     }
 
     /// Writes what is left, padded to a block, and makes everything durable.

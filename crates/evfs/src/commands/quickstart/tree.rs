@@ -37,18 +37,26 @@ pub struct Amount {
 pub fn choose(bytes: u64) -> Tree {
     for root in ROOTS {
         let root = PathBuf::from(root);
-        let mut tree = Tree { root: root.clone(), files: Vec::new() };
+        let mut tree = Tree {
+            root: root.clone(),
+            files: Vec::new(),
+        };
         let mut left = bytes;
         collect(&root, &root, &mut left, &mut tree.files);
         if !tree.files.is_empty() {
             return tree;
         }
     }
-    Tree { root: "/".into(), files: Vec::new() }
+    Tree {
+        root: "/".into(),
+        files: Vec::new(),
+    }
 }
 
 fn collect(root: &Path, dir: &Path, left: &mut u64, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
     let mut entries: Vec<_> = entries.flatten().collect();
     entries.sort_by_key(|e| e.file_name());
     for entry in entries {
@@ -59,7 +67,10 @@ fn collect(root: &Path, dir: &Path, left: &mut u64, files: &mut Vec<PathBuf>) {
         let path = entry.path();
         if meta.is_dir() {
             collect(root, &path, left, files);
-        } else if meta.is_file() && meta.len() <= (*left).min(FILE_BYTES_MAX) && File::open(&path).is_ok() {
+        } else if meta.is_file()
+            && meta.len() <= (*left).min(FILE_BYTES_MAX)
+            && File::open(&path).is_ok()
+        {
             // A small file still takes a block, and its name some room.
             *left = left.saturating_sub(meta.len().next_multiple_of(4096) + 1024);
             files.extend(path.strip_prefix(root).map(Path::to_owned));
@@ -75,7 +86,13 @@ pub fn clear_bytes_in(image: &Path, tree: &Tree) -> Result<usize> {
         .filter_map(|file| std::fs::read(tree.root.join(file)).ok())
         .filter_map(|data| Some(data.get(..NEEDLE_BYTES)?.to_vec()))
         // A piece of few different bytes could be in any random data.
-        .filter(|needle| needle.iter().collect::<std::collections::BTreeSet<_>>().len() > 16)
+        .filter(|needle| {
+            needle
+                .iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .len()
+                > 16
+        })
         .take(NEEDLES)
         .collect();
     let failed = |e| Error::io("cannot read", image, e);
@@ -90,7 +107,10 @@ pub fn clear_bytes_in(image: &Path, tree: &Tree) -> Result<usize> {
             return Ok(found);
         }
         for block in chunk[..len].chunks(512) {
-            found += needles.iter().filter(|needle| block.starts_with(needle)).count();
+            found += needles
+                .iter()
+                .filter(|needle| block.starts_with(needle))
+                .count();
         }
     }
 }

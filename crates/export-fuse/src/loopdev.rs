@@ -1,0 +1,196 @@
+//! Loop devices: a block device of the kernel over a file.
+
+use crate::Error;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+// <linux/loop.h>
+const LOOP_CTL_GET_FREE: u32 = 0x4C82;
+const LOOP_CONFIGURE: u32 = 0x4C0A;
+const LOOP_CLR_FD: u32 = 0x4C01;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// Times a free device may be snatched away before that is an error.
+const TRIES: usize = 64;
+/// How long the kernel may take to let a device go.
+const DETACH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// `struct loop_config` with its `struct loop_info64` written out.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    device_inode_rdevice: [u64; 3],
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
+
+/// A loop device. Dropping it lets the kernel remove it once nobody uses it.
+#[derive(Debug)]
+pub struct LoopDevice {
+    device: Option<File>,
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Makes a loop device over `file` with blocks of `block_size` bytes, past the page cache of the
+    /// file if `direct_io`.
+    ///
+    /// # Errors
+    /// What the system says, for example to a user who is not root.
+    pub fn attach(
+        file: &Path,
+        block_size: u32,
+        read_only: bool,
+        direct_io: bool,
+    ) -> Result<LoopDevice, Error> {
+        let failed = |e| {
+            Error::io(
+                format!("cannot make a loop device of {}", file.display()),
+                e,
+            )
+        };
+        let flags = if direct_io { libc::O_DIRECT } else { 0 };
+        let backing = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(flags)
+            .open(file);
+        let backing = backing.map_err(failed)?;
+        let control = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control")
+            .map_err(failed)?;
+        let mut config = LoopConfig {
+            fd: backing.as_raw_fd() as u32,
+            block_size,
+            device_inode_rdevice: [0; 3],
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags: if read_only { LO_FLAGS_READ_ONLY } else { 0 }
+                | if direct_io { LO_FLAGS_DIRECT_IO } else { 0 },
+            file_name: [0; 64],
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+            reserved: [0; 8],
+        };
+        let name = file.as_os_str().as_encoded_bytes();
+        let len = name.len().min(63);
+        config.file_name[..len].copy_from_slice(&name[..len]);
+        for _ in 0..TRIES {
+            // SAFETY: this request takes no argument and gives a number.
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
+            if number < 0 {
+                return Err(failed(io::Error::last_os_error()));
+            }
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let device = OpenOptions::new()
+                .read(true)
+                .write(!read_only)
+                .open(&path)
+                .map_err(failed)?;
+            // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
+            // the kernel only reads it.
+            if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
+                return Ok(LoopDevice {
+                    device: Some(device),
+                    path,
+                });
+            }
+            let error = io::Error::last_os_error();
+            // Somebody else took this number between the two calls: ask for another.
+            if error.raw_os_error() != Some(libc::EBUSY) {
+                return Err(failed(error));
+            }
+        }
+        Err(failed(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// `/dev/loopN`
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the device; with `force` as soon as its users go.
+    ///
+    /// # Errors
+    /// The device comes back with the error; it is unchanged then.
+    pub fn detach(mut self, force: bool) -> Result<(), (LoopDevice, Error)> {
+        if !force && self.is_used() {
+            let what = self.path.display().to_string();
+            let hint = "a file system on it is mounted, or a program has it; unmount first".into();
+            return Err((self, Error::Busy { what, hint }));
+        }
+        let Some(device) = self.device.take() else {
+            return Ok(());
+        };
+        // What its page cache still holds goes to the file first.
+        let synced = device.sync_all();
+        // SAFETY: this request takes no argument.
+        let cleared = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
+        let error = match (synced, cleared) {
+            (_, 0) => None,
+            (Err(e), _) => Some(e),
+            (Ok(()), _) => Some(io::Error::last_os_error()),
+        };
+        if let Some(error) = error.filter(|e| e.raw_os_error() != Some(libc::ENXIO)) {
+            self.device = Some(device);
+            let error = Error::io(format!("cannot remove {}", self.path.display()), error);
+            return Err((self, error));
+        }
+        drop(device);
+        let end = Instant::now() + DETACH_PATIENCE;
+        while !force && self.has_backing_file() && Instant::now() < end {
+            // The kernel waits for a program that merely looks (udev does) before it lets go.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Whether somebody holds it: a mount does, exclusively.
+    fn is_used(&self) -> bool {
+        let exclusive = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_EXCL)
+            .open(&self.path);
+        exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
+    }
+
+    fn has_backing_file(&self) -> bool {
+        let name = self.path.file_name().unwrap_or_default();
+        Path::new("/sys/block")
+            .join(name)
+            .join("loop/backing_file")
+            .exists()
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if let Some(device) = &self.device {
+            // SAFETY: this request takes no argument.
+            unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
+        }
+    }
+}

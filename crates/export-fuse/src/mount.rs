@@ -1,0 +1,199 @@
+//! Mounting and unmounting.
+
+use crate::files::Files;
+use crate::{Error, REQUESTS_PER_THREAD};
+use block::BlockDevice;
+use fuser::{BackgroundSession, MountOption, Session};
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// A device under a name.
+#[derive(Clone)]
+pub struct Export {
+    /// Name of the file.
+    pub name: String,
+    /// What is in it.
+    pub device: Arc<dyn BlockDevice>,
+    /// Refuse writes whatever the device says.
+    pub read_only: bool,
+}
+
+/// Where to mount, and how.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// An existing folder.
+    pub mountpoint: PathBuf,
+    /// Threads; each stands for [`REQUESTS_PER_THREAD`] requests in flight.
+    pub threads: usize,
+}
+
+impl Config {
+    /// With one thread.
+    pub fn new(mountpoint: PathBuf) -> Config {
+        Config {
+            mountpoint,
+            threads: 1,
+        }
+    }
+}
+
+/// A mounted folder. Dropping it takes it away from whoever uses it.
+pub struct Mount {
+    mountpoint: PathBuf,
+    session: Option<BackgroundSession>,
+}
+
+impl Mount {
+    /// Mounts. What a killed process left mounted there is taken away first.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when something else is mounted there; what the system says, for example for
+    /// a user who may not open `/dev/fuse`.
+    pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
+        let shown = config.mountpoint.display().to_string();
+        let failed = |e| Error::io(format!("cannot mount {shown}"), e);
+        match mounted_at(&config.mountpoint) {
+            Some(At::Dead) => unmount(&config.mountpoint, true)?,
+            Some(At::Alive) => {
+                let hint = "something is mounted there already".into();
+                return Err(Error::Busy { what: shown, hint });
+            }
+            None => {}
+        }
+        let mountpoint = std::fs::canonicalize(&config.mountpoint).map_err(failed)?;
+        let mut settings = fuser::Config::default();
+        settings.mount_options = vec![
+            MountOption::FSName("evfs".into()),
+            MountOption::Subtype("evfs".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoSuid,
+            MountOption::NoDev,
+            MountOption::NoExec,
+        ];
+        settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
+        settings.clone_fd = true;
+        let session = Session::new(Files::new(exports), &mountpoint, &settings)
+            .and_then(Session::spawn)
+            .map_err(failed)?;
+        Ok(Mount {
+            mountpoint,
+            session: Some(session),
+        })
+    }
+
+    /// The file of an export.
+    pub fn path_of(&self, name: &str) -> PathBuf {
+        self.mountpoint.join(name)
+    }
+
+    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it.
+    ///
+    /// # Errors
+    /// The mount comes back with the error; nothing has changed then.
+    pub fn unmount(mut self, force: bool) -> Result<(), Box<(Mount, Error)>> {
+        if let Err(e) = unmount(&self.mountpoint, force) {
+            // Unmounted by somebody else, by hand for example, is unmounted.
+            if mounted_at(&self.mountpoint).is_some() {
+                return Err(Box::new((self, e)));
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn finish(&mut self) {
+        if let Some(session) = self.session.take() {
+            // After a lazy unmount the kernel ends the session when the last user goes, which may
+            // be never; only an unmount that took effect is waited for.
+            if mounted_at(&self.mountpoint).is_none() {
+                let _ = session.join();
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.session.is_some() {
+            let _ = unmount(&self.mountpoint, true);
+        }
+    }
+}
+
+enum At {
+    Alive,
+    Dead,
+}
+
+/// Whether a file system of ours, or another one, is mounted at exactly this path.
+fn mounted_at(path: &Path) -> Option<At> {
+    // A mount whose server died answers everything, also this, with ENOTCONN.
+    match std::fs::metadata(path) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Some(At::Dead),
+        Err(_) => return None,
+        Ok(_) => {}
+    }
+    let path = std::fs::canonicalize(path).ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    // Blanks in paths are written as octal escapes in this file.
+    let wanted = path
+        .to_str()?
+        .replace('\\', "\\134")
+        .replace(' ', "\\040")
+        .replace('\t', "\\011");
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(1) == Some(&wanted))
+        .then_some(At::Alive)
+}
+
+fn unmount(path: &Path, force: bool) -> Result<(), Error> {
+    let flags = if force {
+        UnmountFlags::DETACH
+    } else {
+        UnmountFlags::empty()
+    };
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::BUSY) => Err(busy(path)),
+        // An ordinary user unmounts through the helper that mounted.
+        Err(rustix::io::Errno::PERM) => {
+            let mut command = Command::new("fusermount3");
+            command
+                .arg("-u")
+                .args(force.then_some("-z"))
+                .arg("--")
+                .arg(path);
+            let output = command
+                .stdin(Stdio::null())
+                .output()
+                .map_err(|e| Error::io("cannot run fusermount3", e))?;
+            match output.status.success() {
+                true => Ok(()),
+                false if String::from_utf8_lossy(&output.stderr).contains("busy") => {
+                    Err(busy(path))
+                }
+                false => {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    Err(Error::io(
+                        format!("cannot unmount {}", path.display()),
+                        std::io::Error::other(said),
+                    ))
+                }
+            }
+        }
+        Err(e) => Err(Error::io(
+            format!("cannot unmount {}", path.display()),
+            e.into(),
+        )),
+    }
+}
+
+fn busy(path: &Path) -> Error {
+    Error::Busy {
+        what: path.display().to_string(),
+        hint: "somebody has a file in it open".into(),
+    }
+}

@@ -1,0 +1,363 @@
+//! The command line: exit codes, refusals, JSON, and behaviour that a first-time user meets.
+
+use std::fs;
+use tests::{Ran, Sandbox};
+
+const HEADER: usize = 16 * 1024;
+
+#[test]
+fn exit_2_for_usage_and_a_configuration_that_makes_no_sense() {
+    let s = Sandbox::new();
+    s.run(&["no-such-verb"]).code(2);
+    s.run(&["attach"]).code(2);
+    s.run(&["key", "generate", "x", "--passphrase-fd", "77"])
+        .code(2);
+    let mut bad = s.evfs();
+    let ran = Ran::of(bad.env("EVFS_THREADS", "many").args(["config", "show"])).code(2);
+    assert!(ran.stderr.contains("EVFS_THREADS"), "{}", ran.stderr);
+    fs::write(
+        s.path("up.toml"),
+        "[volume.x]\ndevice = \"d\"\nread-olny = true\n",
+    )
+    .unwrap();
+    let ran = s.run(&["up", "up.toml"]).code(2);
+    assert!(
+        ran.stderr.contains("did you mean `read-only`"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn exit_10_for_what_is_not_there() {
+    let s = Sandbox::new();
+    s.run(&["key", "show", "nobody"]).code(10);
+    s.run(&["key", "remove", "nobody"]).code(10);
+    s.run(&["detach", "nothing"]).code(10);
+    s.run(&["stats", "nothing"]).code(10);
+    s.run(&["volume", "info", "missing.img"]).code(10);
+    s.run(&["attach", "missing.img"]).code(10);
+    let image = s.volume("a.img", "32M", &[]);
+    s.run(&["volume", "key", "remove", image.to_str().unwrap(), "7"])
+        .code(10);
+    s.run(&[
+        "volume", "create", "b.img", "--size", "32M", "--owner", "nobody",
+    ])
+    .code(10);
+    assert!(
+        !s.path("b.img").exists(),
+        "a file was made for a volume that was not"
+    );
+}
+
+#[test]
+fn exit_11_for_a_volume_that_is_attached() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    s.run(&["attach", "a.img", "--name", "other"]).code(11);
+    s.run(&["volume", "erase", "a.img"]).code(11);
+    s.volume("b.img", "32M", &[]);
+    s.run(&["attach", "b.img", "--name", "a"]).code(11);
+    s.detach("a");
+    s.attach(&["a.img", "--read-only"]);
+    s.detach("a");
+}
+
+#[test]
+fn exit_12_for_a_wrong_key() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.key("stranger");
+    s.run(&["attach", "a.img", "--key", "stranger"]).code(12);
+    fs::write(s.path("wrong"), "wrong").unwrap();
+    s.run(&["attach", "a.img", "--key-file", "wrong"]).code(12);
+    s.run_with_input(&["attach", "a.img", "--passphrase-fd", "0"], b"wrong\n")
+        .code(12);
+}
+
+#[test]
+fn exit_13_for_a_right_key_whose_role_refuses() {
+    let s = Sandbox::new();
+    for name in ["user", "safe", "new"] {
+        s.key(name);
+    }
+    s.volume("a.img", "32M", &["--recovery", "safe"]);
+    s.run(&["volume", "key", "add", "a.img", "--user", "user"])
+        .ok();
+    s.run(&[
+        "volume", "key", "add", "a.img", "--user", "new", "--key", "user",
+    ])
+    .code(13);
+    s.run(&["volume", "owner", "set", "a.img", "user", "--key", "user"])
+        .code(13);
+    s.run(&["volume", "erase", "a.img", "--key", "user"])
+        .code(13);
+    s.run(&["volume", "key", "remove", "a.img", "user", "--key", "safe"])
+        .code(13);
+    s.run(&["attach", "a.img", "--key", "safe"]).code(13);
+    // What a recovery key is for: a new owner, who may do everything; the old one may not any more.
+    s.run(&["volume", "owner", "set", "a.img", "new", "--key", "safe"])
+        .ok();
+    s.run(&["volume", "key", "remove", "a.img", "user", "--key", "owner"])
+        .code(12);
+    s.run(&["volume", "key", "remove", "a.img", "user", "--key", "new"])
+        .ok();
+    s.run(&["attach", "a.img", "--key", "user"]).code(12);
+}
+
+#[test]
+fn exit_20_21_26_for_damage_of_one_copy_of_both_and_for_a_check() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    s.key("user");
+    s.run(&["volume", "check", "a.img"]).ok();
+    let whole = fs::read(&image).unwrap();
+    for copy in [0, 1] {
+        let mut bytes = whole.clone();
+        bytes[copy * HEADER + 5000] ^= 1;
+        fs::write(&image, &bytes).unwrap();
+        s.run(&["volume", "check", "a.img"]).code(26);
+        s.run(&["volume", "key", "add", "a.img", "--user", "user"])
+            .code(20);
+        s.attach(&["a.img"]);
+        s.detach("a");
+        s.run(&["volume", "repair", "a.img"]).ok();
+        s.run(&["volume", "check", "a.img"]).ok();
+    }
+    let mut bytes = whole.clone();
+    bytes[5000] ^= 1;
+    bytes[HEADER + 5000] ^= 1;
+    fs::write(&image, &bytes).unwrap();
+    s.run(&["volume", "info", "a.img"]).code(21);
+    s.run(&["attach", "a.img"]).code(21);
+    s.run(&["volume", "repair", "a.img"]).code(21);
+}
+
+#[test]
+fn exit_130_and_143_for_signals_after_an_orderly_stop() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let child = s
+            .evfs()
+            .args(["attach", "a.img"])
+            .stdout(std::process::Stdio::null())
+            .spawn();
+        let mut child = child.unwrap();
+        tests::wait_until("the volume is attached", || {
+            s.path("run/a.control").exists()
+        });
+        // SAFETY: a signal to our own child.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert!(!s.path("run/a.control").exists() && !s.path("run/a.nbd").exists());
+    }
+}
+
+#[test]
+fn create_refuses_a_known_signature_and_force_keeps_what_it_overwrites() {
+    let s = Sandbox::new();
+    let image = s.path("a.img");
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    tests::peer("mkfs.ext4", &["-q", image.to_str().unwrap()]);
+    s.key("owner");
+    let before = fs::read(&image).unwrap();
+    let ran = s
+        .run(&["volume", "create", "a.img", "--owner", "owner"])
+        .code(1);
+    assert!(
+        ran.stderr.contains("ext") && ran.stderr.contains("--force"),
+        "{}",
+        ran.stderr
+    );
+    assert!(
+        fs::read(&image).unwrap() == before,
+        "a refused command changed the device"
+    );
+    let made = s.json(&["volume", "create", "a.img", "--owner", "owner", "--force"]);
+    let undo = fs::read(made["undo"].as_str().unwrap()).unwrap();
+    let after = fs::read(&image).unwrap();
+    assert!(
+        undo == before[..undo.len()],
+        "the backup is not what was there"
+    );
+    assert!(
+        after[undo.len()..] == before[undo.len()..],
+        "more was overwritten than was kept"
+    );
+}
+
+#[test]
+fn erase_is_undone_by_the_backup_it_leaves() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let erased = s.json(&["volume", "erase", "a.img"]);
+    s.run(&["attach", "a.img", "--key", "owner"]).code(12);
+    s.run(&[
+        "volume",
+        "header",
+        "restore",
+        "a.img",
+        erased["undo"].as_str().unwrap(),
+    ])
+    .ok();
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
+#[test]
+fn a_header_backup_of_another_volume_is_refused_unless_forced() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.volume("b.img", "32M", &[]);
+    s.run(&["volume", "header", "backup", "a.img", "a.header"])
+        .ok();
+    s.run(&["volume", "header", "backup", "a.img", "a.header"])
+        .code(1);
+    s.run(&["volume", "header", "restore", "b.img", "a.header"])
+        .code(1);
+    fs::write(s.path("rubbish"), vec![7; 1 << 20]).unwrap();
+    assert_ne!(
+        s.run(&["volume", "header", "restore", "a.img", "rubbish"])
+            .status
+            .code(),
+        Some(0)
+    );
+    s.attach(&["b.img"]);
+    s.detach("b");
+}
+
+#[test]
+fn every_verb_has_help_and_the_main_ones_have_examples() {
+    let s = Sandbox::new();
+    let verbs: &[&[&str]] = &[
+        &[],
+        &["quickstart"],
+        &["key"],
+        &["key", "generate"],
+        &["key", "import"],
+        &["volume"],
+        &["volume", "create"],
+        &["volume", "key", "add"],
+        &["volume", "header", "backup"],
+        &["attach"],
+        &["detach"],
+        &["status"],
+        &["stats"],
+        &["up"],
+        &["down"],
+        &["config", "show"],
+        &["benchmark"],
+        &["lab", "compare"],
+    ];
+    for verb in verbs {
+        let mut args = verb.to_vec();
+        args.push("--help");
+        let help = s.run(&args).ok().stdout;
+        assert!(help.contains("Usage:"), "{verb:?}");
+    }
+    for verb in [
+        &["quickstart"][..],
+        &["key", "generate"],
+        &["volume", "create"],
+        &["attach"],
+        &["lab", "compare"],
+    ] {
+        let mut args = verb.to_vec();
+        args.push("--help");
+        assert!(s.run(&args).ok().stdout.contains("Examples:"), "{verb:?}");
+    }
+}
+
+#[test]
+fn errors_are_json_too_when_asked_for() {
+    let s = Sandbox::new();
+    let ran = s.run(&["--json", "detach", "nothing"]).code(10);
+    let value: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(value["code"], 10);
+    assert!(value["error"].as_str().unwrap().contains("nothing"));
+}
+
+#[test]
+fn passphrases_and_key_files_open_and_ssh_keys_enrol() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.run_with_input(
+        &["volume", "key", "add", "a.img", "--passphrase-fd", "0"],
+        b"open sesame\n",
+    )
+    .ok();
+    let mut key_file = vec![0u8; 4096];
+    key_file[17] = 10;
+    fs::write(s.path("k"), &key_file).unwrap();
+    s.run(&["volume", "key", "add", "a.img", "--key-file", "k"])
+        .ok();
+    let ssh = s.path("id");
+    tests::peer(
+        "ssh-keygen",
+        &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
+    );
+    s.run(&["key", "import", "id", "--name", "me"]).ok();
+    s.run(&["volume", "key", "add", "a.img", "--user", "me"])
+        .ok();
+    let ran = s.run_with_input(
+        &["attach", "a.img", "--passphrase-fd", "0", "--background"],
+        b"open sesame\n",
+    );
+    ran.ok();
+    s.detach("a");
+    s.attach(&["a.img", "--key-file", "k"]);
+    s.detach("a");
+    s.attach(&["a.img", "--key", "me"]);
+    s.detach("a");
+}
+
+#[test]
+fn up_attaches_all_of_a_file_and_down_only_those() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.volume("b.img", "32M", &[]);
+    s.volume("c.img", "32M", &[]);
+    fs::write(
+        s.path("up.toml"),
+        "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\nread-only = true\n",
+    )
+    .unwrap();
+    s.attach(&["c.img"]);
+    s.run(&["up", "up.toml", "--background"]).ok();
+    let names = || -> Vec<String> {
+        let value = s.json(&["status"]);
+        let volumes = value["volumes"].as_array().unwrap();
+        volumes
+            .iter()
+            .map(|v| v["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(), ["a", "b", "c"]);
+    s.run(&["down"]).ok();
+    assert_eq!(names(), ["c"]);
+    s.detach("c");
+}
+
+#[test]
+fn a_file_of_rubbish_or_too_short_is_refused_with_a_sentence() {
+    let s = Sandbox::new();
+    let mut random = tests::Random::from_environment();
+    for len in [0usize, 1, 511, 4096, 40_000] {
+        fs::write(s.path("x.img"), random.bytes(len)).unwrap();
+        for verb in ["info", "check", "repair"] {
+            let ran = s.run(&["volume", verb, "x.img"]);
+            assert!(
+                matches!(ran.status.code(), Some(1..=21)),
+                "{verb} of {len} bytes: {ran:?}"
+            );
+            assert!(
+                ran.stderr.starts_with("evfs: ") && !ran.stderr.contains("panicked"),
+                "{ran:?}"
+            );
+        }
+    }
+    s.run(&["volume", "info", "/dev/null"]).code(1);
+    s.run(&["volume", "info", "."]).code(1);
+}
