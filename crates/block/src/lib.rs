@@ -26,8 +26,8 @@ pub use blocking::Blocking;
 pub use buf::{BUF_ALIGN, Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
 pub use devices::{
-    Crash, Delay, ErrorDevice, ErrorHandle, Failure, KindStats, Mem, MemConfig, PowerCut, Rate,
-    ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, Tear, Volatile,
+    Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, KindStats, Mem, MemConfig,
+    PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, Tear, Volatile,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use pool::BufPool;

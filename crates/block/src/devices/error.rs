@@ -1,103 +1,172 @@
 //! A device that fails requests on purpose.
+//!
+//! A failed request never reaches the device below. A request that is wrong by itself (range,
+//! alignment, read-only) is refused as ever, and neither counted nor failed.
 
 use super::drain;
 use crate::{
-    BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, OpKind, Queue, Request, Result,
-    Wait,
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, OpKind, Queue, Random,
+    Request, Result, Wait,
 };
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Which requests fail, and how.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which requests fail, and how. A request counts when `op` and `range` fit it; a counted request
+/// fails when `first` and `every` or `chance` say so.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// Only requests of this kind are counted and failed; `None`: all.
+    /// Only requests of this kind; `None`: all.
     pub op: Option<OpKind>,
-    /// Only requests that touch this byte range; `None`: any.
+    /// Only requests that touch this range, given as first byte and length in bytes; `None`: any.
+    /// A flush has no range and touches none.
     pub range: Option<(u64, u64)>,
-    /// The first counted request that fails, from 1 on.
+    /// The first counted request that fails, from 1 on; 0: none by its number.
     pub first: u64,
     /// After the first, every so many counted requests fail; `None`: only the first does, and with
     /// `Some(1)` all from then on.
     pub every: Option<u64>,
+    /// Any counted request fails with this probability, by a generator with this seed. `None`: none
+    /// fails by chance.
+    pub chance: Option<(f64, u64)>,
     /// What the failed ones end with.
     pub kind: ErrorKind,
 }
 
-/// Fails requests of the device below without passing them on.
+impl Failure {
+    /// The `n`-th request of any kind fails, counted from 1, and no other.
+    pub fn nth(n: u64, kind: ErrorKind) -> Failure {
+        Failure {
+            op: None,
+            range: None,
+            first: n,
+            every: None,
+            chance: None,
+            kind,
+        }
+    }
+
+    /// Every `n`-th request fails, the first of them being the `n`-th.
+    pub fn every(n: u64, kind: ErrorKind) -> Failure {
+        Failure {
+            every: Some(n),
+            ..Failure::nth(n, kind)
+        }
+    }
+
+    /// Requests fail with this probability, the same ones for the same seed and order.
+    pub fn by_chance(probability: f64, seed: u64, kind: ErrorKind) -> Failure {
+        Failure {
+            chance: Some((probability, seed)),
+            ..Failure::nth(0, kind)
+        }
+    }
+
+    /// Only requests of this kind count.
+    pub fn of(self, op: OpKind) -> Failure {
+        Failure {
+            op: Some(op),
+            ..self
+        }
+    }
+
+    /// Only requests that touch these `len` bytes from `offset` on count.
+    pub fn within(self, offset: u64, len: u64) -> Failure {
+        Failure {
+            range: Some((offset, len)),
+            ..self
+        }
+    }
+}
+
+/// Fails requests of the device below without passing them on. All queues count together.
 pub struct ErrorDevice {
     lower: Arc<dyn BlockDevice>,
     state: Arc<Mutex<State>>,
-}
-
-struct State {
-    failure: Option<Failure>,
-    counted: u64,
-    failed: u64,
 }
 
 /// Changes what fails while the device is in use.
 #[derive(Clone)]
 pub struct ErrorHandle(Arc<Mutex<State>>);
 
+struct State {
+    failure: Option<Failure>,
+    random: Random,
+    counted: u64,
+    failed: u64,
+}
+
 impl ErrorDevice {
     /// Over `lower`, with nothing failing yet.
     pub fn new(lower: Arc<dyn BlockDevice>) -> (ErrorDevice, ErrorHandle) {
-        let state = Arc::new(Mutex::new(State {
-            failure: None,
-            counted: 0,
-            failed: 0,
-        }));
-        (
-            ErrorDevice {
-                lower,
-                state: Arc::clone(&state),
-            },
-            ErrorHandle(state),
-        )
+        let state = Arc::new(Mutex::new(State::new(None)));
+        let handle = ErrorHandle(Arc::clone(&state));
+        (ErrorDevice { lower, state }, handle)
     }
 }
 
 impl ErrorHandle {
     /// Sets what fails, and starts counting anew.
     pub fn set(&self, failure: Option<Failure>) {
-        let mut state = self.0.lock().expect("no panic under this lock");
-        *state = State {
-            failure,
-            counted: 0,
-            failed: 0,
-        };
+        *lock(&self.0) = State::new(failure);
     }
 
     /// Requests that were failed since the last [`ErrorHandle::set`].
     pub fn failed(&self) -> u64 {
-        self.0.lock().expect("no panic under this lock").failed
+        lock(&self.0).failed
     }
 
-    /// Requests that were counted since the last [`ErrorHandle::set`].
+    /// Requests that were counted since the last [`ErrorHandle::set`], while something was set.
     pub fn counted(&self) -> u64 {
-        self.0.lock().expect("no panic under this lock").counted
+        lock(&self.0).counted
     }
 }
 
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no panic under this lock")
+}
+
 impl State {
-    fn judge(&mut self, request: &Request) -> Option<ErrorKind> {
+    fn new(failure: Option<Failure>) -> State {
+        let seed = failure.as_ref().and_then(|f| f.chance);
+        State {
+            failure,
+            random: Random::new(seed.map_or(0, |(_, seed)| seed)),
+            counted: 0,
+            failed: 0,
+        }
+    }
+
+    fn judge(&mut self, op: &Op) -> Option<ErrorKind> {
         let failure = self.failure.as_ref()?;
-        if failure.op.is_some_and(|kind| kind != request.op.kind()) {
+        if failure.op.is_some_and(|kind| kind != op.kind()) {
             return None;
         }
-        if let (Some((from, len)), Some((at, bytes))) = (failure.range, request.op.range())
-            && (at >= from + len || at + bytes <= from)
-        {
+        if failure.range.is_some_and(|range| !touches(range, op)) {
             return None;
         }
         self.counted += 1;
-        let late = self.counted.checked_sub(failure.first)?;
-        let fails = late == 0 || failure.every.is_some_and(|n| late.is_multiple_of(n.max(1)));
+        let late = match failure.first {
+            0 => None,
+            first => self.counted.checked_sub(first),
+        };
+        let by_number = late.is_some_and(|late| {
+            late == 0 || failure.every.is_some_and(|n| late.is_multiple_of(n.max(1)))
+        });
+        // 53 random bits are what a double holds: uniform in [0, 1).
+        let random = &mut self.random;
+        let by_chance = failure.chance.is_some_and(|(probability, _)| {
+            ((random.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
+        });
+        let fails = by_number || by_chance;
         self.failed += u64::from(fails);
         fails.then_some(failure.kind)
     }
+}
+
+fn touches((from, len): (u64, u64), op: &Op) -> bool {
+    op.range()
+        .is_some_and(|(at, bytes)| at < from.saturating_add(len) && at.saturating_add(bytes) > from)
 }
 
 impl BlockDevice for ErrorDevice {
@@ -118,6 +187,8 @@ impl BlockDevice for ErrorDevice {
 struct ErrorQueue {
     lower: Box<dyn Queue>,
     state: Arc<Mutex<State>>,
+    /// Requests that were failed and not yet reaped. A caller that sleeps on the descriptor below
+    /// has polled once before, and so has them.
     ready: VecDeque<Completion>,
 }
 
@@ -138,13 +209,8 @@ impl Queue for ErrorQueue {
         if self.in_flight() >= self.capacity() {
             return Err(request);
         }
-        // A request that is wrong anyway is refused by the device below, and not counted.
         if self.info().check(&request.op).is_ok()
-            && let Some(kind) = self
-                .state
-                .lock()
-                .expect("no panic under this lock")
-                .judge(&request)
+            && let Some(kind) = lock(&self.state).judge(&request.op)
         {
             let Request { tag, op } = request;
             let error = Error::new(kind, &self.info().name, "failed on purpose").in_op(&op);
@@ -174,5 +240,86 @@ impl Queue for ErrorQueue {
 
     fn register(&mut self, pool: &BufPool) {
         self.lower.register(pool);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Blocking, Mem};
+
+    fn device() -> (ErrorDevice, ErrorHandle) {
+        ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)))
+    }
+
+    /// Which of `count` reads of a block each fail.
+    fn failing(device: &ErrorDevice, count: u64) -> Vec<u64> {
+        let mut blocking = Blocking::open(device).unwrap();
+        let mut fails = |i| blocking.read_at((i - 1) * 512, &mut [0; 512]).is_err();
+        (1..=count).filter(|i| fails(*i)).collect()
+    }
+
+    #[test]
+    fn the_right_requests_fail_by_number() {
+        let (device, handle) = device();
+        assert_eq!(failing(&device, 9), []);
+        handle.set(Some(Failure::nth(3, ErrorKind::Media)));
+        assert_eq!(failing(&device, 9), [3]);
+        handle.set(Some(Failure::every(3, ErrorKind::Media)));
+        assert_eq!(failing(&device, 9), [3, 6, 9]);
+        assert_eq!((handle.counted(), handle.failed()), (9, 3));
+        let from_five = Failure {
+            every: Some(1),
+            ..Failure::nth(5, ErrorKind::Media)
+        };
+        handle.set(Some(from_five));
+        assert_eq!(failing(&device, 7), [5, 6, 7]);
+        handle.set(None);
+        assert_eq!(failing(&device, 9), []);
+    }
+
+    #[test]
+    fn kind_and_range_choose_what_counts() {
+        let (device, handle) = device();
+        handle.set(Some(
+            Failure::every(1, ErrorKind::PathLost).within(1024, 513),
+        ));
+        assert_eq!(failing(&device, 9), [3, 4]);
+        handle.set(Some(
+            Failure::every(1, ErrorKind::NoSpace).of(OpKind::Write),
+        ));
+        assert_eq!(failing(&device, 9), []);
+        let mut blocking = Blocking::open(&device).unwrap();
+        let error = blocking.write_at(512, &[0; 512]).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.range()),
+            (ErrorKind::NoSpace, Some((512, 512)))
+        );
+        blocking.flush().unwrap();
+        assert_eq!((handle.counted(), handle.failed()), (1, 1));
+    }
+
+    #[test]
+    fn a_seed_decides_which_fail_by_chance() {
+        let (device, handle) = device();
+        let run = |probability, seed| {
+            let failure = Failure::by_chance(probability, seed, ErrorKind::TimedOut);
+            handle.set(Some(failure));
+            failing(&device, 1000)
+        };
+        let first = run(0.1, 7);
+        assert!((50..200).contains(&first.len()), "{} of 1000", first.len());
+        assert_eq!(run(0.1, 7), first);
+        assert_ne!(run(0.1, 8), first);
+        assert_eq!((run(0.0, 1).len(), run(1.0, 1).len()), (0, 1000));
+    }
+
+    #[test]
+    fn a_refused_request_is_not_counted() {
+        let (device, handle) = device();
+        handle.set(Some(Failure::nth(1, ErrorKind::Media)));
+        let mut blocking = Blocking::open(&device).unwrap();
+        let error = blocking.read_at(1 << 20, &mut [0; 512]).unwrap_err();
+        assert_eq!((error.kind(), handle.counted()), (ErrorKind::OutOfRange, 0));
     }
 }

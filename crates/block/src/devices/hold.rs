@@ -1,114 +1,32 @@
-//! Devices that hold completions back until their time has come: `delay` and `rate`.
+//! What `delay` and `rate` share: a queue that holds completions back until their time has come.
 //!
 //! A request goes below at once, so requests stay parallel; its completion is given out when the
 //! device below is done *and* its deadline has passed. One epoll descriptor stands for both, so a
 //! caller can sleep on it.
 
 use crate::{
-    BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, OpKind, Queue, Request, Result, Wait,
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// When a request that is submitted now may complete.
-trait Deadline: Send + Sync {
-    fn of(&self, op: &Op, now: Instant) -> Instant;
+/// When a request that is submitted now may complete; `None`: never in the time a clock can tell.
+pub(super) trait Deadline: Send + Sync {
+    fn of(&self, op: &Op, now: Instant) -> Option<Instant>;
 }
 
-/// Completes each request no earlier than a time after its submit.
-pub struct Delay(Hold);
-
-impl Delay {
-    /// Over `lower`, with the times for reads and for everything else.
-    pub fn new(lower: Arc<dyn BlockDevice>, read: Duration, write: Duration) -> Delay {
-        struct Times(Duration, Duration);
-        impl Deadline for Times {
-            fn of(&self, op: &Op, now: Instant) -> Instant {
-                now + if op.kind() == OpKind::Read {
-                    self.0
-                } else {
-                    self.1
-                }
-            }
-        }
-        Delay(Hold {
-            lower,
-            deadline: Arc::new(Times(read, write)),
-        })
-    }
-}
-
-/// Lets so many bytes and so many requests through in a second, over all queues together.
-pub struct Rate(Hold);
-
-impl Rate {
-    /// Over `lower`; a limit of `None` does not limit.
-    pub fn new(
-        lower: Arc<dyn BlockDevice>,
-        bytes_per_s: Option<u64>,
-        requests_per_s: Option<u64>,
-    ) -> Rate {
-        struct Limits {
-            bytes_per_s: Option<u64>,
-            requests_per_s: Option<u64>,
-            /// When everything let through so far will have had its time.
-            free_at: Mutex<Option<Instant>>,
-        }
-        impl Deadline for Limits {
-            fn of(&self, op: &Op, now: Instant) -> Instant {
-                let bytes = op.range().map_or(0, |(_, len)| len) as f64;
-                let seconds = |amount: f64, limit: Option<u64>| {
-                    limit.map_or(0.0, |l| amount / l.max(1) as f64)
-                };
-                let cost = seconds(bytes, self.bytes_per_s).max(seconds(1.0, self.requests_per_s));
-                let mut free_at = self.free_at.lock().expect("no panic under this lock");
-                let end = free_at.map_or(now, |at| at.max(now)) + Duration::from_secs_f64(cost);
-                *free_at = Some(end);
-                end
-            }
-        }
-        let limits = Limits {
-            bytes_per_s,
-            requests_per_s,
-            free_at: Mutex::new(None),
-        };
-        Rate(Hold {
-            lower,
-            deadline: Arc::new(limits),
-        })
-    }
-}
-
-impl BlockDevice for Delay {
-    fn info(&self) -> &DeviceInfo {
-        self.0.lower.info()
-    }
-
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.0.queue()
-    }
-}
-
-impl BlockDevice for Rate {
-    fn info(&self) -> &DeviceInfo {
-        self.0.lower.info()
-    }
-
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.0.queue()
-    }
-}
-
-struct Hold {
-    lower: Arc<dyn BlockDevice>,
-    deadline: Arc<dyn Deadline>,
+/// A device whose queues hold completions back.
+pub(super) struct Hold {
+    pub(super) lower: Arc<dyn BlockDevice>,
+    pub(super) deadline: Arc<dyn Deadline>,
 }
 
 impl Hold {
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    /// Opens a queue over a queue below.
+    pub(super) fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let failed = |e: rustix::io::Errno| Error::from_io(&lower.info().name, e.into());
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -148,6 +66,9 @@ struct HoldQueue {
     both: OwnedFd,
 }
 
+/// A request that never completes is looked at again this much later.
+const FAR_AWAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl HoldQueue {
     /// Takes what the device below has done.
     fn collect(&mut self) -> Result<()> {
@@ -177,7 +98,8 @@ impl HoldQueue {
             }
         }
         let next = self.held.iter().map(|(at, _)| *at).min();
-        // A zero value would disarm the timer; a nanosecond is as good as now.
+        // A zero value disarms the timer, which is right while nothing is held; for what is due in
+        // this very moment a nanosecond is as good. Setting it also makes it unreadable.
         let left = next.map_or(Duration::ZERO, |at| {
             at.saturating_duration_since(now)
                 .max(Duration::from_nanos(1))
@@ -218,7 +140,8 @@ impl Queue for HoldQueue {
             return Err(request);
         }
         let Request { tag, op } = request;
-        let at = self.deadline.of(&op, Instant::now());
+        let now = Instant::now();
+        let at = self.deadline.of(&op, now).unwrap_or(now + FAR_AWAY);
         let slot = self
             .free
             .pop()
@@ -244,7 +167,8 @@ impl Queue for HoldQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let until = match wait {
-            Wait::AtMost(time) => Some(Instant::now() + time),
+            // Longer than the clock can tell is for ever.
+            Wait::AtMost(time) => Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
         loop {

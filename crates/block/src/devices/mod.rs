@@ -1,15 +1,19 @@
 //! The small devices: useful by themselves, and what every layer is tested over.
 
+mod delay;
 mod error;
 mod hold;
 mod mem;
 mod powercut;
+mod rate;
 mod stats;
 
+pub use delay::{Delay, DelayConfig};
 pub use error::{ErrorDevice, ErrorHandle, Failure};
-pub use hold::{Delay, Rate};
+
 pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
+pub use rate::{Rate, RateConfig};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
 
 use crate::{Bufs, Completion};

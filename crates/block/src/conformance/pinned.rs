@@ -1,0 +1,33 @@
+//! Memory of somebody else, for example of a cache, is read and written in place.
+
+use super::{good, piece, write_of};
+use crate::{BlockDevice, Buf, Op, Random};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
+    let len = piece(device);
+    let queue = &mut *device.queue().expect("a queue opens");
+    let mut random = Random::new(4);
+    let mut page = Buf::zeroed(len);
+    random.fill(&mut page);
+    let data = page.to_vec();
+    let at = NonNull::new(page.as_mut_ptr()).expect("a buffer is somewhere");
+    let keep = Arc::new(Mutex::new(page));
+    // SAFETY: `keep` owns the memory, which does not move with it, and is handed to the buffer;
+    // the mutex is not locked while the buffer lives.
+    let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
+    let Op::Write { bufs, .. } = good(queue, write_of(0, pinned, false)) else {
+        unreachable!("checked by `good`")
+    };
+    assert_eq!(Arc::strong_count(&keep), 2, "the memory is kept in place");
+    drop(bufs);
+    assert_eq!(Arc::strong_count(&keep), 1, "the memory is let go");
+    keep.lock().expect("nobody panicked").fill(0);
+    // SAFETY: as above; the buffer before is gone.
+    let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
+    let bufs = pinned.into();
+    drop(good(queue, Op::Read { offset: 0, bufs }));
+    let page = keep.lock().expect("nobody panicked");
+    assert!(page[..] == data, "a read did not reach pinned memory");
+}
