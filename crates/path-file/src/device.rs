@@ -28,6 +28,12 @@ pub(crate) struct Shared {
     why_not_direct: Option<String>,
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        lock::drop_open_lock(&self.file);
+    }
+}
+
 impl FileDevice {
     /// Opens what is there.
     ///

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Where `cryptsetup` keeps its lock files for block devices (`lib/utils_device_locking.c`).
 const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
+/// How long the open lock is waited for. A process that was killed has it a moment longer: the
+/// kernel takes its rings down, and with them their files, after it is gone.
+const OPEN_LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a header change of somebody else may take before we give up.
 const HEADER_LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -28,14 +31,32 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open, and `whole` lives through the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } == 0 {
-        return Ok(());
+    let end = Instant::now() + OPEN_LOCK_PATIENCE;
+    loop {
+        // SAFETY: the descriptor is open, and `whole` lives through the call.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } == 0 {
+            return Ok(());
+        }
+        let source = std::io::Error::last_os_error();
+        match source.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Some(libc::EAGAIN | libc::EACCES) => return Err(busy(name)),
+            _ => return Err(Error::from_io(name, source).detail("cannot be locked")),
+        }
     }
-    let source = std::io::Error::last_os_error();
-    match source.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(busy(name)),
-        _ => Err(Error::from_io(name, source).detail("cannot be locked")),
+}
+
+/// Gives the open lock up at once. Closing the file does so too, but a ring may hold the file for a
+/// moment longer than we do.
+pub(crate) fn drop_open_lock(file: &File) {
+    // SAFETY: as in `take_open_lock`; the kernel only reads the value.
+    unsafe {
+        let mut whole: libc::flock = std::mem::zeroed();
+        whole.l_type = libc::F_UNLCK as libc::c_short;
+        whole.l_whence = libc::SEEK_SET as libc::c_short;
+        libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole);
     }
 }
 

@@ -32,11 +32,13 @@ pub(crate) struct Ring {
 impl Ring {
     /// A ring for `file` with room for `depth` operations.
     pub(crate) fn new(file: &File, depth: u32) -> io::Result<Ring> {
-        // One thread submits, and completions are run when that thread asks for them (5.19, 6.1);
-        // an older kernel gets a plain ring.
+        // One thread submits, and completions do not interrupt it while it computes (5.19, 6.0); an
+        // older kernel gets a plain ring. Deferring completions to the reap altogether
+        // (DEFER_TASKRUN) is not used: a sleep on the ring's descriptor is then not ended by every
+        // kind of completion.
         let ring = IoUring::builder()
             .setup_single_issuer()
-            .setup_defer_taskrun()
+            .setup_coop_taskrun()
             .build(depth)
             .or_else(|_| IoUring::builder().build(depth))?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;

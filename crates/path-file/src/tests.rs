@@ -252,3 +252,53 @@ fn direct_is_used_on_a_disk_and_said_where_it_is_not() {
     let device = FileDevice::create(&dir.path().join("disk"), SIZE, &cached).unwrap();
     assert!(!device.direct() && device.why_not_direct().is_some());
 }
+
+#[test]
+fn files_on_a_disk_pass_the_conformance_suite() {
+    for (folder, engine) in [
+        (std::env::temp_dir(), Engine::IoUring),
+        (std::env::temp_dir(), Engine::Psync),
+        (Path::new("/dev/shm").to_owned(), Engine::IoUring),
+    ] {
+        let dir = tempfile::tempdir_in(folder).unwrap();
+        let count = std::cell::Cell::new(0);
+        block::conformance::run(&|| {
+            count.set(count.get() + 1);
+            let path = dir.path().join(format!("disk{}", count.get()));
+            FileDevice::create(&path, 16 << 20, &options(engine)).unwrap()
+        });
+    }
+}
+
+/// `AT_EXIT` of a process that was killed: the kernel may hold its lock for a moment.
+#[test]
+fn the_lock_of_a_killed_process_is_not_in_the_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    drop(FileDevice::create(&path, SIZE, &Options::default()).unwrap());
+    for _ in 0..5 {
+        // SAFETY: the child only opens, reads, and stops; it never returns into the test.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            if let Ok(device) = FileDevice::open(&path, &Options::default()) {
+                let _ = Blocking::open(&device).and_then(|mut d| d.read_at(0, &mut [0; 4096]));
+                // SAFETY: stops this process until it is killed.
+                unsafe { libc::raise(libc::SIGSTOP) };
+            }
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(1) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child, and room for its status.
+        unsafe {
+            libc::waitpid(pid, &mut status, libc::WUNTRACED);
+            assert!(
+                libc::WIFSTOPPED(status),
+                "the child could not open the file"
+            );
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, &mut status, 0);
+        }
+        FileDevice::open(&path, &Options::default()).unwrap();
+    }
+}
