@@ -85,8 +85,13 @@ impl Listener {
             )));
         }
         let _ = std::fs::remove_file(&path);
-        let listener =
-            UnixListener::bind(&path).map_err(|e| Error::io("cannot listen on", &path, e))?;
+        let listener = UnixListener::bind(&path)
+            .and_then(|listener| {
+                // The folder keeps others out already; the socket says so, too.
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+                Ok(listener)
+            })
+            .map_err(|e| Error::io("cannot listen on", &path, e))?;
         Ok(Listener { listener, path })
     }
 
