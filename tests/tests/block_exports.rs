@@ -29,7 +29,7 @@ fn qemu_nbdcopy_nbdinfo_and_fio_work_against_the_nbd_export() {
         for flag in ["can_multi_conn", "can_fua", "can_flush", "can_zero"] {
             assert_eq!(export[flag], true, "{flag}: {export}");
         }
-        assert_eq!(export["block_minimum"].to_string(), sector);
+        assert_eq!(export["block_size_minimum"].to_string(), sector);
 
         let data = random.bytes(size);
         fs::write(s.path("data"), &data).unwrap();
@@ -100,17 +100,118 @@ fn qemu_nbd_and_a_second_attach_cannot_take_a_volume_that_is_attached() {
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     s.attach(&["a.img"]);
-    let refused = Command::new("qemu-img")
-        .args(["info", image.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let write = ["-f", "raw", "-c", "write 20M 4k", image.to_str().unwrap()];
+    let refused = Command::new("qemu-io").args(write).output().unwrap();
     assert!(
         !refused.status.success(),
         "qemu opened an image that is being written"
     );
     s.run(&["attach", "a.img", "--name", "b"]).code(11);
     s.detach("a");
-    peer("qemu-img", &["info", image.to_str().unwrap()]);
+    peer("qemu-io", &write);
+}
+
+/// A certificate authority, and a certificate of it for each of `names`, by the real openssl.
+fn certificates(s: &Sandbox) {
+    let script = "set -e
+        openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca-cert.pem -days 2 -subj /CN=test-ca
+        openssl req -newkey rsa:2048 -nodes -keyout server-key.pem -out server.csr -subj /CN=localhost
+        printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\n' > san
+        openssl x509 -req -in server.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile san -out server-cert.pem";
+    Ran::of(
+        Command::new("bash")
+            .arg("-c")
+            .arg(script)
+            .current_dir(s.path("")),
+    )
+    .ok();
+}
+
+#[test]
+fn tls_serves_who_trusts_the_authority_and_nobody_in_the_clear() {
+    let s = Sandbox::new();
+    certificates(&s);
+    s.volume("a.img", "32M", &[]);
+    s.run(&["attach", "a.img", "--nbd", "0.0.0.0:0"]).code(1);
+    let tls = [
+        "a.img",
+        "--nbd",
+        "127.0.0.1:0",
+        "--tls-cert",
+        "server-cert.pem",
+        "--tls-key",
+        "server-key.pem",
+    ];
+    let status = s.attach(&tls);
+    let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
+    assert!(uri.starts_with("nbds://127.0.0.1:"), "{uri}");
+    let trusted = format!("{uri}?tls-certificates={}", s.path("").display());
+    assert_eq!(
+        peer("nbdinfo", &["--size", &trusted]).trim(),
+        (16 << 20).to_string()
+    );
+    let data = Random::from_environment().bytes(8 << 20);
+    fs::write(s.path("data"), &data).unwrap();
+    fs::write(s.path("back"), []).unwrap();
+    peer("nbdcopy", &[s.path("data").to_str().unwrap(), &trusted]);
+    peer(
+        "nbdcopy",
+        &[trusted.as_str(), s.path("back").to_str().unwrap()],
+    );
+    assert!(fs::read(s.path("back")).unwrap()[..data.len()] == data[..]);
+    let clear = uri.replace("nbds://", "nbd://");
+    let refused = Command::new("nbdinfo")
+        .args(["--size", &clear])
+        .output()
+        .unwrap();
+    assert!(
+        !refused.status.success(),
+        "a client in the clear was served"
+    );
+    s.detach("a");
+}
+
+#[test]
+fn rubbish_and_broken_connections_harm_no_other_client() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    let socket = s.path("run/a.nbd");
+    let mut random = Random::from_environment();
+    let mut good = export_nbd::client::Client::connect(&socket, "a").unwrap();
+    good.write_at(0, &[7; 4096]).unwrap();
+    for round in 0..200 {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        let len = random.below(5000) as usize;
+        let mut bytes = random.bytes(len);
+        if round % 2 == 0 {
+            // Far enough into the protocol to be a write whose payload never comes.
+            bytes = [
+                &3u32.to_be_bytes()[..],
+                b"IHAVEOPT",
+                &1u32.to_be_bytes(),
+                &1u32.to_be_bytes(),
+                b"a",
+            ]
+            .concat();
+            bytes.extend([0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1]);
+            bytes.extend([0; 16]);
+            bytes.extend(65536u32.to_be_bytes());
+            bytes.extend(vec![9; len]);
+        }
+        let _ = stream.write_all(&bytes);
+    }
+    let mut back = [0; 4096];
+    good.read_at(0, &mut back).unwrap();
+    assert!(
+        back == [7; 4096],
+        "a write whose payload never came was carried out"
+    );
+    good.disconnect().unwrap();
+    s.detach("a");
 }
 
 /// Copies `/usr/share` onto a file system on the loop device, detaches, attaches, and compares.

@@ -333,7 +333,10 @@ fn secrets_of(s: &Sandbox, passphrase: &[u8], pair_passphrase: &[u8]) -> Vec<Can
         Canary::new("the passphrase", passphrase),
         Canary::new("the passphrase of the key pair", pair_passphrase),
         // Behind the prefix that every age identity has, and the program itself.
-        Canary::new("the private key", &identity.as_bytes()["AGE-SECRET-KEY-1".len()..]),
+        Canary::new(
+            "the private key",
+            &identity.as_bytes()["AGE-SECRET-KEY-1".len()..],
+        ),
         Canary::new("the volume key", &volume_key),
         Canary::new("the round keys for data", &round_keys(data)),
         Canary::new("the round keys for tweaks", &round_keys(tweak)),

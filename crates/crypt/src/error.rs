@@ -40,7 +40,9 @@ pub enum Error {
     #[error("{0}: one copy of the header is damaged; run `evfs volume repair` before changing it")]
     NeedsRepair(String),
     /// What decides how data is read was changed by somebody without the volume key.
-    #[error("{0}: the seal of the header is broken: its UUID, segments, digest or flags were changed by another program. Restore a header backup, or, if you made the change, seal it again with `evfs volume repair --reseal`")]
+    #[error(
+        "{0}: the seal of the header is broken: its UUID, segments, digest or flags were changed by another program. Restore a header backup, or, if you made the change, seal it again with `evfs volume repair --reseal`"
+    )]
     SealBroken(String),
     /// There is no such key in the header.
     #[error("{0}")]
@@ -67,7 +69,10 @@ impl Error {
     pub(crate) fn header(name: &str, source: luks2::Error) -> Error {
         match source.kind() {
             luks2::ErrorKind::WrongKey => Error::WrongKey(source.to_string()),
-            _ => Error::Header { name: name.to_owned(), source },
+            _ => Error::Header {
+                name: name.to_owned(),
+                source,
+            },
         }
     }
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 /// Bytes from the start of a device that making a volume overwrites.
 pub fn overwritten_by_format(device_size: u64) -> u64 {
-    luks2::FormatOptions::new(device_size).data_offset.min(device_size)
+    luks2::FormatOptions::new(device_size)
+        .data_offset
+        .min(device_size)
 }
 
 /// State of one copy of the header.
@@ -42,34 +44,50 @@ pub struct CheckReport {
 /// # Errors
 /// When no copy can be used, and when reading fails.
 pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
-    let Opened { header, primary, secondary } = read_header(&*device)?;
+    let Opened {
+        header,
+        primary,
+        secondary,
+    } = read_header(&*device)?;
     let mut findings = Vec::new();
     let mut report = |which: &str, state: &CopyState| match state {
         CopyState::Valid { seqid } => CopyReport::Valid { seqid: *seqid },
         other => {
             findings.push(format!("the {which} copy of the header is {other}"));
-            CopyReport::Damaged { why: other.to_string() }
+            CopyReport::Damaged {
+                why: other.to_string(),
+            }
         }
     };
     let (primary, secondary) = (report("primary", &primary), report("secondary", &secondary));
     for (number, token) in header.metadata().tokens() {
         for keyslot in token.keyslots() {
             if !header.metadata().keyslots().contains_key(keyslot) {
-                findings.push(format!("token {number} names keyslot {keyslot}, which does not exist"));
+                findings.push(format!(
+                    "token {number} names keyslot {keyslot}, which does not exist"
+                ));
             }
         }
     }
     if header.keyslots_to_try().is_empty() {
-        findings.push("no keyslot opens this volume: it was erased, or its keys are unknown here".into());
+        findings.push(
+            "no keyslot opens this volume: it was erased, or its keys are unknown here".into(),
+        );
     }
     for keyslot in header.metadata().keyslots().keys() {
         let range = header.keyslot_area(*keyslot);
         let read = range.map(|range| read_range(&*device, range.offset, range.len));
         if let Ok(Err(e)) = read {
-            findings.push(format!("the key material of keyslot {keyslot} cannot be read: {e}"));
+            findings.push(format!(
+                "the key material of keyslot {keyslot} cannot be read: {e}"
+            ));
         }
     }
-    Ok(CheckReport { primary, secondary, findings })
+    Ok(CheckReport {
+        primary,
+        secondary,
+        findings,
+    })
 }
 
 /// Rewrites a damaged copy of the header from the good one; says what was done.
@@ -79,13 +97,19 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
 pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
     let mut opened = read_header(&*device)?;
     let mut done = Vec::new();
-    for (which, state) in [("primary", &opened.primary), ("secondary", &opened.secondary)] {
+    for (which, state) in [
+        ("primary", &opened.primary),
+        ("secondary", &opened.secondary),
+    ] {
         if !state.is_valid() {
             done.push(format!("rewrote the {which} copy of the header ({state})"));
         }
     }
     let name = device.info().name.clone();
-    let plan = opened.header.repair().map_err(|e| Error::header(&name, e))?;
+    let plan = opened
+        .header
+        .repair()
+        .map_err(|e| Error::header(&name, e))?;
     carry_out(&*device, plan)?;
     Ok(done)
 }
@@ -116,10 +140,17 @@ pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Resto
     };
     let objection = objection(&name, current.as_ref(), backup.header(), &*device)?;
     // A header of another volume says nothing about where this backup's data lies.
-    let same = current.as_ref().filter(|c| c.uuid() == backup.header().uuid());
+    let same = current
+        .as_ref()
+        .filter(|c| c.uuid() == backup.header().uuid());
     let plan = backup.restore(same).map_err(header_error)?;
     let overwritten = read_range(&*device, 0, len)?;
-    Ok(Restore { device, plan, objection, overwritten })
+    Ok(Restore {
+        device,
+        plan,
+        objection,
+        overwritten,
+    })
 }
 
 fn objection(

@@ -393,7 +393,8 @@ impl Queue for CryptQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let until = match wait {
-            Wait::AtMost(time) => Some(Instant::now() + time),
+            // A time too long to be counted is for ever.
+            Wait::AtMost(time) => Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
         let mut wait = wait;

@@ -38,7 +38,11 @@ impl Role {
             Role::User => action == Action::Attach,
             Role::Recovery => action == Action::SetOwner,
         };
-        if allowed { Ok(()) } else { Err(Error::RoleRefuses { role: self, action }) }
+        if allowed {
+            Ok(())
+        } else {
+            Err(Error::RoleRefuses { role: self, action })
+        }
     }
 
     fn name(self) -> &'static str {
@@ -50,7 +54,9 @@ impl Role {
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Role> {
-        [Role::Owner, Role::User, Role::Recovery].into_iter().find(|role| role.name() == name)
+        [Role::Owner, Role::User, Role::Recovery]
+            .into_iter()
+            .find(|role| role.name() == name)
     }
 }
 

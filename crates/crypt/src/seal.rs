@@ -50,7 +50,8 @@ impl Seal {
 }
 
 fn mac(key: &[u8], data: &[u8]) -> Hmac<Sha256> {
-    let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
+    let mut mac =
+        <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(data);
     mac
 }
@@ -69,8 +70,12 @@ pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
     let (core, keys) = SealToken::read(token)?;
     let key = seal_key(volume_key);
     // `verify_slice` compares in constant time.
-    let core_holds = mac(&key, &header.canonical_core()).verify_slice(&core).is_ok();
-    let keys_hold = mac(&key, &header.canonical_keys(&[SEAL_TYPE])).verify_slice(&keys).is_ok();
+    let core_holds = mac(&key, &header.canonical_core())
+        .verify_slice(&core)
+        .is_ok();
+    let keys_hold = mac(&key, &header.canonical_keys(&[SEAL_TYPE]))
+        .verify_slice(&keys)
+        .is_ok();
     secret::burn_stack();
     Ok(match (core_holds, keys_hold) {
         (false, _) => Seal::CoreChanged,
@@ -80,13 +85,22 @@ pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
 }
 
 /// Puts a fresh seal into `header`.
-pub(crate) fn put(header: &mut Header, volume_key: &SecretBytes) -> std::result::Result<(), luks2::Error> {
+pub(crate) fn put(
+    header: &mut Header,
+    volume_key: &SecretBytes,
+) -> std::result::Result<(), luks2::Error> {
     let key = seal_key(volume_key);
     let core = mac(&key, &header.canonical_core()).finalize().into_bytes();
-    let keys = mac(&key, &header.canonical_keys(&[SEAL_TYPE])).finalize().into_bytes();
+    let keys = mac(&key, &header.canonical_keys(&[SEAL_TYPE]))
+        .finalize()
+        .into_bytes();
     secret::burn_stack();
     let token = SealToken::new(&core, &keys).to_token()?;
-    let old = header.metadata().tokens().iter().find(|(_, t)| t.token_type() == SEAL_TYPE);
+    let old = header
+        .metadata()
+        .tokens()
+        .iter()
+        .find(|(_, t)| t.token_type() == SEAL_TYPE);
     match old.map(|(number, _)| *number) {
         Some(number) => header.replace_token(number, &token),
         None => header.add_token(None, &token).map(drop),

@@ -33,7 +33,13 @@ pub(crate) struct KeyToken {
 
 impl KeyToken {
     /// For a key pair.
-    pub(crate) fn pair(keyslot: u32, role: Role, name: &str, recipient: &str, envelope: &[u8]) -> KeyToken {
+    pub(crate) fn pair(
+        keyslot: u32,
+        role: Role,
+        name: &str,
+        recipient: &str,
+        envelope: &[u8],
+    ) -> KeyToken {
         KeyToken {
             name: Some(name.to_owned()),
             recipient: Some(recipient.to_owned()),
@@ -109,7 +115,11 @@ impl SealToken {
 
     /// The two codes of a seal.
     pub(crate) fn read(token: &luks2::Token) -> Result<(Vec<u8>, Vec<u8>)> {
-        let unreadable = || Error::Refused("the seal of the header cannot be read; a later version may have made it".into());
+        let unreadable = || {
+            Error::Refused(
+                "the seal of the header cannot be read; a later version may have made it".into(),
+            )
+        };
         let read: SealToken = serde_json::from_str(&token.to_json()).map_err(|_| unreadable())?;
         if read.version != VERSION {
             return Err(unreadable());

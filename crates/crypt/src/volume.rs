@@ -19,7 +19,10 @@ use xts::{SectorSize, Xts};
 const KEYSLOT_SECRET_BYTES: usize = 32;
 /// The secret of a key pair's keyslot is random, so deriving from it need not cost anything; this
 /// is the least that `cryptsetup` accepts.
-const PAIR_KDF: Kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: 1000 };
+const PAIR_KDF: Kdf = Kdf::Pbkdf2 {
+    hash: Hash::Sha256,
+    iterations: 1000,
+};
 
 /// What kind of volume to make.
 #[derive(Debug, Clone)]
@@ -42,7 +45,10 @@ pub struct Identified {
 impl Identified {
     /// The public half `recipient` under the name that the header will show.
     pub fn of(name: &str, recipient: Recipient) -> Identified {
-        Identified { name: name.to_owned(), recipient }
+        Identified {
+            name: name.to_owned(),
+            recipient,
+        }
     }
 }
 
@@ -85,9 +91,17 @@ impl Volume {
     /// # Errors
     /// [`Error::Header`] for what is no LUKS2 volume, is damaged, or asks for what is refused.
     pub fn open(device: Arc<dyn BlockDevice>) -> Result<Volume> {
-        let Opened { header, primary, secondary } = read_header(&*device)?;
+        let Opened {
+            header,
+            primary,
+            secondary,
+        } = read_header(&*device)?;
         let needs_repair = !primary.is_valid() || !secondary.is_valid();
-        Ok(Volume { device, header, needs_repair })
+        Ok(Volume {
+            device,
+            header,
+            needs_repair,
+        })
     }
 
     /// Makes a volume whose owner and recovery keys are key pairs. Everything in the first 16 MiB of
@@ -111,7 +125,11 @@ impl Volume {
         };
         let volume_key = luks2::generate_volume_key(format.key_bits).map_err(header_error)?;
         let header = Header::format(&options, &volume_key).map_err(header_error)?;
-        let mut volume = Volume { device, header, needs_repair: false };
+        let mut volume = Volume {
+            device,
+            header,
+            needs_repair: false,
+        };
         volume.put_pair(&volume_key, Role::Owner, owner)?;
         for who in recovery {
             volume.put_pair(&volume_key, Role::Recovery, who)?;
@@ -157,7 +175,10 @@ impl Volume {
 
     /// Bytes of data.
     pub fn data_size(&self) -> u64 {
-        self.header.segment().data_len(self.device.info().size).unwrap_or(0)
+        self.header
+            .segment()
+            .data_len(self.device.info().size)
+            .unwrap_or(0)
     }
 
     /// Whether one copy of the header is damaged.
@@ -167,7 +188,11 @@ impl Volume {
 
     /// Whether the header carries a seal; whether it holds shows when the volume is opened.
     pub fn is_sealed(&self) -> bool {
-        self.header.metadata().tokens().values().any(|t| t.token_type() == SEAL_TYPE)
+        self.header
+            .metadata()
+            .tokens()
+            .values()
+            .any(|t| t.token_type() == SEAL_TYPE)
     }
 
     /// Whether the header itself asks for discards (`cryptsetup --persistent --allow-discards`).
@@ -177,7 +202,9 @@ impl Volume {
 
     /// The keys, by keyslot.
     pub fn keys(&self) -> Vec<KeyEntry> {
-        let has_owner = self.key_tokens().any(|(_, token)| token.role() == Role::Owner);
+        let has_owner = self
+            .key_tokens()
+            .any(|(_, token)| token.role() == Role::Owner);
         // A key that EVFS knows nothing of came from a program without roles: in a volume that has
         // an owner it is a user, in any other it is what every key is there.
         let unknown = if has_owner { Role::User } else { Role::Owner };
@@ -188,10 +215,17 @@ impl Volume {
                 role: token.as_ref().map_or(unknown, KeyToken::role),
                 name: token.as_ref().and_then(|t| t.name.clone()),
                 recipient: token.as_ref().and_then(|t| t.recipient.clone()),
-                kdf: slot.protection().map_or_else(|_| "unknown".into(), |p| p.kdf.name().to_owned()),
+                kdf: slot
+                    .protection()
+                    .map_or_else(|_| "unknown".into(), |p| p.kdf.name().to_owned()),
             }
         };
-        self.header.metadata().keyslots().iter().map(entry).collect()
+        self.header
+            .metadata()
+            .keyslots()
+            .iter()
+            .map(entry)
+            .collect()
     }
 
     /// The keyslot with this number, or of the key pair with this name.
@@ -201,10 +235,16 @@ impl Volume {
     pub fn find_key(&self, which: &str) -> Result<u32> {
         let keys = self.keys();
         let matching: Vec<u32> = match which.parse::<u32>() {
-            Ok(number) => keys.iter().map(|k| k.keyslot).filter(|n| *n == number).collect(),
-            Err(_) => {
-                keys.iter().filter(|k| k.name.as_deref() == Some(which)).map(|k| k.keyslot).collect()
-            }
+            Ok(number) => keys
+                .iter()
+                .map(|k| k.keyslot)
+                .filter(|n| *n == number)
+                .collect(),
+            Err(_) => keys
+                .iter()
+                .filter(|k| k.name.as_deref() == Some(which))
+                .map(|k| k.keyslot)
+                .collect(),
         };
         match matching.as_slice() {
             [one] => Ok(*one),
@@ -227,7 +267,9 @@ impl Volume {
 
     fn token_of(&self, keyslot: u32) -> Option<KeyToken> {
         let tokens = self.header.metadata().tokens().values();
-        tokens.filter(|t| t.keyslots().contains(&keyslot)).find_map(KeyToken::read)
+        tokens
+            .filter(|t| t.keyslots().contains(&keyslot))
+            .find_map(KeyToken::read)
     }
 
     /// Opens the volume with a passphrase or the content of a key file.
@@ -238,7 +280,10 @@ impl Volume {
         let mut first_error = None;
         for keyslot in self.header.keyslots_to_try() {
             // A pair's keyslot holds a random secret that nobody can type.
-            if self.token_of(keyslot).is_some_and(|t| t.recipient.is_some()) {
+            if self
+                .token_of(keyslot)
+                .is_some_and(|t| t.recipient.is_some())
+            {
                 continue;
             }
             match self.open_keyslot(keyslot, secret) {
@@ -248,7 +293,10 @@ impl Volume {
             }
         }
         Err(first_error.unwrap_or_else(|| {
-            Error::wrong_key(format!("{}: it opens no keyslot of this volume", self.name()))
+            Error::wrong_key(format!(
+                "{}: it opens no keyslot of this volume",
+                self.name()
+            ))
         }))
     }
 
@@ -259,7 +307,11 @@ impl Volume {
     pub fn unlock_identity(&self, identity: &Identity) -> Result<Unlocked> {
         let own = identity.recipient().to_string();
         let mut first_error = None;
-        for entry in self.keys().iter().filter(|k| k.recipient.as_deref() == Some(&own)) {
+        for entry in self
+            .keys()
+            .iter()
+            .filter(|k| k.recipient.as_deref() == Some(&own))
+        {
             let envelope = self.token_of(entry.keyslot).and_then(|t| t.envelope());
             let opened = match envelope {
                 Some(envelope) => identity
@@ -274,7 +326,10 @@ impl Volume {
             }
         }
         Err(first_error.unwrap_or_else(|| {
-            Error::wrong_key(format!("{}: no keyslot of this volume belongs to that key pair", self.name()))
+            Error::wrong_key(format!(
+                "{}: no keyslot of this volume belongs to that key pair",
+                self.name()
+            ))
         }))
     }
 
@@ -282,14 +337,25 @@ impl Volume {
         let header_error = |e| Error::header(self.name(), e);
         let range = self.header.keyslot_area(keyslot).map_err(header_error)?;
         let area = read_range(&*self.device, range.offset, range.len)?;
-        let opened = self.header.open_keyslot(keyslot, secret, &area, &KdfLimits::default());
+        let opened = self
+            .header
+            .open_keyslot(keyslot, secret, &area, &KdfLimits::default());
         opened.map_err(header_error)
     }
 
     fn unlocked(&self, volume_key: SecretBytes, keyslot: u32) -> Result<Unlocked> {
-        let role = self.keys().iter().find(|k| k.keyslot == keyslot).map_or(Role::User, |k| k.role);
+        let role = self
+            .keys()
+            .iter()
+            .find(|k| k.keyslot == keyslot)
+            .map_or(Role::User, |k| k.role);
         let seal = seal::check(&self.header, &volume_key)?;
-        Ok(Unlocked { volume_key, keyslot, role, seal })
+        Ok(Unlocked {
+            volume_key,
+            keyslot,
+            role,
+            seal,
+        })
     }
 
     /// The device above the cipher.
@@ -302,7 +368,12 @@ impl Volume {
         }
         let sector = SectorSize::try_from(self.sector_size())?;
         let xts = Xts::new(&unlocked.volume_key, sector)?;
-        Ok(CryptDevice::new(Arc::clone(&self.device), xts, self.segment(), options)?)
+        Ok(CryptDevice::new(
+            Arc::clone(&self.device),
+            xts,
+            self.segment(),
+            options,
+        )?)
     }
 
     /// Lets another key pair open the volume; needs only its public half.
@@ -312,10 +383,17 @@ impl Volume {
     pub fn add_pair(&mut self, unlocked: &Unlocked, role: Role, who: &Identified) -> Result<u32> {
         self.change(unlocked, Action::ChangeKeys)?;
         let recipient = who.recipient.to_string();
-        if let Some(old) = self.keys().iter().find(|k| k.recipient.as_deref() == Some(&recipient)) {
+        if let Some(old) = self
+            .keys()
+            .iter()
+            .find(|k| k.recipient.as_deref() == Some(&recipient))
+        {
             return Err(Error::Refused(format!(
                 "{}: the key pair {} has keyslot {} already, as {}; remove that first",
-                self.name(), who.name, old.keyslot, old.role
+                self.name(),
+                who.name,
+                old.keyslot,
+                old.role
             )));
         }
         let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
@@ -328,12 +406,22 @@ impl Volume {
     ///
     /// # Errors
     /// Those of [`Volume::change`]; when the header is full.
-    pub fn add_secret(&mut self, unlocked: &Unlocked, secret: &SecretBytes, kdf: &Kdf) -> Result<u32> {
+    pub fn add_secret(
+        &mut self,
+        unlocked: &Unlocked,
+        secret: &SecretBytes,
+        kdf: &Kdf,
+    ) -> Result<u32> {
         self.change(unlocked, Action::ChangeKeys)?;
         if secret.is_empty() {
-            return Err(Error::Refused("an empty passphrase or key file protects nothing".into()));
+            return Err(Error::Refused(
+                "an empty passphrase or key file protects nothing".into(),
+            ));
         }
-        let owned = self.keys().iter().any(|k| k.recipient.is_some() && k.role == Role::Owner);
+        let owned = self
+            .keys()
+            .iter()
+            .any(|k| k.recipient.is_some() && k.role == Role::Owner);
         let role = if owned { Role::User } else { Role::Owner };
         let keyslot = self.put_keyslot(&unlocked.volume_key, secret, kdf)?;
         let token = KeyToken::secret(keyslot, role).to_token();
@@ -351,7 +439,10 @@ impl Volume {
     pub fn remove_key(&mut self, unlocked: &Unlocked, keyslot: u32) -> Result<()> {
         self.change(unlocked, Action::ChangeKeys)?;
         let keys = self.keys();
-        let owners = keys.iter().filter(|k| k.role == Role::Owner).map(|k| k.keyslot);
+        let owners = keys
+            .iter()
+            .filter(|k| k.role == Role::Owner)
+            .map(|k| k.keyslot);
         if owners.collect::<Vec<_>>() == [keyslot] {
             return Err(Error::Refused(format!(
                 "{}: keyslot {keyslot} is the only owner; `evfs volume owner set` makes another one first",
@@ -436,7 +527,11 @@ impl Volume {
     /// Changes wait until both copies are good: a change is the moment at which one of them is all
     /// there is.
     fn refuse_damaged(&self) -> Result<()> {
-        if self.needs_repair { Err(Error::NeedsRepair(self.name().to_owned())) } else { Ok(()) }
+        if self.needs_repair {
+            Err(Error::NeedsRepair(self.name().to_owned()))
+        } else {
+            Ok(())
+        }
     }
 
     fn put_pair(&mut self, volume_key: &SecretBytes, role: Role, who: &Identified) -> Result<u32> {
@@ -451,20 +546,30 @@ impl Volume {
         Ok(keyslot)
     }
 
-    fn put_keyslot(&mut self, volume_key: &SecretBytes, secret: &SecretBytes, kdf: &Kdf) -> Result<u32> {
-        let added = self.header.add_keyslot(volume_key, secret, kdf, None, Priority::Normal);
+    fn put_keyslot(
+        &mut self,
+        volume_key: &SecretBytes,
+        secret: &SecretBytes,
+        kdf: &Kdf,
+    ) -> Result<u32> {
+        let added = self
+            .header
+            .add_keyslot(volume_key, secret, kdf, None, Priority::Normal);
         added.map_err(|e| Error::header(self.name(), e))
     }
 
     /// Removes a keyslot and our token beside it.
     fn drop_keyslot(&mut self, keyslot: u32) -> Result<()> {
         let tokens = self.header.metadata().tokens().iter();
-        let beside = tokens.filter(|(_, t)| t.token_type() == KEY_TYPE && t.keyslots() == [keyslot]);
+        let beside =
+            tokens.filter(|(_, t)| t.token_type() == KEY_TYPE && t.keyslots() == [keyslot]);
         let numbers: Vec<u32> = beside.map(|(number, _)| *number).collect();
         let removed = self.header.remove_keyslot(keyslot, false);
         removed.map_err(|e| Error::header(self.name(), e))?;
         for number in numbers {
-            self.header.remove_token(number).map_err(|e| Error::header(self.name(), e))?;
+            self.header
+                .remove_token(number)
+                .map_err(|e| Error::header(self.name(), e))?;
         }
         Ok(())
     }
@@ -497,7 +602,9 @@ pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
 pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Result<Vec<u8>> {
     let block = u64::from(device.info().logical_block_size);
     let from = offset - offset % block;
-    let to = (offset + len).next_multiple_of(block).min(device.info().size);
+    let to = (offset + len)
+        .next_multiple_of(block)
+        .min(device.info().size);
     let mut bytes = vec![0; to.saturating_sub(from) as usize];
     Blocking::open(device)?.read_at(from, &mut bytes)?;
     bytes.drain(..(offset - from) as usize);

@@ -431,7 +431,8 @@ impl Queue for FileQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let until = match wait {
-            Wait::AtMost(time) => Some(std::time::Instant::now() + time),
+            // A time too long to be counted is for ever.
+            Wait::AtMost(time) => std::time::Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
         loop {

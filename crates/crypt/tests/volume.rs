@@ -1,0 +1,363 @@
+//! Volumes: roles, the seal, and every write boundary of every key operation.
+
+use block::{BlockDevice, Mem, PowerCut};
+use crypt::{Action, Error, Format, Identified, Role, Seal, Volume};
+use keyring::{Identity, Keyring};
+use luks2::{Argon2Cost, Kdf};
+use secret::SecretBytes;
+use std::sync::Arc;
+
+const SIZE: u64 = 18 << 20;
+
+struct Keys {
+    _dir: tempfile::TempDir,
+    keyring: Keyring,
+}
+
+impl Keys {
+    fn new() -> Keys {
+        let dir = tempfile::tempdir().unwrap();
+        let keyring = Keyring::open(dir.path().join("keys"));
+        for name in ["alice", "bob", "safe"] {
+            keyring.generate(name, None).unwrap();
+        }
+        Keys { _dir: dir, keyring }
+    }
+
+    fn who(&self, name: &str) -> Identified {
+        Identified::of(name, self.keyring.recipient(name).unwrap())
+    }
+
+    fn identity(&self, name: &str) -> Identity {
+        self.keyring
+            .identity(name, &mut |_| panic!("no passphrase here"))
+            .unwrap()
+    }
+}
+
+fn format() -> Format {
+    Format {
+        key_bits: 128,
+        sector_size: 4096,
+        label: "test".into(),
+    }
+}
+
+fn cheap() -> Kdf {
+    Kdf::Argon2id(Argon2Cost {
+        time: 4,
+        memory_kib: 32,
+        cpus: 1,
+    })
+}
+
+fn secret(text: &str) -> SecretBytes {
+    SecretBytes::from_slice(text.as_bytes())
+}
+
+fn create(keys: &Keys, device: Arc<dyn BlockDevice>) -> Volume {
+    Volume::create(device, &format(), &keys.who("alice"), &[keys.who("safe")]).unwrap()
+}
+
+#[test]
+fn roles_allow_what_they_say() {
+    let keys = Keys::new();
+    let mut volume = create(&keys, Arc::new(Mem::new(SIZE, 512)));
+    let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
+    assert_eq!((owner.role, owner.seal), (Role::Owner, Seal::Intact));
+    volume
+        .add_pair(&owner, Role::User, &keys.who("bob"))
+        .unwrap();
+    volume
+        .add_secret(&owner, &secret("sesame"), &cheap())
+        .unwrap();
+    let bob = volume.unlock_identity(&keys.identity("bob")).unwrap();
+    let phrase = volume.unlock_secret(&secret("sesame")).unwrap();
+    let safe = volume.unlock_identity(&keys.identity("safe")).unwrap();
+    assert_eq!(
+        (bob.role, phrase.role, safe.role),
+        (Role::User, Role::User, Role::Recovery)
+    );
+    for action in [
+        Action::Attach,
+        Action::ChangeKeys,
+        Action::SetOwner,
+        Action::Erase,
+    ] {
+        assert!(owner.role.allow(action).is_ok());
+        assert_eq!(bob.role.allow(action).is_ok(), action == Action::Attach);
+        assert_eq!(safe.role.allow(action).is_ok(), action == Action::SetOwner);
+    }
+    assert!(matches!(
+        volume.remove_key(&bob, 0),
+        Err(Error::RoleRefuses { .. })
+    ));
+    assert!(matches!(
+        volume.set_owner(&phrase, &keys.who("bob")),
+        Err(Error::RoleRefuses { .. })
+    ));
+    assert!(
+        volume.remove_key(&owner, owner.keyslot).is_err(),
+        "the only owner must stay"
+    );
+    assert!(
+        volume
+            .add_pair(&owner, Role::User, &keys.who("bob"))
+            .is_err(),
+        "twice"
+    );
+    volume.set_owner(&safe, &keys.who("bob")).unwrap();
+    assert_eq!(
+        volume.unlock_identity(&keys.identity("bob")).unwrap().role,
+        Role::Owner
+    );
+    assert!(matches!(
+        volume.unlock_identity(&keys.identity("alice")),
+        Err(Error::WrongKey(_))
+    ));
+    assert!(matches!(
+        volume.unlock_secret(&secret("wrong")),
+        Err(Error::WrongKey(_))
+    ));
+}
+
+/// Rewrites the header through the format crate, as another program would.
+fn changed_by_another(disk: &Mem, change: impl FnOnce(&mut luks2::Header)) {
+    let mut prefix = vec![0; 32 * 1024];
+    disk.peek(0, &mut prefix);
+    let mut header = luks2::Header::open(&prefix, SIZE).unwrap().header;
+    change(&mut header);
+    for step in header.update().unwrap() {
+        if let luks2::Step::Write { offset, bytes } = step {
+            disk.poke(offset, &bytes);
+        }
+    }
+}
+
+#[test]
+fn a_changed_header_shows_when_the_volume_is_opened() {
+    let keys = Keys::new();
+    let disk = Arc::new(Mem::new(SIZE, 512));
+    create(&keys, disk.clone());
+    let seal = |disk: &Arc<Mem>| {
+        let volume = Volume::open(disk.clone()).unwrap();
+        let unlocked = volume.unlock_identity(&keys.identity("alice")).unwrap();
+        let attached = volume.device(&unlocked, crypt::Options::default()).is_ok();
+        (unlocked.seal, attached)
+    };
+    assert_eq!(seal(&disk), (Seal::Intact, true));
+
+    let keys_changed = Arc::new(disk.fork());
+    changed_by_another(&keys_changed, |header| {
+        let token = luks2::Token::from_json(r#"{"type":"other","keyslots":["0"]}"#).unwrap();
+        header.add_token(None, &token).unwrap();
+    });
+    assert_eq!(seal(&keys_changed), (Seal::KeysChanged, true));
+
+    let core_changed = Arc::new(disk.fork());
+    changed_by_another(&core_changed, |header| {
+        header.set_flag("allow-discards", true).unwrap()
+    });
+    assert_eq!(seal(&core_changed), (Seal::CoreChanged, false));
+
+    let stripped = Arc::new(disk.fork());
+    changed_by_another(&stripped, |header| {
+        let tokens = header.metadata().tokens().iter();
+        let number = tokens
+            .filter(|(_, t)| t.token_type() == "evfs-seal")
+            .map(|(n, _)| *n)
+            .next()
+            .unwrap();
+        header.remove_token(number).unwrap();
+    });
+    assert_eq!(seal(&stripped).0, Seal::Missing);
+
+    // The owner seals what is meant to stay.
+    let mut volume = Volume::open(core_changed.clone()).unwrap();
+    let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
+    assert!(matches!(
+        volume.add_pair(&owner, Role::User, &keys.who("bob")),
+        Err(Error::SealBroken(_))
+    ));
+    volume.reseal(&owner).unwrap();
+    assert_eq!(seal(&core_changed), (Seal::Intact, true));
+}
+
+/// Runs a key operation over a disk whose cache is volatile and cuts the power at every write
+/// boundary, with what was not flushed dropped, kept and torn. After each cut one of `openers` must
+/// open the volume with its one volume key, and whoever was not touched by the change must, too.
+fn at_every_boundary(
+    name: &str,
+    keys: &Keys,
+    prepare: impl Fn(&mut Volume),
+    change: impl Fn(&mut Volume),
+    always: &[&dyn Fn(&Volume) -> bool],
+    one_of: &[&dyn Fn(&Volume) -> bool],
+) {
+    let base = Arc::new(Mem::new(SIZE, 512));
+    let mut volume = create(keys, base.clone());
+    prepare(&mut volume);
+    let disk = Arc::new(PowerCut::new(&base));
+    change(&mut Volume::open(disk.clone()).unwrap());
+    let mut states = 0;
+    for crash in disk.boundaries(7, 6) {
+        let shown = format!("{name}: {crash}");
+        let after = Volume::open(Arc::new(crash.image)).unwrap_or_else(|e| panic!("{shown}: {e}"));
+        for opens in always {
+            assert!(
+                opens(&after),
+                "{shown}: a key that was not touched does not open"
+            );
+        }
+        assert!(
+            one_of.iter().any(|opens| opens(&after)),
+            "{shown}: neither the old nor the new key opens"
+        );
+        states += 1;
+    }
+    assert!(states > 20, "{name}: only {states} states");
+}
+
+#[test]
+fn at_every_write_of_every_key_operation_the_old_or_the_new_key_opens() {
+    let keys = Keys::new();
+    let by = |name: &'static str| {
+        let identity = keys.identity(name);
+        move |volume: &Volume| {
+            volume
+                .unlock_identity(&identity)
+                .is_ok_and(|u| u.seal == Seal::Intact)
+        }
+    };
+    let (alice, bob, safe) = (by("alice"), by("bob"), by("safe"));
+    let phrase = |volume: &Volume| volume.unlock_secret(&secret("sesame")).is_ok();
+    let owner = |volume: &Volume| volume.unlock_identity(&keys.identity("alice")).unwrap();
+    let nothing = |_: &mut Volume| {};
+    let add_bob = |volume: &mut Volume| {
+        let owner = owner(volume);
+        volume
+            .add_pair(&owner, Role::User, &keys.who("bob"))
+            .unwrap();
+    };
+    let add_phrase = |volume: &mut Volume| {
+        let owner = owner(volume);
+        volume
+            .add_secret(&owner, &secret("sesame"), &cheap())
+            .unwrap();
+    };
+    at_every_boundary(
+        "add a pair",
+        &keys,
+        nothing,
+        add_bob,
+        &[&alice, &safe],
+        &[&alice, &bob],
+    );
+    at_every_boundary(
+        "add a passphrase",
+        &keys,
+        nothing,
+        add_phrase,
+        &[&alice, &safe],
+        &[&alice, &phrase],
+    );
+    let remove_bob = |volume: &mut Volume| {
+        let owner = owner(volume);
+        let keyslot = volume.find_key("bob").unwrap();
+        volume.remove_key(&owner, keyslot).unwrap();
+    };
+    at_every_boundary(
+        "remove a pair",
+        &keys,
+        add_bob,
+        remove_bob,
+        &[&alice, &safe],
+        &[&alice],
+    );
+    let set_owner = |volume: &mut Volume| {
+        let recovery = volume.unlock_identity(&keys.identity("safe")).unwrap();
+        volume.set_owner(&recovery, &keys.who("bob")).unwrap();
+    };
+    at_every_boundary(
+        "set an owner",
+        &keys,
+        nothing,
+        set_owner,
+        &[&safe],
+        &[&alice, &bob],
+    );
+    let promote = |volume: &mut Volume| {
+        let owner = owner(volume);
+        volume.set_owner(&owner, &keys.who("bob")).unwrap();
+    };
+    at_every_boundary(
+        "make a user the owner",
+        &keys,
+        add_bob,
+        promote,
+        &[&safe],
+        &[&alice, &bob],
+    );
+    let reseal = |volume: &mut Volume| {
+        let owner = owner(volume);
+        volume.reseal(&owner).unwrap();
+    };
+    at_every_boundary(
+        "seal again",
+        &keys,
+        nothing,
+        reseal,
+        &[&alice, &safe],
+        &[&alice],
+    );
+}
+
+#[test]
+fn a_repair_cut_off_anywhere_leaves_a_header_that_opens() {
+    let keys = Keys::new();
+    let base = Arc::new(Mem::new(SIZE, 512));
+    create(&keys, base.clone());
+    for damaged in [5000u64, 16384 + 5000] {
+        let broken = base.fork();
+        broken.poke(damaged, &[0xff]);
+        let disk = Arc::new(PowerCut::new(&broken));
+        assert_eq!(crypt::repair(disk.clone()).unwrap().len(), 1);
+        for crash in disk.boundaries(3, 8) {
+            let shown = crash.to_string();
+            let after =
+                Volume::open(Arc::new(crash.image)).unwrap_or_else(|e| panic!("{shown}: {e}"));
+            after
+                .unlock_identity(&keys.identity("alice"))
+                .unwrap_or_else(|e| panic!("{shown}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn a_restored_backup_opens_with_the_keys_it_was_made_with() {
+    let keys = Keys::new();
+    let disk = Arc::new(Mem::new(SIZE, 512));
+    let mut volume = create(&keys, disk.clone());
+    let backup = volume.backup().unwrap();
+    volume.erase().unwrap();
+    assert!(
+        Volume::open(disk.clone())
+            .unwrap()
+            .unlock_identity(&keys.identity("alice"))
+            .is_err()
+    );
+    let plan = crypt::plan_restore(disk.clone(), &backup).unwrap();
+    assert!(plan.objection.is_none());
+    plan.carry_out().unwrap();
+    let restored = Volume::open(disk)
+        .unwrap()
+        .unlock_identity(&keys.identity("alice"))
+        .unwrap();
+    assert_eq!(restored.seal, Seal::Intact);
+    for len in [0, 100, 4096, 40_000, backup.len() - 1] {
+        assert!(
+            crypt::plan_restore(Arc::new(Mem::new(SIZE, 512)), &backup[..len]).is_err(),
+            "{len} bytes"
+        );
+    }
+}
