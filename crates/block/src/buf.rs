@@ -218,3 +218,84 @@ impl From<Vec<Buf>> for Bufs {
         Bufs(Inner::Many(bufs))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heap_buffers_are_aligned_zero_and_of_the_asked_length() {
+        for len in [0, 1, 511, 4096, 70_001] {
+            let mut buf = Buf::zeroed(len);
+            assert_eq!((buf.len(), buf.capacity()), (len, len));
+            assert!((buf.as_ptr() as usize).is_multiple_of(BUF_ALIGN));
+            assert!(buf.iter().all(|b| *b == 0));
+            buf.fill(7);
+            assert!(buf.iter().all(|b| *b == 7));
+        }
+        assert_eq!(&Buf::copy_of(b"abc")[..], b"abc");
+    }
+
+    #[test]
+    fn the_view_can_be_shortened_and_lengthened_within_the_capacity() {
+        let mut buf = Buf::copy_of(b"abcdef");
+        buf.set_len(2);
+        assert_eq!(&buf[..], b"ab");
+        buf.set_len(6);
+        assert_eq!(&buf[..], b"abcdef", "what lies beyond the view stays");
+    }
+
+    #[test]
+    #[should_panic(expected = "7 bytes do not fit a buffer of 6")]
+    fn the_view_cannot_outgrow_the_memory() {
+        Buf::copy_of(b"abcdef").set_len(7);
+    }
+
+    #[test]
+    fn a_pinned_buffer_works_in_place_and_keeps_its_owner() {
+        let mut owner = Buf::zeroed(4096);
+        let at = NonNull::new(owner.as_mut_ptr()).unwrap();
+        let keep = Arc::new(std::sync::Mutex::new(owner));
+        // SAFETY: `keep` owns the memory and is handed over; nobody locks it meanwhile.
+        let mut pinned = unsafe { Buf::pinned(at, 16, keep.clone()) };
+        pinned.fill(9);
+        assert_eq!(Arc::strong_count(&keep), 2);
+        drop(pinned);
+        assert_eq!(Arc::strong_count(&keep), 1);
+        assert_eq!(
+            keep.lock().unwrap()[..17],
+            [[9; 16].as_slice(), &[0]].concat()
+        );
+    }
+
+    #[test]
+    fn a_buffer_never_shows_its_content_when_printed() {
+        let bufs: Bufs = vec![Buf::copy_of(b"secret"), Buf::zeroed(1)].into();
+        assert_eq!(format!("{bufs:?}"), "Bufs(Many([Buf(6), Buf(1)]))");
+    }
+
+    #[test]
+    fn one_and_several_buffers_look_alike() {
+        let mut one: Bufs = Buf::copy_of(b"ab").into();
+        let mut many: Bufs = vec![Buf::copy_of(b"a"), Buf::copy_of(b"b")].into();
+        for bufs in [&mut one, &mut many] {
+            assert_eq!(bufs.total_len(), 2);
+            assert!(bufs.iter().flat_map(|b| b.iter()).eq(b"ab"));
+            bufs.iter_mut().for_each(|b| b.fill(b'c'));
+            bufs.as_mut_slice()[0][0] = b'd';
+            assert_eq!(bufs.as_slice()[0][0], b'd');
+        }
+        assert_eq!(one.into_vec().len(), 1);
+        assert_eq!(many.into_first().map(|b| b.len()), Some(1));
+        let none: Bufs = Vec::new().into();
+        assert_eq!(none.total_len(), 0);
+        assert!(none.into_first().is_none());
+    }
+
+    #[test]
+    fn buffers_cross_threads() {
+        let buf = Buf::copy_of(b"abc");
+        let back = std::thread::spawn(move || buf).join().unwrap();
+        assert_eq!(&back[..], b"abc");
+    }
+}

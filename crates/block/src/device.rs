@@ -89,7 +89,8 @@ pub enum Wait {
     Poll,
     /// Until there is one. Returns at once when nothing is in flight.
     Block,
-    /// Until there is one, or this much time has passed.
+    /// Until there is one, or this much time has passed. Any duration will do: one that reaches
+    /// beyond what a clock can tell means for ever.
     AtMost(Duration),
 }
 
@@ -134,7 +135,8 @@ pub trait Queue {
 
     /// A descriptor that becomes readable when [`Queue::reap`] has something to give, so that a
     /// caller can wait for it beside a socket. `None`: everything in flight comes with the next
-    /// reap. Before sleeping on it, kick, and reap once with [`Wait::Poll`].
+    /// reap. It is the same for as long as the queue is open. Before sleeping on it, kick, and reap
+    /// once with [`Wait::Poll`]: what a layer holds ready by itself does not make it readable.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// A hint that buffers of `pool` will come often; a ring registers its memory with the kernel.

@@ -231,3 +231,62 @@ impl std::error::Error for Error {
         self.0.source.as_ref().map(|e| e as _)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buf;
+    use std::error::Error as _;
+
+    fn write() -> Op {
+        Op::Write {
+            offset: 4096,
+            bufs: Buf::zeroed(512).into(),
+            fua: false,
+        }
+    }
+
+    #[test]
+    fn an_error_prints_device_operation_kind_and_detail_but_not_its_source() {
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        let error = Error::from_io("disk", source).in_op(&write());
+        assert_eq!(
+            error.to_string(),
+            "disk: write of 512 bytes at 4096: no space left"
+        );
+        assert!(error.source().is_some());
+        let error = error.detail("free some").with_kind(ErrorKind::Io);
+        assert_eq!(
+            error.to_string(),
+            "disk: write of 512 bytes at 4096: input/output error: free some"
+        );
+        let flush = Error::new(ErrorKind::PathLost, "disk", "").in_op(&Op::Flush);
+        assert_eq!(flush.to_string(), "disk: flush: the path is lost");
+        let open = Error::new(ErrorKind::NotFound, "disk", "");
+        assert_eq!(open.to_string(), "disk: not found");
+        assert!(open.source().is_none());
+    }
+
+    #[test]
+    fn an_errno_is_kept_through_context_and_clone() {
+        for errno in [libc::EIO, libc::ENOSPC, libc::ENXIO, libc::EILSEQ] {
+            let error = Error::from_io("disk", io::Error::from_raw_os_error(errno));
+            let copy = error.clone().in_op(&write()).detail("why");
+            assert_eq!((error.errno(), copy.errno()), (errno, errno));
+            assert_eq!(copy.kind(), ErrorKind::from_errno(errno));
+            assert_eq!((copy.range(), copy.device()), (Some((4096, 512)), "disk"));
+        }
+    }
+
+    #[test]
+    fn an_error_without_an_errno_has_one_that_fits_its_kind() {
+        let errno = |kind| Error::new(kind, "disk", "").errno();
+        assert_eq!(errno(ErrorKind::OutOfRange), libc::EINVAL);
+        assert_eq!(errno(ErrorKind::ReadOnly), libc::EROFS);
+        assert_eq!(errno(ErrorKind::NoSpace), libc::ENOSPC);
+        assert_eq!(errno(ErrorKind::Media), libc::EIO);
+        let other = Error::from_io("disk", io::Error::other("strange"));
+        assert_eq!((other.kind(), other.errno()), (ErrorKind::Io, libc::EIO));
+        assert_eq!(other.clone().source().unwrap().to_string(), "strange");
+    }
+}

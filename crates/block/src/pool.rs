@@ -56,9 +56,12 @@ impl BufPool {
                 at != libc::MAP_FAILED,
                 "no memory for a pool of {bytes} bytes"
             );
-            // Clear data has no business in a core dump; large pages save TLB misses.
-            libc::madvise(at, bytes, libc::MADV_DONTDUMP);
-            libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+            // Clear data has no business in a core dump; large pages save TLB misses. Miri knows
+            // neither and needs neither.
+            if !cfg!(miri) {
+                libc::madvise(at, bytes, libc::MADV_DONTDUMP);
+                libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+            }
             NonNull::new(at.cast::<u8>()).expect("mmap does not return null")
         };
         let free = Mutex::new((0..count as u32).rev().collect());
@@ -124,5 +127,52 @@ impl Drop for Arena {
         // anonymous memory gives the pages back to the kernel, which zeroes them before anyone
         // else gets them; zeroing them here first would only fault in what was never used.
         unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_buffers_are_apart_aligned_and_inside_the_region() {
+        let pool = BufPool::new(5000, 4);
+        assert_eq!((pool.buf_size(), pool.count()), (8192, 4));
+        let (base, bytes) = pool.region();
+        let mut bufs: Vec<Buf> = std::iter::from_fn(|| pool.take(5000)).collect();
+        assert_eq!((bufs.len(), bytes), (4, 4 * 8192));
+        for (value, buf) in bufs.iter_mut().enumerate() {
+            let at = buf.as_ptr() as usize - base.as_ptr() as usize;
+            assert!(at.is_multiple_of(8192) && at < bytes);
+            assert_eq!((buf.len(), buf.capacity()), (5000, 8192));
+            buf.fill(value as u8);
+        }
+        for (value, buf) in bufs.iter().enumerate() {
+            assert!(buf.iter().all(|b| *b == value as u8), "buffers overlap");
+        }
+    }
+
+    #[test]
+    fn an_empty_pool_gives_nothing_until_a_buffer_comes_back() {
+        let pool = BufPool::new(4096, 1);
+        let buf = pool.take(1).unwrap();
+        assert!(pool.clone().take(1).is_none());
+        std::thread::spawn(move || drop(buf)).join().unwrap();
+        assert!(pool.take(4096).is_some());
+    }
+
+    #[test]
+    fn a_buffer_outlives_its_pool() {
+        let pool = BufPool::new(4096, 2);
+        let mut buf = pool.take(4096).unwrap();
+        drop(pool);
+        buf.fill(3);
+        assert!(buf.iter().all(|b| *b == 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "4097 bytes asked of a pool of 4096")]
+    fn a_longer_buffer_than_the_pool_has_is_a_bug() {
+        BufPool::new(4096, 1).take(4097);
     }
 }
