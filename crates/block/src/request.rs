@@ -24,7 +24,8 @@ pub enum Op {
     },
     /// Make every write whose completion was reaped before this was submitted survive a power cut.
     Flush,
-    /// The range is not needed any more; reading it afterwards gives old data or zeros.
+    /// The range is not needed any more; what it reads as is undefined until it is
+    /// written again (an encrypted volume deciphers whatever is below).
     Discard {
         /// First byte.
         offset: u64,

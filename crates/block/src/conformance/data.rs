@@ -166,9 +166,10 @@ pub(super) fn zeroes_and_discards_keep_to_their_range(device: &dyn BlockDevice) 
         let after = content(queue, 0, span);
         for (index, (new, old)) in after.chunks(block).zip(before.chunks(block)).enumerate() {
             let inside = range.contains(&(index * block));
+            // Inside, anything may be read: an encrypted volume deciphers whatever is below.
             assert!(
-                new == old || (inside && new.iter().all(|byte| *byte == 0)),
-                "block {index} after a discard of {range:?} is neither old nor zero"
+                new == old || inside,
+                "a discard of {range:?} changed block {index}"
             );
         }
         // Discarded blocks take new data.

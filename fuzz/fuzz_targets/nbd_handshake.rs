@@ -1,0 +1,71 @@
+//! An NBD client's side of a connection: negotiation, then requests.
+//!
+//! The first byte chooses the TLS policy and how the stream is cut; the rest is the stream.
+//!
+//! Claims: reading never panics; the same stream in other pieces gives the same answers, the same
+//! outcome and takes the same bytes; what is answered stays within a bound of what was sent.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use nbd_proto::{ExportInfo, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy};
+use std::sync::Arc;
+
+fn exports() -> Arc<[ExportInfo]> {
+    let export = |name: &str| ExportInfo {
+        name: name.into(),
+        description: "words".into(),
+        size: 1 << 30,
+        flags: 0x1ff,
+        block_min: 512,
+        block_preferred: 4096,
+        block_max: 32 << 20,
+    };
+    [export("a"), export("second")].into()
+}
+
+/// What a driver would see: the answers, the outcome, the bytes taken, or that the peer is wrong.
+fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>, usize, bool) {
+    let mut handshake = Handshake::new(exports(), policy);
+    let (mut output, mut held, mut taken) = (handshake.take_output(), Vec::new(), 0);
+    for piece in stream.chunks(step) {
+        held.extend_from_slice(piece);
+        match handshake.handle_input(&held) {
+            Ok(n) => {
+                assert!(n <= held.len());
+                held.drain(..n);
+                taken += n;
+            }
+            Err(_) => {
+                output.extend(handshake.take_output());
+                return (output, handshake.outcome(), 0, true);
+            }
+        }
+        output.extend(handshake.take_output());
+        if handshake.outcome().is_some() {
+            break;
+        }
+    }
+    (output, handshake.outcome(), taken, false)
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, stream)) = data.split_first() else { return };
+    let policy = match first % 3 {
+        0 => TlsPolicy::Never,
+        1 => TlsPolicy::Required,
+        _ => TlsPolicy::Active,
+    };
+    let whole = run(policy, stream, stream.len().max(1));
+    let pieces = run(policy, stream, usize::from(first / 3) + 1);
+    assert_eq!(whole, pieces, "the same stream in other pieces");
+    // Each option is answered by at most a few hundred bytes, and takes 16 at least.
+    assert!(whole.0.len() <= 64 + stream.len() * 40, "{} bytes of answer", whole.0.len());
+    if let (Some(Outcome::Transmission { export, .. }), taken) = (whole.1, whole.2) {
+        assert!(export < 2);
+        for request in stream[taken..].chunks_exact(REQUEST_BYTES) {
+            if let Ok(bytes) = request.try_into() {
+                let _ = RequestHeader::parse(bytes);
+            }
+        }
+    }
+});
