@@ -91,7 +91,7 @@ luks1() {
   done
   die "qemu-img create failed; see $WORK/luks.log"
 }
-evfs() { XDG_DATA_HOME=$WORK/data XDG_RUNTIME_DIR=$WORK/run in_group evfs "$EVFS" "$@"; }
+evfs() { EVFS_KEYS_DIR=$WORK/data EVFS_RUN_DIR=$WORK/run in_group evfs "$EVFS" "$@"; }
 make_backing() { # TARGET: once for all exports
   local t=$1 b=$WORK/$1.img; BACK[$t]=$b
   case $t in
