@@ -2,47 +2,31 @@
 //! of it where the kernel has no ublk.
 //!
 //! ```text
-//!   application or loop device ── kernel ── /dev/fuse ──► thread 1..n: descriptor, engine, queues
-//!
-//!   session   mounting and the first handshake          engine   requests of bytes to requests of
-//!   wire      bytes to requests, answers to bytes                blocks, many in flight
-//!   folder    names, attributes, what may be done       gate     who may change which blocks
-//!   worker    the loop of a thread                      loopdev  block devices over the files
+//!   application or loop device ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor
+//!                                                         of the mount, device queue and buffer
 //! ```
 //!
-//! **Cached once.** Files are opened for direct I/O, whether the program asked for O_DIRECT or not:
-//! the kernel keeps no pages of them. What is above, the file system on the loop device or the
-//! application, caches clear data once. Writes to one file run side by side
-//! (`FOPEN_PARALLEL_DIRECT_WRITES`), and a shared mapping works where the kernel allows one.
+//! Files are opened for direct I/O: what is above (the file system on the loop device, the
+//! application) caches clear data once, and nothing caches it twice.
 //!
-//! **Invariant:** a change that is not aligned to the blocks of the device excludes every other change
-//! of the same blocks while it reads, patches and writes back, so no neighbour's byte is lost.
+//! **Invariant:** a request that is not aligned to the blocks of the device excludes every other write
+//! while it reads, changes and writes back, so no neighbour's byte is lost.
 //!
-//! **Durability** is that of a disk: an answered write survives a power cut after the next fsync, or
-//! close of a file that was open for writing, that is answered; with O_SYNC or O_DSYNC at once.
+//! A thread carries one request at a time, and [`REQUESTS_PER_THREAD`] of them are started for each
+//! thread asked for, because most of the time they wait for the disk. Memory: 2 MiB for each of
+//! them, and the request buffer of the `fuser` library.
 //!
-//! **Memory:** [`THREAD_MEMORY_BYTES`] for each thread, touched as far as it is needed, and what the
-//! device takes for a queue. Requests that are not aligned to blocks take some more while they last.
-//!
-//! Absent on purpose: growing, renaming, anything but the given files; and signals: who calls decides
-//! when to unmount.
+//! Absent on purpose: growing, renaming, anything but the given files.
 
-mod engine;
-mod folder;
-mod gate;
+mod files;
+mod io;
 pub mod loopdev;
 mod mount;
-mod session;
-mod stats;
-mod sys;
-mod wire;
-mod worker;
 
 pub use mount::{Config, Export, Mount};
-pub use stats::Stats;
 
-/// Memory of the buffers of one thread, in bytes.
-pub const THREAD_MEMORY_BYTES: usize = engine::POOL_BYTES;
+/// Kernel requests that are in flight for each thread of the configuration.
+pub const REQUESTS_PER_THREAD: usize = 4;
 
 /// Why a folder cannot be mounted or unmounted, or a loop device made.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +39,6 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
-    /// A device cannot be used.
-    #[error("a device gives no queue")]
-    Device(#[source] block::Error),
     /// The system refuses.
     #[error("{what}")]
     Io {

@@ -1,7 +1,4 @@
 //! Loop devices: a block device of the kernel over a file.
-//!
-//! Absent on purpose: partitions, offsets, and any loop device that this process did not make, but
-//! those that a server which ended has left behind.
 
 use crate::Error;
 use std::fs::{File, OpenOptions};
@@ -171,13 +168,6 @@ impl LoopDevice {
         Ok(())
     }
 
-    /// Whether it goes past the page cache of its file. The kernel may have refused.
-    pub fn is_direct(&self) -> bool {
-        let name = self.path.file_name().unwrap_or_default();
-        let dio = Path::new("/sys/block").join(name).join("loop/dio");
-        std::fs::read_to_string(dio).is_ok_and(|text| text.trim() == "1")
-    }
-
     /// Whether somebody holds it: a mount does, exclusively.
     fn is_used(&self) -> bool {
         let exclusive = OpenOptions::new()
@@ -194,37 +184,6 @@ impl LoopDevice {
             .join("loop/backing_file")
             .exists()
     }
-}
-
-/// The loop devices over a file, by the path it was opened by (without links).
-pub fn find(file: &Path) -> Vec<PathBuf> {
-    with_backing_file(|backing| backing == file)
-}
-
-/// Removes the loop devices over files below a folder whose server is gone; they have nothing to
-/// give any more. One that is still mounted goes with its mount.
-pub(crate) fn detach_below(folder: &Path) {
-    for path in with_backing_file(|backing| backing.starts_with(folder)) {
-        tracing::warn!("removing {}, whose server ended", path.display());
-        match File::open(&path) {
-            // SAFETY: this request takes no argument.
-            Ok(device) => drop(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) }),
-            Err(e) => tracing::warn!("{}: {e}", path.display()),
-        }
-    }
-}
-
-fn with_backing_file(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir("/sys/block") else {
-        return Vec::new();
-    };
-    let found = entries.flatten().filter(|entry| {
-        std::fs::read_to_string(entry.path().join("loop/backing_file"))
-            .is_ok_and(|backing| wanted(Path::new(backing.trim_end_matches('\n'))))
-    });
-    found
-        .map(|entry| Path::new("/dev").join(entry.file_name()))
-        .collect()
 }
 
 impl Drop for LoopDevice {

@@ -4,11 +4,21 @@
 //! One request at a time, simple replies, no TLS. Section names are those of the NBD protocol
 //! document (`doc/proto.md` of the NetworkBlockDevice project).
 
-use nbd_proto::constants as c;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
+const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
+const REP_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const OPT_GO: u32 = 7;
+const REP_ACK: u32 = 1;
+const REP_INFO: u32 = 3;
+const REP_ERROR_BIT: u32 = 1 << 31;
+const INFO_EXPORT: u16 = 0;
+const INFO_BLOCK_SIZE: u16 = 3;
 /// Longest option reply that is accepted, in bytes.
 const REPLY_BYTES_MAX: u32 = 64 * 1024;
 /// Longest transfer in one request, in bytes: what every server accepts (block size constraints).
@@ -37,8 +47,8 @@ impl Client {
             cookie: 0,
         };
         // "Fixed newstyle negotiation": greeting, then client flags (fixed newstyle, no zeroes).
-        expect(client.u64()?, c::NBDMAGIC, "magic")?;
-        expect(client.u64()?, c::IHAVEOPT, "option magic")?;
+        expect(client.u64()?, NBDMAGIC, "magic")?;
+        expect(client.u64()?, IHAVEOPT, "option magic")?;
         client.u16()?;
         client.stream.write_all(&3u32.to_be_bytes())?;
         client.go(export)?;
@@ -48,16 +58,16 @@ impl Client {
     /// `NBD_OPT_GO`, asking for block sizes so that the server may enforce them.
     fn go(&mut self, export: &str) -> io::Result<()> {
         let mut message = Vec::new();
-        message.extend(c::IHAVEOPT.to_be_bytes());
-        message.extend(c::OPT_GO.to_be_bytes());
+        message.extend(IHAVEOPT.to_be_bytes());
+        message.extend(OPT_GO.to_be_bytes());
         message.extend((4 + export.len() as u32 + 4).to_be_bytes());
         message.extend((export.len() as u32).to_be_bytes());
         message.extend(export.as_bytes());
         message.extend(1u16.to_be_bytes());
-        message.extend(c::INFO_BLOCK_SIZE.to_be_bytes());
+        message.extend(INFO_BLOCK_SIZE.to_be_bytes());
         self.stream.write_all(&message)?;
         loop {
-            expect(self.u64()?, c::REP_MAGIC, "option reply magic")?;
+            expect(self.u64()?, REP_MAGIC, "option reply magic")?;
             let (_, kind, len) = (self.u32()?, self.u32()?, self.u32()?);
             if len > REPLY_BYTES_MAX {
                 return Err(invalid("an option reply is too long"));
@@ -65,9 +75,9 @@ impl Client {
             let mut data = vec![0; len as usize];
             self.stream.read_exact(&mut data)?;
             match kind {
-                c::REP_ACK => return Ok(()),
-                c::REP_INFO => self.info(&data),
-                _ if kind & c::REP_ERROR != 0 => {
+                REP_ACK => return Ok(()),
+                REP_INFO => self.info(&data),
+                _ if kind & REP_ERROR_BIT != 0 => {
                     let why = format!("the server refuses the export `{export}`");
                     return Err(io::Error::new(io::ErrorKind::NotFound, why));
                 }
@@ -78,7 +88,7 @@ impl Client {
 
     fn info(&mut self, data: &[u8]) {
         if let Some((kind, rest)) = data.split_first_chunk::<2>()
-            && u16::from_be_bytes(*kind) == c::INFO_EXPORT
+            && u16::from_be_bytes(*kind) == INFO_EXPORT
             && let Some((size, rest)) = rest.split_first_chunk::<8>()
             && let Some((flags, _)) = rest.split_first_chunk::<2>()
         {
@@ -100,7 +110,7 @@ impl Client {
     /// Fills `out` from `offset` on.
     pub fn read_at(&mut self, mut offset: u64, out: &mut [u8]) -> io::Result<()> {
         for piece in out.chunks_mut(TRANSFER_MAX) {
-            self.request(c::CMD_READ, 0, offset, piece.len() as u32, &[])?;
+            self.request(0, 0, offset, piece.len() as u32, &[])?;
             self.reply()?;
             self.stream.read_exact(piece)?;
             offset += piece.len() as u64;
@@ -111,7 +121,7 @@ impl Client {
     /// Writes `data` from `offset` on; acknowledged, not yet durable.
     pub fn write_at(&mut self, mut offset: u64, data: &[u8]) -> io::Result<()> {
         for piece in data.chunks(TRANSFER_MAX) {
-            self.request(c::CMD_WRITE, 0, offset, piece.len() as u32, piece)?;
+            self.request(1, 0, offset, piece.len() as u32, piece)?;
             self.reply()?;
             offset += piece.len() as u64;
         }
@@ -120,13 +130,13 @@ impl Client {
 
     /// Makes everything acknowledged so far durable.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.request(c::CMD_FLUSH, 0, 0, 0, &[])?;
+        self.request(3, 0, 0, 0, &[])?;
         self.reply()
     }
 
     /// Tells the server that this connection ends.
     pub fn disconnect(mut self) -> io::Result<()> {
-        self.request(c::CMD_DISC, 0, 0, 0, &[])
+        self.request(2, 0, 0, 0, &[])
     }
 
     fn request(
@@ -139,7 +149,7 @@ impl Client {
     ) -> io::Result<()> {
         self.cookie += 1;
         let mut message = Vec::with_capacity(28 + data.len());
-        message.extend(c::REQUEST_MAGIC.to_be_bytes());
+        message.extend(REQUEST_MAGIC.to_be_bytes());
         message.extend(flags.to_be_bytes());
         message.extend(kind.to_be_bytes());
         message.extend(self.cookie.to_be_bytes());
@@ -154,7 +164,7 @@ impl Client {
         let (magic, error, cookie) = (self.u32()?, self.u32()?, self.u64()?);
         expect(
             u64::from(magic),
-            u64::from(c::SIMPLE_REPLY_MAGIC),
+            u64::from(SIMPLE_REPLY_MAGIC),
             "reply magic",
         )?;
         expect(cookie, self.cookie, "cookie")?;

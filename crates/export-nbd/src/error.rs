@@ -21,13 +21,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The exports cannot be served like that.
-    #[error("{0}")]
-    Config(String),
-    /// A worker thread panicked; its connections are gone.
-    #[error("a worker of the NBD server ended unexpectedly")]
-    Worker,
-    /// A device refuses a queue, or its last flush.
+    /// A device refuses a queue.
     #[error(transparent)]
     Device(#[from] block::Error),
     /// The system refuses.

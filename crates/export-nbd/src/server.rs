@@ -1,84 +1,139 @@
-//! The server as its owner sees it: start, addresses, statistics, stop.
+//! The server as its owner sees it: start, addresses, stop.
 
-use crate::hub::Hub;
-use crate::listen::Listener;
-use crate::{Config, Error, Export, Listen, Stats, engine, tls, worker};
-use nbd_proto::{TlsPolicy, constants::NAME_BYTES_MAX};
+use crate::socket::Raw;
+use crate::worker::{Hub, Worker};
+use crate::{Config, Error, Export, Listen, tls};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::fmt::Write as _;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
-/// How long [`Server::shutdown`] waits for clients to take their last replies.
-const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause when the system has no descriptors for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 /// A running server. Dropping it stops it.
 pub struct Server {
     addresses: Vec<Listen>,
+    tls: bool,
     hub: Arc<Hub>,
-    threads: Vec<JoinHandle<block::Result<()>>>,
+    threads: Vec<JoinHandle<()>>,
+    sockets: Vec<PathBuf>,
 }
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        match self {
+            Listener::Unix(l) => l.as_fd(),
+            Listener::Tcp(l) => l.as_fd(),
+        }
+    }
+
+    fn accept(&self) -> io::Result<Raw> {
+        let raw = match self {
+            Listener::Unix(l) => Raw::Unix(l.accept()?.0),
+            Listener::Tcp(l) => {
+                let stream = l.accept()?.0;
+                stream.set_nodelay(true)?;
+                Raw::Tcp(stream)
+            }
+        };
+        match &raw {
+            Raw::Unix(s) => s.set_nonblocking(true)?,
+            Raw::Tcp(s) => s.set_nonblocking(true)?,
+        }
+        // Room for a few large replies, so that one writev takes all of them. Refused is fine.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&raw, SOCKET_BUFFER_BYTES);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&raw, SOCKET_BUFFER_BYTES);
+        Ok(raw)
+    }
+}
+
+/// Socket buffers asked for, in bytes; the system gives what it allows.
+const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
 impl Server {
     /// Opens a queue on each export for each worker, and listens.
     ///
     /// # Errors
-    /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], [`Error::Config`], and what
-    /// devices and system say. Nothing is left behind.
+    /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], and what devices and system say.
+    /// Nothing is left behind.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Server, Error> {
-        check(&config, &exports)?;
-        let tls = config.tls.as_ref().map(tls::config).transpose()?;
-        let listeners: Vec<Listener> = config
-            .listen
-            .iter()
-            .map(Listener::open)
-            .collect::<Result<_, _>>()?;
-        let hub = Hub::new(config, exports, tls).map_err(|e| Error::io("an eventfd", e))?;
-        let mut server = Server {
-            addresses: listeners.iter().map(Listener::address).collect(),
-            hub: Arc::new(hub),
-            threads: Vec::new(),
-        };
-        for number in 0..server.hub.workers.len() {
-            server.start_worker(number)?;
+        for listen in &config.listen {
+            if let Listen::Tcp(address) = listen
+                && !address.ip().is_loopback()
+                && config.tls.is_none()
+            {
+                return Err(Error::Insecure(*address));
+            }
         }
-        let hub = Arc::clone(&server.hub);
-        let acceptor = move || {
-            accept(&listeners, &hub);
-            Ok(())
+        let tls = config.tls.as_ref().map(tls::config).transpose()?;
+        let hub = Arc::new(Hub::new(exports, tls, config.max_connections));
+        let mut server = Server {
+            addresses: Vec::new(),
+            tls: config.tls.is_some(),
+            hub: Arc::clone(&hub),
+            threads: Vec::new(),
+            sockets: Vec::new(),
         };
-        server.spawn("nbd-accept".into(), acceptor)?;
+        let mut listeners = Vec::new();
+        for listen in &config.listen {
+            listeners.push(server.listen(listen)?);
+        }
+        let mut wakers = Vec::new();
+        for number in 0..config.threads.max(1) {
+            let (inbox, worker) =
+                Worker::new(Arc::clone(&hub)).map_err(|e| Error::io("a worker", e))?;
+            wakers.push(inbox);
+            // A queue belongs to the thread that opens it, so the thread says how that went.
+            let (opened, outcome) = std::sync::mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name(format!("nbd-{number}"))
+                .spawn(move || worker.run(&opened))
+                .map_err(|e| Error::io("cannot start a thread", e))?;
+            server.threads.push(thread);
+            match outcome.recv() {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => return Err(e.into()),
+                Err(_) => return Err(Error::io("a worker ended", io::ErrorKind::Other.into())),
+            }
+        }
+        let acceptor = {
+            let hub = Arc::clone(&hub);
+            move || accept(&listeners, &wakers, &hub)
+        };
+        let thread = std::thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn(acceptor);
+        server
+            .threads
+            .push(thread.map_err(|e| Error::io("cannot start a thread", e))?);
         Ok(server)
     }
 
-    fn start_worker(&mut self, number: usize) -> Result<(), Error> {
-        // A queue belongs to the thread that opens it, so the thread says how that went.
-        let (opened, outcome) = mpsc::channel();
-        let hub = Arc::clone(&self.hub);
-        self.spawn(format!("nbd-{number}"), move || {
-            worker::run(&hub, &hub.workers[number], opened)
-        })?;
-        match outcome.recv() {
-            Ok(opened) => opened.map_err(Error::from),
-            Err(_) => Err(Error::Worker),
+    fn listen(&mut self, listen: &Listen) -> Result<Listener, Error> {
+        match listen {
+            Listen::Tcp(address) => {
+                let listener = TcpListener::bind(address)
+                    .and_then(|l| l.set_nonblocking(true).map(|()| l))
+                    .map_err(|e| Error::io(format!("cannot listen on {address}"), e))?;
+                let real = listener.local_addr().unwrap_or(*address);
+                self.addresses.push(Listen::Tcp(real));
+                Ok(Listener::Tcp(listener))
+            }
+            Listen::Unix(path) => {
+                let listener = listen_unix(path)?;
+                self.sockets.push(path.clone());
+                self.addresses.push(Listen::Unix(path.clone()));
+                Ok(Listener::Unix(listener))
+            }
         }
-    }
-
-    fn spawn(
-        &mut self,
-        name: String,
-        run: impl FnOnce() -> block::Result<()> + Send + 'static,
-    ) -> Result<(), Error> {
-        let thread = thread::Builder::new().name(name).spawn(run);
-        self.threads
-            .push(thread.map_err(|e| Error::io("cannot start a thread", e))?);
-        Ok(())
     }
 
     /// Where it listens, with the ports that the system chose.
@@ -86,22 +141,16 @@ impl Server {
         &self.addresses
     }
 
-    /// URIs of an export, as the NBD URI specification writes them: one for each address.
+    /// URIs of an export, as the NBD URI specification writes them.
     pub fn uris(&self, export: &str) -> Vec<String> {
-        let export = escaped(export.as_bytes());
-        let uri = |listen: &Listen| {
-            let s = if self.hub.policy(listen) == TlsPolicy::Required {
-                "s"
-            } else {
-                ""
-            };
-            match listen {
-                Listen::Unix(path) => {
-                    let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                    let path = escaped(path.as_os_str().as_bytes());
-                    format!("nbd{s}+unix:///{export}?socket={path}")
-                }
-                Listen::Tcp(address) => format!("nbd{s}://{address}/{export}"),
+        let uri = |listen: &Listen| match listen {
+            Listen::Unix(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                format!("nbd+unix:///{export}?socket={}", path.display())
+            }
+            Listen::Tcp(address) => {
+                let scheme = if self.tls { "nbds" } else { "nbd" };
+                format!("{scheme}://{address}/{export}")
             }
         };
         self.addresses.iter().map(uri).collect()
@@ -112,143 +161,104 @@ impl Server {
         self.hub.connections()
     }
 
-    /// What it has done so far.
-    pub fn stats(&self) -> Stats {
-        self.hub.stats()
-    }
-
-    /// [`Server::shutdown_within`] five seconds.
+    /// Finishes the requests in flight, closes all connections and waits for the threads.
     ///
     /// # Errors
-    /// As there.
-    pub fn shutdown(self) -> Result<(), Error> {
-        self.shutdown_within(SHUTDOWN_PATIENCE)
+    /// When a worker panicked.
+    pub fn shutdown(mut self) -> Result<(), Error> {
+        self.stop()
     }
 
-    /// Stops: no more connections, new requests end in ESHUTDOWN, those in flight are carried out
-    /// and answered, each device is flushed, all connections are closed and the socket files
-    /// removed.
-    ///
-    /// `patience` is how long to wait for clients to take their replies; zero for not at all. What
-    /// the devices have begun is waited for in any case.
-    ///
-    /// # Errors
-    /// When the last flush or a worker failed.
-    pub fn shutdown_within(mut self, patience: Duration) -> Result<(), Error> {
-        self.stop(patience)
-    }
-
-    fn stop(&mut self, patience: Duration) -> Result<(), Error> {
-        self.hub.stop(patience);
-        let mut outcome = Ok(());
+    fn stop(&mut self) -> Result<(), Error> {
+        self.hub.stop();
+        let mut failed = false;
         for thread in self.threads.drain(..) {
-            let one = match thread.join() {
-                Ok(ended) => ended.map_err(Error::from),
-                Err(_) => Err(Error::Worker),
-            };
-            outcome = outcome.and(one);
+            failed |= thread.join().is_err();
         }
-        outcome
+        for socket in self.sockets.drain(..) {
+            let _ = std::fs::remove_file(socket);
+        }
+        match failed {
+            false => Ok(()),
+            true => Err(Error::io("a worker panicked", io::ErrorKind::Other.into())),
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Err(e) = self.stop(Duration::ZERO) {
-            tracing::error!("an NBD server did not stop cleanly: {e}");
-        }
+        let _ = self.stop();
     }
 }
 
-fn check(config: &Config, exports: &[Export]) -> Result<(), Error> {
-    for listen in &config.listen {
-        if let Listen::Tcp(address) = listen
-            && !address.ip().is_loopback()
-            && config.tls.is_none()
-        {
-            return Err(Error::Insecure(*address));
+/// A socket file for its user alone. What a dead server left is removed; anything else is not.
+fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
+    let failed = |e| Error::io(format!("cannot listen on {}", path.display()), e);
+    if let Ok(meta) = std::fs::symlink_metadata(path) {
+        if !meta.file_type().is_socket() || UnixStream::connect(path).is_ok() {
+            return Err(Error::Busy(path.display().to_string()));
         }
+        std::fs::remove_file(path).map_err(failed)?;
     }
-    for (index, export) in exports.iter().enumerate() {
-        let refuse = |why: &str| {
-            let name: String = export.name.chars().take(64).collect();
-            Err(Error::Config(format!("export `{name}`: {why}")))
-        };
-        if export.name.len() > NAME_BYTES_MAX || export.description.len() > NAME_BYTES_MAX {
-            return refuse("name and description have 4096 bytes at most");
-        }
-        if exports[..index].iter().any(|e| e.name == export.name) {
-            return refuse("there are two of that name");
-        }
-        engine::check(export.device.info())?;
-    }
-    Ok(())
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    // Bound in a private folder and moved, so that it is never open to others for a moment.
+    let private = tempdir_in(folder).map_err(failed)?;
+    let inside = private.join("s");
+    let bound = UnixListener::bind(&inside).and_then(|listener| {
+        std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&inside, path)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    let _ = std::fs::remove_file(&inside);
+    let _ = std::fs::remove_dir(&private);
+    bound.map_err(failed)
 }
 
-impl Hub {
-    fn policy(&self, listen: &Listen) -> TlsPolicy {
-        let plain = match listen {
-            Listen::Unix(_) => self.config.plain_unix,
-            Listen::Tcp(_) => false,
-        };
-        if self.tls.is_none() || plain {
-            TlsPolicy::Never
-        } else {
-            TlsPolicy::Required
+fn tempdir_in(folder: &Path) -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    for number in 0..100 {
+        let path = folder.join(format!(".nbd{}-{number}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path),
         }
     }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Accepts connections and deals them out to the workers, until the hub stops. The listening
-/// sockets are closed, and their files removed, when it returns.
-fn accept(listeners: &[Listener], hub: &Hub) {
+/// Accepts connections and deals them out in turn.
+fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
+    let mut next = 0;
     loop {
         let mut fds = vec![PollFd::from_borrowed_fd(hub.stop_fd(), PollFlags::IN)];
-        let watched = listeners.iter().map(Listener::fd);
-        fds.extend(watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let polled = poll(&mut fds, None);
-        if hub.is_stopping() {
+        fds.extend(
+            listeners
+                .iter()
+                .map(|l| PollFd::from_borrowed_fd(l.fd(), PollFlags::IN)),
+        );
+        if poll(&mut fds, None).is_err_and(|e| e != rustix::io::Errno::INTR) || hub.is_stopping() {
             return;
-        }
-        if polled.is_err_and(|e| e != rustix::io::Errno::INTR) {
-            tracing::error!("the NBD server cannot wait for connections");
-            thread::sleep(ACCEPT_PAUSE);
         }
         for listener in listeners {
             match listener.accept() {
                 Ok(raw) => {
-                    hub.accepted.fetch_add(1, Relaxed);
-                    let room = hub.connections() < hub.config.max_connections;
-                    match hub.least_loaded() {
-                        Some(worker) if room => {
-                            worker.give(raw, hub.policy(&listener.address()));
-                        }
-                        _ => {
-                            hub.turned_away.fetch_add(1, Relaxed);
-                            tracing::warn!("an NBD connection was closed: there are too many");
-                        }
+                    if hub.admit() {
+                        let forced_tls = matches!(raw, Raw::Tcp(_)) && hub.tls().is_some();
+                        workers[next % workers.len()].give(raw, forced_tls);
+                        next += 1;
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     // No descriptors left, most likely: wait for some to come free.
                     tracing::warn!("a connection could not be accepted: {e}");
-                    thread::sleep(ACCEPT_PAUSE);
+                    std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }
         }
     }
-}
-
-/// Percent-encoding of what is not unreserved in a URI, nor a slash.
-fn escaped(bytes: &[u8]) -> String {
-    let mut out = String::new();
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            out.push(byte.into());
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
 }

@@ -1,10 +1,11 @@
 //! Certificates, through rustls.
 
 use crate::{Error, Tls};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::RootCertStore;
+use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,21 +16,26 @@ fn bad(path: &Path, why: impl ToString) -> Error {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
-        .map_err(|e| bad(path, e))?
-        .collect();
-    let found = found.map_err(|e| bad(path, e))?;
-    if found.is_empty() {
-        return Err(bad(path, "it holds no certificate (PEM)"));
-    }
-    Ok(found)
+fn open(path: &Path) -> Result<BufReader<File>, Error> {
+    File::open(path)
+        .map(BufReader::new)
+        .map_err(|e| bad(path, e))
 }
 
-/// The server's side of TLS 1.2 and 1.3.
+/// The server's side of TLS.
 pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
+    let certificates = |path: &Path| {
+        let found: Result<Vec<_>, _> = rustls_pemfile::certs(&mut open(path)?).collect();
+        let found = found.map_err(|e| bad(path, e))?;
+        if found.is_empty() {
+            Err(bad(path, "it holds no certificate (PEM)"))
+        } else {
+            Ok(found)
+        }
+    };
     let chain = certificates(&tls.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e))?;
+    let key = rustls_pemfile::private_key(&mut open(&tls.key)?).map_err(|e| bad(&tls.key, e))?;
+    let key = key.ok_or_else(|| bad(&tls.key, "it holds no private key (PEM)"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()

@@ -1,331 +1,627 @@
 //! A worker: one thread, its connections, its device queues, one epoll.
-//!
-//! Sockets are watched for edges, so a connection that is not read from for lack of room costs no
-//! system call; room to write is watched for only while replies wait. One round takes what all
-//! ready sockets have, hands it to the devices as one batch, and sends the replies of each
-//! connection together.
 
-use crate::connection::{Connection, Next, Terms};
-use crate::engine::{Engine, Finished};
-use crate::hub::{Hub, Post};
-use crate::memory::Memory;
+use crate::Export;
+use crate::connection::{Connection, Next, Status};
 use crate::socket::Raw;
-use nbd_proto::TlsPolicy;
-use rustix::event::epoll::{self, EventFlags};
-use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
+use nbd_proto::{Command, Errno, ExportInfo, RequestHeader, constants as c};
+use rustix::event::{EventfdFlags, epoll};
+use rustls::ServerConfig;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Rounds between two looks at epoll, so that busy connections do not keep others waiting.
-const ROUNDS_MAX: usize = 8;
-/// How often time-outs are looked at while there are any.
-const TICK: Duration = Duration::from_millis(250);
-/// How often a stopping worker looks whether its patience has ended.
-const STOP_TICK: Duration = Duration::from_millis(20);
-/// Events of one look at epoll.
-const EVENTS: usize = 64;
+/// Bytes of a payload buffer: a 64 KiB or 128 KiB request fits one.
+pub(crate) const BUF_BYTES: usize = 128 * 1024;
+/// Payload buffers of a worker: one request of the largest size, and as much again.
+const BUFS: usize = 512;
+/// Longest request that is served, in bytes: what every server has to take from a client that was
+/// told nothing ("Block size constraints").
+pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
+/// Requests of one connection in flight; more stay in its socket.
+pub(crate) const REQUESTS_MAX: usize = 128;
+/// How long a stopping server waits for clients to take their last replies.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The data of epoll events: connections from 0 on, devices from `DEVICE` on.
+/// Memory of one worker, in bytes: its payload buffers.
+pub const WORKER_MEMORY_BYTES: usize = BUF_BYTES * BUFS;
+
+const _: () = assert!(REQUEST_BYTES_MAX as usize <= WORKER_MEMORY_BYTES / 2);
+
 const WAKE: u64 = u64::MAX;
-const DEVICE: u64 = 1 << 62;
+const DEVICE: u64 = 1 << 32;
 
-/// Serves until the hub stops. Says first whether the queues could be opened.
-///
-/// # Errors
-/// Those of a device that fails as a whole, or of its last flush.
-pub(crate) fn run(
-    hub: &Hub,
-    post: &Arc<Post>,
-    opened: Sender<block::Result<()>>,
-) -> block::Result<()> {
-    let _on_exit = Retire(post);
-    let mut worker = match Worker::open(hub, post) {
-        Ok(worker) => worker,
-        Err(e) => {
-            let _ = opened.send(Err(e));
-            return Ok(());
-        }
-    };
-    let _ = opened.send(Ok(()));
-    drop(opened);
-    let outcome = worker.serve();
-    worker.close_all();
-    outcome
+/// What workers, acceptor and owner share.
+pub(crate) struct Hub {
+    exports: Vec<Export>,
+    infos: Arc<[ExportInfo]>,
+    tls: Option<Arc<ServerConfig>>,
+    stopping: AtomicBool,
+    stop: OwnedFd,
+    wakes: Mutex<Vec<Arc<OwnedFd>>>,
+    connections: AtomicUsize,
+    max_connections: usize,
 }
 
-/// A worker that is gone, however it went, is given no more connections.
-struct Retire<'a>(&'a Arc<Post>);
+fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .expect("the system gives an eventfd")
+}
 
-impl Drop for Retire<'_> {
-    fn drop(&mut self) {
-        self.0.alive.store(false, Ordering::SeqCst);
-        let left = self.0.collect().len();
-        self.0.gone(left);
+impl Hub {
+    pub(crate) fn new(exports: Vec<Export>, tls: Option<Arc<ServerConfig>>, max: usize) -> Hub {
+        let infos = exports.iter().map(export_info).collect();
+        Hub {
+            exports,
+            infos,
+            tls,
+            stopping: AtomicBool::new(false),
+            stop: eventfd(),
+            wakes: Mutex::new(Vec::new()),
+            connections: AtomicUsize::new(0),
+            max_connections: max,
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        for wake in self.wakes.lock().expect("no panic under this lock").iter() {
+            let _ = rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn stop_fd(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
+    }
+
+    pub(crate) fn tls(&self) -> Option<&Arc<ServerConfig>> {
+        self.tls.as_ref()
+    }
+
+    pub(crate) fn infos(&self) -> &Arc<[ExportInfo]> {
+        &self.infos
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Counts a connection in; false when there are too many.
+    pub(crate) fn admit(&self) -> bool {
+        if self.connections.fetch_add(1, Ordering::SeqCst) < self.max_connections {
+            return true;
+        }
+        self.connections.fetch_sub(1, Ordering::SeqCst);
+        tracing::warn!(
+            "a connection was closed: {} are open already",
+            self.max_connections
+        );
+        false
     }
 }
 
-struct Worker<'a> {
-    hub: &'a Hub,
-    post: &'a Arc<Post>,
+fn export_info(export: &Export) -> ExportInfo {
+    let info = export.device.info();
+    let read_only = export.read_only || info.read_only;
+    let mut flags =
+        c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH | c::FLAG_SEND_DF | c::FLAG_CAN_MULTI_CONN;
+    if read_only {
+        flags |= c::FLAG_READ_ONLY;
+    } else {
+        flags |= c::FLAG_SEND_FUA | c::FLAG_SEND_WRITE_ZEROES;
+        if info.discard {
+            flags |= c::FLAG_SEND_TRIM;
+        }
+    }
+    ExportInfo {
+        name: export.name.clone(),
+        description: export.description.clone(),
+        size: info.size,
+        flags,
+        block_min: info.logical_block_size,
+        block_preferred: info.optimal_io_size.max(4096).next_power_of_two(),
+        block_max: REQUEST_BYTES_MAX,
+    }
+}
+
+/// Where the acceptor leaves connections for a worker.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    wake: Arc<OwnedFd>,
+    waiting: Arc<Mutex<Vec<(Raw, bool)>>>,
+}
+
+impl Inbox {
+    pub(crate) fn give(&self, raw: Raw, forced_tls: bool) {
+        self.waiting
+            .lock()
+            .expect("no panic under this lock")
+            .push((raw, forced_tls));
+        let _ = rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes());
+    }
+}
+
+/// A request of a client, while the device works on it.
+struct Pending {
+    connection: u64,
+    header: RequestHeader,
+    /// Operations below that have not come back.
+    left: usize,
+    error: Option<Errno>,
+    /// The buffers of a read, by the offset of their operation.
+    data: Vec<(u64, Bufs)>,
+    /// A flush follows when the rest is done (FUA on something that has none).
+    then_flush: bool,
+    export: usize,
+}
+
+pub(crate) struct Worker {
+    hub: Arc<Hub>,
+    inbox: Inbox,
     epoll: OwnedFd,
-    engine: Engine,
-    memory: Memory,
-    pieces: Vec<usize>,
-    connections: HashMap<u64, Connection>,
-    next_id: u64,
-    /// Connections that something happened to in this round.
-    touched: Vec<u64>,
-    finished: Vec<Finished>,
-    next_tick: Instant,
 }
 
-impl<'a> Worker<'a> {
-    fn open(hub: &'a Hub, post: &'a Arc<Post>) -> block::Result<Worker<'a>> {
-        let system = |e: rustix::io::Errno| block::Error::from_io("epoll", e.into());
-        let queues = hub.exports.iter().map(|export| export.device.queue());
-        let memory = Memory::new();
-        let engine = Engine::new(queues.collect::<block::Result<_>>()?, memory.pool());
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
-        let watch = |fd: BorrowedFd<'_>, data: u64| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(data), EventFlags::IN)
+impl Worker {
+    pub(crate) fn new(hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
+        let inbox = Inbox {
+            wake: Arc::new(eventfd()),
+            waiting: Arc::default(),
         };
-        watch(post.wake_fd(), WAKE).map_err(system)?;
-        for (export, fd) in engine.wait_fds() {
-            watch(fd, DEVICE + export as u64).map_err(system)?;
-        }
-        Ok(Worker {
-            pieces: engine.pieces(),
-            hub,
-            post,
-            epoll,
-            engine,
-            memory,
-            connections: HashMap::new(),
-            next_id: 0,
-            touched: Vec::new(),
-            finished: Vec::new(),
-            next_tick: Instant::now(),
-        })
+        hub.wakes
+            .lock()
+            .expect("no panic under this lock")
+            .push(Arc::clone(&inbox.wake));
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, inbox.wake.as_ref(), data, epoll::EventFlags::IN)?;
+        Ok((inbox.clone(), Worker { hub, inbox, epoll }))
     }
 
-    fn serve(&mut self) -> block::Result<()> {
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
-        loop {
-            events.clear();
-            let timeout = self.timeout().map(|time| rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: i64::from(time.subsec_nanos()),
-            });
-            let space = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, space, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(block::Error::from_io("epoll", e.into())),
-            }
-            for event in &events {
-                self.note(event.data.u64(), event.flags);
-            }
-            for _ in 0..ROUNDS_MAX {
-                self.round()?;
-                if self.touched.is_empty() && !self.engine.is_stirred() {
-                    break;
+    /// Serves until the hub stops. Says first whether the queues could be opened.
+    pub(crate) fn run(self, opened: &Sender<block::Result<()>>) {
+        let pool = BufPool::new(BUF_BYTES, BUFS);
+        let mut queues = Vec::new();
+        for export in &self.hub.exports {
+            match export.device.queue() {
+                Ok(mut queue) => {
+                    queue.register(&pool);
+                    queues.push(queue);
+                }
+                Err(e) => {
+                    let _ = opened.send(Err(e));
+                    return;
                 }
             }
-            self.tick();
-            if self.hub.is_stopping() && self.may_stop() {
-                return self.engine.flush();
+        }
+        for (index, queue) in queues.iter().enumerate() {
+            if let Some(fd) = queue.wait_fd() {
+                let data = epoll::EventData::new_u64(DEVICE + index as u64);
+                if let Err(e) = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
+                    let e = block::Error::from_io(&queue.info().name, e.into());
+                    let _ = opened.send(Err(e));
+                    return;
+                }
+            }
+        }
+        let _ = opened.send(Ok(()));
+        let mut service = Service {
+            hub: &self.hub,
+            epoll: self.epoll.as_fd(),
+            engine: Engine {
+                pool,
+                backlog: queues.iter().map(|_| VecDeque::new()).collect(),
+                queues,
+                pending: HashMap::new(),
+                next_tag: 0,
+                done: Vec::new(),
+            },
+            connections: HashMap::new(),
+            next_connection: 0,
+        };
+        service.serve(&self.inbox);
+    }
+}
+
+/// The loop of a worker.
+struct Service<'a> {
+    hub: &'a Arc<Hub>,
+    epoll: BorrowedFd<'a>,
+    engine: Engine,
+    connections: HashMap<u64, Connection>,
+    next_connection: u64,
+}
+
+impl Service<'_> {
+    fn serve(&mut self, inbox: &Inbox) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        let mut stop_at: Option<Instant> = None;
+        loop {
+            let timeout = stop_at.map(|_| rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 50_000_000,
+            });
+            events.clear();
+            match epoll::wait(
+                self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                timeout.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::error!("an NBD worker cannot wait for its connections: {e}");
+                    return;
+                }
+            }
+            for event in &events {
+                let data = event.data.u64();
+                if data == WAKE {
+                    let _ = rustix::io::read(inbox.wake.as_ref(), &mut [0u8; 8]);
+                    let new = std::mem::take(
+                        &mut *inbox.waiting.lock().expect("no panic under this lock"),
+                    );
+                    new.into_iter()
+                        .for_each(|(raw, forced_tls)| self.welcome(raw, forced_tls));
+                } else if data < DEVICE {
+                    let flags = event.flags;
+                    self.socket_ready(data, flags);
+                }
+            }
+            if !self.settle() {
+                return;
+            }
+            if self.hub.is_stopping() {
+                let end = *stop_at.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
+                let busy = !self.engine.pending.is_empty()
+                    || self.connections.values().any(Connection::has_output);
+                if !busy || Instant::now() >= end {
+                    return;
+                }
             }
         }
     }
 
-    /// How long to wait for events.
-    fn timeout(&self) -> Option<Duration> {
-        if !self.touched.is_empty() || self.engine.is_stirred() {
-            return Some(Duration::ZERO);
-        }
-        if self.hub.is_stopping() {
-            return Some(STOP_TICK);
-        }
-        self.has_deadlines().then_some(TICK)
-    }
-
-    fn has_deadlines(&self) -> bool {
-        self.memory.large_taken() || self.connections.values().any(Connection::is_negotiating)
-    }
-
-    fn note(&mut self, data: u64, flags: EventFlags) {
-        if data == WAKE {
-            for (raw, policy) in self.post.collect() {
-                self.welcome(raw, policy);
-            }
-        } else if data >= DEVICE {
-            self.engine.stir((data - DEVICE) as usize);
-        } else if let Some(connection) = self.connections.get_mut(&data) {
-            let end = EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP;
-            // TLS may have been unable to read because it had to write first.
-            if flags.intersects(EventFlags::IN | EventFlags::OUT | end) {
-                connection.readable(flags.intersects(end));
-            }
-            self.touched.push(data);
-        }
-    }
-
-    fn welcome(&mut self, raw: Raw, policy: TlsPolicy) {
-        let id = self.next_id;
-        self.next_id += 1;
-        let connection = Connection::new(raw, policy, &self.hub.infos);
+    fn welcome(&mut self, raw: Raw, forced_tls: bool) {
+        let id = self.next_connection;
+        self.next_connection = (self.next_connection + 1) % DEVICE;
+        let connection = Connection::new(
+            raw,
+            forced_tls,
+            Arc::clone(self.hub.infos()),
+            self.hub.tls().cloned(),
+        );
         let data = epoll::EventData::new_u64(id);
-        if let Err(e) = epoll::add(&self.epoll, connection.fd(), data, interest(false)) {
-            tracing::warn!("a connection cannot be waited for: {e}");
-            self.post.gone(1);
+        if epoll::add(self.epoll, connection.fd(), data, epoll::EventFlags::IN).is_err() {
+            self.hub.connections.fetch_sub(1, Ordering::SeqCst);
             return;
         }
-        tracing::debug!(id, "an NBD connection begins");
         self.connections.insert(id, connection);
-        self.touched.push(id);
+        self.after(id);
     }
 
-    /// Takes requests from touched connections, lets the devices work, and sends what there is.
-    /// Connections that may have more to give stay touched.
-    fn round(&mut self) -> block::Result<()> {
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.sort_unstable();
-        touched.dedup();
-        for id in &touched {
-            self.take_requests(*id);
-        }
-        let outcome = self.engine.turn(&mut self.finished);
-        let mut finished = std::mem::take(&mut self.finished);
-        for one in finished.drain(..) {
-            let id = one.connection;
-            self.answer(one);
-            touched.push(id);
-            self.touched.push(id);
-        }
-        self.finished = finished;
-        touched.sort_unstable();
-        touched.dedup();
-        for id in touched {
-            self.send(id);
-        }
-        if self.memory.was_released() {
-            let starved = self.connections.iter().filter(|(_, c)| c.is_starved());
-            self.touched.extend(starved.map(|(id, _)| *id));
-        }
-        outcome
-    }
-
-    fn take_requests(&mut self, id: u64) {
+    fn socket_ready(&mut self, id: u64, flags: epoll::EventFlags) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let terms = Terms {
-            pieces: &self.pieces,
-            tls: self.hub.tls.as_ref(),
-            max_requests: self.hub.config.max_requests.max(1),
-            stopping: self.hub.is_stopping(),
-        };
-        while let Next::Job(export, job) = connection.next(&terms, &mut self.memory) {
-            self.finished.extend(self.engine.begin(id, export, job));
+        if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
+            && !self.hub.is_stopping()
+        {
+            read_requests(id, connection, &mut self.engine);
         }
+        self.after(id);
     }
 
-    fn answer(&mut self, done: Finished) {
-        let Finished {
-            connection,
-            request,
-            grant,
-            error,
-            data,
-        } = done;
-        let len = |wanted| {
-            let counts = request.command == wanted && error.is_none();
-            if counts { u64::from(request.len) } else { 0 }
-        };
-        let (read, written) = (
-            len(nbd_proto::Command::Read),
-            len(nbd_proto::Command::Write),
-        );
-        self.post.counters.answered(error.is_some(), read, written);
-        let data = data.into_iter().map(|(_, bufs)| bufs);
-        match self.connections.get_mut(&connection) {
-            Some(connection) => connection.reply(&request, error, data, grant),
-            None => {
-                data.for_each(drop);
-                self.memory.give_back(None, grant);
+    /// Carries on with completions until there is nothing left to do without waiting; false when
+    /// a queue is beyond use.
+    fn settle(&mut self) -> bool {
+        loop {
+            let finished = match self.engine.turn() {
+                Ok(finished) => finished,
+                Err(e) => {
+                    tracing::error!("a device queue failed, its connections are closed: {e}");
+                    return false;
+                }
+            };
+            if finished.is_empty() {
+                return true;
+            }
+            let mut touched = Vec::new();
+            for pending in finished {
+                let id = pending.connection;
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.reply(&pending.header, pending.error, pending.data);
+                    touched.push(id);
+                }
+            }
+            touched.sort_unstable();
+            touched.dedup();
+            for id in touched {
+                self.after(id);
+            }
+            // Buffers came free: connections that waited for some may go on.
+            let starved: Vec<u64> = self
+                .connections
+                .iter()
+                .filter(|(_, c)| c.is_starved())
+                .map(|(id, _)| *id)
+                .collect();
+            for id in starved {
+                if let Some(connection) = self.connections.get_mut(&id)
+                    && !self.hub.is_stopping()
+                {
+                    read_requests(id, connection, &mut self.engine);
+                }
+                self.after(id);
             }
         }
     }
 
     /// Sends what there is, tells epoll what to wait for, and closes what is over.
-    fn send(&mut self, id: u64) {
+    fn after(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        connection.send(&mut self.memory);
-        self.post.counters.refused(connection.take_refusals());
-        if connection.may_resume() {
-            self.touched.push(id);
-        }
-        if connection.is_over() {
-            self.close(id);
-        } else if let Some(write) = connection.changed_interest() {
-            let data = epoll::EventData::new_u64(id);
-            if let Err(e) = epoll::modify(&self.epoll, connection.fd(), data, interest(write)) {
-                tracing::warn!("a connection cannot be waited for: {e}");
-                self.close(id);
+        connection.send();
+        match connection.status() {
+            Status::Closed => {
+                let _ = epoll::delete(self.epoll, connection.fd());
+                self.connections.remove(&id);
+                self.hub.connections.fetch_sub(1, Ordering::SeqCst);
             }
-        }
-    }
-
-    fn close(&mut self, id: u64) {
-        if let Some(connection) = self.connections.remove(&id) {
-            tracing::debug!(id, "an NBD connection ends");
-            if connection.is_broken() {
-                self.post.counters.cut_off();
+            Status::Waiting {
+                changed: Some((read, write)),
+            } => {
+                let mut flags = epoll::EventFlags::empty();
+                flags.set(epoll::EventFlags::IN, read);
+                flags.set(epoll::EventFlags::OUT, write);
+                let data = epoll::EventData::new_u64(id);
+                let _ = epoll::modify(self.epoll, connection.fd(), data, flags);
             }
-            let _ = epoll::delete(&self.epoll, connection.fd());
-            connection.close(&mut self.memory);
-            self.post.gone(1);
+            Status::Waiting { changed: None } => {}
         }
-    }
-
-    /// Cuts off connections that are late.
-    fn tick(&mut self) {
-        let now = Instant::now();
-        if now < self.next_tick {
-            return;
-        }
-        self.next_tick = now + TICK;
-        let config = &self.hub.config;
-        for (id, connection) in &mut self.connections {
-            connection.check_time(now, config.handshake_timeout, config.stall_timeout);
-            if connection.is_broken() {
-                self.touched.push(*id);
-            }
-        }
-    }
-
-    /// Nothing is under way and every reply is sent, or patience with slow clients has ended. What
-    /// the devices have begun is waited for in any case, by the queues themselves.
-    fn may_stop(&self) -> bool {
-        let quiet = self.touched.is_empty()
-            && !self.engine.is_stirred()
-            && !self.connections.values().any(Connection::has_output);
-        self.engine.is_idle() && (quiet || self.hub.is_out_of_patience())
-    }
-
-    fn close_all(&mut self) {
-        let ids: Vec<u64> = self.connections.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.close(id));
     }
 }
 
-/// Edges of readability and of the end; room to write while it is needed.
-fn interest(write: bool) -> EventFlags {
-    let mut flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
-    flags.set(EventFlags::OUT, write);
-    flags
+impl Drop for Service<'_> {
+    fn drop(&mut self) {
+        self.hub
+            .connections
+            .fetch_sub(self.connections.len(), Ordering::SeqCst);
+    }
+}
+
+/// Takes requests from a connection as long as it has some and there are buffers.
+fn read_requests(id: u64, connection: &mut Connection, engine: &mut Engine) {
+    loop {
+        match connection.next(&mut |len| engine.take(len)) {
+            Next::Request {
+                export,
+                header,
+                payload,
+            } => {
+                if let Some(error) = engine.begin(id, export, header, payload) {
+                    connection.reply(&header, Some(error), Vec::new());
+                }
+            }
+            Next::Nothing => return,
+        }
+    }
+}
+
+/// Requests on their way through the device queues.
+struct Engine {
+    pool: BufPool,
+    queues: Vec<Box<dyn Queue>>,
+    /// Requests that a queue had no room for.
+    backlog: Vec<VecDeque<Request>>,
+    pending: HashMap<u64, Pending>,
+    next_tag: u64,
+    done: Vec<Completion>,
+}
+
+impl Engine {
+    /// Buffers for `len` bytes: all or none.
+    fn take(&self, len: usize) -> Option<Vec<Buf>> {
+        let mut bufs = Vec::with_capacity(len.div_ceil(BUF_BYTES));
+        let mut left = len;
+        while left > 0 {
+            let part = left.min(BUF_BYTES);
+            bufs.push(self.pool.take(part)?);
+            left -= part;
+        }
+        Some(bufs)
+    }
+
+    /// Hands a request to its device; gives the error that it ends with at once.
+    fn begin(
+        &mut self,
+        connection: u64,
+        export: usize,
+        header: RequestHeader,
+        bufs: Vec<Buf>,
+    ) -> Option<Errno> {
+        let info = self.queues[export].info();
+        let (offset, len) = (header.offset, u64::from(header.len));
+        let block = u64::from(info.logical_block_size);
+        let flush = matches!(header.command, Command::Flush);
+        if !flush {
+            if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+                return Some(Errno::Invalid);
+            }
+            if offset.checked_add(len).is_none_or(|end| end > info.size) {
+                let writes = !matches!(header.command, Command::Read);
+                // "NBD_CMD_WRITE": ENOSPC beyond the end; for reads EINVAL.
+                return Some(if writes {
+                    Errno::NoSpace
+                } else {
+                    Errno::Invalid
+                });
+            }
+        }
+        let unmap = !header.no_hole;
+        let ops: Vec<Op> = match header.command {
+            Command::Read => split(bufs, offset, info.max_transfer, |offset, bufs| Op::Read {
+                offset,
+                bufs,
+            }),
+            Command::Write => {
+                let fua = header.fua;
+                split(bufs, offset, info.max_transfer, |offset, bufs| Op::Write {
+                    offset,
+                    bufs,
+                    fua,
+                })
+            }
+            Command::Flush => vec![Op::Flush],
+            Command::Trim => vec![Op::Discard { offset, len }],
+            Command::WriteZeroes => vec![Op::WriteZeroes {
+                offset,
+                len,
+                fua: header.fua,
+                unmap,
+            }],
+            Command::Disconnect | Command::Unknown(_) => return Some(Errno::Invalid),
+        };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let then_flush = header.fua && matches!(header.command, Command::Trim);
+        let left = ops.len();
+        let data = Vec::new();
+        let pending = Pending {
+            connection,
+            header,
+            left,
+            error: None,
+            data,
+            then_flush,
+            export,
+        };
+        self.pending.insert(tag, pending);
+        if left == 0 {
+            // Nothing to transfer: let the device say yes to it in its own time.
+            self.submit(
+                export,
+                Request {
+                    tag,
+                    op: Op::Read {
+                        offset,
+                        bufs: Vec::new().into(),
+                    },
+                },
+            );
+            self.pending.entry(tag).and_modify(|p| p.left = 1);
+        }
+        for op in ops {
+            self.submit(export, Request { tag, op });
+        }
+        None
+    }
+
+    fn submit(&mut self, export: usize, request: Request) {
+        let backlog = &mut self.backlog[export];
+        if !backlog.is_empty() {
+            backlog.push_back(request);
+        } else if let Err(request) = self.queues[export].submit(request) {
+            backlog.push_back(request);
+        }
+    }
+
+    /// Kicks and reaps all queues once; gives the requests that are complete.
+    fn turn(&mut self) -> block::Result<Vec<Pending>> {
+        let mut finished = Vec::new();
+        for export in 0..self.queues.len() {
+            while let Some(request) = self.backlog[export].pop_front() {
+                if let Err(request) = self.queues[export].submit(request) {
+                    self.backlog[export].push_front(request);
+                    break;
+                }
+            }
+            let mut done = std::mem::take(&mut self.done);
+            self.queues[export].reap(Wait::Poll, &mut done)?;
+            for completion in done.drain(..) {
+                finished.extend(self.settle(completion));
+            }
+            self.done = done;
+        }
+        Ok(finished)
+    }
+
+    fn settle(&mut self, completion: Completion) -> Option<Pending> {
+        let Completion { tag, op, result } = completion;
+        let pending = self.pending.get_mut(&tag)?;
+        pending.left -= 1;
+        if let Err(e) = &result {
+            tracing::warn!("{e}");
+            pending.error = pending.error.or(Some(errno(e)));
+        }
+        let kind = op.kind();
+        if let (Op::Read { offset, bufs }, Ok(())) = (op, &result) {
+            pending.data.push((offset, bufs));
+        }
+        if pending.left > 0 {
+            return None;
+        }
+        if pending.then_flush && kind != OpKind::Flush && pending.error.is_none() {
+            pending.left = 1;
+            let export = pending.export;
+            self.submit(export, Request { tag, op: Op::Flush });
+            return None;
+        }
+        let mut pending = self.pending.remove(&tag)?;
+        pending.data.sort_by_key(|(offset, _)| *offset);
+        Some(pending)
+    }
+}
+
+/// Groups buffers into operations of at most `max` bytes.
+fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) -> Vec<Op> {
+    let total: usize = bufs.iter().map(|b| b.len()).sum();
+    let mut bufs = bufs;
+    match bufs.len() {
+        0 => return Vec::new(),
+        1 if total <= max as usize => {
+            return bufs
+                .pop()
+                .map(|b| make(offset, b.into()))
+                .into_iter()
+                .collect();
+        }
+        _ => {}
+    }
+    let mut ops = Vec::new();
+    let (mut group, mut len, mut at) = (Vec::new(), 0, offset);
+    for buf in bufs {
+        // A buffer longer than the device takes would need to be cut; no device here is that small.
+        if len + buf.len() > max as usize && !group.is_empty() {
+            ops.push(make(at, std::mem::take(&mut group).into()));
+            at += len as u64;
+            len = 0;
+        }
+        len += buf.len();
+        group.push(buf);
+    }
+    if !group.is_empty() {
+        ops.push(make(at, group.into()));
+    }
+    ops
+}
+
+/// The protocol has few errors; what has none of its own is an I/O error.
+fn errno(error: &block::Error) -> Errno {
+    use block::ErrorKind as K;
+    match error.kind() {
+        K::ReadOnly | K::Permission => Errno::Permission,
+        K::NoSpace => Errno::NoSpace,
+        K::OutOfRange | K::Misaligned | K::TooLarge | K::Invalid => Errno::Invalid,
+        K::Unsupported => Errno::NotSupported,
+        K::Cancelled => Errno::Shutdown,
+        _ => Errno::Io,
+    }
 }

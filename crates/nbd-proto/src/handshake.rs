@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 /// Longest option that is read, in bytes: a name of 4096 and room for information requests.
 const OPTION_BYTES_MAX: u32 = 64 * 1024;
+/// Longest export name ("Values of string fields": 4096 bytes).
+const NAME_BYTES_MAX: usize = 4096;
 /// Options that one client may send before it has to choose.
 const OPTIONS_MAX: u32 = 256;
-/// Answers that may wait to be sent before the next option is read, in bytes. A client that asks and
-/// does not listen gets no further.
-const OUTPUT_BYTES_PAUSE: usize = 64 * 1024;
 /// Length of an option's header: magic, type, length.
 const OPTION_HEADER_BYTES: usize = 16;
 
@@ -47,7 +46,7 @@ pub enum TlsPolicy {
 /// What the driver has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Send the output, then start TLS and say so with [`Handshake::tls_started`].
+    /// Send the output, then start TLS and a new [`Handshake`] with [`TlsPolicy::Active`].
     StartTls,
     /// Send the output; requests for this export follow.
     Transmission {
@@ -75,16 +74,23 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Begins; the greeting is in the output.
+    /// Begins; the greeting is in the output. Under TLS the client sends no flags again, so the
+    /// negotiation goes on with its options.
     pub fn new(exports: Arc<[ExportInfo]>, tls: TlsPolicy) -> Handshake {
         let mut output = Vec::new();
-        output.extend(c::NBDMAGIC.to_be_bytes());
-        output.extend(c::IHAVEOPT.to_be_bytes());
-        output.extend((c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES).to_be_bytes());
+        let client_flags = match tls {
+            TlsPolicy::Active => Some(c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES),
+            TlsPolicy::Never | TlsPolicy::Required => {
+                output.extend(c::NBDMAGIC.to_be_bytes());
+                output.extend(c::IHAVEOPT.to_be_bytes());
+                output.extend((c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES).to_be_bytes());
+                None
+            }
+        };
         Handshake {
             exports,
             tls,
-            client_flags: None,
+            client_flags,
             structured: false,
             options: 0,
             output,
@@ -92,38 +98,23 @@ impl Handshake {
         }
     }
 
-    /// TLS is on after [`Outcome::StartTls`]. The client sends no flags again, and goes on with its
-    /// options; what was agreed in the clear is forgotten ("TLS support": "the server MUST …
-    /// discard … state").
-    pub fn tls_started(&mut self) {
-        self.tls = TlsPolicy::Active;
-        self.structured = false;
-        self.outcome = None;
-    }
-
     /// Takes as many whole messages as `bytes` begins with and says how many bytes they were.
-    /// Stops at an outcome (what follows it is not for this negotiation), and for as long as much
-    /// output waits.
+    /// Stops at an outcome: what follows it is not for this negotiation.
     ///
     /// # Errors
-    /// The client does not speak the protocol, or goes beyond a limit. Comes when the message that
-    /// shows it is the first of `bytes`, so what was sent before does not depend on the pieces in
-    /// which the stream came.
+    /// The client does not speak the protocol, or goes beyond a limit.
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;
-        while self.outcome.is_none() && self.output.len() < OUTPUT_BYTES_PAUSE {
+        while self.outcome.is_none() {
             let rest = bytes.get(consumed..).unwrap_or_default();
             let step = match self.client_flags {
-                None => self.flags(rest),
-                Some(_) => self.option(rest),
+                None => self.flags(rest)?,
+                Some(_) => self.option(rest)?,
             };
-            match step {
-                Ok(0) => break,
-                Ok(step) => consumed += step,
-                // The messages in front of it are answered first.
-                Err(_) if consumed > 0 => break,
-                Err(e) => return Err(e),
+            if step == 0 {
+                break;
             }
+            consumed += step;
         }
         Ok(consumed)
     }
@@ -244,16 +235,6 @@ impl Handshake {
         self.output.extend(data);
     }
 
-    /// "`NBD_FLAG_SEND_DF` … MUST leave this flag clear if structured replies have not been
-    /// negotiated."
-    fn transmission_flags(&self, export: &ExportInfo) -> u16 {
-        if self.structured {
-            export.flags
-        } else {
-            export.flags & !c::FLAG_SEND_DF
-        }
-    }
-
     fn find(&self, name: &[u8]) -> Option<usize> {
         if name.is_empty() && !self.exports.is_empty() {
             return Some(0);
@@ -273,13 +254,12 @@ impl Handshake {
         let found = self
             .find(name)
             .and_then(|index| Some((index, self.exports.get(index)?.clone())));
-        let Some((index, export)) = found.filter(|_| name.len() <= c::NAME_BYTES_MAX) else {
+        let Some((index, export)) = found.filter(|_| name.len() <= NAME_BYTES_MAX) else {
             self.outcome = Some(Outcome::Close);
             return;
         };
         self.output.extend(export.size.to_be_bytes());
-        self.output
-            .extend(self.transmission_flags(&export).to_be_bytes());
+        self.output.extend(export.flags.to_be_bytes());
         if self
             .client_flags
             .is_some_and(|flags| flags & c::FLAG_NO_ZEROES == 0)
@@ -319,7 +299,7 @@ impl Handshake {
         };
         let mut info = Vec::from(c::INFO_EXPORT.to_be_bytes());
         info.extend(export.size.to_be_bytes());
-        info.extend(self.transmission_flags(&export).to_be_bytes());
+        info.extend(export.flags.to_be_bytes());
         self.reply(option, c::REP_INFO, &info);
         let mut text = |kind: u16, text: &str| {
             if wanted.contains(&kind) {
@@ -348,7 +328,7 @@ fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let len = u32::from_be_bytes(*len) as usize;
     let (name, rest) = rest
         .split_at_checked(len)
-        .filter(|_| len <= c::NAME_BYTES_MAX)?;
+        .filter(|_| len <= NAME_BYTES_MAX)?;
     let (count, rest) = rest.split_first_chunk::<2>()?;
     let wanted: Vec<u16> = rest
         .chunks_exact(2)

@@ -1,7 +1,7 @@
-//! The negotiation: byte dumps, every truncation, every chunking, refusals.
+//! The negotiation and the requests: byte dumps, every truncation, every chunking, refusals.
 
 use nbd_proto::constants as c;
-use nbd_proto::{ExportInfo, Handshake, Outcome, TlsPolicy};
+use nbd_proto::{Command, Errno, ExportInfo, Handshake, Outcome, RequestHeader, TlsPolicy};
 use std::sync::Arc;
 
 fn exports() -> Arc<[ExportInfo]> {
@@ -9,7 +9,7 @@ fn exports() -> Arc<[ExportInfo]> {
         name: name.into(),
         description: "words".into(),
         size,
-        flags: c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH | c::FLAG_SEND_DF,
+        flags: c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH,
         block_min: 512,
         block_preferred: 4096,
         block_max: 1 << 20,
@@ -41,42 +41,19 @@ fn run(tls: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>,
     let (mut output, mut held, mut consumed) = (handshake.take_output(), Vec::new(), 0);
     for piece in stream.chunks(step) {
         held.extend_from_slice(piece);
-        loop {
-            let Ok(n) = handshake.handle_input(&held) else {
-                return (output, handshake.outcome(), consumed, true);
-            };
-            output.extend(handshake.take_output());
-            held.drain(..n);
-            consumed += n;
-            if n == 0 || handshake.outcome().is_some() {
-                break;
+        match handshake.handle_input(&held) {
+            Ok(n) => {
+                held.drain(..n);
+                consumed += n;
             }
+            Err(_) => return (output, handshake.outcome(), consumed, true),
         }
+        output.extend(handshake.take_output());
         if handshake.outcome().is_some() {
             break;
         }
     }
     (output, handshake.outcome(), consumed, false)
-}
-
-/// Option and type of each option reply, as far as they are whole.
-fn replies(mut output: &[u8]) -> Vec<(u32, u32)> {
-    let u32_at =
-        |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-    let mut found = Vec::new();
-    while output.len() >= 20 && output.starts_with(&c::REP_MAGIC.to_be_bytes()) {
-        found.push((u32_at(output, 8), u32_at(output, 12)));
-        output = &output[20 + u32_at(output, 16) as usize..];
-    }
-    found
-}
-
-/// The replies to these options, after a greeting.
-fn answers(options: &[Vec<u8>]) -> Vec<(u32, u32)> {
-    let stream = [3u32.to_be_bytes().to_vec(), options.concat()].concat();
-    let (output, _, _, failed) = run(TlsPolicy::Never, &stream, stream.len());
-    assert!(!failed);
-    replies(&output[18..])
 }
 
 fn session() -> Vec<u8> {
@@ -112,7 +89,7 @@ fn greeting_and_go_are_these_bytes() {
     let expected = [
         b"NBDMAGICIHAVEOPT\x00\x03".to_vec(), // greeting, handshake flags
         b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0c".to_vec(), // reply: GO, INFO, 12 bytes
-        b"\0\0\0\0\0\0\0\x10\0\0\0\x05".to_vec(), // EXPORT, 1 MiB, flags (no DF)
+        b"\0\0\0\0\0\0\0\x10\0\0\0\x05".to_vec(), // EXPORT, 1 MiB, flags
         b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0e".to_vec(), // INFO, 14 bytes
         b"\0\x03\0\0\x02\0\0\0\x10\0\0\x10\0\0".to_vec(), // BLOCK_SIZE 512, 4096, 1 MiB
         b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x01\0\0\0\0".to_vec(), // ACK
@@ -219,32 +196,11 @@ fn where_tls_is_required_nothing_is_told_before_it() {
         run(TlsPolicy::Required, &old, old.len()).1,
         Some(Outcome::Close)
     );
-}
-
-#[test]
-fn under_tls_the_negotiation_starts_anew_but_for_the_flags() {
-    let mut handshake = Handshake::new(exports(), TlsPolicy::Required);
-    let clear = [&1u32.to_be_bytes()[..], &option(c::OPT_STARTTLS, &[])].concat();
-    assert_eq!(handshake.handle_input(&clear), Ok(clear.len()));
-    assert_eq!(handshake.outcome(), Some(Outcome::StartTls));
-    handshake.take_output();
-    handshake.tls_started();
-    let inside = [
-        option(c::OPT_STARTTLS, &[]),
-        option(c::OPT_EXPORT_NAME, b"first"),
-    ]
-    .concat();
-    assert_eq!(handshake.handle_input(&inside), Ok(inside.len()));
-    let output = handshake.take_output();
-    assert_eq!(replies(&output)[0], (c::OPT_STARTTLS, c::REP_ERR_INVALID));
-    // The client asked for zeroes in the clear, and gets them: size, flags, 124 bytes.
-    assert!(output.ends_with(&[0; 124]));
+    let again = option(c::OPT_STARTTLS, &[]);
     assert_eq!(
-        handshake.outcome(),
-        Some(Outcome::Transmission {
-            export: 0,
-            structured: false
-        })
+        run(TlsPolicy::Active, &again, again.len()).1,
+        None,
+        "TLS inside TLS is refused"
     );
 }
 
@@ -262,104 +218,42 @@ fn what_follows_starttls_in_the_clear_is_left_alone() {
 }
 
 #[test]
-fn options_of_extensions_are_unsupported() {
-    for kind in [
-        0,
-        4,
-        c::OPT_LIST_META_CONTEXT,
-        c::OPT_SET_META_CONTEXT,
-        c::OPT_EXTENDED_HEADERS,
-        12,
-        u32::MAX,
-    ] {
-        for data in [&b""[..], b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation"] {
-            assert_eq!(answers(&[option(kind, data)]), [(kind, c::REP_ERR_UNSUP)]);
-        }
-    }
-}
-
-#[test]
-fn rejects_data_where_an_option_has_none() {
-    for kind in [c::OPT_LIST, c::OPT_STRUCTURED_REPLY] {
-        let stream = [option(kind, b"x"), option(kind, b"")];
-        let answers = answers(&stream);
-        assert_eq!(answers[0], (kind, c::REP_ERR_INVALID));
-        assert_eq!(answers.last(), Some(&(kind, c::REP_ACK)));
-    }
-    assert_eq!(
-        answers(&[option(c::OPT_STARTTLS, b"")]),
-        [(c::OPT_STARTTLS, c::REP_ERR_UNSUP)]
-    );
-}
-
-#[test]
-fn list_names_every_export_with_its_description() {
-    let (output, ..) = run(
-        TlsPolicy::Never,
-        &[&3u32.to_be_bytes()[..], &option(c::OPT_LIST, &[])].concat(),
-        99,
-    );
-    let expected = [
-        b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x03\0\0\0\x02\0\0\0\x0e".to_vec(), // LIST, SERVER
-        b"\0\0\0\x05firstwords".to_vec(),
-        b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x03\0\0\0\x02\0\0\0\x0f".to_vec(),
-        b"\0\0\0\x06secondwords".to_vec(),
-        b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x03\0\0\0\x01\0\0\0\0".to_vec(), // ACK
-    ]
-    .concat();
-    assert_eq!(output[18..], expected);
-}
-
-#[test]
-fn df_is_offered_only_with_structured_replies() {
-    let flags = |options: &[Vec<u8>]| {
-        let stream = [3u32.to_be_bytes().to_vec(), options.concat()].concat();
-        let (output, ..) = run(TlsPolicy::Never, &stream, stream.len());
-        let size = (1u64 << 20).to_be_bytes();
-        let at = output.windows(8).position(|w| w == size).unwrap();
-        u16::from_be_bytes([output[at + 8], output[at + 9]])
+fn a_request_is_these_bytes() {
+    let mut bytes = [0u8; 28];
+    bytes[..8].copy_from_slice(b"\x25\x60\x95\x13\0\x01\0\x01");
+    bytes[8..16].copy_from_slice(&7u64.to_be_bytes());
+    bytes[16..24].copy_from_slice(&4096u64.to_be_bytes());
+    bytes[24..].copy_from_slice(&512u32.to_be_bytes());
+    let request = RequestHeader::parse(&bytes).unwrap();
+    let expected = RequestHeader {
+        command: Command::Write,
+        fua: true,
+        no_hole: false,
+        cookie: 7,
+        offset: 4096,
+        len: 512,
     };
-    let info = go(c::OPT_INFO, "first", &[]);
-    assert_eq!(flags(std::slice::from_ref(&info)) & c::FLAG_SEND_DF, 0);
-    let structured = option(c::OPT_STRUCTURED_REPLY, &[]);
-    assert_ne!(flags(&[structured, info]) & c::FLAG_SEND_DF, 0);
+    assert_eq!(request, expected);
+    bytes[0] = 0;
+    assert!(RequestHeader::parse(&bytes).is_err());
 }
 
 #[test]
-fn export_name_answers_an_unknown_name_by_closing() {
-    for (name, wanted) in [
-        (&b"first"[..], None),
-        (b"", None),
-        (b"other", Some(Outcome::Close)),
-        (&[b'x'; 5000], Some(Outcome::Close)),
-    ] {
-        let stream = [&3u32.to_be_bytes()[..], &option(c::OPT_EXPORT_NAME, name)].concat();
-        let (output, outcome, ..) = run(TlsPolicy::Never, &stream, stream.len());
-        match wanted {
-            Some(_) => assert_eq!((outcome, output.len()), (wanted, 18)),
-            None => assert_eq!(output.len(), 18 + 10, "no zeroes were asked for"),
-        }
-    }
-}
-
-#[test]
-fn who_asks_without_listening_gets_no_further() {
-    let mut handshake = Handshake::new(
-        [ExportInfo {
-            description: "x".repeat(4000),
-            ..exports()[0].clone()
-        }]
-        .into(),
-        TlsPolicy::Never,
+fn replies_are_these_bytes() {
+    assert_eq!(
+        nbd_proto::simple_reply(7, Some(Errno::Io)),
+        *b"\x67\x44\x66\x98\0\0\0\x05\0\0\0\0\0\0\0\x07"
     );
-    let stream = [
-        &3u32.to_be_bytes()[..],
-        &option(c::OPT_LIST, &[]).repeat(200),
-    ]
-    .concat();
-    let consumed = handshake.handle_input(&stream).unwrap();
-    assert!(consumed < stream.len() / 4, "{consumed}");
-    let output = handshake.take_output().len();
-    assert!(output < 80 * 1024, "{output}");
-    assert!(handshake.handle_input(&stream[consumed..]).unwrap() > 0);
+    assert_eq!(
+        nbd_proto::structured_data(7, 512, 4096),
+        *b"\x66\x8e\x33\xef\0\x01\0\x01\0\0\0\0\0\0\0\x07\0\0\x10\x08\0\0\0\0\0\0\x02\0"
+    );
+    assert_eq!(
+        nbd_proto::structured_done(7),
+        *b"\x66\x8e\x33\xef\0\x01\0\0\0\0\0\0\0\0\0\x07\0\0\0\0"
+    );
+    assert_eq!(
+        nbd_proto::structured_error(7, Errno::NoSpace),
+        *b"\x66\x8e\x33\xef\0\x01\x80\x01\0\0\0\0\0\0\0\x07\0\0\0\x06\0\0\0\x1c\0\0"
+    );
 }

@@ -1,0 +1,324 @@
+//! Reads and writes of any offset and length on a device of blocks, from any thread.
+
+use block::{
+    BlockDevice, Buf, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+/// Longest piece of a request, in bytes: the largest that the kernel sends at once.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
+/// Buffers of a thread: one for the request, one for the block around an unaligned end.
+const BUFS: usize = 2;
+
+/// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
+const PR_SET_IO_FLUSHER: i32 = 57;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The queues of this thread, by the number of their device.
+    static QUEUES: RefCell<HashMap<u64, Lane>> = RefCell::new(HashMap::new());
+}
+
+/// One thread's way to a device.
+struct Lane {
+    queue: Box<dyn Queue>,
+    pool: BufPool,
+    done: Vec<Completion>,
+}
+
+impl Lane {
+    fn open(device: &dyn BlockDevice) -> Result<Lane> {
+        // This thread writes dirty pages back; memory that it needs for that must not wait for
+        // dirty pages to be written back. Only root may ask for it, and needs it.
+        // SAFETY: prctl with these arguments only sets a flag of this thread.
+        unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+        let mut queue = device.queue()?;
+        let pool = BufPool::new(PIECE_BYTES, BUFS);
+        queue.register(&pool);
+        Ok(Lane {
+            queue,
+            pool,
+            done: Vec::new(),
+        })
+    }
+
+    fn buf(&self, len: usize) -> Buf {
+        self.pool.take(len).unwrap_or_else(|| Buf::zeroed(len))
+    }
+
+    fn run(&mut self, op: Op) -> Result<Op> {
+        let refused = |request: Request| {
+            Error::new(ErrorKind::Busy, "queue", "it is full").in_op(&request.op)
+        };
+        self.queue.submit(Request { tag: 0, op }).map_err(refused)?;
+        while self.done.is_empty() {
+            self.queue.reap(Wait::Block, &mut self.done)?;
+        }
+        let Completion { op, result, .. } = self.done.swap_remove(0);
+        result.map(|()| op)
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Result<Buf> {
+        let bufs = self.buf(len).into();
+        match self.run(Op::Read { offset, bufs })? {
+            Op::Read { bufs, .. } => Ok(bufs.into_first().unwrap_or_else(|| Buf::zeroed(0))),
+            _ => unreachable!("a read comes back as a read"),
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        let mut buf = self.buf(data.len());
+        buf.copy_from_slice(data);
+        self.run(Op::Write {
+            offset,
+            bufs: buf.into(),
+            fua,
+        })
+        .map(drop)
+    }
+}
+
+/// A device as bytes.
+pub(crate) struct Bytes {
+    id: u64,
+    device: Arc<dyn BlockDevice>,
+    /// Shared by aligned changes, taken alone by those that read, change and write back.
+    gate: RwLock<()>,
+}
+
+impl Bytes {
+    pub(crate) fn new(device: Arc<dyn BlockDevice>) -> Bytes {
+        Bytes {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            device,
+            gate: RwLock::new(()),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.device
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.device.info().size
+    }
+
+    fn block(&self) -> u64 {
+        u64::from(self.device.info().logical_block_size)
+    }
+
+    fn piece(&self) -> u64 {
+        // A multiple of the block size, because both are.
+        u64::from(self.device.info().max_transfer).min(PIECE_BYTES as u64)
+    }
+
+    fn with_lane<T>(&self, work: impl FnOnce(&mut Lane) -> Result<T>) -> Result<T> {
+        QUEUES.with_borrow_mut(|queues| {
+            let lane = match queues.entry(self.id) {
+                std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
+                std::collections::hash_map::Entry::Vacant(place) => {
+                    place.insert(Lane::open(&*self.device)?)
+                }
+            };
+            work(lane)
+        })
+    }
+
+    /// Gives `len` bytes from `offset` on to `give`, fewer at the end of the device.
+    pub(crate) fn read<T>(
+        &self,
+        offset: u64,
+        len: usize,
+        give: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        let end = offset.saturating_add(len as u64).min(self.size());
+        let len = end.saturating_sub(offset) as usize;
+        if len == 0 {
+            return Ok(give(&[]));
+        }
+        let block = self.block();
+        let from = offset - offset % block;
+        let to = end.next_multiple_of(block);
+        let skip = (offset - from) as usize;
+        self.with_lane(|lane| {
+            if to - from <= self.piece() {
+                let buf = lane.read(from, (to - from) as usize)?;
+                return Ok(give(&buf[skip..skip + len]));
+            }
+            let mut all = Vec::with_capacity((to - from) as usize);
+            let mut at = from;
+            while at < to {
+                let buf = lane.read(at, (to - at).min(self.piece()) as usize)?;
+                all.extend_from_slice(&buf);
+                at += buf.len() as u64;
+            }
+            Ok(give(&all[skip..skip + len]))
+        })
+    }
+
+    /// Writes `data` from `offset` on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] beyond the end: a file here cannot grow.
+    pub(crate) fn write(&self, offset: u64, data: &[u8], durable: bool) -> Result<()> {
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|end| *end <= self.size());
+        if end.is_none() {
+            let why = "the file cannot grow";
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                &self.device.info().name,
+                why,
+            ));
+        }
+        let block = self.block();
+        let aligned = offset.is_multiple_of(block) && (data.len() as u64).is_multiple_of(block);
+        if aligned {
+            let _shared = self.gate.read().expect("no panic under this lock");
+            return self.with_lane(|lane| self.write_aligned(lane, offset, data, durable));
+        }
+        let _alone = self.gate.write().expect("no panic under this lock");
+        self.with_lane(|lane| {
+            let from = offset - offset % block;
+            let to = (offset + data.len() as u64).next_multiple_of(block);
+            let mut around = vec![0; (to - from) as usize];
+            let last = around.len() - block as usize;
+            // Only the blocks at the ends hold bytes of others.
+            around[..block as usize].copy_from_slice(&lane.read(from, block as usize)?);
+            if last > 0 {
+                around[last..].copy_from_slice(&lane.read(to - block, block as usize)?);
+            }
+            let skip = (offset - from) as usize;
+            around[skip..skip + data.len()].copy_from_slice(data);
+            self.write_aligned(lane, from, &around, durable)
+        })
+    }
+
+    fn write_aligned(
+        &self,
+        lane: &mut Lane,
+        offset: u64,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<()> {
+        let mut at = offset;
+        for piece in data.chunks(self.piece() as usize) {
+            lane.write(at, piece, durable)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeros.
+    pub(crate) fn zero(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
+        let end = offset.saturating_add(len).min(self.size());
+        let block = self.block();
+        let (from, to) = (offset.next_multiple_of(block), end - end % block);
+        if from >= to {
+            // Inside one block, or over one border of two.
+            return self.write(
+                offset.min(end),
+                &vec![0; end.saturating_sub(offset) as usize],
+                false,
+            );
+        }
+        self.write(offset, &vec![0; (from - offset) as usize], false)?;
+        {
+            let _shared = self.gate.read().expect("no panic under this lock");
+            let op = Op::WriteZeroes {
+                offset: from,
+                len: to - from,
+                fua: false,
+                unmap,
+            };
+            self.with_lane(|lane| lane.run(op).map(drop))?;
+        }
+        self.write(to, &vec![0; (end - to) as usize], false)
+    }
+
+    /// Makes everything written so far durable, whichever thread wrote it.
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.with_lane(|lane| lane.run(Op::Flush).map(drop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Mem, Random};
+
+    #[test]
+    fn any_offset_and_length_agrees_with_a_plain_copy() {
+        for block in [512, 4096] {
+            let bytes = Bytes::new(Arc::new(Mem::new(3 << 20, block)));
+            let mut model = vec![0u8; 3 << 20];
+            let mut random = Random::new(7);
+            for _ in 0..300 {
+                let offset = random.below(model.len() as u64);
+                let longest = [10, 5000, 1 << 21][random.below(3) as usize];
+                let len = random.below(longest).min(model.len() as u64 - offset) as usize;
+                let range = offset as usize..offset as usize + len;
+                match random.below(3) {
+                    0 => {
+                        let mut data = vec![0; len];
+                        random.fill(&mut data);
+                        bytes.write(offset, &data, random.below(2) == 0).unwrap();
+                        model[range].copy_from_slice(&data);
+                    }
+                    1 => {
+                        bytes.zero(offset, len as u64, false).unwrap();
+                        model[range].fill(0);
+                    }
+                    _ => bytes
+                        .read(offset, len, |data| assert!(data == &model[range]))
+                        .unwrap(),
+                }
+            }
+            bytes
+                .read(0, model.len(), |data| assert!(data == model))
+                .unwrap();
+            bytes
+                .read(model.len() as u64 - 3, 100, |data| {
+                    assert_eq!(data.len(), 3)
+                })
+                .unwrap();
+            assert_eq!(
+                bytes
+                    .write(model.len() as u64 - 3, &[1; 4], false)
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::NoSpace
+            );
+        }
+    }
+
+    #[test]
+    fn unaligned_writers_on_many_threads_lose_no_neighbours_byte() {
+        let bytes = Arc::new(Bytes::new(Arc::new(Mem::new(1 << 20, 4096))));
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let bytes = Arc::clone(&bytes);
+                // Each thread owns every eighth byte of the same few blocks.
+                scope.spawn(move || {
+                    for i in 0..500u64 {
+                        bytes
+                            .write((i * 8 + thread) % 16384, &[thread as u8 + 1], false)
+                            .unwrap();
+                    }
+                });
+            }
+        });
+        bytes
+            .read(0, 4000, |data| {
+                for (i, byte) in data.iter().enumerate() {
+                    assert_eq!(u64::from(*byte), i as u64 % 8 + 1, "byte {i}");
+                }
+            })
+            .unwrap();
+    }
+}
