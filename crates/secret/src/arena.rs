@@ -45,7 +45,10 @@ impl Pages {
                 -1,
                 0,
             );
-            assert!(base != libc::MAP_FAILED, "no address space for key material");
+            assert!(
+                base != libc::MAP_FAILED,
+                "no address space for key material"
+            );
             let inner = base.cast::<u8>().add(page);
             if !map_secret(inner, body) {
                 map_locked(inner, body);
@@ -53,7 +56,12 @@ impl Pages {
             libc::madvise(inner.cast(), body, libc::MADV_DONTDUMP);
             let base = NonNull::new(base.cast()).expect("mmap does not return null");
             let data = NonNull::new(inner).expect("base plus a page is not null");
-            Pages { base, mapped, data, len }
+            Pages {
+                base,
+                mapped,
+                data,
+                len,
+            }
         }
     }
 

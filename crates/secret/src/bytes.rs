@@ -15,7 +15,9 @@ pub struct SecretBytes {
 impl SecretBytes {
     /// `len` zero bytes, to be filled in place.
     pub fn zeroed(len: usize) -> SecretBytes {
-        SecretBytes { pages: Pages::new(len) }
+        SecretBytes {
+            pages: Pages::new(len),
+        }
     }
 
     /// A copy of `bytes`. The caller zeroes its own copy.

@@ -34,7 +34,10 @@ pub fn burn_stack() {
 /// Makes the process refuse core dumps and attaching debuggers of the same user, where the
 /// kernel allows it. Defence in depth: the secrets themselves are excluded from dumps one by one.
 pub fn harden_process() {
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: both calls only read their arguments; failure leaves the process as it was.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
