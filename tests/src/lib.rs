@@ -270,9 +270,8 @@ impl Drop for Killed {
     }
 }
 
-/// A small generator for data and choices, so that a failing test prints a seed and can be run
-/// again. SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Random(u64);
+/// Data and choices from a seed, so that a failing test can be run again.
+pub struct Random(block::Random);
 
 impl Random {
     /// From the seed in `EVFS_SEED`, or a fresh one; prints it.
@@ -285,33 +284,23 @@ impl Random {
                 now.map_or(1, |d| d.as_nanos() as u64)
             });
         eprintln!("seed: EVFS_SEED={seed}");
-        Random(seed)
+        Random::new(seed)
     }
 
     /// From a given seed.
     pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Random(block::Random::new(seed))
     }
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.below(bound)
     }
 
     /// `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len.div_ceil(8))
-            .flat_map(|_| self.next().to_le_bytes())
-            .take(len)
-            .collect()
+        let mut bytes = vec![0; len];
+        self.0.fill(&mut bytes);
+        bytes
     }
 }

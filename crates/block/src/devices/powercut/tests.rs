@@ -1,3 +1,5 @@
+//! Tests of the power cuts, against an independent model of what may be left.
+
 use super::*;
 use crate::{Blocking, Buf, Random};
 
