@@ -95,7 +95,12 @@ impl FileDevice {
         why_not_direct: Option<String>,
         options: &Options,
     ) -> Result<Arc<FileDevice>> {
-        lock::take_open_lock(&file, &name, options.lock)?;
+        // Who only reads shares with readers; the kernel gives an exclusive lock to writers alone.
+        let lock = match options.lock {
+            Lock::Exclusive if options.read_only => Lock::Shared,
+            lock => lock,
+        };
+        lock::take_open_lock(&file, &name, lock)?;
         let direct = why_not_direct.is_none();
         let found = probe::probe(&file, &name, direct)?;
         let block = found.logical_block_size;

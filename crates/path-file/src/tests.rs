@@ -154,7 +154,11 @@ fn a_second_opening_for_writing_is_busy_and_readers_share() {
         .header_lock(true)
         .unwrap();
     drop(writer);
-    let _a = FileDevice::open(&path, &reading).unwrap();
+    let plain = Options {
+        read_only: true,
+        ..Options::default()
+    };
+    let _a = FileDevice::open(&path, &plain).unwrap();
     let _b = FileDevice::open(&path, &reading).unwrap();
     assert_eq!(
         FileDevice::open(&path, &Options::default())
