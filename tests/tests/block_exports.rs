@@ -86,6 +86,7 @@ fn qemu_nbdcopy_nbdinfo_and_fio_work_against_the_nbd_export() {
                 "--iodepth=16",
                 "--verify=crc32c",
                 "--verify_fatal=1",
+                "--verify_state_save=0",
             ],
         );
         assert!(fio.contains("err= 0"), "{fio}");
