@@ -14,6 +14,9 @@ const SECRET_BYTES_MAX: usize = 1024;
 /// `age` writes is about 18.
 pub(crate) const SCRYPT_LOG_N_MAX: u8 = 20;
 
+/// Most rounds of bcrypt that are done for an OpenSSH key. `ssh-keygen` writes 16 or 24.
+const BCRYPT_ROUNDS_MAX: u32 = 1024;
+
 /// The private half of a key pair. Its key is freed, and so zeroed, when it is dropped.
 pub struct Identity {
     recipient: Recipient,
@@ -111,6 +114,12 @@ impl Identity {
         let clear = std::str::from_utf8(text).ok().and_then(openssh::clear);
         let clear = clear.ok_or_else(|| malformed("not an OpenSSH private key"))?;
         let recipient: Recipient = clear.public.parse()?;
+        if clear.rounds > BCRYPT_ROUNDS_MAX {
+            return Err(Error::Unsupported(format!(
+                "the passphrase of {what} asks for {} rounds of bcrypt; at most {BCRYPT_ROUNDS_MAX} are done",
+                clear.rounds
+            )));
+        }
         let parsed = age::ssh::Identity::from_buffer(text, None);
         let inner = match parsed.map_err(|_| malformed("not an OpenSSH private key"))? {
             age::ssh::Identity::Encrypted(key) => {

@@ -19,6 +19,8 @@ pub(crate) struct Clear {
     pub(crate) public: String,
     /// The private half needs a passphrase.
     pub(crate) encrypted: bool,
+    /// Rounds of bcrypt that the passphrase is stretched by.
+    pub(crate) rounds: u32,
 }
 
 /// Reads the clear part; `None` when the file is not of this form.
@@ -28,8 +30,8 @@ pub(crate) fn clear(text: &str) -> Option<Clear> {
     let bytes = STANDARD.decode(body).ok()?;
     let rest = bytes.strip_prefix(MAGIC)?;
     let (cipher, rest) = string(rest)?;
-    let (_kdf, rest) = string(rest)?;
-    let (_options, rest) = string(rest)?;
+    let (kdf, rest) = string(rest)?;
+    let (options, rest) = string(rest)?;
     let (count, rest) = rest.split_first_chunk::<4>()?;
     if u32::from_be_bytes(*count) != 1 {
         return None;
@@ -38,7 +40,13 @@ pub(crate) fn clear(text: &str) -> Option<Clear> {
     let (kind, _) = string(blob)?;
     let kind = std::str::from_utf8(kind).ok()?;
     let public = format!("{kind} {}", STANDARD.encode(blob));
+    // bcrypt's options: a salt, then the number of rounds.
+    let rounds = match kdf {
+        b"none" => 0,
+        _ => u32::from_be_bytes(*string(options)?.1.first_chunk::<4>()?),
+    };
     Some(Clear {
+        rounds,
         public,
         encrypted: cipher != b"none",
     })

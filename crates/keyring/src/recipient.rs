@@ -66,19 +66,17 @@ impl FromStr for Recipient {
     /// Reads one line: `age1...` or `ssh-ed25519 AAAA... [comment]`.
     fn from_str(text: &str) -> Result<Recipient> {
         let text = text.trim();
-        let shown = || {
-            format!(
-                "the public key `{}`",
-                text.chars().take(40).collect::<String>()
-            )
-        };
+        // What cannot be read may be somebody's secret in the wrong place: it is never quoted.
+        let shown = || "the text given as a public key";
         if let Some(kind) = text
             .split(' ')
             .next()
             .filter(|kind| kind.starts_with("ssh-") || kind.starts_with("ecdsa-"))
         {
             if kind != "ssh-ed25519" {
-                return Err(refused(kind));
+                // Only a kind that is known is named, for the same reason.
+                let known = ["ssh-rsa", "ssh-dss"].into_iter().find(|k| *k == kind);
+                return Err(refused(known.unwrap_or("ssh keys of that kind: such")));
             }
             let mut words = text.split_whitespace();
             let line = [words.next(), words.next()]

@@ -275,7 +275,8 @@ impl Keyring {
     /// [`Error::NotFound`], and what the system says.
     pub fn remove(&self, name: &str) -> Result<()> {
         let public = self.path(name, "pub")?;
-        if !public.exists() {
+        // A crash between the two files of a new key leaves the private one alone.
+        if !public.exists() && !self.path(name, "key")?.exists() {
             return Err(Error::NotFound {
                 name: name.to_owned(),
                 dir: self.dir.clone(),

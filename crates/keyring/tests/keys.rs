@@ -288,3 +288,50 @@ fn damaged_files_are_errors_at_every_length_and_never_panics() {
         assert!(identity.unwrap(&envelope[..len]).is_err());
     }
 }
+
+#[test]
+fn text_that_is_no_key_is_never_quoted_in_an_error() {
+    let folder = Folder::new();
+    let secret = "age-secret-key-1qqqsyqcyq5rqwzqf hunter2 correct horse battery";
+    for text in [
+        secret.to_owned(),
+        format!("ssh-{secret}"),
+        secret.replace(' ', ""),
+    ] {
+        fs::write(folder.path("x"), &text).unwrap();
+        let error = folder.keyring().import("x", &folder.path("x")).unwrap_err();
+        let shown = format!("{error} {error:?}").to_lowercase();
+        for piece in ["qqqsyq", "hunter2", "battery"] {
+            assert!(!shown.contains(piece), "{shown}");
+        }
+    }
+}
+
+#[test]
+fn what_a_crash_left_of_a_new_key_can_be_removed() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    keys.generate("a", None).unwrap();
+    fs::remove_file(folder.path("keys/a.pub")).unwrap();
+    assert!(matches!(keys.generate("a", None), Err(Error::Exists(_))));
+    keys.remove("a").unwrap();
+    keys.generate("a", None).unwrap();
+}
+
+#[test]
+fn an_ssh_key_that_asks_for_endless_work_is_refused_before_it_is_done() {
+    let folder = Folder::new();
+    let file = folder.path("slow");
+    let path = file.to_str().unwrap();
+    tool(
+        "ssh-keygen",
+        &[
+            "-q", "-t", "ed25519", "-a", "2000", "-N", "sesame", "-f", path,
+        ],
+        b"",
+    );
+    let keys = folder.keyring();
+    keys.import("slow", &file).unwrap();
+    let error = keys.identity("slow", &mut never).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+}
