@@ -20,6 +20,53 @@ const ZEROS_BYTES: usize = 256 * 1024;
 /// Times an operation that the system interrupted is tried again before that is an error.
 const RETRIES_MAX: u32 = 1000;
 
+/// A request between submit and reap.
+pub(crate) struct Job {
+    tag: u64,
+    op: Op,
+    stage: Stage,
+    retries: u32,
+    /// The vector that the kernel reads while a scattered transfer is in flight. Its heap memory
+    /// stays in place while the job does.
+    pub(crate) iov: Vec<libc::iovec>,
+}
+
+/// What the system is doing, or is about to do, for a job.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// The operation itself, from this many bytes on.
+    Main { done: usize },
+    /// Zeros in place of a native write-zeroes, from this offset on.
+    Zeros { at: u64 },
+    /// A sync after something that has no FUA of its own.
+    Sync,
+}
+
+/// One system operation.
+pub(crate) enum Sys<'a> {
+    /// One buffer.
+    Read { offset: u64, ptr: *mut u8, len: u32 },
+    /// One buffer.
+    Write {
+        offset: u64,
+        ptr: *const u8,
+        len: u32,
+        fua: bool,
+    },
+    /// Several buffers.
+    ReadV { offset: u64, iov: &'a [libc::iovec] },
+    /// Several buffers.
+    WriteV {
+        offset: u64,
+        iov: &'a [libc::iovec],
+        fua: bool,
+    },
+    /// `fdatasync`
+    Sync,
+    /// `fallocate`
+    Fallocate { offset: u64, len: u64, mode: i32 },
+}
+
 /// What carries system operations out.
 enum Carrier {
     Ring(Box<Ring>),
@@ -150,6 +197,182 @@ impl FileQueue {
         self.free.push(index);
         self.ready.push_back(Completion { tag, op, result });
     }
+}
+
+/// What follows the end of a system operation.
+enum After {
+    Again,
+    Done,
+    Failed(i32),
+    /// A read met the end of the file.
+    Ended,
+}
+
+impl Job {
+    fn new(tag: u64, op: Op) -> Job {
+        Job {
+            tag,
+            op,
+            stage: Stage::Main { done: 0 },
+            retries: 0,
+            iov: Vec::new(),
+        }
+    }
+
+    fn next_operation(&mut self, zeros: Option<&[u8]>) -> Sys<'_> {
+        use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
+        match (self.stage, &mut self.op) {
+            (Stage::Sync, _) | (_, Op::Flush) => Sys::Sync,
+            (Stage::Main { done }, Op::Read { offset, bufs }) => {
+                let offset = *offset + done as u64;
+                if let [buf] = bufs.as_mut_slice() {
+                    let rest = &mut buf[done..];
+                    return Sys::Read {
+                        offset,
+                        ptr: rest.as_mut_ptr(),
+                        len: rest.len() as u32,
+                    };
+                }
+                self.iov = vector(bufs.iter_mut().map(|b| (b.as_mut_ptr(), b.len())), done);
+                Sys::ReadV {
+                    offset,
+                    iov: &self.iov,
+                }
+            }
+            (Stage::Main { done }, Op::Write { offset, bufs, fua }) => {
+                let (offset, fua) = (*offset + done as u64, *fua);
+                if let [buf] = bufs.as_slice() {
+                    let rest = &buf[done..];
+                    return Sys::Write {
+                        offset,
+                        ptr: rest.as_ptr(),
+                        len: rest.len() as u32,
+                        fua,
+                    };
+                }
+                self.iov = vector(bufs.iter().map(|b| (b.as_ptr().cast_mut(), b.len())), done);
+                Sys::WriteV {
+                    offset,
+                    iov: &self.iov,
+                    fua,
+                }
+            }
+            (Stage::Main { .. }, Op::Discard { offset, len }) => Sys::Fallocate {
+                offset: *offset,
+                len: *len,
+                mode: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            },
+            (
+                Stage::Main { .. },
+                Op::WriteZeroes {
+                    offset, len, unmap, ..
+                },
+            ) => {
+                let how = if *unmap {
+                    FALLOC_FL_PUNCH_HOLE
+                } else {
+                    FALLOC_FL_ZERO_RANGE
+                };
+                Sys::Fallocate {
+                    offset: *offset,
+                    len: *len,
+                    mode: how | FALLOC_FL_KEEP_SIZE,
+                }
+            }
+            (Stage::Zeros { at }, op) => {
+                let (offset, len) = op.range().expect("write-zeroes has a range");
+                let zeros = zeros.expect("zeros are made before they are needed");
+                let left = (offset + len - at).min(zeros.len() as u64) as u32;
+                Sys::Write {
+                    offset: at,
+                    ptr: zeros.as_ptr(),
+                    len: left,
+                    fua: false,
+                }
+            }
+        }
+    }
+
+    /// Judges the result of the operation that [`Job::next_operation`] gave: a byte count or, below
+    /// zero, an errno.
+    fn after(&mut self, result: i32) -> After {
+        if result < 0 {
+            return self.after_error(-result);
+        }
+        let fua_left = matches!(self.op, Op::WriteZeroes { fua: true, .. });
+        match &mut self.stage {
+            Stage::Main { done } => match &self.op {
+                Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
+                    *done += result as usize;
+                    if *done >= bufs.total_len() {
+                        After::Done
+                    } else if result == 0 {
+                        After::Ended
+                    } else {
+                        After::Again
+                    }
+                }
+                Op::WriteZeroes { .. } if fua_left => {
+                    self.stage = Stage::Sync;
+                    After::Again
+                }
+                _ => After::Done,
+            },
+            Stage::Zeros { at } => {
+                *at += result as u64;
+                let (offset, len) = self.op.range().expect("write-zeroes has a range");
+                if *at < offset + len {
+                    return if result == 0 {
+                        After::Ended
+                    } else {
+                        After::Again
+                    };
+                }
+                if fua_left {
+                    self.stage = Stage::Sync;
+                    return After::Again;
+                }
+                After::Done
+            }
+            Stage::Sync => After::Done,
+        }
+    }
+
+    fn after_error(&mut self, errno: i32) -> After {
+        match (errno, &self.op, self.stage) {
+            (libc::EINTR | libc::EAGAIN, ..) if self.retries < RETRIES_MAX => {
+                self.retries += 1;
+                After::Again
+            }
+            // No native write-zeroes here (some file systems, some disks): write zeros.
+            (
+                libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS,
+                Op::WriteZeroes { offset, .. },
+                Stage::Main { .. },
+            ) => {
+                self.stage = Stage::Zeros { at: *offset };
+                After::Again
+            }
+            _ => After::Failed(errno),
+        }
+    }
+}
+
+/// The parts of buffers behind their first `done` bytes.
+fn vector(bufs: impl Iterator<Item = (*mut u8, usize)>, mut done: usize) -> Vec<libc::iovec> {
+    let mut iov = Vec::new();
+    for (ptr, len) in bufs {
+        let skip = done.min(len);
+        done -= skip;
+        if len > skip {
+            let base = ptr.wrapping_add(skip).cast();
+            iov.push(libc::iovec {
+                iov_base: base,
+                iov_len: len - skip,
+            });
+        }
+    }
+    iov
 }
 
 impl Queue for FileQueue {
