@@ -139,6 +139,23 @@ pub trait Queue {
     /// once with [`Wait::Poll`]: what a layer holds ready by itself does not make it readable.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Takes back a request in flight that the other side has left unanswered, so that it can go
+    /// another way. Its answer, should it come after all, is thrown away and touches no buffer. The
+    /// other side may still carry it out; [`Queue::late`] says when that is settled.
+    ///
+    /// `None`: no request with this tag is in flight, or the device holds its memory until it is done
+    /// (a kernel ring), and then the completion comes as ever.
+    fn take_back(&mut self, tag: u64) -> Option<Request> {
+        let _ = tag;
+        None
+    }
+
+    /// Moves the tags of requests that were taken back, and have been answered since, to the end of
+    /// `tags`. Looks only at what [`Queue::reap`] has read.
+    fn late(&mut self, tags: &mut Vec<u64>) {
+        let _ = tags;
+    }
+
     /// A hint that buffers of `pool` will come often; a ring registers its memory with the kernel.
     /// Called before the first submit.
     fn register(&mut self, pool: &BufPool) {

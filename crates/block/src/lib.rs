@@ -18,6 +18,7 @@ pub mod conformance;
 mod device;
 mod devices;
 mod error;
+mod lunpath;
 mod pool;
 mod random;
 mod request;
@@ -30,6 +31,7 @@ pub use devices::{
     PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, Tear, Volatile,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use lunpath::{Access, Connection, Identity, Lunpath, Transport};
 pub use pool::BufPool;
 pub use random::Random;
 pub use request::{Completion, Op, OpKind, Request};
