@@ -9,7 +9,7 @@ use std::process::Command;
 const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
     &["luks2", "nbd-proto", "xts", "keyring"],
-    &["path-file"],
+    &["path-file", "path-nbd"],
     &["crypt"],
     &[],
     &["export-nbd", "export-fuse"],

@@ -21,11 +21,13 @@ pub const OPT_STARTTLS: u32 = 5;
 pub const OPT_INFO: u32 = 6;
 pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
+pub const OPT_SET_META_CONTEXT: u32 = 10;
 
 /// "Option reply types".
 pub const REP_ACK: u32 = 1;
 pub const REP_SERVER: u32 = 2;
 pub const REP_INFO: u32 = 3;
+pub const REP_META_CONTEXT: u32 = 4;
 pub const REP_ERROR: u32 = 1 << 31;
 pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
@@ -62,4 +64,6 @@ pub const CMD_FLAG_DF: u16 = 1 << 2;
 pub const REPLY_FLAG_DONE: u16 = 1;
 pub const REPLY_NONE: u16 = 0;
 pub const REPLY_OFFSET_DATA: u16 = 1;
+pub const REPLY_OFFSET_HOLE: u16 = 2;
+pub const REPLY_ERROR_BIT: u16 = 1 << 15;
 pub const REPLY_ERROR: u16 = (1 << 15) + 1;

@@ -1,7 +1,8 @@
-//! The NBD protocol, server side, without any input or output: bytes in, bytes and decisions out.
+//! The NBD protocol, both sides, without any input or output: bytes in, bytes and decisions out.
 //!
 //! ```text
 //!   Handshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission | Close
+//!   ClientHandshake the same, from the other side (module `client`)
 //!   RequestHeader::parse(28 bytes) ──► the driver moves the payload ──► reply headers
 //! ```
 //!
@@ -27,6 +28,7 @@
     )
 )]
 
+pub mod client;
 pub mod constants;
 mod handshake;
 mod transmission;
@@ -39,7 +41,7 @@ pub use transmission::{
 
 /// A peer that does not speak the protocol; its connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the client does not speak NBD as it should: {0}")]
+#[error("the other side does not speak NBD as it should: {0}")]
 pub struct ProtocolError(pub String);
 
 /// What reading from a peer gives.

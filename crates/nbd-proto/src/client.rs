@@ -1,0 +1,633 @@
+//! The client's side: negotiation up to the choice of an export, then requests and replies.
+//!
+//! ```text
+//!   ClientHandshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission
+//!   request(..) ──► 28 bytes ──► the driver sends them and the payload
+//!   Reply::parse(bytes) ──► what follows it, and whose it is
+//! ```
+
+use crate::constants as c;
+use crate::{ProtocolError, Result};
+
+/// Longest option reply that is read, in bytes.
+const REPLY_BYTES_MAX: u32 = 64 * 1024;
+/// Replies to all options together; a server that lists more information than this is refused.
+const REPLIES_MAX: u32 = 1024;
+/// Largest request where the server names none ("Block size constraints": 32 MiB).
+const BLOCK_MAX_DEFAULT: u32 = 32 << 20;
+/// Longest payload of a structured error that is read, in bytes.
+pub const ERROR_BYTES_MAX: u32 = 4096 + 16;
+/// Bytes of a simple reply, and of a structured one before its payload.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Bytes of a structured reply before its payload.
+pub const CHUNK_BYTES: usize = 20;
+
+/// What the client wants of a server.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// Name of the export; empty for the server's default.
+    pub export: String,
+    /// Go on only under TLS.
+    pub tls: bool,
+    /// Meta contexts to ask for, whole names. They need structured replies.
+    pub contexts: Vec<String>,
+    /// Ask for the information only and end with [`ClientOutcome::Told`].
+    pub info_only: bool,
+}
+
+/// The export as the server describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ServerExport {
+    /// Bytes.
+    pub size: u64,
+    /// Transmission flags.
+    pub flags: u16,
+    /// Words for a person; some carry `wwid=...`.
+    pub description: String,
+    /// Smallest request in bytes; offsets and lengths are multiples of it. A power of two.
+    pub block_min: u32,
+    /// Request size that works well.
+    pub block_preferred: u32,
+    /// Largest request.
+    pub block_max: u32,
+    /// Replies come structured.
+    pub structured: bool,
+    /// Meta contexts that the server agreed to.
+    pub contexts: Vec<String>,
+}
+
+impl ServerExport {
+    /// Whether a transmission flag is set.
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// What the driver has to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientOutcome {
+    /// Start TLS, then [`ClientHandshake::under_tls`].
+    StartTls,
+    /// Send the output; requests may follow.
+    Transmission(ServerExport),
+    /// Send the output and close: the information is here.
+    Told(ServerExport),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    StartTls,
+    Structured,
+    Contexts,
+    Go,
+    ExportName,
+    End,
+}
+
+/// The client's side of a negotiation ("Fixed newstyle negotiation").
+pub struct ClientHandshake {
+    wish: Wish,
+    stage: Stage,
+    no_zeroes: bool,
+    replies: u32,
+    export: ServerExport,
+    output: Vec<u8>,
+    outcome: Option<ClientOutcome>,
+}
+
+impl ClientHandshake {
+    /// Waits for the greeting.
+    pub fn new(wish: Wish) -> ClientHandshake {
+        ClientHandshake {
+            wish,
+            stage: Stage::Greeting,
+            no_zeroes: false,
+            replies: 0,
+            export: ServerExport {
+                block_min: 1,
+                block_preferred: 4096,
+                block_max: BLOCK_MAX_DEFAULT,
+                ..ServerExport::default()
+            },
+            output: Vec::new(),
+            outcome: None,
+        }
+    }
+
+    /// Goes on under TLS, where neither side greets again.
+    pub fn under_tls(wish: Wish) -> ClientHandshake {
+        let mut handshake = ClientHandshake::new(wish);
+        handshake.no_zeroes = true;
+        handshake.ask_structured();
+        handshake
+    }
+
+    /// What has to be sent.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// The end of the negotiation, once it is reached.
+    pub fn outcome(&self) -> Option<&ClientOutcome> {
+        self.outcome.as_ref()
+    }
+
+    /// Takes as many whole messages as `bytes` begins with and says how many bytes they were.
+    ///
+    /// # Errors
+    /// The server does not speak the protocol, or refuses what is wanted; the text says what.
+    pub fn handle_input(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut consumed = 0;
+        while self.outcome.is_none() {
+            let rest = bytes.get(consumed..).unwrap_or_default();
+            let step = match self.stage {
+                Stage::Greeting => self.greeting(rest)?,
+                Stage::ExportName => self.export_name(rest)?,
+                _ => self.option_reply(rest)?,
+            };
+            if step == 0 {
+                break;
+            }
+            consumed += step;
+        }
+        Ok(consumed)
+    }
+
+    fn greeting(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut r = Reader(bytes);
+        let (Some(magic), Some(option_magic), Some(flags)) = (r.u64(), r.u64(), r.u16()) else {
+            return Ok(0);
+        };
+        if magic != c::NBDMAGIC || option_magic != c::IHAVEOPT {
+            return Err(bad("it does not greet as a newstyle NBD server does"));
+        }
+        if flags & c::FLAG_FIXED_NEWSTYLE == 0 {
+            return Err(bad("it knows no fixed newstyle negotiation"));
+        }
+        self.no_zeroes = flags & c::FLAG_NO_ZEROES != 0;
+        let answer = flags & (c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES);
+        self.output.extend(u32::from(answer).to_be_bytes());
+        if self.wish.tls {
+            self.option(c::OPT_STARTTLS, &[]);
+            self.stage = Stage::StartTls;
+        } else {
+            self.ask_structured();
+        }
+        Ok(18)
+    }
+
+    fn option(&mut self, kind: u32, data: &[u8]) {
+        self.output.extend(c::IHAVEOPT.to_be_bytes());
+        self.output.extend(kind.to_be_bytes());
+        self.output.extend(length(data).to_be_bytes());
+        self.output.extend(data);
+    }
+
+    fn ask_structured(&mut self) {
+        self.option(c::OPT_STRUCTURED_REPLY, &[]);
+        self.stage = Stage::Structured;
+    }
+
+    /// `NBD_OPT_SET_META_CONTEXT`: export, count, names.
+    fn ask_contexts(&mut self) {
+        if !self.export.structured || self.wish.contexts.is_empty() {
+            return self.ask_go();
+        }
+        let mut data = Vec::from(length(self.wish.export.as_bytes()).to_be_bytes());
+        data.extend(self.wish.export.as_bytes());
+        let count = u32::try_from(self.wish.contexts.len()).unwrap_or(u32::MAX);
+        data.extend(count.to_be_bytes());
+        for name in &self.wish.contexts {
+            data.extend(length(name.as_bytes()).to_be_bytes());
+            data.extend(name.as_bytes());
+        }
+        self.option(c::OPT_SET_META_CONTEXT, &data);
+        self.stage = Stage::Contexts;
+    }
+
+    /// `NBD_OPT_GO` or `NBD_OPT_INFO`, asking for block sizes, so that the server may enforce
+    /// them, and for the description.
+    fn ask_go(&mut self) {
+        let mut data = Vec::from(length(self.wish.export.as_bytes()).to_be_bytes());
+        data.extend(self.wish.export.as_bytes());
+        data.extend(2u16.to_be_bytes());
+        data.extend(c::INFO_BLOCK_SIZE.to_be_bytes());
+        data.extend(c::INFO_DESCRIPTION.to_be_bytes());
+        self.option(self.go(), &data);
+        self.stage = Stage::Go;
+    }
+
+    fn go(&self) -> u32 {
+        match self.wish.info_only {
+            true => c::OPT_INFO,
+            false => c::OPT_GO,
+        }
+    }
+
+    fn option_reply(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut r = Reader(bytes);
+        let (Some(magic), Some(option), Some(kind), Some(len)) =
+            (r.u64(), r.u32(), r.u32(), r.u32())
+        else {
+            return Ok(0);
+        };
+        if magic != c::REP_MAGIC {
+            return Err(bad("an option reply without its magic"));
+        }
+        if len > REPLY_BYTES_MAX {
+            return Err(bad(&format!("an option reply of {len} bytes")));
+        }
+        let Some(data) = r.take(len as usize) else {
+            return Ok(0);
+        };
+        self.replies += 1;
+        if self.replies > REPLIES_MAX {
+            return Err(bad("too many option replies"));
+        }
+        let asked = match self.stage {
+            Stage::StartTls => c::OPT_STARTTLS,
+            Stage::Structured => c::OPT_STRUCTURED_REPLY,
+            Stage::Contexts => c::OPT_SET_META_CONTEXT,
+            _ => self.go(),
+        };
+        if option != asked {
+            return Err(bad("it answers an option that was not asked for"));
+        }
+        self.answer(kind, data)?;
+        Ok(20 + len as usize)
+    }
+
+    fn answer(&mut self, kind: u32, data: &[u8]) -> Result<()> {
+        let refused = kind & c::REP_ERROR != 0;
+        if kind == c::REP_ERR_TLS_REQD {
+            return Err(bad("it answers only under TLS; use nbds://"));
+        }
+        match (self.stage, kind) {
+            (Stage::StartTls, c::REP_ACK) => self.outcome = Some(ClientOutcome::StartTls),
+            (Stage::StartTls, _) => return Err(bad("it has no TLS; use nbd://")),
+            (Stage::Structured, _) => {
+                self.export.structured = kind == c::REP_ACK;
+                self.ask_contexts();
+            }
+            (Stage::Contexts, c::REP_META_CONTEXT) => {
+                let name = String::from_utf8_lossy(data.get(4..).unwrap_or_default());
+                self.export.contexts.push(name.into_owned());
+            }
+            (Stage::Contexts, _) => self.ask_go(),
+            (_, c::REP_INFO) => self.info(data)?,
+            (_, c::REP_ACK) if self.wish.info_only => {
+                self.check()?;
+                self.option(c::OPT_ABORT, &[]);
+                self.stage = Stage::End;
+                self.outcome = Some(ClientOutcome::Told(self.export.clone()));
+            }
+            (_, c::REP_ACK) => self.transmission()?,
+            (_, c::REP_ERR_UNSUP) if !self.wish.info_only => {
+                let name = self.wish.export.clone();
+                self.option(c::OPT_EXPORT_NAME, name.as_bytes());
+                self.stage = Stage::ExportName;
+            }
+            _ if refused => {
+                let said = String::from_utf8_lossy(data.get(..data.len().min(200)).unwrap_or(data));
+                let name = &self.wish.export;
+                return Err(bad(&format!(
+                    "it refuses the export `{name}`: {} (error {:#x})",
+                    said.escape_debug(),
+                    kind & !c::REP_ERROR
+                )));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn info(&mut self, data: &[u8]) -> Result<()> {
+        let mut r = Reader(data);
+        let malformed = || bad("its information about the export is malformed");
+        match r.u16().ok_or_else(malformed)? {
+            c::INFO_EXPORT => {
+                self.export.size = r.u64().ok_or_else(malformed)?;
+                self.export.flags = r.u16().ok_or_else(malformed)?;
+            }
+            c::INFO_DESCRIPTION => {
+                self.export.description = String::from_utf8_lossy(r.0).into_owned();
+            }
+            c::INFO_BLOCK_SIZE => {
+                self.export.block_min = r.u32().ok_or_else(malformed)?;
+                self.export.block_preferred = r.u32().ok_or_else(malformed)?;
+                self.export.block_max = r.u32().ok_or_else(malformed)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Size and flags after `NBD_OPT_EXPORT_NAME`, and 124 zeros unless they were dropped.
+    fn export_name(&mut self, bytes: &[u8]) -> Result<usize> {
+        let len = if self.no_zeroes { 10 } else { 134 };
+        let mut r = Reader(bytes.get(..len).unwrap_or_default());
+        let (Some(size), Some(flags)) = (r.u64(), r.u16()) else {
+            return Ok(0);
+        };
+        self.export.size = size;
+        self.export.flags = flags;
+        self.transmission()?;
+        Ok(len)
+    }
+
+    fn transmission(&mut self) -> Result<()> {
+        self.check()?;
+        self.stage = Stage::End;
+        self.outcome = Some(ClientOutcome::Transmission(self.export.clone()));
+        Ok(())
+    }
+
+    /// "Block size constraints": minimum a power of two up to 64 KiB, the others multiples of it.
+    fn check(&self) -> Result<()> {
+        let e = &self.export;
+        let good = e.block_min.is_power_of_two()
+            && e.block_min <= 65536
+            && e.block_max >= e.block_min.max(512)
+            && e.flags & c::FLAG_HAS_FLAGS != 0;
+        match good {
+            true => Ok(()),
+            false => Err(bad(
+                "its block sizes or flags are none that the protocol allows",
+            )),
+        }
+    }
+}
+
+/// A request, before its payload ("Request message").
+pub fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
+    let mut out = [0; 28];
+    let parts: [&[u8]; 6] = [
+        &c::REQUEST_MAGIC.to_be_bytes(),
+        &flags.to_be_bytes(),
+        &kind.to_be_bytes(),
+        &cookie.to_be_bytes(),
+        &offset.to_be_bytes(),
+        &len.to_be_bytes(),
+    ];
+    for (to, from) in out.iter_mut().zip(parts.iter().flat_map(|p| p.iter())) {
+        *to = *from;
+    }
+    out
+}
+
+/// The head of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// "Simple reply message": data follows if it answers a read and `errno` is 0.
+    Simple {
+        /// Whose answer it is.
+        cookie: u64,
+        /// 0, or one of "Error values".
+        errno: u32,
+    },
+    /// "Structured reply chunk message": `len` bytes of payload follow.
+    Chunk {
+        /// Whose answer it is.
+        cookie: u64,
+        /// The last chunk of this reply.
+        done: bool,
+        /// What the payload is.
+        kind: u16,
+        /// Bytes of payload.
+        len: u32,
+    },
+}
+
+impl Reply {
+    /// Reads the head that `bytes` begins with, and says how long it is; `None` when bytes are
+    /// missing.
+    ///
+    /// # Errors
+    /// The magic is none: the stream is out of step and cannot go on.
+    pub fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>> {
+        let mut r = Reader(bytes);
+        let Some(magic) = r.u32() else {
+            return Ok(None);
+        };
+        match magic {
+            c::SIMPLE_REPLY_MAGIC => {
+                let (Some(errno), Some(cookie)) = (r.u32(), r.u64()) else {
+                    return Ok(None);
+                };
+                Ok(Some((Reply::Simple { cookie, errno }, SIMPLE_REPLY_BYTES)))
+            }
+            c::STRUCTURED_REPLY_MAGIC => {
+                let (Some(flags), Some(kind)) = (r.u16(), r.u16()) else {
+                    return Ok(None);
+                };
+                let (Some(cookie), Some(len)) = (r.u64(), r.u32()) else {
+                    return Ok(None);
+                };
+                let done = flags & c::REPLY_FLAG_DONE != 0;
+                let chunk = Reply::Chunk {
+                    cookie,
+                    done,
+                    kind,
+                    len,
+                };
+                Ok(Some((chunk, CHUNK_BYTES)))
+            }
+            other => Err(bad(&format!("a reply begins with {other:#010x}"))),
+        }
+    }
+}
+
+/// What an error chunk says: the errno and the words, made safe to print.
+pub fn chunk_error(payload: &[u8]) -> (u32, String) {
+    let mut r = Reader(payload);
+    let errno = r.u32().unwrap_or(5);
+    let len = usize::from(r.u16().unwrap_or(0));
+    let words = r.take(len).unwrap_or_default();
+    let words = String::from_utf8_lossy(words.get(..len.min(200)).unwrap_or_default());
+    (errno, words.escape_debug().to_string())
+}
+
+/// Offset and length of a hole ("NBD_REPLY_TYPE_OFFSET_HOLE").
+pub fn chunk_hole(payload: &[u8]) -> Result<(u64, u32)> {
+    let mut r = Reader(payload);
+    match (r.u64(), r.u32()) {
+        (Some(offset), Some(len)) if r.0.is_empty() => Ok((offset, len)),
+        _ => Err(bad("a hole of the wrong length")),
+    }
+}
+
+fn bad(why: &str) -> ProtocolError {
+    ProtocolError(why.to_owned())
+}
+
+fn length(data: &[u8]) -> u32 {
+    u32::try_from(data.len()).unwrap_or(u32::MAX)
+}
+
+/// Numbers off the front of a slice.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (front, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*front)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ExportInfo, Handshake, Outcome, TlsPolicy};
+
+    fn exports() -> std::sync::Arc<[ExportInfo]> {
+        let export = |name: &str, size| ExportInfo {
+            name: name.into(),
+            description: "wwid=naa.5".into(),
+            size,
+            flags: c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH,
+            block_min: 512,
+            block_preferred: 4096,
+            block_max: 1 << 20,
+        };
+        [export("one", 1 << 20), export("two", 1 << 21)].into()
+    }
+
+    /// Both sides, with the bytes between them cut into pieces of `piece`.
+    fn negotiate(wish: Wish, tls: TlsPolicy, piece: usize) -> Result<ClientOutcome> {
+        let mut server = Handshake::new(exports(), tls);
+        let mut client = ClientHandshake::new(wish);
+        let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
+        for _ in 0..10_000 {
+            to_client.extend(server.take_output());
+            to_server.extend(client.take_output());
+            if let Some(outcome) = client.outcome() {
+                return Ok(outcome.clone());
+            }
+            if server.outcome() == Some(Outcome::Close) && to_client.is_empty() {
+                return Err(bad("closed"));
+            }
+            let mut have = to_client.len().min(piece);
+            loop {
+                let used = client.handle_input(&to_client[..have])?;
+                to_client.drain(..used);
+                if used > 0 || have >= to_client.len() {
+                    break;
+                }
+                have = (have + piece).min(to_client.len());
+            }
+            let used = server.handle_input(&to_server)?;
+            to_server.drain(..used);
+        }
+        panic!("the negotiation does not end");
+    }
+
+    #[test]
+    fn both_sides_agree_however_the_bytes_are_cut() {
+        for piece in [1, 2, 3, 7, 20, 4096] {
+            let wish = Wish {
+                export: "two".into(),
+                ..Wish::default()
+            };
+            let outcome = negotiate(wish, TlsPolicy::Never, piece).unwrap();
+            let ClientOutcome::Transmission(export) = outcome else {
+                panic!("{outcome:?}")
+            };
+            assert_eq!(export.size, 1 << 21);
+            assert_eq!(export.description, "wwid=naa.5");
+            assert_eq!((export.block_min, export.block_max), (512, 1 << 20));
+            assert!(export.structured);
+        }
+    }
+
+    #[test]
+    fn what_is_refused_says_so() {
+        let wish = |export: &str, tls| Wish {
+            export: export.into(),
+            tls,
+            ..Wish::default()
+        };
+        let refused = |wish, policy| negotiate(wish, policy, 64).unwrap_err().0;
+        assert!(refused(wish("three", false), TlsPolicy::Never).contains("`three`"));
+        assert!(refused(wish("one", true), TlsPolicy::Never).contains("no TLS"));
+        assert!(refused(wish("one", false), TlsPolicy::Required).contains("nbds://"));
+        assert_eq!(
+            negotiate(wish("one", true), TlsPolicy::Required, 64),
+            Ok(ClientOutcome::StartTls)
+        );
+    }
+
+    #[test]
+    fn information_without_a_choice() {
+        let wish = Wish {
+            info_only: true,
+            ..Wish::default()
+        };
+        let outcome = negotiate(wish, TlsPolicy::Never, 64).unwrap();
+        assert!(matches!(outcome, ClientOutcome::Told(e) if e.size == 1 << 20));
+    }
+
+    #[test]
+    fn rubbish_ends_in_an_error_or_waits() {
+        let mut random = 1u64;
+        for round in 0..20_000usize {
+            let bytes: Vec<u8> = (0..round % 200)
+                .map(|_| {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(99);
+                    (random >> 33) as u8
+                })
+                .collect();
+            let _ = ClientHandshake::new(Wish::default()).handle_input(&bytes);
+            let _ = ClientHandshake::under_tls(Wish::default()).handle_input(&bytes);
+            let _ = Reply::parse(&bytes);
+            let _ = chunk_error(&bytes);
+            let _ = chunk_hole(&bytes);
+        }
+    }
+
+    #[test]
+    fn replies_are_told_apart() {
+        let simple = crate::simple_reply(7, Some(crate::Errno::Io));
+        assert_eq!(
+            Reply::parse(&simple),
+            Ok(Some((
+                Reply::Simple {
+                    cookie: 7,
+                    errno: 5
+                },
+                16
+            )))
+        );
+        let data = crate::structured_data(9, 4096, 512);
+        let chunk = Reply::Chunk {
+            cookie: 9,
+            done: true,
+            kind: c::REPLY_OFFSET_DATA,
+            len: 520,
+        };
+        assert_eq!(Reply::parse(&data), Ok(Some((chunk, 20))));
+        assert_eq!(Reply::parse(&data[..19]), Ok(None));
+        assert!(Reply::parse(&[0; 4]).is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! The export as a path to a LUN, and as a device of its own.
+
+use crate::connect::{self, Negotiated};
+use crate::queue::NbdQueue;
+use crate::uri::{NbdUri, Server};
+use block::{
+    Access, BlockDevice, Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue,
+    Result, Transport,
+};
+use nbd_proto::client::{ServerExport, Wish};
+use nbd_proto::constants as c;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Our own servers take a connection's session key by this meta context, and fence the session of
+/// another by the second one. A foreign server knows neither and says so by silence.
+const SESSION_CONTEXT: &str = "evfs:session:";
+const FENCE_CONTEXT: &str = "evfs:fence:";
+
+/// Settings of a path.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Requests in flight on each queue.
+    pub queue_depth: u32,
+    /// Longest transfer in bytes, if the server allows as much.
+    pub max_transfer: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Folder of certificates where the URI names none.
+    pub certificates: Option<PathBuf>,
+}
+
+impl Default for Options {
+    /// 128 requests keep a link of 10 Gbit/s and 1 ms busy with 8 KiB each; longer transfers than
+    /// 1 MiB gain nothing on a socket.
+    fn default() -> Options {
+        Options {
+            queue_depth: 128,
+            max_transfer: 1 << 20,
+            read_only: false,
+            certificates: None,
+        }
+    }
+}
+
+/// An NBD export as one path to a LUN.
+#[derive(Debug, Clone)]
+pub struct NbdPath {
+    uri: NbdUri,
+    name: String,
+    options: Options,
+}
+
+impl NbdPath {
+    /// A path; nothing is connected yet.
+    pub fn new(uri: NbdUri, options: Options) -> NbdPath {
+        NbdPath {
+            name: uri.to_string(),
+            uri,
+            options,
+        }
+    }
+
+    fn negotiate(&self, wish: Wish, within: Duration) -> Result<Negotiated> {
+        connect::connect(&self.uri, &self.options, wish, within)
+    }
+
+    fn identity_of(&self, export: &ServerExport) -> Identity {
+        Identity {
+            wwid: word(&export.description, "wwid="),
+            serial: word(&export.description, "serial="),
+            vendor: "NBD".into(),
+            product: self.uri.export.clone(),
+            size: usable_size(export),
+            logical_block_size: export.block_min.max(512),
+            read_only: self.options.read_only || export.has(c::FLAG_READ_ONLY),
+            access: Access::Optimized,
+        }
+    }
+
+    fn info_of(&self, export: &ServerExport, identity: &Identity) -> DeviceInfo {
+        let block = identity.logical_block_size;
+        let longest = self.options.max_transfer.min(export.block_max);
+        DeviceInfo {
+            name: self.name.clone(),
+            wwid: match &identity.wwid {
+                Some(wwid) => wwid.clone(),
+                None => format!("nbd:{}", self.name),
+            },
+            size: identity.size,
+            logical_block_size: block,
+            optimal_io_size: export.block_preferred.max(block),
+            max_transfer: (longest - longest % block).max(block),
+            volatile_write_cache: export.has(c::FLAG_SEND_FLUSH),
+            read_only: identity.read_only,
+            discard: !identity.read_only && export.has(c::FLAG_SEND_TRIM),
+            numa_node: None,
+        }
+    }
+}
+
+fn usable_size(export: &ServerExport) -> u64 {
+    let block = u64::from(export.block_min.max(512));
+    export.size - export.size % block
+}
+
+/// The word after `key` in a description: up to white space, a comma or a semicolon.
+fn word(description: &str, key: &str) -> Option<String> {
+    let (_, rest) = description.split_once(key)?;
+    let end = rest.find(|c: char| c.is_whitespace() || c == ',' || c == ';');
+    let word = &rest[..end.unwrap_or(rest.len())];
+    (!word.is_empty() && word.len() <= 256 && word.chars().all(|c| c.is_ascii_graphic()))
+        .then(|| word.to_owned())
+}
+
+impl Lunpath for NbdPath {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn transport(&self) -> Transport {
+        Transport::Nbd
+    }
+
+    fn target_port(&self) -> String {
+        match &self.uri.server {
+            Server::Tcp(host, port) if host.contains(':') => format!("[{host}]:{port}"),
+            Server::Tcp(host, port) => format!("{host}:{port}"),
+            Server::Unix(path) => path.display().to_string(),
+        }
+    }
+
+    fn identify(&self, within: Duration) -> Result<Identity> {
+        let wish = Wish {
+            info_only: true,
+            ..Wish::default()
+        };
+        let told = self.negotiate(wish, within)?;
+        Ok(self.identity_of(&told.export))
+    }
+
+    fn connect(&self, within: Duration) -> Result<Box<dyn Connection>> {
+        let key = random_key()?;
+        let session = format!("{SESSION_CONTEXT}{key:016x}");
+        let wish = Wish {
+            contexts: vec![session.clone()],
+            ..Wish::default()
+        };
+        let negotiated = self.negotiate(wish, within)?;
+        let identity = self.identity_of(&negotiated.export);
+        let info = self.info_of(&negotiated.export, &identity);
+        if info.size == 0 {
+            let why = "the export holds not one block";
+            return Err(Error::new(ErrorKind::Invalid, &self.name, why));
+        }
+        let fence_key = negotiated.export.contexts.contains(&session).then_some(key);
+        Ok(Box::new(NbdConnection {
+            negotiated,
+            identity,
+            info,
+            fence_key,
+            queue_depth: self.options.queue_depth.clamp(1, 4096),
+        }))
+    }
+
+    fn fence(&self, key: u64, within: Duration) -> Result<()> {
+        let fence = format!("{FENCE_CONTEXT}{key:016x}");
+        let wish = Wish {
+            contexts: vec![fence.clone()],
+            info_only: true,
+            ..Wish::default()
+        };
+        let told = self.negotiate(wish, within)?;
+        match told.export.contexts.contains(&fence) {
+            true => Ok(()),
+            false => {
+                let why = "the server cannot end the session of a lost path";
+                Err(Error::new(ErrorKind::Unsupported, &self.name, why))
+            }
+        }
+    }
+}
+
+fn random_key() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// A negotiated connection.
+struct NbdConnection {
+    negotiated: Negotiated,
+    identity: Identity,
+    info: DeviceInfo,
+    fence_key: Option<u64>,
+    queue_depth: u32,
+}
+
+impl Connection for NbdConnection {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn fence_key(&self) -> Option<u64> {
+        self.fence_key
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
+        let queue = NbdQueue::open(self.negotiated, self.info, self.queue_depth)?;
+        Ok(Box::new(queue))
+    }
+}
+
+/// An export as a device by itself, without anything that connects again.
+pub struct NbdDevice {
+    path: Arc<NbdPath>,
+    info: DeviceInfo,
+    within: Duration,
+}
+
+impl NbdDevice {
+    /// Asks the server what the export is. Each queue will be a connection.
+    ///
+    /// # Errors
+    /// As [`Lunpath::connect`].
+    pub fn open(path: NbdPath, within: Duration) -> Result<NbdDevice> {
+        let info = path.connect(within)?.info().clone();
+        Ok(NbdDevice {
+            path: Arc::new(path),
+            info,
+            within,
+        })
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.path.connect(self.within)?.open()
+    }
+}

@@ -1,0 +1,148 @@
+//! NBD URIs (`doc/uri.md` of the NetworkBlockDevice project).
+
+use block::{Error, ErrorKind, Result};
+use std::fmt;
+use std::path::PathBuf;
+use url::Url;
+
+/// Port of NBD, where the URI names none.
+const PORT: u16 = 10809;
+
+/// Where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Server {
+    /// Host, without brackets, and port.
+    Tcp(String, u16),
+    /// A socket's path.
+    Unix(PathBuf),
+}
+
+/// `nbd://HOST[:PORT]/EXPORT`, `nbds://...` with TLS, `nbd+unix:///EXPORT?socket=PATH` and
+/// `nbds+unix://...`; with TLS, `tls-certificates=FOLDER` names a folder with `ca-cert.pem` and,
+/// for servers that ask who calls, `client-cert.pem` and `client-key.pem`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdUri {
+    /// Where.
+    pub server: Server,
+    /// Name of the export; empty for the server's default.
+    pub export: String,
+    /// Speak TLS.
+    pub tls: bool,
+    /// Folder of certificates.
+    pub certificates: Option<PathBuf>,
+    text: String,
+}
+
+impl NbdUri {
+    /// Whether `text` begins as an NBD URI does.
+    pub fn is_one(text: &str) -> bool {
+        ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
+            .iter()
+            .any(|scheme| text.starts_with(scheme))
+    }
+
+    /// Reads a URI.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], with what is wrong and how it should look.
+    pub fn parse(text: &str) -> Result<NbdUri> {
+        let invalid = |why: &str| {
+            let how = "an NBD URI is nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH \
+                       (nbds for TLS)";
+            Error::new(ErrorKind::Invalid, text, format!("{why}; {how}"))
+        };
+        let url = Url::parse(text).map_err(|e| invalid(&e.to_string()))?;
+        let (tls, unix) = match url.scheme() {
+            "nbd" => (false, false),
+            "nbds" => (true, false),
+            "nbd+unix" => (false, true),
+            "nbds+unix" => (true, true),
+            _ => return Err(invalid("the scheme is not NBD's")),
+        };
+        let mut socket = None;
+        let mut certificates = None;
+        for (key, value) in url.query_pairs() {
+            match &*key {
+                "socket" if unix => socket = Some(PathBuf::from(&*value)),
+                "tls-certificates" if tls => certificates = Some(PathBuf::from(&*value)),
+                other => return Err(invalid(&format!("it has no use for `{other}`"))),
+            }
+        }
+        let host = url.host_str().unwrap_or_default();
+        let server = match socket {
+            Some(path) if host.is_empty() => Server::Unix(path),
+            Some(_) => return Err(invalid("a Unix socket has no host")),
+            None if unix => return Err(invalid("no socket is named")),
+            None if host.is_empty() => return Err(invalid("no host is named")),
+            None => {
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                Server::Tcp(host.to_owned(), url.port().unwrap_or(PORT))
+            }
+        };
+        let path = url.path();
+        let export = percent_decode(path.strip_prefix('/').unwrap_or(path))
+            .ok_or_else(|| invalid("the name of the export is not UTF-8"))?;
+        Ok(NbdUri {
+            server,
+            export,
+            tls,
+            certificates,
+            text: text.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// What `%XX` stands for (RFC 3986, section 2.1).
+fn percent_decode(text: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || (bytes.next()? as char).to_digit(16);
+        out.push(u8::try_from(digit()? * 16 + digit()?).ok()?);
+    }
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form() {
+        let tcp = NbdUri::parse("nbd://[::1]:2000/a%20b").unwrap();
+        assert_eq!(tcp.server, Server::Tcp("::1".into(), 2000));
+        assert_eq!((tcp.export.as_str(), tcp.tls), ("a b", false));
+        let unix = NbdUri::parse("nbd+unix:///x?socket=/tmp/s%20s").unwrap();
+        assert_eq!(unix.server, Server::Unix("/tmp/s s".into()));
+        let plain = NbdUri::parse("nbds://disk.example").unwrap();
+        assert_eq!(plain.server, Server::Tcp("disk.example".into(), PORT));
+        assert_eq!((plain.export.as_str(), plain.tls), ("", true));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for bad in [
+            "nbd:///x",
+            "nbd+unix:///x",
+            "nbd+unix://host/x?socket=/a",
+            "nbd://h/?socket=/a",
+            "nbd://h/%ff",
+            "nbd://h:99999/",
+            "http://h/",
+            "",
+        ] {
+            let error = NbdUri::parse(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{bad}");
+        }
+    }
+}
