@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of answers that one call reads: 60 answers of 4 KiB.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -23,6 +23,9 @@ const SCRATCH_BYTES: usize = 256 * 1024;
 const STRAIGHT_BYTES: usize = 16 * 1024;
 /// Pieces of memory that one call sends; the kernel's limit is 1024.
 const SLICES_MAX: usize = 512;
+
+/// How long a queue that is dropped waits for what is in flight.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Something to be sent.
 enum Out {
@@ -635,10 +638,20 @@ impl Queue for NbdQueue {
 }
 
 impl Drop for NbdQueue {
+    /// Waits for answers that somebody still waits for, not for those to what was taken back; then
+    /// takes leave. With answers outstanding the connection is reset, so that nothing of it is
+    /// carried out later.
     fn drop(&mut self) {
-        if self.lost.is_none() && self.out.is_empty() {
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        while self.lost.is_none() && self.in_flight > self.ready.len() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.reap(Wait::AtMost(left), &mut Vec::new()).is_err() {
+                break;
+            }
+        }
+        if self.lost.is_none() && self.slots.iter().all(|(_, job)| job.is_none()) {
             let goodbye = request(c::CMD_DISC, 0, 0, 0, 0);
-            let _ = self.wire.send(&[IoSlice::new(&goodbye)]);
+            self.wire.leave(&goodbye);
         }
     }
 }

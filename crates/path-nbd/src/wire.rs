@@ -67,6 +67,12 @@ impl Wire {
         }
     }
 
+    /// Sends last words, and lets the kernel deliver them after the close.
+    pub(crate) fn leave(&mut self, words: &[u8]) {
+        let _ = rustix::net::sockopt::set_socket_linger(&self.socket.0, None);
+        let _ = self.send(&[IoSlice::new(words)]);
+    }
+
     pub(crate) fn is_tls(&self) -> bool {
         self.tls.is_some()
     }
