@@ -1,0 +1,240 @@
+//! Whether two paths lead to one LUN: by what the target says, and by what lies on it.
+//!
+//! World-wide IDs lie: two default `tgtd` targets share one, and some vendors fill theirs with
+//! zeros. So an ID that many could have proves nothing without a look at the blocks, and a look
+//! proves only that the content is the same *now*: two copies of one disk look alike. What proves
+//! it is a *nonce*: random bytes, written through one path and read through the other.
+
+use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Random, Request, Result, Wait};
+use std::time::Instant;
+
+/// Blocks compared between two paths.
+const SAMPLES: usize = 32;
+/// Bytes of one sample, and of a nonce.
+const SAMPLE_BYTES: usize = 4096;
+/// A sample that differs is read again, first path, second path, first path, before it counts:
+/// somebody may be writing there.
+const TRIES: usize = 20;
+/// A nonce begins with this.
+const NONCE_MAGIC: &[u8; 16] = b"EVFS LUN NONCE 1";
+
+/// What may be done to find out whether two paths lead to one LUN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// Compare blocks. Enough where the world-wide ID is one that no other LUN has.
+    Compare,
+    /// Write a nonce of 4 KiB here, which nothing else uses.
+    Nonce {
+        /// First byte, a multiple of 4096.
+        offset: u64,
+    },
+}
+
+/// Whether `wwid` could belong to many LUNs: absent, zeros, or made of nothing but small numbers,
+/// as `tgtd` makes it from the numbers of target and unit.
+pub fn is_generic(wwid: Option<&str>) -> bool {
+    let Some((kind, id)) = wwid.and_then(|w| w.split_once('.')) else {
+        // A word without a type is somebody's own choice.
+        return wwid.is_none_or(|w| w.trim_matches('0').is_empty());
+    };
+    match kind {
+        "naa" | "eui" | "uuid" => {
+            let digits = id.bytes().filter(u8::is_ascii_hexdigit);
+            digits.skip(1).filter(|d| *d != b'0').count() < 6
+        }
+        // `IET     00010001`: vendor, target number, unit number.
+        _ => id.split_whitespace().last().is_none_or(|last| last.len() <= 8),
+    }
+}
+
+/// Why `found` is not what `wanted` describes; `None` if it may be.
+pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
+    let text = |s: &Option<String>| s.clone().unwrap_or_else(|| "none".into());
+    if wanted.wwid != found.wwid {
+        let (w, f) = (text(&wanted.wwid), text(&found.wwid));
+        return Some(format!("world-wide ID {f}, not {w}"));
+    }
+    if wanted.serial != found.serial {
+        let (w, f) = (text(&wanted.serial), text(&found.serial));
+        return Some(format!("serial number {f}, not {w}"));
+    }
+    if wanted.logical_block_size != found.logical_block_size {
+        let (w, f) = (wanted.logical_block_size, found.logical_block_size);
+        return Some(format!("blocks of {f} bytes, not {w}"));
+    }
+    if found.size < wanted.size {
+        return Some(format!("{} bytes, fewer than {}", found.size, wanted.size));
+    }
+    None
+}
+
+/// Proves, or refutes, that two connections lead to one LUN: `Ok(Some(why))` when they do not.
+/// Waits no longer than until `until`.
+///
+/// # Errors
+/// One of them did not answer: nothing is known.
+pub fn prove(
+    reference: &mut dyn Queue,
+    candidate: &mut dyn Queue,
+    proof: Proof,
+    random: &mut Random,
+    until: Instant,
+) -> Result<Option<String>> {
+    let size = reference.info().size.min(candidate.info().size);
+    let last = size.saturating_sub(SAMPLE_BYTES as u64) / SAMPLE_BYTES as u64;
+    // The first block has the label, if there is one; the others are chosen by chance.
+    for sample in 0..SAMPLES {
+        let block = if sample == 0 { 0 } else { random.below(last + 1) };
+        let offset = block * SAMPLE_BYTES as u64;
+        if !same(reference, candidate, offset, until)? {
+            return Ok(Some(format!(
+                "other content: the 4096 bytes at {offset} differ from those of the LUN"
+            )));
+        }
+    }
+    let Proof::Nonce { offset } = proof else {
+        return Ok(None);
+    };
+    let mut nonce = [0; SAMPLE_BYTES];
+    getrandom::fill(&mut nonce)
+        .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
+    nonce[..NONCE_MAGIC.len()].copy_from_slice(NONCE_MAGIC);
+    let bufs = Buf::copy_of(&nonce).into();
+    let fua = true;
+    run(reference, Op::Write { offset, bufs, fua }, until)?;
+    let read = read(candidate, offset, until)?;
+    match read == nonce {
+        true => Ok(None),
+        false => Ok(Some(
+            "other storage: what was written through a path of the LUN is not read through this one"
+                .into(),
+        )),
+    }
+}
+
+fn same(
+    reference: &mut dyn Queue,
+    candidate: &mut dyn Queue,
+    offset: u64,
+    until: Instant,
+) -> Result<bool> {
+    for _ in 0..TRIES {
+        let before = read(reference, offset, until)?;
+        let there = read(candidate, offset, until)?;
+        if before == there {
+            return Ok(true);
+        }
+        if read(reference, offset, until)? == before {
+            return Ok(false);
+        }
+    }
+    // Written all the time, which only the LUN itself can say; the other samples decide.
+    Ok(true)
+}
+
+fn read(queue: &mut dyn Queue, offset: u64, until: Instant) -> Result<Vec<u8>> {
+    let bufs = Buf::zeroed(SAMPLE_BYTES).into();
+    match run(queue, Op::Read { offset, bufs }, until)? {
+        Op::Read { bufs, .. } => Ok(bufs.iter().flat_map(|b| b.iter().copied()).collect()),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
+    let full = |_| Error::new(ErrorKind::Busy, "probe", "the queue is full");
+    queue.submit(Request { tag: 0, op }).map_err(full)?;
+    let mut done = Vec::new();
+    while done.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let _ = queue.take_back(0);
+            let name = &queue.info().name;
+            let why = "no answer while its identity was proven";
+            return Err(Error::new(ErrorKind::TimedOut, name, why));
+        }
+        queue.reap(Wait::AtMost(left), &mut done)?;
+    }
+    let completion = done.remove(0);
+    completion.result.map(|()| completion.op)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Access, BlockDevice, Mem, MemConfig};
+    use std::time::Duration;
+
+    fn mem(seed: u64) -> Mem {
+        let mem = Mem::new(MemConfig {
+            size: 4 << 20,
+            ..MemConfig::default()
+        });
+        let mut bytes = vec![0; 4 << 20];
+        Random::new(seed).fill(&mut bytes);
+        mem.poke(0, &bytes);
+        mem
+    }
+
+    fn proves(a: &Mem, b: &Mem, proof: Proof) -> Option<String> {
+        let (mut a, mut b) = (a.queue().unwrap(), b.queue().unwrap());
+        let until = Instant::now() + Duration::from_secs(10);
+        prove(&mut *a, &mut *b, proof, &mut Random::new(7), until).unwrap()
+    }
+
+    #[test]
+    fn two_ways_to_one_disk_are_one_and_a_copy_is_found_out_by_a_nonce() {
+        let nonce = Proof::Nonce { offset: 1 << 20 };
+        let disk = mem(1);
+        assert_eq!(proves(&disk, &disk, nonce), None);
+        let copy = disk.fork();
+        assert_eq!(proves(&disk, &copy, Proof::Compare), None);
+        assert!(proves(&disk, &copy, nonce).unwrap().contains("other storage"));
+        assert!(proves(&disk, &mem(2), Proof::Compare).unwrap().contains("other content"));
+    }
+
+    #[test]
+    fn ids_that_many_could_have_are_told_from_others() {
+        for generic in [
+            None,
+            Some("naa.60000000000000000e00000000010001"),
+            Some("t10.IET     00010001"),
+            Some("eui.0000000000000000"),
+            Some("000"),
+        ] {
+            assert!(is_generic(generic), "{generic:?}");
+        }
+        for own in [
+            Some("naa.5000c500a1b2c3d4"),
+            Some("naa.600508b1001c3a4f8e21d77c90ab12ef"),
+            Some("t10.ATA     WDC WD40 WD-WX11D3"),
+            Some("my-disk"),
+        ] {
+            assert!(!is_generic(own), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn a_description_that_changed_is_refused() {
+        let wanted = Identity {
+            wwid: Some("naa.1".into()),
+            serial: Some("s".into()),
+            vendor: String::new(),
+            product: String::new(),
+            size: 100,
+            logical_block_size: 512,
+            read_only: false,
+            access: Access::Optimized,
+        };
+        let with = |change: fn(&mut Identity)| {
+            let mut found = wanted.clone();
+            change(&mut found);
+            differs(&wanted, &found)
+        };
+        assert_eq!(with(|_| ()), None);
+        assert_eq!(with(|i| i.size = 200), None);
+        assert!(with(|i| i.size = 50).unwrap().contains("fewer"));
+        assert!(with(|i| i.wwid = None).unwrap().contains("none, not naa.1"));
+        assert!(with(|i| i.serial = Some("t".into())).unwrap().contains("serial"));
+        assert!(with(|i| i.logical_block_size = 4096).unwrap().contains("4096"));
+    }
+}

@@ -1,0 +1,79 @@
+//! A queue's connection on one path, with what the queue knows about it.
+
+use crate::policy::Nanos;
+use crate::state::{Latencies, SharedPath, quantile};
+use block::Queue;
+use std::sync::Arc;
+
+/// Answers before the latency of a path says anything.
+const KNOWN_FROM: u64 = 100;
+/// Silence that is no cause for suspicion, in multiples of the latency that 999 of 1000 keep.
+const SILENCE_FACTOR: u64 = 8;
+
+/// What the queue thinks of its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    Down,
+    Up,
+    /// Silent since; no new I/O as long as another path takes it.
+    Suspect(Nanos),
+}
+
+/// One path, of one queue.
+pub(crate) struct Link {
+    pub(crate) path: Arc<SharedPath>,
+    pub(crate) queue: Option<Box<dyn Queue>>,
+    pub(crate) fence_key: Option<u64>,
+    pub(crate) state: LinkState,
+    /// Jobs in flight here.
+    pub(crate) jobs: Vec<u32>,
+    /// When something was last heard, or nothing was awaited.
+    pub(crate) heard: Nanos,
+    /// Submitted since the queue was last reaped: it may hold answers that wake nobody.
+    pub(crate) fresh: bool,
+    /// The epoll instance says there is something.
+    pub(crate) signalled: bool,
+    /// The queue reported that it is lost; to be taken down.
+    pub(crate) broken: Option<String>,
+    pub(crate) probing: bool,
+    pub(crate) latencies: Arc<Latencies>,
+    slow: Nanos,
+}
+
+impl Link {
+    pub(crate) fn new(path: Arc<SharedPath>) -> Link {
+        Link {
+            latencies: path.new_latencies(),
+            path,
+            queue: None,
+            fence_key: None,
+            state: LinkState::Down,
+            jobs: Vec::new(),
+            heard: 0,
+            fresh: false,
+            signalled: false,
+            broken: None,
+            probing: false,
+            slow: 0,
+        }
+    }
+
+    pub(crate) fn up(&self) -> bool {
+        self.state == LinkState::Up
+    }
+
+    /// Looks at the latencies again.
+    pub(crate) fn learn(&mut self) {
+        let mut counts = [0; _];
+        self.latencies.sum(&mut counts);
+        self.slow = match counts.iter().sum::<u64>() {
+            0..KNOWN_FROM => 0,
+            _ => quantile(&counts, 0.999),
+        };
+    }
+
+    /// How long a silence has to be before it means something.
+    pub(crate) fn patience(&self, least: Nanos) -> Nanos {
+        least.max(self.slow * SILENCE_FACTOR)
+    }
+}

@@ -1,0 +1,1011 @@
+//! One thread's way to a LUN: chooses a path for each request, watches the clock, and takes what a
+//! path left unanswered another way.
+//!
+//! ```text
+//!   submit ─► held? (a lost write over the same blocks) ─► waiting ─► dispatch ─► a link
+//!                                                             ▲                     │
+//!                                                             └── lost, silent ─────┤
+//!   reap ◄──────────────────────────── ready ◄────────────────────── answered ──────┘
+//! ```
+//!
+//! Nothing here connects, asks a target anything, or waits for another thread.
+
+use crate::link::{Link, LinkState};
+use crate::lun::Shared;
+use crate::policy::{Io, Nanos, PathView, Selector};
+use crate::state::{Admin, Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath};
+use block::{
+    Buf, BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result,
+    Wait,
+};
+use rustix::event::{Timespec, epoll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+/// Requests one queue takes.
+const CAPACITY: usize = 256;
+/// How often the clock is looked at while something is in flight.
+const TICK: Duration = Duration::from_millis(5);
+/// A thread that did not come back for this long was itself not running, or busy elsewhere: that
+/// time is no path's fault.
+const OWN_STALL: Nanos = 25_000_000;
+/// Bytes of the read that asks a silent path whether it is there.
+const PROBE_BYTES: usize = 4096;
+/// Time between two looks at latencies.
+const LEARN_EVERY: Nanos = 500_000_000;
+/// Answers "try again" are heeded after this.
+const BUSY_PAUSE: Nanos = 2_000_000;
+const EVENT_MAIL: u64 = u64::MAX;
+const EVENT_TIMER: u64 = u64::MAX - 1;
+
+/// Whose a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// A request of the queue's user, with its tag.
+    User(u64),
+    /// A part of a flush; the job that waits for all parts.
+    Part(u32),
+    /// Asks a silent path.
+    Probe,
+}
+
+struct Job {
+    owner: Owner,
+    /// `None` while a link has it, or its parts are under way.
+    op: Option<Op>,
+    io: Io,
+    /// When it came, and when the attempt under way began.
+    first: Nanos,
+    started: Nanos,
+    /// Not before this.
+    after: Nanos,
+    path: usize,
+    attempts: u32,
+    /// A path that answered with an error that another may not have.
+    avoid: Option<usize>,
+    /// Path that a part of a flush is for, and how many writes it covers there.
+    flush_of: Option<(usize, u64)>,
+    parts: u32,
+    failed: Option<Error>,
+    moved_by: Option<u64>,
+}
+
+/// A queue on a LUN.
+pub(crate) struct LunQueue {
+    lun: Arc<Shared>,
+    shared: Arc<QueueShared>,
+    info: DeviceInfo,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    timer_runs: bool,
+    links: Vec<Link>,
+    views: Vec<PathView>,
+    selector: Selector,
+    attributes_seen: u64,
+    /// Jobs by slot, each with the number of its turn, so that an old answer finds nobody.
+    jobs: Vec<(u32, Option<Job>)>,
+    free: Vec<u32>,
+    waiting: VecDeque<u32>,
+    held: Vec<u32>,
+    bytes: u64,
+    in_flight: usize,
+    ready: VecDeque<Completion>,
+    pools: Vec<BufPool>,
+    /// When the clock was last looked at, and when latencies were.
+    looked: Nanos,
+    learned: Nanos,
+    /// Since when no link is up.
+    stranded: Option<Nanos>,
+    done: Vec<Completion>,
+    tags: Vec<u64>,
+}
+
+impl LunQueue {
+    pub(crate) fn open(
+        lun: Arc<Shared>,
+        shared: Arc<QueueShared>,
+        info: DeviceInfo,
+    ) -> Result<LunQueue> {
+        let system = |e: rustix::io::Errno| Error::from_io(&info.name, e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer =
+            rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
+        let add = |fd: BorrowedFd<'_>, event| {
+            let data = epoll::EventData::new_u64(event);
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(system)
+        };
+        add(shared.eventfd.as_fd(), EVENT_MAIL)?;
+        add(timer.as_fd(), EVENT_TIMER)?;
+        let now = lun.clock.now();
+        let mut queue = LunQueue {
+            selector: Selector::new(lun.policy(), 0, lun.own_cell()),
+            attributes_seen: 0,
+            lun,
+            shared,
+            epoll,
+            timer,
+            timer_runs: false,
+            links: Vec::new(),
+            views: Vec::new(),
+            jobs: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+            held: Vec::new(),
+            bytes: 0,
+            in_flight: 0,
+            ready: VecDeque::new(),
+            pools: Vec::new(),
+            looked: now,
+            learned: now,
+            stranded: Some(now),
+            done: Vec::new(),
+            tags: Vec::new(),
+            info,
+        };
+        queue.look();
+        Ok(queue)
+    }
+
+    // ---- paths ------------------------------------------------------------------------------
+
+    /// Takes over what the control plane changed.
+    fn look(&mut self) {
+        let generation = self.lun.generation.load(Acquire);
+        if generation == self.attributes_seen {
+            return;
+        }
+        self.attributes_seen = generation;
+        let paths = self.lun.paths();
+        for path in paths.iter().skip(self.links.len()) {
+            self.links.push(Link::new(Arc::clone(path)));
+        }
+        let policy = self.lun.policy();
+        if policy != self.selector.policy() {
+            self.selector = Selector::new(policy, 0, self.lun.own_cell());
+        }
+        self.selector.resize(self.links.len());
+        self.views = self.lun.views(&paths);
+    }
+
+    fn mail(&mut self, now: Nanos) {
+        for mail in self.shared.take_mail() {
+            self.look();
+            match mail {
+                Mail::Connected(path, connection) => self.adopt(path, connection, now),
+                Mail::Drop(path) => self.let_go(path, "it was taken out of use", now),
+                Mail::Look => {}
+            }
+        }
+    }
+
+    fn adopt(&mut self, path: usize, connection: Box<dyn Connection>, now: Nanos) {
+        let Some(link) = self.links.get_mut(path) else {
+            return;
+        };
+        if link.queue.is_some() || !link.path.eligible() {
+            return self.mark_down(path);
+        }
+        let key = connection.fence_key();
+        let opened = connection.open().and_then(|mut queue| {
+            for pool in &self.pools {
+                queue.register(pool);
+            }
+            if let Some(fd) = queue.wait_fd() {
+                let data = epoll::EventData::new_u64(path as u64);
+                epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+                    .map_err(|e| Error::from_io(&self.info.name, e.into()))?;
+            }
+            Ok(queue)
+        });
+        match opened {
+            Ok(queue) => {
+                link.queue = Some(queue);
+                link.fence_key = key;
+                link.state = LinkState::Up;
+                link.heard = now;
+                link.broken = None;
+                link.path.links_up.fetch_add(1, Relaxed);
+                link.path.counters.online_events.fetch_add(1, Relaxed);
+                self.shared.links[path].store(LINK_UP, Release);
+                self.stranded = None;
+            }
+            Err(error) => {
+                tracing::warn!(path = link.path.path.name(), "cannot be used: {error}");
+                self.mark_down(path);
+            }
+        }
+    }
+
+    fn mark_down(&self, path: usize) {
+        self.shared.links[path].store(LINK_DOWN, Release);
+        self.lun.wake_monitor();
+    }
+
+    /// Gives a connection up. What it has in flight goes another way.
+    fn let_go(&mut self, path: usize, why: &str, now: Nanos) {
+        if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
+            return;
+        }
+        self.take_back(path, why, now);
+        let link = &mut self.links[path];
+        let Some(queue) = link.queue.take() else {
+            return;
+        };
+        if let Some(fd) = queue.wait_fd() {
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+        if let LinkState::Suspect(_) = link.state {
+            link.path.links_suspect.fetch_sub(1, Relaxed);
+        }
+        link.state = LinkState::Down;
+        link.probing = false;
+        link.fence_key = None;
+        let shared = &link.path;
+        shared.counters.offline_events.fetch_add(1, Relaxed);
+        if shared.links_up.fetch_sub(1, Relaxed) == 1 {
+            shared.proven.store(false, Release);
+            let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
+            if unflushed && !self.lun.attributes().shared_cache {
+                shared.lost_writes.store(true, Release);
+            }
+        }
+        shared.flapped(now);
+        // A kernel ring may hold requests still; its drop waits for them.
+        drop(queue);
+        self.mark_down(path);
+        if self.links.iter().all(|l| l.queue.is_none()) {
+            self.stranded.get_or_insert(now);
+        }
+    }
+
+    /// Takes back everything a link has in flight, and notes writes that may still be carried out.
+    fn take_back(&mut self, path: usize, why: &str, now: Nanos) {
+        let jobs = std::mem::take(&mut self.links[path].jobs);
+        let mut kept = Vec::new();
+        let mut moved = Vec::new();
+        for slot in jobs {
+            let tag = self.child_tag(slot);
+            let link = &mut self.links[path];
+            let back = link.queue.as_mut().and_then(|queue| queue.take_back(tag));
+            match back {
+                Some(request) => {
+                    self.unload(path, slot);
+                    self.haunt(path, tag, &request.op, now);
+                    moved.push((slot, request.op));
+                }
+                // The device holds its memory: the completion comes as ever.
+                None => kept.push(slot),
+            }
+        }
+        self.links[path].jobs = kept;
+        let users = moved.iter().filter(|(slot, _)| {
+            let job = self.jobs[*slot as usize].1.as_ref();
+            job.is_some_and(|j| j.owner != Owner::Probe)
+        });
+        let name = self.links[path].path.path.name();
+        let event = self.lun.log.add(name, why.to_owned(), users.count() as u64);
+        tracing::info!(path = name, event, "{why}");
+        for (slot, op) in moved {
+            self.again(slot, op, Some(event), now);
+        }
+    }
+
+    /// Notes a write without an answer.
+    fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos) {
+        let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
+            return;
+        };
+        let quiesce = self.lun.attributes().quiesce().as_nanos() as Nanos;
+        self.lun.ghosts.add(Ghost {
+            queue: self.shared.id,
+            tag,
+            path,
+            fence_key: self.links[path].fence_key,
+            start: offset,
+            end: offset + len,
+            until: now + quiesce,
+        });
+        self.lun.wake_monitor();
+    }
+
+    // ---- jobs -------------------------------------------------------------------------------
+
+    fn child_tag(&self, slot: u32) -> u64 {
+        u64::from(self.jobs[slot as usize].0) << 32 | u64::from(slot)
+    }
+
+    fn job(&mut self, slot: u32) -> &mut Job {
+        let job = &mut self.jobs[slot as usize].1;
+        job.as_mut().expect("a job lives until it is answered")
+    }
+
+    fn add_job(&mut self, owner: Owner, op: Op, now: Nanos) -> u32 {
+        let io = Io {
+            write: op.changes_data(),
+            bytes: match &op {
+                Op::Read { bufs, .. } | Op::Write { bufs, .. } => bufs.total_len() as u32,
+                _ => 0,
+            },
+        };
+        let job = Job {
+            owner,
+            op: Some(op),
+            io,
+            first: now,
+            started: now,
+            after: 0,
+            path: 0,
+            attempts: 0,
+            avoid: None,
+            flush_of: None,
+            parts: 0,
+            failed: None,
+            moved_by: None,
+        };
+        match self.free.pop() {
+            Some(slot) => {
+                self.jobs[slot as usize].1 = Some(job);
+                slot
+            }
+            None => {
+                self.jobs.push((0, Some(job)));
+                self.jobs.len() as u32 - 1
+            }
+        }
+    }
+
+    fn remove_job(&mut self, slot: u32) -> Job {
+        let entry = &mut self.jobs[slot as usize];
+        entry.0 = entry.0.wrapping_add(1);
+        self.free.push(slot);
+        entry.1.take().expect("a job lives until it is answered")
+    }
+
+    /// A job that came back without an answer: into the queue again, or to its end.
+    fn again(&mut self, slot: u32, op: Op, event: Option<u64>, now: Nanos) {
+        let retries = self.lun.attributes().max_retries;
+        // An old answer must find nobody, so each attempt has a tag of its own.
+        self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
+        let job = self.job(slot);
+        job.moved_by = event.or(job.moved_by);
+        job.attempts += 1;
+        let path = job.path;
+        if job.owner == Owner::Probe {
+            self.links[path].probing = false;
+            self.remove_job(slot);
+            return;
+        }
+        if self.job(slot).attempts > retries {
+            let why = format!("given up after {retries} attempts on all paths");
+            let error = Error::new(ErrorKind::TimedOut, &self.info.name, why).in_op(&op);
+            return self.finish(slot, op, Err(error), now);
+        }
+        self.links[path].path.counters.retried.fetch_add(1, Relaxed);
+        self.job(slot).op = Some(op);
+        self.waiting.push_front(slot);
+    }
+
+    fn finish(&mut self, slot: u32, op: Op, result: Result<()>, now: Nanos) {
+        let job = self.remove_job(slot);
+        if let Some(event) = job.moved_by {
+            self.lun.log.stalled(event, now - job.first);
+        }
+        match job.owner {
+            Owner::User(tag) => self.ready.push_back(Completion { tag, op, result }),
+            Owner::Probe => self.links[job.path].probing = false,
+            Owner::Part(whole) => {
+                if let (Ok(()), Some((path, seen))) = (&result, job.flush_of) {
+                    self.links[path].path.flushed.fetch_max(seen, Release);
+                }
+                let parent = self.job(whole);
+                parent.parts -= 1;
+                if let Err(error) = result {
+                    parent.failed.get_or_insert(error);
+                }
+                if parent.parts == 0 {
+                    let failed = parent.failed.take();
+                    self.finish(whole, Op::Flush, failed.map_or(Ok(()), Err), now);
+                }
+            }
+        }
+    }
+
+    /// A flush covers every path with writes that none has covered yet.
+    fn split_flush(&mut self, slot: u32, now: Nanos) {
+        let mut parts = Vec::new();
+        for (index, link) in self.links.iter().enumerate() {
+            let written = link.path.written.load(Acquire);
+            if link.path.lost_writes.swap(false, AcqRelOrdering) {
+                link.path.flushed.store(written, Release);
+                let why = format!(
+                    "{} was lost with writes that were answered and not flushed, and its cache is \
+                     its own (shared_cache=false)",
+                    link.path.path.name()
+                );
+                let error = Error::new(ErrorKind::Media, &self.info.name, why).in_op(&Op::Flush);
+                return self.finish(slot, Op::Flush, Err(error), now);
+            }
+            if link.queue.is_some() && written != link.path.flushed.load(Acquire) {
+                parts.push((index, written));
+            }
+        }
+        self.job(slot).op = None;
+        self.job(slot).parts = parts.len().max(1) as u32;
+        if parts.is_empty() {
+            let part = self.add_job(Owner::Part(slot), Op::Flush, now);
+            self.waiting.push_back(part);
+        }
+        for (path, written) in parts {
+            let part = self.add_job(Owner::Part(slot), Op::Flush, now);
+            self.job(part).flush_of = Some((path, written));
+            self.waiting.push_back(part);
+        }
+    }
+
+    // ---- dispatch ---------------------------------------------------------------------------
+
+    fn refresh_views(&mut self) {
+        let attributes = self.lun.attributes();
+        let any_up = self.links.iter().any(|l| l.up());
+        for (view, link) in self.views.iter_mut().zip(&self.links) {
+            let path = &link.path;
+            let state = match link.state {
+                LinkState::Up => true,
+                LinkState::Suspect(_) => !any_up,
+                LinkState::Down => false,
+            };
+            view.in_flight = path.in_flight.load(Relaxed);
+            view.bytes_in_flight = path.bytes_in_flight.load(Relaxed);
+            view.optimized = path.optimized() || !attributes.alua_enabled;
+            view.usable = state
+                && view.in_flight < attributes.max_q_depth
+                && (attributes.tport_max_qdepth == 0
+                    || path.port.in_flight.load(Relaxed) < attributes.tport_max_qdepth)
+                && self.shared.only.is_none_or(|only| only == path.id);
+        }
+    }
+
+    /// Sends what waits, as far as paths and limits allow.
+    fn dispatch(&mut self, now: Nanos) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let max_bytes = self.lun.attributes().max_bytes;
+        let mut later = VecDeque::new();
+        while let Some(slot) = self.waiting.pop_front() {
+            let job = self.job(slot);
+            let (io, avoid, bound, after) =
+                (job.io, job.avoid, job.flush_of.map(|f| f.0), job.after);
+            if after > now || (self.bytes > 0 && self.bytes + u64::from(io.bytes) > max_bytes) {
+                later.push_back(slot);
+                continue;
+            }
+            self.refresh_views();
+            if io.write {
+                for (view, link) in self.views.iter_mut().zip(&self.links) {
+                    view.usable &= !link.path.read_only.load(Relaxed);
+                }
+            }
+            let others = avoid.is_some_and(|a| {
+                let mut views = self.views.iter().enumerate();
+                views.any(|(i, v)| v.usable && i != a)
+            });
+            if let Some(avoid) = avoid.filter(|_| others) {
+                self.views[avoid].usable = false;
+            }
+            let bound = bound.filter(|b| self.links[*b].queue.is_some());
+            let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
+            match chosen {
+                Some(path) => self.send(slot, path, now),
+                None => {
+                    later.push_back(slot);
+                    // Nothing takes what is like it either; parts of flushes have their path.
+                    if avoid.is_none() && !io.write {
+                        later.append(&mut self.waiting);
+                        break;
+                    }
+                }
+            }
+        }
+        self.waiting = later;
+        self.shared.waiting.store(self.waiting.len() as u32, Relaxed);
+    }
+
+    fn send(&mut self, slot: u32, path: usize, now: Nanos) {
+        let tag = self.child_tag(slot);
+        let job = self.job(slot);
+        let Some(op) = job.op.take() else { return };
+        job.path = path;
+        job.started = now;
+        let io = job.io;
+        let link = &mut self.links[path];
+        let Some(queue) = link.queue.as_mut() else {
+            self.job(slot).op = Some(op);
+            return self.waiting.push_back(slot);
+        };
+        if let Err(request) = queue.submit(Request { tag, op }) {
+            self.job(slot).op = Some(request.op);
+            return self.waiting.push_back(slot);
+        }
+        if link.jobs.is_empty() {
+            link.heard = now;
+        }
+        link.jobs.push(slot);
+        link.fresh = true;
+        link.path.in_flight.fetch_add(1, Relaxed);
+        link.path.bytes_in_flight.fetch_add(u64::from(io.bytes), Relaxed);
+        link.path.port.in_flight.fetch_add(1, Relaxed);
+        self.bytes += u64::from(io.bytes);
+        self.selector.started(path, io, now);
+    }
+
+    /// A link does not have the job any more.
+    fn unload(&mut self, path: usize, slot: u32) -> Nanos {
+        let job = self.job(slot);
+        let (io, started) = (job.io, job.started);
+        let shared = &self.links[path].path;
+        shared.in_flight.fetch_sub(1, Relaxed);
+        shared.bytes_in_flight.fetch_sub(u64::from(io.bytes), Relaxed);
+        shared.port.in_flight.fetch_sub(1, Relaxed);
+        self.bytes -= u64::from(io.bytes);
+        started
+    }
+
+    // ---- answers ----------------------------------------------------------------------------
+
+    /// Reaps the links that have something, and the others if `all`.
+    fn harvest(&mut self, all: bool) -> Result<()> {
+        for path in 0..self.links.len() {
+            let link = &mut self.links[path];
+            let Some(queue) = link.queue.as_mut() else {
+                continue;
+            };
+            if !(link.signalled || (all && link.fresh) || queue.wait_fd().is_none()) {
+                continue;
+            }
+            link.signalled = false;
+            link.fresh = false;
+            let mut done = std::mem::take(&mut self.done);
+            if let Err(error) = queue.reap(Wait::Poll, &mut done) {
+                link.broken = Some(error.to_string());
+            }
+            let mut late = std::mem::take(&mut self.tags);
+            queue.late(&mut late);
+            let now = self.lun.clock.now();
+            if !done.is_empty() || !late.is_empty() {
+                self.heard(path, now);
+            }
+            for tag in late.drain(..) {
+                self.links[path].path.counters.late_answers.fetch_add(1, Relaxed);
+                self.lun.ghosts.settle(self.shared.id, tag);
+            }
+            self.tags = late;
+            for completion in done.drain(..) {
+                self.answered(path, completion, now);
+            }
+            self.done = done;
+            if let Some(why) = self.links[path].broken.take() {
+                self.let_go(path, &format!("lost: {why}"), now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The path is there.
+    fn heard(&mut self, path: usize, now: Nanos) {
+        let link = &mut self.links[path];
+        link.heard = now;
+        if let LinkState::Suspect(since) = link.state {
+            link.state = LinkState::Up;
+            link.path.links_suspect.fetch_sub(1, Relaxed);
+            let silent = (now - since) / 1_000_000;
+            let what = format!("answers again, {silent} ms after it was suspected");
+            self.lun.log.add(link.path.path.name(), what, 0);
+        }
+    }
+
+    fn answered(&mut self, path: usize, completion: Completion, now: Nanos) {
+        let Completion { tag, op, result } = completion;
+        let slot = tag as u32;
+        let entry = self.jobs.get(slot as usize);
+        if entry.is_none_or(|(turn, job)| *turn != (tag >> 32) as u32 || job.is_none()) {
+            return;
+        }
+        let started = self.unload(path, slot);
+        let link = &mut self.links[path];
+        if let Some(at) = link.jobs.iter().position(|s| *s == slot) {
+            link.jobs.swap_remove(at);
+        }
+        let io = self.job(slot).io;
+        self.selector.completed(path, io, started, now, result.is_ok());
+        let link = &mut self.links[path];
+        let counters = &link.path.counters;
+        let Err(error) = result else {
+            let bytes = u64::from(io.bytes);
+            match &op {
+                Op::Read { .. } => {
+                    counters.reads.fetch_add(1, Relaxed);
+                    counters.bytes_read.fetch_add(bytes, Relaxed);
+                }
+                Op::Flush => {}
+                _ => {
+                    counters.writes.fetch_add(1, Relaxed);
+                    counters.bytes_written.fetch_add(bytes, Relaxed);
+                    link.path.written.fetch_add(1, Release);
+                }
+            }
+            link.latencies.add(io.write, bytes, now - started);
+            self.lun.record(&op, io, started, now, path);
+            return self.finish(slot, op, Ok(()), now);
+        };
+        counters.failures.fetch_add(1, Relaxed);
+        match error.kind() {
+            ErrorKind::PathLost => {
+                link.broken.get_or_insert(error.detail_text().to_owned());
+                self.haunt(path, tag, &op, now);
+                let name = self.links[path].path.path.name();
+                let event = self.lun.log.latest_loss(name);
+                self.again(slot, op, Some(event), now);
+            }
+            ErrorKind::TimedOut | ErrorKind::Cancelled => {
+                self.links[path].path.counters.timeouts.fetch_add(1, Relaxed);
+                self.haunt(path, tag, &op, now);
+                self.again(slot, op, None, now);
+            }
+            ErrorKind::Busy => {
+                counters.busy.fetch_add(1, Relaxed);
+                self.job(slot).after = now + BUSY_PAUSE;
+                self.again(slot, op, None, now);
+            }
+            // The medium, or the way to it? Another path knows; two that agree are believed.
+            ErrorKind::Io if self.job(slot).avoid.is_none() && self.has_other(path) => {
+                self.job(slot).avoid = Some(path);
+                self.again(slot, op, None, now);
+            }
+            _ => self.finish(slot, op, Err(error), now),
+        }
+    }
+
+    fn has_other(&self, path: usize) -> bool {
+        let mut links = self.links.iter().enumerate();
+        self.shared.only.is_none() && links.any(|(i, l)| i != path && l.up())
+    }
+
+    // ---- time -------------------------------------------------------------------------------
+
+    fn tick(&mut self, now: Nanos) {
+        let away = now - self.looked;
+        if away < TICK.as_nanos() as Nanos {
+            return;
+        }
+        self.looked = now;
+        if away > OWN_STALL {
+            // What was on its way meanwhile could not be heard.
+            for link in &mut self.links {
+                link.heard = now.min(link.heard + away);
+            }
+            for (_, job) in &mut self.jobs {
+                if let Some(job) = job {
+                    job.started = now.min(job.started + away);
+                }
+            }
+        }
+        if now - self.learned > LEARN_EVERY {
+            self.learned = now;
+            self.links.iter_mut().for_each(Link::learn);
+        }
+        let attributes = self.lun.attributes();
+        let (silence, give_up, deadline) = (
+            attributes.silence().as_nanos() as Nanos,
+            u64::from(attributes.path_fail_secs) * 1_000_000_000,
+            u64::from(attributes.esd_secs) * 1_000_000_000,
+        );
+        for path in 0..self.links.len() {
+            self.watch_link(path, silence, give_up, deadline, now);
+        }
+        self.release_held(now);
+        self.give_up_waiting(now);
+    }
+
+    fn watch_link(
+        &mut self,
+        path: usize,
+        silence: Nanos,
+        give_up: Nanos,
+        deadline: Nanos,
+        now: Nanos,
+    ) {
+        let link = &self.links[path];
+        if link.queue.is_none() || link.jobs.is_empty() {
+            return;
+        }
+        let silent = now.saturating_sub(link.heard);
+        if silent > give_up {
+            let why = format!("silent for {} s: the connection is given up", silent / 1_000_000_000);
+            return self.let_go(path, &why, now);
+        }
+        if let LinkState::Suspect(_) = link.state {
+            return self.probe(path, now);
+        }
+        let patience = link.patience(silence);
+        if silent > patience && self.another_answers(path, patience / 2, now) {
+            self.suspect(path, silent, now);
+            return;
+        }
+        let overdue = |slot: &u32| {
+            let job = self.jobs[*slot as usize].1.as_ref();
+            job.is_some_and(|j| now.saturating_sub(j.started) > deadline)
+        };
+        if self.links[path].jobs.iter().any(overdue) {
+            self.links[path].path.counters.timeouts.fetch_add(1, Relaxed);
+            let why = format!("an I/O took more than {} s", deadline / 1_000_000_000);
+            self.let_go(path, &why, now);
+        }
+    }
+
+    /// Whether a path other than this is up and not itself silent: when all are, it is not the
+    /// path, and moving everything about would make it worse.
+    fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
+        let mut others = self.links.iter().enumerate().filter(|(i, _)| *i != path);
+        self.shared.only.is_none()
+            && others.any(|(_, l)| l.up() && (l.jobs.is_empty() || now - l.heard.min(now) < within))
+    }
+
+    fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
+        let link = &mut self.links[path];
+        link.state = LinkState::Suspect(now);
+        link.path.links_suspect.fetch_add(1, Relaxed);
+        link.path.counters.suspect_events.fetch_add(1, Relaxed);
+        let why = format!("suspect: silent for {} ms with I/O outstanding", silent / 1_000_000);
+        self.take_back(path, &why, now);
+        self.probe(path, now);
+    }
+
+    /// Asks a silent path whether it is there, on the connection it has.
+    fn probe(&mut self, path: usize, now: Nanos) {
+        if self.links[path].probing {
+            return;
+        }
+        let op = Op::Read {
+            offset: 0,
+            bufs: Buf::zeroed(PROBE_BYTES.max(self.info.logical_block_size as usize)).into(),
+        };
+        let slot = self.add_job(Owner::Probe, op, now);
+        let heard = self.links[path].heard;
+        self.send(slot, path, now);
+        let link = &mut self.links[path];
+        // The silence began before the probe.
+        link.heard = heard;
+        link.probing = true;
+        if let Some(queue) = link.queue.as_mut() {
+            let _ = queue.kick();
+        }
+    }
+
+    /// Lets writes go that waited for a lost one.
+    fn release_held(&mut self, now: Nanos) {
+        if self.held.is_empty() {
+            return;
+        }
+        for slot in std::mem::take(&mut self.held) {
+            let job = self.jobs[slot as usize].1.as_ref();
+            let op = job.and_then(|j| j.op.as_ref());
+            match op.is_some_and(|op| self.lun.ghosts.hold(op, now)) {
+                true => self.held.push(slot),
+                false => self.waiting.push_back(slot),
+            }
+        }
+        self.shared.held.store(self.held.len() as u32, Relaxed);
+    }
+
+    /// Ends what has waited for a path for too long.
+    fn give_up_waiting(&mut self, now: Nanos) {
+        let attributes = self.lun.attributes();
+        let Some(since) = self.stranded else { return };
+        let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
+        if attributes.infinite_retries_enable || now - since < grace {
+            return;
+        }
+        let why = format!(
+            "no path to the LUN for {} s (transient_secs); `evfs lun show` says why each is down",
+            attributes.transient_secs
+        );
+        for slot in std::mem::take(&mut self.waiting) {
+            let job = self.job(slot);
+            let op = job.op.take().unwrap_or(Op::Flush);
+            let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
+            self.finish(slot, op, Err(error), now);
+        }
+    }
+
+    /// Keeps the timer going while there is something to time.
+    fn run_timer(&mut self) {
+        let runs = self.in_flight > 0;
+        if runs == self.timer_runs {
+            return;
+        }
+        let every = Timespec {
+            tv_sec: 0,
+            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
+        };
+        let spec = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        let flags = TimerfdTimerFlags::empty();
+        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
+            self.timer_runs = runs;
+        }
+    }
+
+    /// Sleeps until a link has something, or the clock has to be looked at.
+    fn sleep(&mut self, time: Duration) -> Result<()> {
+        let timeout = Timespec::try_from(time).ok();
+        let mut space = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 16];
+        let events = match epoll::wait(&self.epoll, &mut space[..], timeout.as_ref()) {
+            Ok(count) => &space[..count],
+            Err(rustix::io::Errno::INTR) => &[],
+            Err(e) => return Err(Error::from_io(&self.info.name, e.into())),
+        };
+        for event in events {
+            let data = event.data;
+            match data.u64() {
+                EVENT_MAIL => {}
+                EVENT_TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                    if self.in_flight == 0 {
+                        self.run_timer();
+                    }
+                }
+                path => {
+                    if let Some(link) = self.links.get_mut(path as usize) {
+                        link.signalled = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+use std::sync::atomic::Ordering::AcqRel as AcqRelOrdering;
+
+impl Queue for LunQueue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        if self.in_flight >= CAPACITY {
+            return Err(request);
+        }
+        self.in_flight += 1;
+        let Request { tag, op } = request;
+        let empty = op.range().is_some_and(|(_, len)| len == 0);
+        let result = self.info.check(&op);
+        if empty || result.is_err() {
+            self.ready.push_back(Completion { tag, op, result });
+            return Ok(());
+        }
+        let now = self.lun.clock.now();
+        if self.in_flight == 1 {
+            // Nothing was awaited until now.
+            self.looked = now;
+        }
+        let hold = self.lun.ghosts.hold(&op, now);
+        let flush = matches!(op, Op::Flush);
+        let slot = self.add_job(Owner::User(tag), op, now);
+        match (hold, flush) {
+            (true, _) => self.held.push(slot),
+            (false, true) => self.split_flush(slot, now),
+            (false, false) => self.waiting.push_back(slot),
+        }
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        let now = self.lun.clock.now();
+        self.mail(now);
+        self.look();
+        self.dispatch(now);
+        for link in &mut self.links {
+            if let (true, Some(queue)) = (link.fresh, link.queue.as_mut())
+                && let Err(error) = queue.kick()
+            {
+                link.broken = Some(error.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let until = match wait {
+            Wait::AtMost(time) => Some(self.lun.clock.now().saturating_add(nanos(time))),
+            Wait::Poll | Wait::Block => None,
+        };
+        self.run_timer();
+        loop {
+            self.kick()?;
+            self.sleep(Duration::ZERO)?;
+            self.harvest(false)?;
+            if self.ready.is_empty() {
+                self.harvest(true)?;
+            }
+            let now = self.lun.clock.now();
+            self.tick(now);
+            // What an answer made room for goes out before anybody sleeps.
+            self.kick()?;
+            let over = until.is_some_and(|u| now >= u);
+            if !self.ready.is_empty() || wait == Wait::Poll || self.in_flight == 0 || over {
+                break;
+            }
+            if self.links.iter().any(|l| l.fresh) {
+                continue;
+            }
+            let left = until.map_or(TICK, |u| Duration::from_nanos(u - now).min(TICK));
+            self.sleep(left)?;
+            self.harvest(false)?;
+        }
+        let count = self.ready.len();
+        self.in_flight -= count;
+        done.extend(self.ready.drain(..));
+        Ok(count)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn register(&mut self, pool: &BufPool) {
+        self.pools.push(pool.clone());
+        for link in &mut self.links {
+            if let Some(queue) = link.queue.as_mut() {
+                queue.register(pool);
+            }
+        }
+    }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+impl Drop for LunQueue {
+    fn drop(&mut self) {
+        for path in 0..self.links.len() {
+            let link = &mut self.links[path];
+            if let LinkState::Suspect(_) = link.state {
+                link.path.links_suspect.fetch_sub(1, Relaxed);
+            }
+            if link.queue.is_some() {
+                link.path.links_up.fetch_sub(1, Relaxed);
+            }
+            let jobs = std::mem::take(&mut link.jobs);
+            for slot in jobs {
+                self.unload(path, slot);
+            }
+        }
+        self.lun.forget_queue(self.shared.id);
+    }
+}
+
+/// Whether a path may have a link at all.
+pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
+    path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
+}

@@ -1,0 +1,585 @@
+//! What the threads of a LUN share: paths with their counters, lost writes, the failover log, and
+//! the mailbox by which each queue learns what the control plane did.
+
+use crate::policy::Nanos;
+use block::{Access, Connection, Lunpath, Op};
+use rustix::event::{EventfdFlags, eventfd};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Lunpaths of one LUN (as in HP-UX 11i v3).
+pub const PATHS_MAX: usize = 32;
+/// Entries of the failover log that are kept.
+const LOG_ENTRIES: usize = 256;
+/// Latency buckets: two for each power of two of microseconds, up to 2^24 (16 s).
+const BUCKETS: usize = 50;
+/// Classes of size: up to 4 KiB, 16 KiB, 128 KiB, and above.
+const SIZES: usize = 4;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Monotonic time of a LUN.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn new() -> Clock {
+        Clock(Instant::now())
+    }
+
+    pub(crate) fn now(self) -> Nanos {
+        self.0.elapsed().as_nanos() as Nanos
+    }
+}
+
+/// What the administrator made of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Admin {
+    Enabled,
+    Disabled,
+    Removed,
+}
+
+/// State of a lunpath, as HP-UX names them, and two of our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathState {
+    /// No queue of the LUN is open.
+    Unopen,
+    /// Carries I/O.
+    Active,
+    /// Could, but its target port is not optimized.
+    Standby,
+    /// Silent with I/O outstanding; carries none as long as another path does.
+    Suspect,
+    /// Lost; connections are tried.
+    Failed,
+    /// Answers again, and is watched before it is used.
+    Recovering,
+    /// Answers as another LUN; carries nothing until `replace-wwid`.
+    AuthFailed,
+    /// Taken out of use by the administrator.
+    Disabled,
+}
+
+/// Counters of a path (`scsimgr get_stat`).
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) retried: AtomicU64,
+    pub(crate) timeouts: AtomicU64,
+    pub(crate) busy: AtomicU64,
+    pub(crate) offline_events: AtomicU64,
+    pub(crate) online_events: AtomicU64,
+    pub(crate) suspect_events: AtomicU64,
+    pub(crate) late_answers: AtomicU64,
+}
+
+/// The latencies that one queue saw on one path. Only that queue writes.
+#[derive(Debug)]
+pub(crate) struct Latencies([[[AtomicU64; BUCKETS]; SIZES]; 2]);
+
+impl Latencies {
+    pub(crate) fn new() -> Latencies {
+        Latencies(std::array::from_fn(|_| {
+            std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0)))
+        }))
+    }
+
+    pub(crate) fn add(&self, write: bool, bytes: u64, took: Nanos) {
+        let size = match bytes {
+            0..=4096 => 0,
+            4097..=16384 => 1,
+            16385..=131_072 => 2,
+            _ => 3,
+        };
+        let cell = &self.0[usize::from(write)][size][bucket(took)];
+        cell.store(cell.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Counts by bucket, of one operation or both.
+    pub(crate) fn sum(&self, into: &mut [u64; BUCKETS]) {
+        for cells in self.0.iter().flatten() {
+            for (to, cell) in into.iter_mut().zip(cells) {
+                *to += cell.load(Relaxed);
+            }
+        }
+    }
+
+    fn clear(&self) {
+        for cell in self.0.iter().flatten().flatten() {
+            cell.store(0, Relaxed);
+        }
+    }
+}
+
+fn bucket(took: Nanos) -> usize {
+    let micros = (took / 1000).max(1);
+    let log = micros.ilog2() as usize;
+    let half = match log {
+        0 => 0,
+        _ => (micros >> (log - 1)) as usize & 1,
+    };
+    (log * 2 + half).min(BUCKETS - 1)
+}
+
+/// Nanoseconds below which everything in a bucket stays.
+fn upper(bucket: usize) -> Nanos {
+    let (log, half) = (bucket / 2, bucket as u64 % 2);
+    ((1u64 << log) + ((half + 1) << log) / 2) * 1000
+}
+
+/// The latency that the given share of requests did not exceed, in nanoseconds; 0 without any.
+pub(crate) fn quantile(counts: &[u64; BUCKETS], share: f64) -> Nanos {
+    let total: u64 = counts.iter().sum();
+    let wanted = (total as f64 * share).ceil() as u64;
+    let mut seen = 0;
+    for (at, count) in counts.iter().enumerate() {
+        seen += count;
+        if seen >= wanted && *count > 0 {
+            return upper(at);
+        }
+    }
+    0
+}
+
+/// A target port, shared by the paths that lead through it.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) name: String,
+    pub(crate) index: u32,
+    pub(crate) in_flight: AtomicU32,
+}
+
+/// How often a path went lately.
+#[derive(Debug, Default)]
+struct Flaps {
+    score: f64,
+    at: Nanos,
+}
+
+/// A flap weighs half after as many nanoseconds.
+const FLAP_HALF_LIFE: f64 = 10e9;
+/// Flaps that are free.
+const FLAP_FREE: f64 = 3.0;
+/// Longest penalty in seconds.
+const FLAP_PENALTY_MAX: f64 = 30.0;
+
+/// One lunpath, as all queues of its LUN see it.
+pub(crate) struct SharedPath {
+    pub(crate) id: usize,
+    pub(crate) path: Arc<dyn Lunpath>,
+    /// Legacy name, `cXtYdZ`.
+    pub(crate) legacy: String,
+    pub(crate) port: Arc<Port>,
+    pub(crate) cell: AtomicU32,
+    pub(crate) in_flight: AtomicU32,
+    pub(crate) bytes_in_flight: AtomicU64,
+    pub(crate) read_only: AtomicBool,
+    /// Somebody looked who answers, and it is this LUN.
+    pub(crate) proven: AtomicBool,
+    pub(crate) recovering: AtomicBool,
+    /// Queues that have a connection, and those among them that suspect it.
+    pub(crate) links_up: AtomicU32,
+    pub(crate) links_suspect: AtomicU32,
+    /// Writes that were answered; up to which of them a flush has covered.
+    pub(crate) written: AtomicU64,
+    pub(crate) flushed: AtomicU64,
+    /// Writes were answered and not flushed when the connection was lost, and nothing else covers
+    /// them.
+    pub(crate) lost_writes: AtomicBool,
+    pub(crate) counters: Counters,
+    /// One admission at a time.
+    pub(crate) admission: Mutex<()>,
+    admin: AtomicU8,
+    optimized: AtomicBool,
+    refused: Mutex<Option<String>>,
+    is_refused: AtomicBool,
+    flaps: Mutex<Flaps>,
+    latencies: Mutex<Vec<Arc<Latencies>>>,
+}
+
+impl SharedPath {
+    pub(crate) fn new(
+        id: usize,
+        path: Arc<dyn Lunpath>,
+        legacy: String,
+        port: Arc<Port>,
+    ) -> SharedPath {
+        SharedPath {
+            id,
+            path,
+            legacy,
+            port,
+            cell: AtomicU32::new(u32::MAX),
+            in_flight: AtomicU32::new(0),
+            bytes_in_flight: AtomicU64::new(0),
+            read_only: AtomicBool::new(false),
+            proven: AtomicBool::new(false),
+            recovering: AtomicBool::new(false),
+            links_up: AtomicU32::new(0),
+            links_suspect: AtomicU32::new(0),
+            written: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            lost_writes: AtomicBool::new(false),
+            counters: Counters::default(),
+            admission: Mutex::new(()),
+            admin: AtomicU8::new(Admin::Enabled as u8),
+            optimized: AtomicBool::new(true),
+            refused: Mutex::new(None),
+            is_refused: AtomicBool::new(false),
+            flaps: Mutex::new(Flaps::default()),
+            latencies: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn admin(&self) -> Admin {
+        match self.admin.load(Acquire) {
+            0 => Admin::Enabled,
+            1 => Admin::Disabled,
+            _ => Admin::Removed,
+        }
+    }
+
+    pub(crate) fn set_admin(&self, admin: Admin) {
+        self.admin.store(admin as u8, Release);
+    }
+
+    /// May carry I/O, as far as the administrator and its identity go.
+    pub(crate) fn eligible(&self) -> bool {
+        self.admin() == Admin::Enabled && !self.is_refused.load(Acquire)
+    }
+
+    pub(crate) fn refuse(&self, why: Option<String>) {
+        self.is_refused.store(why.is_some(), Release);
+        *lock(&self.refused) = why;
+    }
+
+    pub(crate) fn why_refused(&self) -> Option<String> {
+        lock(&self.refused).clone()
+    }
+
+    pub(crate) fn set_access(&self, access: Access) {
+        self.optimized.store(access == Access::Optimized, Relaxed);
+    }
+
+    pub(crate) fn optimized(&self) -> bool {
+        self.optimized.load(Relaxed)
+    }
+
+    pub(crate) fn state(&self, queues: usize) -> PathState {
+        let up = self.links_up.load(Relaxed);
+        match self.admin() {
+            Admin::Disabled | Admin::Removed => PathState::Disabled,
+            Admin::Enabled if self.is_refused.load(Acquire) => PathState::AuthFailed,
+            Admin::Enabled if self.links_suspect.load(Relaxed) > 0 => PathState::Suspect,
+            Admin::Enabled if up > 0 && !self.optimized() => PathState::Standby,
+            Admin::Enabled if up > 0 => PathState::Active,
+            Admin::Enabled if self.recovering.load(Relaxed) => PathState::Recovering,
+            Admin::Enabled if queues == 0 => PathState::Unopen,
+            Admin::Enabled => PathState::Failed,
+        }
+    }
+
+    /// Counts a loss.
+    pub(crate) fn flapped(&self, now: Nanos) {
+        let mut flaps = lock(&self.flaps);
+        flaps.score = decayed(&flaps, now) + 1.0;
+        flaps.at = now;
+    }
+
+    /// Seconds a path that answers again has to wait for the times it went away.
+    pub(crate) fn penalty_secs(&self, now: Nanos) -> f64 {
+        let over = decayed(&lock(&self.flaps), now) - FLAP_FREE;
+        match over > 0.0 {
+            true => over.exp2().min(FLAP_PENALTY_MAX),
+            false => 0.0,
+        }
+    }
+
+    pub(crate) fn new_latencies(&self) -> Arc<Latencies> {
+        let latencies = Arc::new(Latencies::new());
+        lock(&self.latencies).push(Arc::clone(&latencies));
+        latencies
+    }
+
+    pub(crate) fn latency_counts(&self) -> [u64; BUCKETS] {
+        let mut counts = [0; BUCKETS];
+        lock(&self.latencies).iter().for_each(|l| l.sum(&mut counts));
+        counts
+    }
+
+    pub(crate) fn clear_counters(&self) {
+        let c = &self.counters;
+        for counter in [
+            &c.reads,
+            &c.writes,
+            &c.bytes_read,
+            &c.bytes_written,
+            &c.failures,
+            &c.retried,
+            &c.timeouts,
+            &c.busy,
+            &c.offline_events,
+            &c.online_events,
+            &c.suspect_events,
+            &c.late_answers,
+        ] {
+            counter.store(0, Relaxed);
+        }
+        lock(&self.latencies).iter().for_each(|l| l.clear());
+    }
+}
+
+fn decayed(flaps: &Flaps, now: Nanos) -> f64 {
+    flaps.score * (-(now.saturating_sub(flaps.at) as f64) / FLAP_HALF_LIFE).exp2()
+}
+
+/// A write that was sent and left without an answer: until that is settled it may still be carried
+/// out, and then it would undo a later write over the same blocks.
+#[derive(Debug, Clone)]
+pub(crate) struct Ghost {
+    pub(crate) queue: u64,
+    pub(crate) tag: u64,
+    pub(crate) path: usize,
+    pub(crate) fence_key: Option<u64>,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) until: Nanos,
+}
+
+/// All lost writes of a LUN. Looked at by every write; locked only while there are any.
+#[derive(Debug, Default)]
+pub(crate) struct Ghosts {
+    count: AtomicUsize,
+    list: Mutex<Vec<Ghost>>,
+}
+
+impl Ghosts {
+    pub(crate) fn add(&self, ghost: Ghost) {
+        let mut list = lock(&self.list);
+        list.push(ghost);
+        self.count.store(list.len(), Release);
+    }
+
+    /// Whether a write over these blocks has to wait.
+    pub(crate) fn hold(&self, op: &Op, now: Nanos) -> bool {
+        if self.count.load(Acquire) == 0 || !op.changes_data() {
+            return false;
+        }
+        let Some((offset, len)) = op.range() else {
+            return false;
+        };
+        self.keep(|ghost| ghost.until > now);
+        let end = offset + len;
+        lock(&self.list).iter().any(|g| offset < g.end && g.start < end)
+    }
+
+    pub(crate) fn settle(&self, queue: u64, tag: u64) {
+        self.keep(|g| (g.queue, g.tag) != (queue, tag));
+    }
+
+    pub(crate) fn fenced(&self, key: u64) {
+        self.keep(|g| g.fence_key != Some(key));
+    }
+
+    pub(crate) fn keys(&self) -> Vec<(usize, u64)> {
+        if self.count.load(Acquire) == 0 {
+            return Vec::new();
+        }
+        let list = lock(&self.list);
+        let mut keys: Vec<_> = list.iter().filter_map(|g| Some((g.path, g.fence_key?))).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Acquire)
+    }
+
+    fn keep(&self, keep: impl Fn(&Ghost) -> bool) {
+        let mut list = lock(&self.list);
+        list.retain(keep);
+        self.count.store(list.len(), Release);
+    }
+}
+
+/// Something that happened to a path.
+#[derive(Debug, Clone, Serialize)]
+pub struct Event {
+    /// Number in the log, from 1 on.
+    pub id: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// Name of the path.
+    pub path: String,
+    /// What happened.
+    pub what: String,
+    /// I/Os that had to go another way.
+    pub moved: u64,
+    /// Longest time one of them took, from its first start to its end, in microseconds.
+    pub stall_us: u64,
+}
+
+/// The failover log.
+#[derive(Debug, Default)]
+pub(crate) struct Log(Mutex<(u64, VecDeque<Event>)>);
+
+impl Log {
+    pub(crate) fn add(&self, path: &str, what: String, moved: u64) -> u64 {
+        let mut log = lock(&self.0);
+        log.0 += 1;
+        let id = log.0;
+        let at_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_millis() as u64);
+        log.1.push_back(Event {
+            id,
+            at_ms,
+            path: path.to_owned(),
+            what,
+            moved,
+            stall_us: 0,
+        });
+        if log.1.len() > LOG_ENTRIES {
+            log.1.pop_front();
+        }
+        id
+    }
+
+    /// An I/O that event `id` moved has ended, this long after it began.
+    pub(crate) fn stalled(&self, id: u64, took: Nanos) {
+        let mut log = lock(&self.0);
+        if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
+            event.stall_us = event.stall_us.max(took / 1000);
+        }
+    }
+
+    pub(crate) fn list(&self) -> Vec<Event> {
+        lock(&self.0).1.iter().cloned().collect()
+    }
+}
+
+/// News for a queue.
+pub(crate) enum Mail {
+    /// A connection that is proven to lead to this LUN.
+    Connected(usize, Box<dyn Connection>),
+    /// The path is disabled, removed or refused: let go of it.
+    Drop(usize),
+    /// Paths or attributes changed, or a ghost went: look again.
+    Look,
+}
+
+/// States of a link, between a queue and the monitor.
+pub(crate) const LINK_DOWN: u8 = 0;
+pub(crate) const LINK_CONNECTING: u8 = 1;
+pub(crate) const LINK_UP: u8 = 2;
+
+/// What a queue and the control plane share.
+pub(crate) struct QueueShared {
+    pub(crate) id: u64,
+    /// The only path it may use: a legacy name without multi-pathing.
+    pub(crate) only: Option<usize>,
+    pub(crate) links: [AtomicU8; PATHS_MAX],
+    /// Tries in a row that failed, and when the next is due.
+    pub(crate) tries: [AtomicU32; PATHS_MAX],
+    pub(crate) next_try: [AtomicU64; PATHS_MAX],
+    pub(crate) waiting: AtomicU32,
+    pub(crate) held: AtomicU32,
+    pub(crate) eventfd: OwnedFd,
+    has_mail: AtomicBool,
+    mail: Mutex<Vec<Mail>>,
+}
+
+impl QueueShared {
+    pub(crate) fn new(id: u64, only: Option<usize>) -> std::io::Result<QueueShared> {
+        Ok(QueueShared {
+            id,
+            only,
+            links: std::array::from_fn(|_| AtomicU8::new(LINK_DOWN)),
+            tries: std::array::from_fn(|_| AtomicU32::new(0)),
+            next_try: std::array::from_fn(|_| AtomicU64::new(0)),
+            waiting: AtomicU32::new(0),
+            held: AtomicU32::new(0),
+            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            has_mail: AtomicBool::new(false),
+            mail: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub(crate) fn post(&self, mail: Mail) {
+        lock(&self.mail).push(mail);
+        self.has_mail.store(true, Release);
+        let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take_mail(&self) -> Vec<Mail> {
+        if !self.has_mail.swap(false, AcqRel) {
+            return Vec::new();
+        }
+        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+        std::mem::take(&mut *lock(&self.mail))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_what_its_edge_says() {
+        for took in (1..2_000_000_000u64).step_by(777_777) {
+            let at = bucket(took);
+            assert!(took <= upper(at).max(1000), "{took} in bucket {at}");
+        }
+        let mut counts = [0; BUCKETS];
+        counts[bucket(100_000)] = 999;
+        counts[bucket(9_000_000)] = 1;
+        assert!(quantile(&counts, 0.5) < 200_000);
+        assert!(quantile(&counts, 0.9999) >= 9_000_000);
+    }
+
+    #[test]
+    fn a_ghost_holds_what_overlaps_it_until_it_is_settled() {
+        let ghosts = Ghosts::default();
+        let ghost = |tag, key| Ghost {
+            queue: 1,
+            tag,
+            path: 0,
+            fence_key: key,
+            start: 4096,
+            end: 8192,
+            until: 1000,
+        };
+        let zero = |offset| Op::WriteZeroes {
+            offset,
+            len: 4096,
+            fua: false,
+            unmap: false,
+        };
+        ghosts.add(ghost(5, None));
+        assert!(ghosts.hold(&zero(4096), 10));
+        assert!(!ghosts.hold(&zero(0), 10) && !ghosts.hold(&zero(8192), 10));
+        ghosts.settle(1, 5);
+        assert!(!ghosts.hold(&zero(4096), 10));
+        ghosts.add(ghost(6, Some(9)));
+        assert_eq!(ghosts.keys(), [(0, 9)]);
+        ghosts.fenced(9);
+        assert!(!ghosts.hold(&zero(4096), 10));
+        ghosts.add(ghost(7, None));
+        assert!(!ghosts.hold(&zero(4096), 1001), "the time is over");
+    }
+}
