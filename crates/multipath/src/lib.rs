@@ -2,3 +2,4 @@
 //! virtual time, and what another policy would have made of recorded I/O.
 
 pub mod policy;
+pub mod virtual_time;

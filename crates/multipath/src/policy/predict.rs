@@ -41,6 +41,9 @@ const GAP_MAX: f64 = 8.0;
 /// Share of the first latency that is taken for the link's until something better is known.
 const FIRST_SPLIT: f64 = 0.5;
 /// How long a least latency is kept, at least; at most twice this.
+const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
+const CUSHION: f64 = 2.0;
+const ERRORS: f64 = 1.0;
 const BASE_WINDOW: Nanos = 1_000_000_000;
 /// An idle path is tried again after this time, after this many times its latency, and after this
 /// many I/Os on others.
@@ -63,6 +66,10 @@ pub(super) struct Predictor {
     links: Vec<Link>,
     /// I/Os that were given a path.
     chosen: u64,
+    last_select: Nanos,
+    /// Means of the time between two choices, and of its square.
+    interval: f64,
+    interval_square: f64,
 }
 
 /// A latency, and the size it was seen with.
@@ -193,14 +200,21 @@ impl Predictor {
         io: Io,
         now: Nanos,
     ) -> Option<usize> {
-        let mut best: Option<(usize, f64)> = None;
+        let cushion = CUSHION * self.interval(now);
+        let mut idle = false;
+        let (mut selfish, mut priced) = (None, None);
         for (i, view) in turn.iter().filter(|(_, p)| open(p)) {
             let cost = self.links[i].cost(view, io, now, self.chosen);
-            if best.is_none_or(|(_, least)| cost < least) {
-                best = Some((i, cost));
+            idle |= cost.wait < cushion + self.links[i].error * ERRORS;
+            let less = |best: &Option<(usize, f64)>, cost: f64| best.is_none_or(|(_, c)| cost < c);
+            if less(&selfish, cost.selfish) {
+                selfish = Some((i, cost.selfish));
+            }
+            if less(&priced, cost.priced) {
+                priced = Some((i, cost.priced));
             }
         }
-        let (chosen, _) = best?;
+        let (chosen, _) = if idle { priced } else { selfish }?;
         self.chosen += 1;
         let link = &mut self.links[chosen];
         link.last_chosen = self.chosen;
@@ -212,6 +226,14 @@ impl Predictor {
             link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
         }
         Some(chosen)
+    }
+
+    fn interval(&mut self, now: Nanos) -> f64 {
+        let gap = now.saturating_sub(self.last_select) as f64;
+        self.last_select = now;
+        self.interval += (gap - self.interval) * INTERVAL_WEIGHT;
+        self.interval_square += (gap * gap - self.interval_square) * INTERVAL_WEIGHT;
+        self.interval_square / self.interval.max(1.0)
     }
 
     pub(super) fn started(&mut self, path: usize, io: Io, now: Nanos) {
@@ -259,12 +281,23 @@ impl Predictor {
     }
 }
 
+struct Cost {
+    wait: f64,
+    selfish: f64,
+    priced: f64,
+}
+
 impl Link {
     /// What it costs all I/Os together to send `io` here, in nanoseconds.
-    fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> f64 {
+    fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
+        let flat = |cost: f64| Cost {
+            wait: 0.0,
+            selfish: cost,
+            priced: cost,
+        };
         let Some(base) = self.base() else {
             // Nothing is known: try one I/O, and then wait for it if there is another path.
-            return f64::from(view.in_flight) * 1e18;
+            return flat(f64::from(view.in_flight) * 1e18);
         };
         let service = f64::from(io.bytes) * self.per_byte;
         let alone = base + service;
@@ -273,7 +306,7 @@ impl Link {
             let stale = silent > EXPLORE_AFTER
                 && silent as f64 > f64::from(EXPLORE_TIMES) * alone
                 && chosen - self.last_chosen >= u64::from(EXPLORE_TIMES);
-            return if stale { 0.0 } else { alone };
+            return flat(if stale { 0.0 } else { alone });
         }
         let wait = self.wait(base, view, now);
         let overdue = if self.own_bytes > 0 {
@@ -282,6 +315,10 @@ impl Link {
             0.0
         };
         let price = PRICE_MAX.min(1.0 / (1.0 - self.waited).max(1e-9));
-        alone + wait * price + overdue
+        Cost {
+            wait,
+            selfish: alone + wait + overdue,
+            priced: alone + wait * price + overdue,
+        }
     }
 }
