@@ -85,6 +85,14 @@ impl Sample {
     }
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Followed {
+    started: Nanos,
+    predicted: f64,
+    /// Bytes on the path, of all threads, with this I/O.
+    bytes: f64,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     /// Nanoseconds per byte; no meaning before `least` holds something.
@@ -108,10 +116,12 @@ struct Link {
     /// This selector's part of the bytes on the path, recently.
     own_share: f64,
     own_bytes: u64,
+    /// Bytes on the path, of all threads, with the I/O that was given this path last.
+    all_bytes: f64,
     /// `Predictor::chosen` when this path was chosen last.
     last_chosen: u64,
-    /// The I/O whose prediction is being checked: start and predicted latency.
-    followed: Option<(Nanos, f64)>,
+    /// The I/O whose prediction is being checked.
+    followed: Option<Followed>,
     error: f64,
 }
 
@@ -221,6 +231,7 @@ impl Predictor {
         let own = (link.own_bytes + u64::from(io.bytes)) as f64;
         let all = (turn.paths[chosen].bytes_in_flight + u64::from(io.bytes)) as f64;
         let share = if all > own { own / all } else { 1.0 };
+        link.all_bytes = all;
         link.own_share += (share - link.own_share) * WAITED_WEIGHT;
         if let Some(base) = link.base() {
             link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
@@ -249,7 +260,11 @@ impl Predictor {
         let wait = link.free_at.saturating_sub(now) as f64;
         link.free_at = now + (wait + service) as Nanos;
         if link.followed.is_none() {
-            link.followed = Some((now, wait + service + base));
+            link.followed = Some(Followed {
+                started: now,
+                predicted: wait + service + base,
+                bytes: link.all_bytes,
+            });
         }
     }
 
@@ -257,15 +272,19 @@ impl Predictor {
         let link = &mut self.links[path];
         link.own_bytes = link.own_bytes.saturating_sub(u64::from(io.bytes));
         link.last_sign = now;
-        let followed = link.followed.filter(|(start, _)| *start == started);
+        let followed = link.followed.filter(|f| f.started == started);
         if followed.is_some() {
             link.followed = None;
         }
         if !ok {
             return;
         }
-        if let Some((_, predicted)) = followed {
-            let error = (now.saturating_sub(started) as f64 - predicted).abs();
+        if let Some(followed) = followed {
+            let latency = now.saturating_sub(started) as f64;
+            if !link.rate_known {
+                link.per_byte = link.per_byte.min(latency / followed.bytes.max(1.0));
+            }
+            let error = (latency - followed.predicted).abs();
             link.error += (error - link.error) * ERROR_WEIGHT;
         }
         link.completed(io, started, now);
@@ -302,11 +321,12 @@ impl Link {
         let service = f64::from(io.bytes) * self.per_byte;
         let alone = base + service;
         let silent = now.saturating_sub(self.last_sign);
-        if view.in_flight == 0 {
-            let stale = silent > EXPLORE_AFTER
-                && silent as f64 > f64::from(EXPLORE_TIMES) * alone
-                && chosen - self.last_chosen >= u64::from(EXPLORE_TIMES);
-            return flat(if stale { 0.0 } else { alone });
+        let stale = self.own_bytes == 0
+            && silent > EXPLORE_AFTER
+            && silent as f64 > f64::from(EXPLORE_TIMES) * alone
+            && chosen - self.last_chosen >= u64::from(EXPLORE_TIMES);
+        if stale {
+            return flat(0.0);
         }
         let wait = self.wait(base, view, now);
         let overdue = if self.own_bytes > 0 {
