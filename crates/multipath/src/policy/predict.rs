@@ -118,6 +118,7 @@ struct Link {
     own_bytes: u64,
     /// Bytes on the path, of all threads, with the I/O that was given this path last.
     all_bytes: f64,
+    shared: bool,
     /// `Predictor::chosen` when this path was chosen last.
     last_chosen: u64,
     /// The I/O whose prediction is being checked.
@@ -184,7 +185,7 @@ impl Link {
         let waited = before.filter(|finish| (started as f64) + base < *finish as f64);
         if let Some(finish) = waited {
             self.learn_gap(now.saturating_sub(finish) as f64, bytes);
-        } else {
+        } else if !self.shared || latency - bytes * self.per_byte < base {
             self.learn_base(Sample { latency, bytes }, now);
         }
         let waited = f64::from(u8::from(waited.is_some()));
@@ -232,6 +233,7 @@ impl Predictor {
         let all = (turn.paths[chosen].bytes_in_flight + u64::from(io.bytes)) as f64;
         let share = if all > own { own / all } else { 1.0 };
         link.all_bytes = all;
+        link.shared = all > own;
         link.own_share += (share - link.own_share) * WAITED_WEIGHT;
         if let Some(base) = link.base() {
             link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
@@ -281,8 +283,9 @@ impl Predictor {
         }
         if let Some(followed) = followed {
             let latency = now.saturating_sub(started) as f64;
-            if !link.rate_known {
-                link.per_byte = link.per_byte.min(latency / followed.bytes.max(1.0));
+            let bound = latency / followed.bytes.max(1.0);
+            if bound < link.per_byte {
+                link.per_byte += (bound - link.per_byte) * if link.rate_known {FASTER_WEIGHT } else {1.0};
             }
             let error = (latency - followed.predicted).abs();
             link.error += (error - link.error) * ERROR_WEIGHT;
