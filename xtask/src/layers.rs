@@ -10,7 +10,7 @@ const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
     &["luks2", "nbd-proto", "xts", "keyring"],
     &["path-file", "path-nbd"],
-    &["crypt"],
+    &["crypt", "multipath"],
     &[],
     &["export-nbd", "export-fuse"],
     &["stack"],

@@ -113,25 +113,55 @@ const fn attribute(name: &'static str, help: &'static str) -> Attribute {
 pub const ATTRIBUTES: &[Attribute] = &[
     attribute("load_bal_policy", "which path takes the next I/O"),
     attribute("max_q_depth", "I/Os in flight on one path, 1 to 4096"),
-    attribute("path_fail_secs", "seconds of silence before a connection is given up, 1 to 600"),
-    attribute("transient_secs", "seconds that I/O waits for a path when there is none, 0 to 600"),
+    attribute(
+        "path_fail_secs",
+        "seconds of silence before a connection is given up, 1 to 600",
+    ),
+    attribute(
+        "transient_secs",
+        "seconds that I/O waits for a path when there is none, 0 to 600",
+    ),
     attribute("infinite_retries_enable", "I/O waits for a path for ever"),
-    attribute("esd_secs", "seconds one attempt of an I/O may take, 1 to 600"),
+    attribute(
+        "esd_secs",
+        "seconds one attempt of an I/O may take, 1 to 600",
+    ),
     attribute("max_retries", "attempts of one I/O, 1 to 1000"),
     attribute("ping_recovery", "immediate, count_based or time_based"),
-    attribute("ping_count_threshold", "answers in a row for count_based, 1 to 100"),
-    attribute("ping_time_threshold", "seconds of answers for time_based, 1 to 600"),
+    attribute(
+        "ping_count_threshold",
+        "answers in a row for count_based, 1 to 100",
+    ),
+    attribute(
+        "ping_time_threshold",
+        "seconds of answers for time_based, 1 to 600",
+    ),
     attribute("preferred_path", "path for the policy preferred_path"),
     attribute("pref_tport", "target port for the policy pref_tport"),
     attribute("lpt_to_lockdown", "path for the policy path_lockdown"),
-    attribute("wrr_path_weight", "PATH=WEIGHT,... for weighted_rr; 0 excludes"),
+    attribute(
+        "wrr_path_weight",
+        "PATH=WEIGHT,... for weighted_rr; 0 excludes",
+    ),
     attribute("leg_mpath_enable", "legacy names use all paths"),
     attribute("alua_enabled", "heed the access state of target ports"),
-    attribute("silence_ms", "least silence before a path is suspect, 5 to 60000"),
-    attribute("quiesce_secs", "seconds to wait out an unfenced lost write, 0 to 600"),
+    attribute(
+        "silence_ms",
+        "least silence before a path is suspect, 5 to 60000",
+    ),
+    attribute(
+        "quiesce_secs",
+        "seconds to wait out an unfenced lost write, 0 to 600",
+    ),
     attribute("shared_cache", "a flush through one path covers the others"),
-    attribute("tport_max_qdepth", "I/Os in flight on one target port, 0 (none) to 4096"),
-    attribute("max_bytes", "bytes in flight for one thread, 1048576 or more"),
+    attribute(
+        "tport_max_qdepth",
+        "I/Os in flight on one target port, 0 (none) to 4096",
+    ),
+    attribute(
+        "max_bytes",
+        "bytes in flight for one thread, 1048576 or more",
+    ),
 ];
 
 impl Attributes {
@@ -185,7 +215,11 @@ impl Attributes {
             let parsed = value.parse().ok().filter(|n| (min..=max).contains(n));
             parsed.ok_or_else(bad)
         };
-        let flag = || value.parse::<bool>().map_err(|_| format!("{}; true or false", bad()));
+        let flag = || {
+            value
+                .parse::<bool>()
+                .map_err(|_| format!("{}; true or false", bad()))
+        };
         match name {
             "load_bal_policy" => {
                 self.load_bal_policy = value.parse().map_err(|_| {
@@ -233,7 +267,10 @@ impl Attributes {
             }
             _ => {
                 let names: Vec<_> = ATTRIBUTES.iter().map(|a| a.name).collect();
-                return Err(format!("there is no attribute `{name}`; there are {}", names.join(", ")));
+                return Err(format!(
+                    "there is no attribute `{name}`; there are {}",
+                    names.join(", ")
+                ));
             }
         }
         Ok(())
@@ -260,7 +297,9 @@ mod tests {
             attributes.set(attribute.name, &value).unwrap();
         }
         assert_eq!(attributes, Attributes::default());
-        attributes.set("wrr_path_weight", "nbd://a:1/=3,c1t0d0=0").unwrap();
+        attributes
+            .set("wrr_path_weight", "nbd://a:1/=3,c1t0d0=0")
+            .unwrap();
         assert_eq!(
             attributes.get("wrr_path_weight").unwrap(),
             "c1t0d0=0,nbd://a:1/=3"

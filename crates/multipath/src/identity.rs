@@ -43,7 +43,10 @@ pub fn is_generic(wwid: Option<&str>) -> bool {
             digits.skip(1).filter(|d| *d != b'0').count() < 6
         }
         // `IET     00010001`: vendor, target number, unit number.
-        _ => id.split_whitespace().last().is_none_or(|last| last.len() <= 8),
+        _ => id
+            .split_whitespace()
+            .last()
+            .is_none_or(|last| last.len() <= 8),
     }
 }
 
@@ -84,7 +87,11 @@ pub fn prove(
     let last = size.saturating_sub(SAMPLE_BYTES as u64) / SAMPLE_BYTES as u64;
     // The first block has the label, if there is one; the others are chosen by chance.
     for sample in 0..SAMPLES {
-        let block = if sample == 0 { 0 } else { random.below(last + 1) };
+        let block = if sample == 0 {
+            0
+        } else {
+            random.below(last + 1)
+        };
         let offset = block * SAMPLE_BYTES as u64;
         if !same(reference, candidate, offset, until)? {
             return Ok(Some(format!(
@@ -165,10 +172,7 @@ mod tests {
     use std::time::Duration;
 
     fn mem(seed: u64) -> Mem {
-        let mem = Mem::new(MemConfig {
-            size: 4 << 20,
-            ..MemConfig::default()
-        });
+        let mem = Mem::with(MemConfig::new(4 << 20, 512));
         let mut bytes = vec![0; 4 << 20];
         Random::new(seed).fill(&mut bytes);
         mem.poke(0, &bytes);
@@ -188,8 +192,16 @@ mod tests {
         assert_eq!(proves(&disk, &disk, nonce), None);
         let copy = disk.fork();
         assert_eq!(proves(&disk, &copy, Proof::Compare), None);
-        assert!(proves(&disk, &copy, nonce).unwrap().contains("other storage"));
-        assert!(proves(&disk, &mem(2), Proof::Compare).unwrap().contains("other content"));
+        assert!(
+            proves(&disk, &copy, nonce)
+                .unwrap()
+                .contains("other storage")
+        );
+        assert!(
+            proves(&disk, &mem(2), Proof::Compare)
+                .unwrap()
+                .contains("other content")
+        );
     }
 
     #[test]
@@ -234,7 +246,15 @@ mod tests {
         assert_eq!(with(|i| i.size = 200), None);
         assert!(with(|i| i.size = 50).unwrap().contains("fewer"));
         assert!(with(|i| i.wwid = None).unwrap().contains("none, not naa.1"));
-        assert!(with(|i| i.serial = Some("t".into())).unwrap().contains("serial"));
-        assert!(with(|i| i.logical_block_size = 4096).unwrap().contains("4096"));
+        assert!(
+            with(|i| i.serial = Some("t".into()))
+                .unwrap()
+                .contains("serial")
+        );
+        assert!(
+            with(|i| i.logical_block_size = 4096)
+                .unwrap()
+                .contains("4096")
+        );
     }
 }

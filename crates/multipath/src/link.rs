@@ -33,8 +33,8 @@ pub(crate) struct Link {
     pub(crate) fresh: bool,
     /// The epoll instance says there is something.
     pub(crate) signalled: bool,
-    /// The queue reported that it is lost; to be taken down.
-    pub(crate) broken: Option<String>,
+    /// Why it is to be taken down, and the entry of the log that says so.
+    pub(crate) broken: Option<(String, u64)>,
     pub(crate) probing: bool,
     pub(crate) latencies: Arc<Latencies>,
     slow: Nanos,
@@ -64,7 +64,7 @@ impl Link {
 
     /// Looks at the latencies again.
     pub(crate) fn learn(&mut self) {
-        let mut counts = [0; _];
+        let mut counts = Latencies::none();
         self.latencies.sum(&mut counts);
         self.slow = match counts.iter().sum::<u64>() {
             0..KNOWN_FROM => 0,

@@ -10,6 +10,7 @@
 //!
 //! Nothing here connects, asks a target anything, or waits for another thread.
 
+use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::policy::{Io, Nanos, PathView, Selector};
@@ -85,7 +86,9 @@ pub(crate) struct LunQueue {
     links: Vec<Link>,
     views: Vec<PathView>,
     selector: Selector,
-    attributes_seen: u64,
+    attributes: Arc<Attributes>,
+    /// Generation of paths and attributes that was looked at last.
+    seen: u64,
     /// Jobs by slot, each with the number of its turn, so that an old answer finds nobody.
     jobs: Vec<(u32, Option<Job>)>,
     free: Vec<u32>,
@@ -124,7 +127,8 @@ impl LunQueue {
         let now = lun.clock.now();
         let mut queue = LunQueue {
             selector: Selector::new(lun.policy(), 0, lun.own_cell()),
-            attributes_seen: 0,
+            attributes: lun.attributes(),
+            seen: 0,
             lun,
             shared,
             epoll,
@@ -151,20 +155,26 @@ impl LunQueue {
         Ok(queue)
     }
 
+    /// Connections that are up.
+    pub(crate) fn links_up(&self) -> usize {
+        self.links.iter().filter(|l| l.queue.is_some()).count()
+    }
+
     // ---- paths ------------------------------------------------------------------------------
 
     /// Takes over what the control plane changed.
     fn look(&mut self) {
         let generation = self.lun.generation.load(Acquire);
-        if generation == self.attributes_seen {
+        if generation == self.seen {
             return;
         }
-        self.attributes_seen = generation;
+        self.seen = generation;
+        self.attributes = self.lun.attributes();
         let paths = self.lun.paths();
         for path in paths.iter().skip(self.links.len()) {
             self.links.push(Link::new(Arc::clone(path)));
         }
-        let policy = self.lun.policy();
+        let policy = self.attributes.load_bal_policy;
         if policy != self.selector.policy() {
             self.selector = Selector::new(policy, 0, self.lun.own_cell());
         }
@@ -177,7 +187,7 @@ impl LunQueue {
             self.look();
             match mail {
                 Mail::Connected(path, connection) => self.adopt(path, connection, now),
-                Mail::Drop(path) => self.let_go(path, "it was taken out of use", now),
+                Mail::Drop(path) => self.let_go(path, "it was taken out of use", None, now),
                 Mail::Look => {}
             }
         }
@@ -227,11 +237,11 @@ impl LunQueue {
     }
 
     /// Gives a connection up. What it has in flight goes another way.
-    fn let_go(&mut self, path: usize, why: &str, now: Nanos) {
+    fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
             return;
         }
-        self.take_back(path, why, now);
+        self.take_back(path, why, event, now);
         let link = &mut self.links[path];
         let Some(queue) = link.queue.take() else {
             return;
@@ -250,7 +260,7 @@ impl LunQueue {
         if shared.links_up.fetch_sub(1, Relaxed) == 1 {
             shared.proven.store(false, Release);
             let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
-            if unflushed && !self.lun.attributes().shared_cache {
+            if unflushed && !self.attributes.shared_cache {
                 shared.lost_writes.store(true, Release);
             }
         }
@@ -264,7 +274,7 @@ impl LunQueue {
     }
 
     /// Takes back everything a link has in flight, and notes writes that may still be carried out.
-    fn take_back(&mut self, path: usize, why: &str, now: Nanos) {
+    fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         let jobs = std::mem::take(&mut self.links[path].jobs);
         let mut kept = Vec::new();
         let mut moved = Vec::new();
@@ -288,7 +298,8 @@ impl LunQueue {
             job.is_some_and(|j| j.owner != Owner::Probe)
         });
         let name = self.links[path].path.path.name();
-        let event = self.lun.log.add(name, why.to_owned(), users.count() as u64);
+        let users = users.count() as u64;
+        let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
         tracing::info!(path = name, event, "{why}");
         for (slot, op) in moved {
             self.again(slot, op, Some(event), now);
@@ -300,7 +311,7 @@ impl LunQueue {
         let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
             return;
         };
-        let quiesce = self.lun.attributes().quiesce().as_nanos() as Nanos;
+        let quiesce = self.attributes.quiesce().as_nanos() as Nanos;
         self.lun.ghosts.add(Ghost {
             queue: self.shared.id,
             tag,
@@ -368,7 +379,7 @@ impl LunQueue {
 
     /// A job that came back without an answer: into the queue again, or to its end.
     fn again(&mut self, slot: u32, op: Op, event: Option<u64>, now: Nanos) {
-        let retries = self.lun.attributes().max_retries;
+        let retries = self.attributes.max_retries;
         // An old answer must find nobody, so each attempt has a tag of its own.
         self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
         let job = self.job(slot);
@@ -420,15 +431,8 @@ impl LunQueue {
         let mut parts = Vec::new();
         for (index, link) in self.links.iter().enumerate() {
             let written = link.path.written.load(Acquire);
-            if link.path.lost_writes.swap(false, AcqRelOrdering) {
-                link.path.flushed.store(written, Release);
-                let why = format!(
-                    "{} was lost with writes that were answered and not flushed, and its cache is \
-                     its own (shared_cache=false)",
-                    link.path.path.name()
-                );
-                let error = Error::new(ErrorKind::Media, &self.info.name, why).in_op(&Op::Flush);
-                return self.finish(slot, Op::Flush, Err(error), now);
+            if link.path.lost_writes.load(Acquire) {
+                return self.fail_flush(slot, index, now);
             }
             if link.queue.is_some() && written != link.path.flushed.load(Acquire) {
                 parts.push((index, written));
@@ -447,10 +451,24 @@ impl LunQueue {
         }
     }
 
+    /// Says, once, that writes were answered and are gone.
+    fn fail_flush(&mut self, slot: u32, path: usize, now: Nanos) {
+        let shared = &self.links[path].path;
+        shared.flushed.store(shared.written.load(Acquire), Release);
+        shared.lost_writes.store(false, Release);
+        let why = format!(
+            "{} was lost with writes that were answered and not flushed, and its cache is its own \
+             (shared_cache=false)",
+            shared.path.name()
+        );
+        let error = Error::new(ErrorKind::Media, &self.info.name, why).in_op(&Op::Flush);
+        self.finish(slot, Op::Flush, Err(error), now);
+    }
+
     // ---- dispatch ---------------------------------------------------------------------------
 
     fn refresh_views(&mut self) {
-        let attributes = self.lun.attributes();
+        let attributes = Arc::clone(&self.attributes);
         let any_up = self.links.iter().any(|l| l.up());
         for (view, link) in self.views.iter_mut().zip(&self.links) {
             let path = &link.path;
@@ -475,7 +493,7 @@ impl LunQueue {
         if self.waiting.is_empty() {
             return;
         }
-        let max_bytes = self.lun.attributes().max_bytes;
+        let max_bytes = self.attributes.max_bytes;
         let mut later = VecDeque::new();
         while let Some(slot) = self.waiting.pop_front() {
             let job = self.job(slot);
@@ -498,7 +516,16 @@ impl LunQueue {
             if let Some(avoid) = avoid.filter(|_| others) {
                 self.views[avoid].usable = false;
             }
-            let bound = bound.filter(|b| self.links[*b].queue.is_some());
+            if let Some(to) = bound.filter(|b| self.links[*b].path.lost_writes.load(Acquire)) {
+                self.fail_flush(slot, to, now);
+                continue;
+            }
+            // A silent path is asked only for what no other can answer for.
+            let own = !self.attributes.shared_cache;
+            let bound = bound.filter(|b| {
+                let link = &self.links[*b];
+                link.up() || (own && link.queue.is_some())
+            });
             let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
             match chosen {
                 Some(path) => self.send(slot, path, now),
@@ -513,7 +540,9 @@ impl LunQueue {
             }
         }
         self.waiting = later;
-        self.shared.waiting.store(self.waiting.len() as u32, Relaxed);
+        self.shared
+            .waiting
+            .store(self.waiting.len() as u32, Relaxed);
     }
 
     fn send(&mut self, slot: u32, path: usize, now: Nanos) {
@@ -538,7 +567,9 @@ impl LunQueue {
         link.jobs.push(slot);
         link.fresh = true;
         link.path.in_flight.fetch_add(1, Relaxed);
-        link.path.bytes_in_flight.fetch_add(u64::from(io.bytes), Relaxed);
+        link.path
+            .bytes_in_flight
+            .fetch_add(u64::from(io.bytes), Relaxed);
         link.path.port.in_flight.fetch_add(1, Relaxed);
         self.bytes += u64::from(io.bytes);
         self.selector.started(path, io, now);
@@ -550,7 +581,9 @@ impl LunQueue {
         let (io, started) = (job.io, job.started);
         let shared = &self.links[path].path;
         shared.in_flight.fetch_sub(1, Relaxed);
-        shared.bytes_in_flight.fetch_sub(u64::from(io.bytes), Relaxed);
+        shared
+            .bytes_in_flight
+            .fetch_sub(u64::from(io.bytes), Relaxed);
         shared.port.in_flight.fetch_sub(1, Relaxed);
         self.bytes -= u64::from(io.bytes);
         started
@@ -571,9 +604,13 @@ impl LunQueue {
             link.signalled = false;
             link.fresh = false;
             let mut done = std::mem::take(&mut self.done);
-            if let Err(error) = queue.reap(Wait::Poll, &mut done) {
-                link.broken = Some(error.to_string());
+            let reaped = queue.reap(Wait::Poll, &mut done);
+            if let Err(error) = reaped {
+                self.broke(path, &error);
             }
+            let Some(queue) = self.links[path].queue.as_mut() else {
+                continue;
+            };
             let mut late = std::mem::take(&mut self.tags);
             queue.late(&mut late);
             let now = self.lun.clock.now();
@@ -581,7 +618,11 @@ impl LunQueue {
                 self.heard(path, now);
             }
             for tag in late.drain(..) {
-                self.links[path].path.counters.late_answers.fetch_add(1, Relaxed);
+                self.links[path]
+                    .path
+                    .counters
+                    .late_answers
+                    .fetch_add(1, Relaxed);
                 self.lun.ghosts.settle(self.shared.id, tag);
             }
             self.tags = late;
@@ -589,11 +630,22 @@ impl LunQueue {
                 self.answered(path, completion, now);
             }
             self.done = done;
-            if let Some(why) = self.links[path].broken.take() {
-                self.let_go(path, &format!("lost: {why}"), now);
+            if let Some((why, event)) = self.links[path].broken.take() {
+                self.let_go(path, &why, Some(event), now);
             }
         }
         Ok(())
+    }
+
+    /// A queue below is beyond use.
+    fn broke(&mut self, path: usize, error: &Error) {
+        let link = &mut self.links[path];
+        let event = self
+            .lun
+            .log
+            .add(link.path.path.name(), format!("lost: {error}"), 0);
+        link.broken.get_or_insert((error.to_string(), event));
+        link.signalled = true;
     }
 
     /// The path is there.
@@ -622,7 +674,8 @@ impl LunQueue {
             link.jobs.swap_remove(at);
         }
         let io = self.job(slot).io;
-        self.selector.completed(path, io, started, now, result.is_ok());
+        self.selector
+            .completed(path, io, started, now, result.is_ok());
         let link = &mut self.links[path];
         let counters = &link.path.counters;
         let Err(error) = result else {
@@ -640,20 +693,30 @@ impl LunQueue {
                 }
             }
             link.latencies.add(io.write, bytes, now - started);
-            self.lun.record(&op, io, started, now, path);
             return self.finish(slot, op, Ok(()), now);
         };
         counters.failures.fetch_add(1, Relaxed);
         match error.kind() {
             ErrorKind::PathLost => {
-                link.broken.get_or_insert(error.detail_text().to_owned());
+                let event = match &link.broken {
+                    Some((_, event)) => *event,
+                    None => {
+                        let what = format!("lost: {error}");
+                        let event = self.lun.log.add(link.path.path.name(), what, 0);
+                        link.broken = Some((error.to_string(), event));
+                        event
+                    }
+                };
+                self.lun.log.moved(event);
                 self.haunt(path, tag, &op, now);
-                let name = self.links[path].path.path.name();
-                let event = self.lun.log.latest_loss(name);
                 self.again(slot, op, Some(event), now);
             }
             ErrorKind::TimedOut | ErrorKind::Cancelled => {
-                self.links[path].path.counters.timeouts.fetch_add(1, Relaxed);
+                self.links[path]
+                    .path
+                    .counters
+                    .timeouts
+                    .fetch_add(1, Relaxed);
                 self.haunt(path, tag, &op, now);
                 self.again(slot, op, None, now);
             }
@@ -699,7 +762,7 @@ impl LunQueue {
             self.learned = now;
             self.links.iter_mut().for_each(Link::learn);
         }
-        let attributes = self.lun.attributes();
+        let attributes = Arc::clone(&self.attributes);
         let (silence, give_up, deadline) = (
             attributes.silence().as_nanos() as Nanos,
             u64::from(attributes.path_fail_secs) * 1_000_000_000,
@@ -726,8 +789,11 @@ impl LunQueue {
         }
         let silent = now.saturating_sub(link.heard);
         if silent > give_up {
-            let why = format!("silent for {} s: the connection is given up", silent / 1_000_000_000);
-            return self.let_go(path, &why, now);
+            let why = format!(
+                "silent for {} s: the connection is given up",
+                silent / 1_000_000_000
+            );
+            return self.let_go(path, &why, None, now);
         }
         if let LinkState::Suspect(_) = link.state {
             return self.probe(path, now);
@@ -742,9 +808,13 @@ impl LunQueue {
             job.is_some_and(|j| now.saturating_sub(j.started) > deadline)
         };
         if self.links[path].jobs.iter().any(overdue) {
-            self.links[path].path.counters.timeouts.fetch_add(1, Relaxed);
+            self.links[path]
+                .path
+                .counters
+                .timeouts
+                .fetch_add(1, Relaxed);
             let why = format!("an I/O took more than {} s", deadline / 1_000_000_000);
-            self.let_go(path, &why, now);
+            self.let_go(path, &why, None, now);
         }
     }
 
@@ -761,8 +831,11 @@ impl LunQueue {
         link.state = LinkState::Suspect(now);
         link.path.links_suspect.fetch_add(1, Relaxed);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
-        let why = format!("suspect: silent for {} ms with I/O outstanding", silent / 1_000_000);
-        self.take_back(path, &why, now);
+        let why = format!(
+            "suspect: silent for {} ms with I/O outstanding",
+            silent / 1_000_000
+        );
+        self.take_back(path, &why, None, now);
         self.probe(path, now);
     }
 
@@ -805,7 +878,7 @@ impl LunQueue {
 
     /// Ends what has waited for a path for too long.
     fn give_up_waiting(&mut self, now: Nanos) {
-        let attributes = self.lun.attributes();
+        let attributes = Arc::clone(&self.attributes);
         let Some(since) = self.stranded else { return };
         let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
         if attributes.infinite_retries_enable || now - since < grace {
@@ -876,8 +949,6 @@ impl LunQueue {
     }
 }
 
-use std::sync::atomic::Ordering::AcqRel as AcqRelOrdering;
-
 impl Queue for LunQueue {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -924,11 +995,12 @@ impl Queue for LunQueue {
         self.mail(now);
         self.look();
         self.dispatch(now);
-        for link in &mut self.links {
+        for path in 0..self.links.len() {
+            let link = &mut self.links[path];
             if let (true, Some(queue)) = (link.fresh, link.queue.as_mut())
                 && let Err(error) = queue.kick()
             {
-                link.broken = Some(error.to_string());
+                self.broke(path, &error);
             }
         }
         Ok(())

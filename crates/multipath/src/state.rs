@@ -22,7 +22,9 @@ const BUCKETS: usize = 50;
 const SIZES: usize = 4;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Monotonic time of a LUN.
@@ -109,7 +111,12 @@ impl Latencies {
         cell.store(cell.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Counts by bucket, of one operation or both.
+    /// No counts, to add to.
+    pub(crate) fn none() -> [u64; BUCKETS] {
+        [0; BUCKETS]
+    }
+
+    /// Adds the counts by bucket, of all operations and sizes.
     pub(crate) fn sum(&self, into: &mut [u64; BUCKETS]) {
         for cells in self.0.iter().flatten() {
             for (to, cell) in into.iter_mut().zip(cells) {
@@ -317,7 +324,9 @@ impl SharedPath {
 
     pub(crate) fn latency_counts(&self) -> [u64; BUCKETS] {
         let mut counts = [0; BUCKETS];
-        lock(&self.latencies).iter().for_each(|l| l.sum(&mut counts));
+        lock(&self.latencies)
+            .iter()
+            .for_each(|l| l.sum(&mut counts));
         counts
     }
 
@@ -384,7 +393,9 @@ impl Ghosts {
         };
         self.keep(|ghost| ghost.until > now);
         let end = offset + len;
-        lock(&self.list).iter().any(|g| offset < g.end && g.start < end)
+        lock(&self.list)
+            .iter()
+            .any(|g| offset < g.end && g.start < end)
     }
 
     pub(crate) fn settle(&self, queue: u64, tag: u64) {
@@ -400,7 +411,10 @@ impl Ghosts {
             return Vec::new();
         }
         let list = lock(&self.list);
-        let mut keys: Vec<_> = list.iter().filter_map(|g| Some((g.path, g.fence_key?))).collect();
+        let mut keys: Vec<_> = list
+            .iter()
+            .filter_map(|g| Some((g.path, g.fence_key?)))
+            .collect();
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -458,6 +472,14 @@ impl Log {
             log.1.pop_front();
         }
         id
+    }
+
+    /// One more I/O that had to go another way.
+    pub(crate) fn moved(&self, id: u64) {
+        let mut log = lock(&self.0);
+        if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
+            event.moved += 1;
+        }
     }
 
     /// An I/O that event `id` moved has ended, this long after it began.

@@ -1,0 +1,774 @@
+//! A LUN: its paths, its identity, and what the administrator can do with it while it is in use.
+
+use crate::attributes::Attributes;
+use crate::identity::{self, Proof};
+use crate::monitor::Monitor;
+use crate::policy::{PathView, Policy};
+use crate::queue::LunQueue;
+use crate::state::{
+    Admin, Clock, Event, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
+    SharedPath, lock, quantile,
+};
+use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
+use serde::Serialize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+/// How long the others may take once one path has answered.
+const STRAGGLERS: Duration = Duration::from_millis(1500);
+
+/// One path, as a LUN is opened with it.
+pub struct PathSpec {
+    /// The way.
+    pub path: Arc<dyn Lunpath>,
+    /// Its legacy name, `cXtYdZ`.
+    pub legacy: String,
+    /// False: known, and out of use.
+    pub enabled: bool,
+}
+
+/// What a LUN is opened with.
+pub struct Config {
+    /// Persistent name, `diskN`.
+    pub name: String,
+    /// Its values.
+    pub attributes: Attributes,
+    /// At least one, at most [`PATHS_MAX`].
+    pub paths: Vec<PathSpec>,
+    /// Who it was when it was last seen. `None`: whoever answers first.
+    pub identity: Option<Identity>,
+    /// How paths are proven to lead to one LUN.
+    pub proof: Proof,
+    /// How long one attempt at a connection may take.
+    pub connect_within: Duration,
+    /// NUMA node of the threads, where known.
+    pub own_cell: Option<u32>,
+}
+
+/// An open LUN.
+pub struct Lun {
+    shared: Arc<Shared>,
+    _monitor: Monitor,
+}
+
+/// What all threads of a LUN share.
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) info: DeviceInfo,
+    pub(crate) clock: Clock,
+    /// Grows with each change of paths or attributes.
+    pub(crate) generation: AtomicU64,
+    pub(crate) ghosts: Ghosts,
+    pub(crate) log: Log,
+    pub(crate) connect_within: Duration,
+    pub(crate) closing: AtomicBool,
+    pub(crate) queues: Mutex<Vec<Arc<QueueShared>>>,
+    pub(crate) identity: Mutex<Identity>,
+    proof: Mutex<Proof>,
+    attributes: RwLock<Arc<Attributes>>,
+    paths: RwLock<Vec<Arc<SharedPath>>>,
+    wake: (Mutex<bool>, Condvar),
+    own_cell: Option<u32>,
+    next_queue: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn attributes(&self) -> Arc<Attributes> {
+        Arc::clone(&self.attributes.read().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.attributes().load_bal_policy
+    }
+
+    pub(crate) fn own_cell(&self) -> Option<u32> {
+        self.own_cell
+    }
+
+    pub(crate) fn proof(&self) -> Proof {
+        *lock(&self.proof)
+    }
+
+    pub(crate) fn paths(&self) -> Vec<Arc<SharedPath>> {
+        self.paths.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// What does not change between two changes of paths or attributes.
+    pub(crate) fn views(&self, paths: &[Arc<SharedPath>]) -> Vec<PathView> {
+        let attributes = self.attributes();
+        let names = |path: &SharedPath, name: &str| {
+            !name.is_empty() && (path.path.name() == name || path.legacy == name)
+        };
+        let view = |path: &Arc<SharedPath>| {
+            let mut weights = attributes.wrr_path_weight.iter();
+            let cell = path.cell.load(Relaxed);
+            PathView {
+                usable: false,
+                optimized: true,
+                in_flight: 0,
+                bytes_in_flight: 0,
+                cell: (cell != u32::MAX).then_some(cell),
+                distance: 10,
+                weight: weights
+                    .find(|(name, _)| names(path, name))
+                    .map_or(1, |(_, w)| *w),
+                port: path.port.index,
+                throughput: 1,
+                preferred: names(path, &attributes.preferred_path),
+                preferred_port: path.port.name == attributes.pref_tport,
+                lockdown: names(path, &attributes.lpt_to_lockdown),
+            }
+        };
+        paths.iter().map(view).collect()
+    }
+
+    pub(crate) fn wake_monitor(&self) {
+        *lock(&self.wake.0) = true;
+        self.wake.1.notify_one();
+    }
+
+    /// Sleeps until something happens, or so long.
+    pub(crate) fn monitor_sleep(&self, time: Duration) {
+        let woken = lock(&self.wake.0);
+        let (mut woken, _) = self
+            .wake
+            .1
+            .wait_timeout_while(woken, time, |woken| !*woken)
+            .unwrap_or_else(|e| e.into_inner());
+        *woken = false;
+    }
+
+    pub(crate) fn forget_queue(&self, id: u64) {
+        lock(&self.queues).retain(|q| q.id != id);
+    }
+
+    pub(crate) fn changed(&self) {
+        self.generation.fetch_add(1, Release);
+        for queue in lock(&self.queues).iter() {
+            queue.post(Mail::Look);
+        }
+        self.wake_monitor();
+    }
+
+    /// Takes a path out of use and tells all queues.
+    pub(crate) fn drop_path(&self, path: &SharedPath) {
+        for queue in lock(&self.queues).iter() {
+            queue.post(Mail::Drop(path.id));
+        }
+    }
+
+    pub(crate) fn refuse(&self, path: &SharedPath, why: String) {
+        let name = path.path.name();
+        tracing::error!(lun = self.name, path = name, "AUTH_FAILED: {why}");
+        self.log
+            .add(name, format!("refused (AUTH_FAILED): {why}"), 0);
+        path.refuse(Some(why));
+        self.drop_path(path);
+    }
+
+    fn add_path(&self, spec: PathSpec) -> Result<Arc<SharedPath>> {
+        let mut paths = self.paths.write().unwrap_or_else(|e| e.into_inner());
+        let invalid = |why: String| Err(Error::new(ErrorKind::Invalid, &self.name, why));
+        if paths.len() >= PATHS_MAX {
+            return invalid(format!("a LUN has at most {PATHS_MAX} paths"));
+        }
+        let same = |p: &&Arc<SharedPath>| p.path.name() == spec.path.name();
+        if paths
+            .iter()
+            .find(same)
+            .is_some_and(|p| p.admin() != Admin::Removed)
+        {
+            return invalid(format!(
+                "`{}` is one of its paths already",
+                spec.path.name()
+            ));
+        }
+        let name = spec.path.target_port();
+        let known = paths.iter().find(|p| p.port.name == name);
+        let port = known.map(|p| Arc::clone(&p.port)).unwrap_or_else(|| {
+            let index = paths.iter().map(|p| p.port.index + 1).max().unwrap_or(0);
+            let in_flight = Default::default();
+            Arc::new(Port {
+                name,
+                index,
+                in_flight,
+            })
+        });
+        let path = SharedPath::new(paths.len(), spec.path, spec.legacy, port);
+        if !spec.enabled {
+            path.set_admin(Admin::Disabled);
+        }
+        let path = Arc::new(path);
+        paths.push(Arc::clone(&path));
+        Ok(path)
+    }
+
+    /// Opens a queue; waits for the first connections, not for all.
+    fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
+        let id = self.next_queue.fetch_add(1, Relaxed);
+        let made = QueueShared::new(id, only);
+        let queue = Arc::new(made.map_err(|e| Error::from_io(&self.name, e))?);
+        lock(&self.queues).push(Arc::clone(&queue));
+        self.wake_monitor();
+        let opened = LunQueue::open(Arc::clone(self), Arc::clone(&queue), self.info.clone());
+        if opened.is_err() {
+            self.forget_queue(id);
+        }
+        let mut opened = opened?;
+        let until = Instant::now() + self.connect_within;
+        let mut first = None;
+        loop {
+            opened.kick()?;
+            let paths = self.paths();
+            let wanted = paths.iter().filter(|p| crate::queue::wants_link(p, only));
+            let states: Vec<u8> = wanted.map(|p| queue.links[p.id].load(Acquire)).collect();
+            let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
+            let up = opened.links_up();
+            if up > 0 {
+                first.get_or_insert_with(Instant::now);
+            }
+            let all = up == states.len();
+            let rest = first.is_some_and(|f: Instant| f.elapsed() > STRAGGLERS);
+            if all || rest || Instant::now() > until || (up > 0 && !states.iter().any(tried)) {
+                return Ok(Box::new(opened));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Who answered at a path's other end, or why nobody did.
+struct Contact {
+    path: usize,
+    answer: Result<(Identity, DeviceInfo)>,
+}
+
+impl Lun {
+    /// Finds out who answers on each path, proves that they are one LUN, and opens it. Paths that do
+    /// not answer are tried again later; a path to something else is refused, and says so.
+    ///
+    /// # Errors
+    /// No path answers as the LUN; the detail says what each did.
+    pub fn open(config: Config) -> Result<Lun> {
+        let specs: Vec<_> = config
+            .paths
+            .iter()
+            .map(|p| (Arc::clone(&p.path), p.enabled))
+            .collect();
+        let contacts = contact(&specs, config.connect_within);
+        let mut failures = Vec::new();
+        let mut answers: Vec<(usize, Identity, DeviceInfo)> = Vec::new();
+        for contact in contacts {
+            match contact.answer {
+                Ok((identity, info)) => answers.push((contact.path, identity, info)),
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
+        let known = config.identity.clone();
+        let fits = |found: &Identity| {
+            known
+                .as_ref()
+                .is_none_or(|k| identity::differs(k, found).is_none())
+        };
+        let Some((_, identity, info)) = answers.iter().find(|(_, found, _)| fits(found)).cloned()
+        else {
+            for (path, found, _) in &answers {
+                if let Some(why) = known.as_ref().and_then(|k| identity::differs(k, found)) {
+                    failures.push(format!("{}: AUTH_FAILED: {why}", specs[*path].0.name()));
+                }
+            }
+            let why = format!("no path leads to it: {}", failures.join("; "));
+            return Err(Error::new(ErrorKind::PathLost, &config.name, why));
+        };
+        let good: Vec<_> = answers
+            .iter()
+            .filter(|(_, i, _)| identity::differs(&identity, i).is_none())
+            .collect();
+        let transfers = good.iter().map(|(_, _, i)| i.max_transfer).min();
+        let info = DeviceInfo {
+            name: config.name.clone(),
+            wwid: identity.wwid.clone().unwrap_or_else(|| info.wwid.clone()),
+            size: known
+                .as_ref()
+                .map_or(identity.size, |k| k.size.max(identity.size)),
+            max_transfer: transfers.unwrap_or(info.max_transfer),
+            volatile_write_cache: good.iter().any(|(_, _, i)| i.volatile_write_cache),
+            read_only: good.iter().all(|(_, _, i)| i.read_only),
+            discard: good.iter().all(|(_, _, i)| i.discard || i.read_only),
+            ..info
+        };
+        let shared = Arc::new(Shared {
+            name: config.name,
+            info,
+            clock: Clock::new(),
+            generation: AtomicU64::new(1),
+            ghosts: Ghosts::default(),
+            log: Log::default(),
+            connect_within: config.connect_within,
+            closing: AtomicBool::new(false),
+            queues: Mutex::new(Vec::new()),
+            identity: Mutex::new(identity.clone()),
+            proof: Mutex::new(config.proof),
+            attributes: RwLock::new(Arc::new(config.attributes)),
+            paths: RwLock::new(Vec::new()),
+            wake: (Mutex::new(false), Condvar::new()),
+            own_cell: config.own_cell,
+            next_queue: AtomicU64::new(1),
+        });
+        for spec in config.paths {
+            shared.add_path(spec)?;
+        }
+        shared.settle_identities(&answers, &identity);
+        let monitor = Monitor::start(Arc::clone(&shared))?;
+        Ok(Lun {
+            shared,
+            _monitor: monitor,
+        })
+    }
+
+    /// Persistent name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> Identity {
+        lock(&self.shared.identity).clone()
+    }
+
+    /// The LUN by the legacy name of one of its paths: all paths, unless `leg_mpath_enable` is
+    /// false; then that path alone, whatever becomes of it.
+    ///
+    /// # Errors
+    /// There is no such path.
+    pub fn legacy(&self, name: &str) -> Result<LegacyLun> {
+        let path = self.find(name)?;
+        let alone = !self.shared.attributes().leg_mpath_enable;
+        Ok(LegacyLun {
+            shared: Arc::clone(&self.shared),
+            only: alone.then_some(path.id),
+        })
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<SharedPath>> {
+        let paths = self.shared.paths();
+        let mut known = paths.iter().filter(|p| p.admin() != Admin::Removed);
+        let found = known
+            .find(|p| p.path.name() == name || p.legacy == name)
+            .cloned();
+        found.ok_or_else(|| {
+            let names: Vec<_> = paths.iter().map(|p| p.path.name()).collect();
+            let why = format!(
+                "it has no path `{name}`; its paths are {}",
+                names.join(", ")
+            );
+            Error::new(ErrorKind::NotFound, &self.shared.name, why)
+        })
+    }
+
+    /// Adds a path; queues take it into use once it is proven.
+    ///
+    /// # Errors
+    /// It is one already, or there are too many.
+    pub fn add(&self, spec: PathSpec) -> Result<()> {
+        let path = self.shared.add_path(spec)?;
+        self.shared.log.add(path.path.name(), "added".into(), 0);
+        self.shared.changed();
+        Ok(())
+    }
+
+    /// Takes a path out of the LUN. What it has in flight goes another way.
+    ///
+    /// # Errors
+    /// There is no such path, or no other that works, and `force` is not given.
+    pub fn remove(&self, name: &str, force: bool) -> Result<()> {
+        self.retire(name, Admin::Removed, force)
+    }
+
+    /// Takes a path out of use.
+    ///
+    /// # Errors
+    /// As [`Lun::remove`].
+    pub fn disable(&self, name: &str, force: bool) -> Result<()> {
+        self.retire(name, Admin::Disabled, force)
+    }
+
+    fn retire(&self, name: &str, to: Admin, force: bool) -> Result<()> {
+        let path = self.find(name)?;
+        let queues = lock(&self.shared.queues).len();
+        let paths = self.shared.paths();
+        let mut others = paths.iter().filter(|p| p.id != path.id);
+        let works = |p: &Arc<SharedPath>| match queues {
+            0 => p.eligible(),
+            _ => matches!(p.state(queues), PathState::Active | PathState::Standby),
+        };
+        if !force && !others.any(works) {
+            let why =
+                format!("`{name}` is its only path that works; --force takes it all the same");
+            return Err(Error::new(ErrorKind::Busy, &self.shared.name, why));
+        }
+        path.set_admin(to);
+        let what = if to == Admin::Removed {
+            "removed"
+        } else {
+            "disabled"
+        };
+        self.shared.log.add(path.path.name(), what.into(), 0);
+        self.shared.drop_path(&path);
+        self.shared.changed();
+        Ok(())
+    }
+
+    /// Takes a path into use again.
+    ///
+    /// # Errors
+    /// There is no such path.
+    pub fn enable(&self, name: &str) -> Result<()> {
+        let path = self.find(name)?;
+        path.set_admin(Admin::Enabled);
+        self.shared.log.add(path.path.name(), "enabled".into(), 0);
+        self.shared.changed();
+        Ok(())
+    }
+
+    /// Accepts who answers on a path that was refused. For all of the LUN: its identity becomes that
+    /// of the path. Content is compared all the same.
+    ///
+    /// # Errors
+    /// There is no such path, it does not answer, or it is smaller than the LUN.
+    pub fn replace_wwid(&self, name: &str) -> Result<()> {
+        let path = self.find(name)?;
+        let found = path.path.identify(self.shared.connect_within)?;
+        if found.size < self.shared.info.size
+            || found.logical_block_size != self.shared.info.logical_block_size
+        {
+            let why = format!("`{name}` has another size or block size; it cannot be a path to it");
+            return Err(Error::new(ErrorKind::Invalid, &self.shared.name, why));
+        }
+        *lock(&self.shared.identity) = found;
+        path.refuse(None);
+        self.shared
+            .log
+            .add(path.path.name(), "its identity was accepted".into(), 0);
+        self.shared.changed();
+        Ok(())
+    }
+
+    /// The values it runs with.
+    pub fn attributes(&self) -> Arc<Attributes> {
+        self.shared.attributes()
+    }
+
+    /// Changes a value, from now on.
+    ///
+    /// # Errors
+    /// As [`Attributes::set`].
+    pub fn set(&self, name: &str, value: &str) -> Result<()> {
+        let mut attributes = (*self.shared.attributes()).clone();
+        attributes
+            .set(name, value)
+            .map_err(|why| Error::new(ErrorKind::Invalid, &self.shared.name, why))?;
+        *self
+            .shared
+            .attributes
+            .write()
+            .unwrap_or_else(|e| e.into_inner()) = Arc::new(attributes);
+        self.shared.changed();
+        Ok(())
+    }
+
+    /// Where a nonce may be written, now that somebody knows.
+    pub fn set_proof(&self, proof: Proof) {
+        *lock(&self.shared.proof) = proof;
+    }
+
+    /// Sets counters and latencies to zero.
+    pub fn clear_stat(&self) {
+        self.shared.paths().iter().for_each(|p| p.clear_counters());
+    }
+
+    /// What there is to be seen.
+    pub fn status(&self) -> LunStatus {
+        let queues = lock(&self.shared.queues);
+        let count = queues.len();
+        let sum = |f: fn(&QueueShared) -> u32| queues.iter().map(|q| f(q)).sum();
+        let identity = lock(&self.shared.identity).clone();
+        let paths = self.shared.paths();
+        let shown = paths.iter().filter(|p| p.admin() != Admin::Removed);
+        let paths: Vec<_> = shown.map(|p| path_status(p, count)).collect();
+        LunStatus {
+            name: self.shared.name.clone(),
+            wwid: identity.wwid,
+            serial: identity.serial,
+            vendor: identity.vendor,
+            product: identity.product,
+            size: self.shared.info.size,
+            block_size: self.shared.info.logical_block_size,
+            health: health(&paths),
+            policy: self.shared.policy().to_string(),
+            queues: count,
+            waiting: sum(|q| q.waiting.load(Relaxed)),
+            held: sum(|q| q.held.load(Relaxed)),
+            lost_writes: self.shared.ghosts.len(),
+            paths,
+            log: self.shared.log.list(),
+        }
+    }
+}
+
+impl Drop for Lun {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Release);
+        self.shared.wake_monitor();
+    }
+}
+
+impl BlockDevice for Lun {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.shared.queue(None)
+    }
+}
+
+/// A LUN by the legacy name of a path.
+pub struct LegacyLun {
+    shared: Arc<Shared>,
+    only: Option<usize>,
+}
+
+impl BlockDevice for LegacyLun {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.shared.queue(self.only)
+    }
+}
+
+impl Shared {
+    /// Decides about every path that answered when the LUN was opened.
+    fn settle_identities(&self, answers: &[(usize, Identity, DeviceInfo)], identity: &Identity) {
+        let paths = self.paths();
+        let mut reference: Option<Arc<SharedPath>> = None;
+        for (id, found, info) in answers {
+            let path = &paths[*id];
+            path.read_only.store(found.read_only, Relaxed);
+            path.set_access(found.access);
+            path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
+            if let Some(why) = identity::differs(identity, found) {
+                self.refuse(path, why);
+                continue;
+            }
+            match &reference {
+                None => {
+                    path.proven.store(true, Release);
+                    reference = Some(Arc::clone(path));
+                }
+                Some(reference) => {
+                    // What cannot be asked now is asked when the path is connected.
+                    match self.prove(reference, path) {
+                        Ok(Some(why)) => self.refuse(path, why),
+                        Ok(None) => path.proven.store(true, Release),
+                        Err(error) => tracing::warn!("{error}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Compares what is read through two paths, on connections of its own.
+    pub(crate) fn prove(
+        &self,
+        reference: &SharedPath,
+        path: &SharedPath,
+    ) -> Result<Option<String>> {
+        let within = self.connect_within;
+        let proof = self.proof();
+        let identity = lock(&self.identity).clone();
+        let writable = !identity.read_only && !reference.read_only.load(Relaxed);
+        if identity::is_generic(identity.wwid.as_deref()) && writable && proof == Proof::Compare {
+            let wwid = identity.wwid.as_deref().unwrap_or("none");
+            return Ok(Some(format!(
+                "world-wide ID {wwid} is one that many could have, and nothing on the LUN can \
+                 prove that it is the same; `evfs path replace-wwid` accepts it"
+            )));
+        }
+        let mut ours = reference.path.connect(within)?.open()?;
+        let mut theirs = path.path.connect(within)?.open()?;
+        let until = Instant::now() + within;
+        let proof = if writable { proof } else { Proof::Compare };
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed)
+            .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
+        let mut random = Random::new(u64::from_ne_bytes(seed));
+        identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)
+    }
+}
+
+/// Asks all paths at once. Waits for all of them, but not for long once one has answered.
+fn contact(specs: &[(Arc<dyn Lunpath>, bool)], within: Duration) -> Vec<Contact> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut asked = 0;
+    for (path, (lunpath, enabled)) in specs.iter().enumerate() {
+        if !enabled {
+            continue;
+        }
+        asked += 1;
+        let (tell, lunpath) = (tell.clone(), Arc::clone(lunpath));
+        std::thread::spawn(move || {
+            let answer = lunpath
+                .connect(within)
+                .map(|c| (c.identity().clone(), c.info().clone()));
+            // Nobody listens any more once the LUN is open.
+            let _ = tell.send(Contact { path, answer });
+        });
+    }
+    drop(tell);
+    let mut contacts = Vec::new();
+    let mut until = Instant::now() + within + STRAGGLERS;
+    while contacts.len() < asked {
+        let left = until.saturating_duration_since(Instant::now());
+        let Ok(contact) = told.recv_timeout(left) else {
+            break;
+        };
+        if contact.answer.is_ok() {
+            until = until.min(Instant::now() + STRAGGLERS);
+        }
+        contacts.push(contact);
+    }
+    // The order in which they were given decides, not who was faster.
+    contacts.sort_by_key(|c| c.path);
+    contacts
+}
+
+/// Health of a LUN (`scsimgr`, `ioscan -P health`).
+fn health(paths: &[PathStatus]) -> &'static str {
+    let works = |p: &&PathStatus| {
+        matches!(
+            p.state,
+            PathState::Active | PathState::Standby | PathState::Unopen
+        )
+    };
+    match paths.iter().filter(works).count() {
+        0 => "offline",
+        n if n == paths.len() => "online",
+        _ => "limited",
+    }
+}
+
+/// A LUN, as `evfs lun show` prints it.
+#[derive(Debug, Clone, Serialize)]
+pub struct LunStatus {
+    /// Persistent name.
+    pub name: String,
+    /// World-wide ID.
+    pub wwid: Option<String>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Vendor.
+    pub vendor: String,
+    /// Product.
+    pub product: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// `online`, `limited` (some paths fail) or `offline`.
+    pub health: &'static str,
+    /// `load_bal_policy`.
+    pub policy: String,
+    /// Queues that are open.
+    pub queues: usize,
+    /// I/Os that wait for a path.
+    pub waiting: u32,
+    /// Writes that wait for an older one which a lost path left unanswered.
+    pub held: u32,
+    /// Such older writes.
+    pub lost_writes: usize,
+    /// Its paths.
+    pub paths: Vec<PathStatus>,
+    /// What happened to them.
+    pub log: Vec<Event>,
+}
+
+/// A path, as `evfs lun show` prints it.
+#[derive(Debug, Clone, Serialize)]
+pub struct PathStatus {
+    /// Address.
+    pub name: String,
+    /// Legacy name.
+    pub legacy: String,
+    /// `file`, `nbd` or `iscsi`.
+    pub transport: &'static str,
+    /// Target port.
+    pub port: String,
+    /// State.
+    pub state: PathState,
+    /// Why it is refused.
+    pub why: Option<String>,
+    /// I/Os in flight.
+    pub in_flight: u32,
+    /// Reads that ended well.
+    pub reads: u64,
+    /// Writes that ended well.
+    pub writes: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// I/Os that ended with an error.
+    pub failures: u64,
+    /// I/Os that went another way.
+    pub retried: u64,
+    /// I/Os that took too long.
+    pub timeouts: u64,
+    /// Answers "try again".
+    pub busy: u64,
+    /// Times its connection was lost.
+    pub offline_events: u64,
+    /// Times it was connected.
+    pub online_events: u64,
+    /// Times it was suspected.
+    pub suspect_events: u64,
+    /// Answers that came after their request had gone another way.
+    pub late_answers: u64,
+    /// Median latency in microseconds.
+    pub p50_us: u64,
+    /// 99 of 100 were no slower.
+    pub p99_us: u64,
+}
+
+fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
+    let c = &path.counters;
+    let get = |counter: &AtomicU64| counter.load(Relaxed);
+    let counts = path.latency_counts();
+    PathStatus {
+        name: path.path.name().to_owned(),
+        legacy: path.legacy.clone(),
+        transport: path.path.transport().name(),
+        port: path.port.name.clone(),
+        state: path.state(queues),
+        why: path.why_refused(),
+        in_flight: path.in_flight.load(Relaxed),
+        reads: get(&c.reads),
+        writes: get(&c.writes),
+        bytes_read: get(&c.bytes_read),
+        bytes_written: get(&c.bytes_written),
+        failures: get(&c.failures),
+        retried: get(&c.retried),
+        timeouts: get(&c.timeouts),
+        busy: get(&c.busy),
+        offline_events: get(&c.offline_events),
+        online_events: get(&c.online_events),
+        suspect_events: get(&c.suspect_events),
+        late_answers: get(&c.late_answers),
+        p50_us: quantile(&counts, 0.5) / 1000,
+        p99_us: quantile(&counts, 0.99) / 1000,
+    }
+}

@@ -1,0 +1,348 @@
+//! `predicted_finish`: each path is taken for a serial link with a rate, behind which each I/O spends
+//! a base latency. Both are learned from completions.
+//!
+//! An I/O sent now finishes after
+//!
+//! ```text
+//!   wait for the link + size / rate + base latency
+//! ```
+//!
+//! To choose the path where that is least is what each I/O would do for itself. It fills a near path
+//! until its queue is as long as the base latency of a far one, and leaves the far one idle meanwhile.
+//! But a place in the queue of a busy link makes nothing faster: it delays whatever comes later.
+//! So the wait is multiplied by what it costs all I/Os together, 1 / (1 - share of I/Os that had to
+//! wait): 1 on a path with idle time, where the rule is the selfish one, and large on a saturated
+//! path, which then holds what keeps it busy and no more while a far path can take the rest.
+//! (Marginal-cost pricing of a queue: Pigou 1920; Naor, Econometrica 37, 1969.)
+//!
+//! Learning. In the model an I/O has waited if and only if it was sent less than the base latency
+//! before the previous completion or earlier; then the time since that completion is its size over
+//! the rate, and otherwise its latency is the base latency plus its size over the rate. The base
+//! latency is the least seen in the last one to two seconds that had such samples; the rate moves
+//! quickly up and slowly down, because whatever disturbs a measurement makes it less. A path that
+//! has been silent gets one I/O from time to time; one that is overdue costs what it is overdue.
+
+use super::{Io, Nanos, PathView, Turn};
+
+/// Longest factor of the price of waiting: a path is not worth using when it takes longer than this
+/// many times the wait for another.
+const PRICE_MAX: f64 = 32.0;
+/// Weight of one I/O in the share of I/Os that waited.
+const WAITED_WEIGHT: f64 = 1.0 / 32.0;
+/// Weight of one I/O in the mean absolute error.
+const ERROR_WEIGHT: f64 = 1.0 / 16.0;
+/// Completions that make one measurement of the rate.
+const RATE_SAMPLES: u32 = 8;
+/// Weight of a measurement that says the link is faster, and slower, than believed.
+const FASTER_WEIGHT: f64 = 0.5;
+const SLOWER_WEIGHT: f64 = 1.0 / 8.0;
+/// A gap between completions counts at most as this many times the expected one.
+const GAP_MAX: f64 = 8.0;
+/// Share of the first latency that is taken for the link's until something better is known.
+const FIRST_SPLIT: f64 = 0.5;
+/// How long a least latency is kept, at least; at most twice this.
+const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
+const CUSHION: f64 = 2.0;
+const ERRORS: f64 = 1.0;
+const BASE_WINDOW: Nanos = 1_000_000_000;
+/// An idle path is tried again after this time, after this many times its latency, and after this
+/// many I/Os on others.
+const EXPLORE_AFTER: Nanos = 100_000_000;
+const EXPLORE_TIMES: u32 = 64;
+
+/// What `predicted_finish` expects of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prediction {
+    /// Latency of an I/O of no size on an idle path, nanoseconds.
+    pub base_latency: Nanos,
+    /// Bytes per second.
+    pub rate: u64,
+    /// Mean of |predicted - actual latency| of recent I/Os, nanoseconds.
+    pub mean_absolute_error: Nanos,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Predictor {
+    links: Vec<Link>,
+    /// I/Os that were given a path.
+    chosen: u64,
+    last_select: Nanos,
+    /// Means of the time between two choices, and of its square.
+    interval: f64,
+    interval_square: f64,
+}
+
+/// A latency, and the size it was seen with.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    latency: f64,
+    bytes: f64,
+}
+
+impl Sample {
+    fn base(&self, per_byte: f64) -> f64 {
+        (self.latency - self.bytes * per_byte).max(0.0)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Followed {
+    started: Nanos,
+    predicted: f64,
+    /// Bytes on the path, of all threads, with this I/O.
+    bytes: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    /// Nanoseconds per byte; no meaning before `least` holds something.
+    per_byte: f64,
+    /// `per_byte` was measured, not guessed.
+    rate_known: bool,
+    /// Samples of the least base latency: of the present window and of the one before.
+    least: [Option<Sample>; 2],
+    window_start: Nanos,
+    /// The measurement of the rate in progress: nanoseconds, bytes, completions.
+    gaps: f64,
+    gap_bytes: f64,
+    gap_count: u32,
+    /// Share of I/Os that had to wait, recently.
+    waited: f64,
+    /// When the link will have sent everything, by the model.
+    free_at: Nanos,
+    last_finish: Option<Nanos>,
+    /// The last completion, or the start that made the path busy.
+    last_sign: Nanos,
+    /// This selector's part of the bytes on the path, recently.
+    own_share: f64,
+    own_bytes: u64,
+    /// Bytes on the path, of all threads, with the I/O that was given this path last.
+    all_bytes: f64,
+    shared: bool,
+    /// `Predictor::chosen` when this path was chosen last.
+    last_chosen: u64,
+    /// The I/O whose prediction is being checked.
+    followed: Option<Followed>,
+    error: f64,
+}
+
+impl Link {
+    fn base(&self) -> Option<f64> {
+        let of = |s: &Option<Sample>| s.map(|s| s.base(self.per_byte));
+        match (of(&self.least[0]), of(&self.least[1])) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Nanoseconds until the link has sent what it has. The clock of the model is held between what
+    /// the bytes in flight allow: all of them are still to be sent, or as many as fit into the base
+    /// latency have left the link.
+    fn wait(&self, base: f64, view: &PathView, now: Nanos) -> f64 {
+        let all = view.bytes_in_flight as f64 * self.per_byte;
+        let by_clock = self.free_at.saturating_sub(now) as f64;
+        by_clock.clamp((all - base).max(0.0), all)
+    }
+
+    fn learn_base(&mut self, sample: Sample, now: Nanos) {
+        if now.saturating_sub(self.window_start) >= BASE_WINDOW {
+            self.least = [None, self.least[0]];
+            self.window_start = now;
+        }
+        let less = |s: &Sample| sample.base(self.per_byte) < s.base(self.per_byte);
+        if self.least[0].as_ref().is_none_or(less) {
+            self.least[0] = Some(sample);
+        }
+    }
+
+    fn learn_gap(&mut self, gap: f64, bytes: f64) {
+        self.gaps += gap.min(GAP_MAX * bytes * self.per_byte);
+        self.gap_bytes += bytes;
+        self.gap_count += 1;
+        if self.gap_count < RATE_SAMPLES {
+            return;
+        }
+        let measured = self.gaps / self.gap_bytes * self.own_share;
+        let weight = match (self.rate_known, measured < self.per_byte) {
+            (false, _) => 1.0,
+            (true, true) => FASTER_WEIGHT,
+            (true, false) => SLOWER_WEIGHT,
+        };
+        self.per_byte += (measured - self.per_byte) * weight;
+        self.rate_known = true;
+        (self.gaps, self.gap_bytes, self.gap_count) = (0.0, 0.0, 0);
+    }
+
+    fn completed(&mut self, io: Io, started: Nanos, now: Nanos) {
+        let latency = now.saturating_sub(started) as f64;
+        let bytes = f64::from(io.bytes.max(1));
+        let before = self.last_finish.replace(now);
+        let Some(base) = self.base() else {
+            self.per_byte = FIRST_SPLIT * latency / bytes;
+            self.learn_base(Sample { latency, bytes }, now);
+            return;
+        };
+        let waited = before.filter(|finish| (started as f64) + base < *finish as f64);
+        if let Some(finish) = waited {
+            self.learn_gap(now.saturating_sub(finish) as f64, bytes);
+        } else if !self.shared || latency - bytes * self.per_byte < base {
+            self.learn_base(Sample { latency, bytes }, now);
+        }
+        let waited = f64::from(u8::from(waited.is_some()));
+        self.waited += (waited - self.waited) * WAITED_WEIGHT;
+    }
+}
+
+impl Predictor {
+    pub(super) fn resize(&mut self, paths: usize) {
+        self.links.resize(
+            paths,
+            Link {
+                own_share: 1.0,
+                ..Link::default()
+            },
+        );
+    }
+
+    pub(super) fn select(
+        &mut self,
+        turn: &Turn<'_>,
+        open: impl Fn(&PathView) -> bool,
+        io: Io,
+        now: Nanos,
+    ) -> Option<usize> {
+        let cushion = CUSHION * self.interval(now);
+        let mut idle = false;
+        let (mut selfish, mut priced) = (None, None);
+        for (i, view) in turn.iter().filter(|(_, p)| open(p)) {
+            let cost = self.links[i].cost(view, io, now, self.chosen);
+            idle |= cost.wait < cushion + self.links[i].error * ERRORS;
+            let less = |best: &Option<(usize, f64)>, cost: f64| best.is_none_or(|(_, c)| cost < c);
+            if less(&selfish, cost.selfish) {
+                selfish = Some((i, cost.selfish));
+            }
+            if less(&priced, cost.priced) {
+                priced = Some((i, cost.priced));
+            }
+        }
+        let (chosen, _) = if idle { priced } else { selfish }?;
+        self.chosen += 1;
+        let link = &mut self.links[chosen];
+        link.last_chosen = self.chosen;
+        let own = (link.own_bytes + u64::from(io.bytes)) as f64;
+        let all = (turn.paths[chosen].bytes_in_flight + u64::from(io.bytes)) as f64;
+        let share = if all > own { own / all } else { 1.0 };
+        link.all_bytes = all;
+        link.shared = all > own;
+        link.own_share += (share - link.own_share) * WAITED_WEIGHT;
+        if let Some(base) = link.base() {
+            link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
+        }
+        Some(chosen)
+    }
+
+    fn interval(&mut self, now: Nanos) -> f64 {
+        let gap = now.saturating_sub(self.last_select) as f64;
+        self.last_select = now;
+        self.interval += (gap - self.interval) * INTERVAL_WEIGHT;
+        self.interval_square += (gap * gap - self.interval_square) * INTERVAL_WEIGHT;
+        self.interval_square / self.interval.max(1.0)
+    }
+
+    pub(super) fn started(&mut self, path: usize, io: Io, now: Nanos) {
+        let link = &mut self.links[path];
+        if link.own_bytes == 0 {
+            link.last_sign = now;
+        }
+        link.own_bytes += u64::from(io.bytes);
+        let Some(base) = link.base() else {
+            return;
+        };
+        let service = f64::from(io.bytes) * link.per_byte;
+        let wait = link.free_at.saturating_sub(now) as f64;
+        link.free_at = now + (wait + service) as Nanos;
+        if link.followed.is_none() {
+            link.followed = Some(Followed {
+                started: now,
+                predicted: wait + service + base,
+                bytes: link.all_bytes,
+            });
+        }
+    }
+
+    pub(super) fn completed(&mut self, path: usize, io: Io, started: Nanos, now: Nanos, ok: bool) {
+        let link = &mut self.links[path];
+        link.own_bytes = link.own_bytes.saturating_sub(u64::from(io.bytes));
+        link.last_sign = now;
+        let followed = link.followed.filter(|f| f.started == started);
+        if followed.is_some() {
+            link.followed = None;
+        }
+        if !ok {
+            return;
+        }
+        if let Some(followed) = followed {
+            let latency = now.saturating_sub(started) as f64;
+            let bound = latency / followed.bytes.max(1.0);
+            if bound < link.per_byte {
+                link.per_byte +=
+                    (bound - link.per_byte) * if link.rate_known { FASTER_WEIGHT } else { 1.0 };
+            }
+            let error = (latency - followed.predicted).abs();
+            link.error += (error - link.error) * ERROR_WEIGHT;
+        }
+        link.completed(io, started, now);
+    }
+
+    pub(super) fn prediction(&self, path: usize) -> Option<Prediction> {
+        let link = self.links.get(path)?;
+        Some(Prediction {
+            base_latency: link.base()? as Nanos,
+            rate: (1e9 / link.per_byte) as u64,
+            mean_absolute_error: link.error as Nanos,
+        })
+    }
+}
+
+struct Cost {
+    wait: f64,
+    selfish: f64,
+    priced: f64,
+}
+
+impl Link {
+    /// What it costs all I/Os together to send `io` here, in nanoseconds.
+    fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
+        let flat = |cost: f64| Cost {
+            wait: 0.0,
+            selfish: cost,
+            priced: cost,
+        };
+        let Some(base) = self.base() else {
+            // Nothing is known: try one I/O, and then wait for it if there is another path.
+            return flat(f64::from(view.in_flight) * 1e18);
+        };
+        let service = f64::from(io.bytes) * self.per_byte;
+        let alone = base + service;
+        let silent = now.saturating_sub(self.last_sign);
+        let stale = self.own_bytes == 0
+            && silent > EXPLORE_AFTER
+            && silent as f64 > f64::from(EXPLORE_TIMES) * alone
+            && chosen - self.last_chosen >= u64::from(EXPLORE_TIMES);
+        if stale {
+            return flat(0.0);
+        }
+        let wait = self.wait(base, view, now);
+        let overdue = if self.own_bytes > 0 {
+            (silent as f64 - alone - wait - 4.0 * self.error).max(0.0)
+        } else {
+            0.0
+        };
+        let price = PRICE_MAX.min(1.0 / (1.0 - self.waited).max(1e-9));
+        Cost {
+            wait,
+            selfish: alone + wait + overdue,
+            priced: alone + wait * price + overdue,
+        }
+    }
+}
