@@ -8,6 +8,7 @@
 
 mod device;
 mod lock;
+mod lunpath;
 mod options;
 mod probe;
 mod psync;
@@ -18,4 +19,5 @@ mod tests;
 
 pub use device::FileDevice;
 pub use lock::HeaderGuard;
+pub use lunpath::FilePath;
 pub use options::{Direct, Engine, Lock, Options};

@@ -1,0 +1,265 @@
+//! A LUN over real NBD servers that are killed, stopped and started again while it is in use.
+
+mod common;
+
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Queue, Request, Wait, conformance};
+use common::*;
+use multipath::{Lun, PathSpec, PathState, Proof};
+use path_file::FilePath;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+#[test]
+fn a_lun_conforms_over_two_servers_and_over_a_file() {
+    let dir = TempDir::new().unwrap();
+    let peers = RefCell::new(Vec::new());
+    conformance::run(&|| {
+        let image = format!("disk{}", peers.borrow().len());
+        let pair = [0, 1].map(|port| Server::new(dir.path(), &image, port, WWID));
+        let lun = lun(&[&pair[0], &pair[1]], |_| ());
+        peers.borrow_mut().push(pair);
+        Arc::new(lun)
+    });
+    drop(peers);
+    let count = RefCell::new(0);
+    conformance::run(&|| {
+        *count.borrow_mut() += 1;
+        let name = dir.path().join(format!("file{}", count.borrow()));
+        let file = std::fs::File::create(&name).unwrap();
+        file.set_len(SIZE).unwrap();
+        let path = FilePath::new(name, path_file::Options::default());
+        Arc::new(Lun::open(config(vec![Arc::new(path)])).unwrap())
+    });
+}
+
+#[test]
+fn a_killed_a_silent_and_a_restored_path_cost_no_error_and_no_byte() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    let lun = Arc::new(lun(&[&a, &b], |a| a.quiesce_secs = 1));
+    let load = Load::start(Arc::clone(&lun) as _, 512, 1);
+    until("both carry I/O", || {
+        lun.status().paths.iter().all(|p| p.reads > 50)
+    });
+    for round in 0..3 {
+        let index = round % 2;
+        let killed = if index == 0 { &mut a } else { &mut b };
+        killed.kill();
+        until("it failed", || states(&lun)[index] == PathState::Failed);
+        assert_eq!(states(&lun)[1 - index], PathState::Active);
+        killed.start();
+        until("it is back", || states(&lun)[index] == PathState::Active);
+    }
+    for round in 0..3 {
+        let index = round % 2;
+        let stopped = if index == 0 { &a } else { &b };
+        stopped.signal("STOP");
+        until("it is suspect", || {
+            states(&lun)[index] == PathState::Suspect
+        });
+        let before = lun.status().paths[1 - index].reads;
+        until("the other carries on", || {
+            lun.status().paths[1 - index].reads > before + 100
+        });
+        stopped.signal("CONT");
+        until("it is back", || states(&lun)[index] == PathState::Active);
+    }
+    let status = lun.status();
+    let seen = |p: &multipath::PathStatus| p.offline_events >= 1 && p.suspect_events >= 1;
+    assert!(status.paths.iter().all(seen));
+    assert!(load.end() > 1000);
+}
+
+#[test]
+fn all_paths_down_and_back_costs_time_only() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    let lun = Arc::new(lun(&[&a, &b], |a| a.quiesce_secs = 1));
+    let load = Load::start(Arc::clone(&lun) as _, 256, 2);
+    until("it runs", || lun.status().paths[0].reads > 20);
+    a.kill();
+    b.kill();
+    until("offline", || lun.status().health == "offline");
+    until("I/O waits", || {
+        let status = lun.status();
+        status.waiting + status.held > 0
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    b.start();
+    until("limited", || lun.status().health == "limited");
+    a.start();
+    until("online", || lun.status().health == "online");
+    assert!(load.end() > 50);
+}
+
+#[test]
+fn io_ends_when_no_path_comes_back_in_time_and_a_drop_always_ends() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let lun = lun(&[&a], |a| a.transient_secs = 1);
+    let mut queue = lun.queue().unwrap();
+    a.kill();
+    let read = || Request {
+        tag: 1,
+        op: Op::Read {
+            offset: 0,
+            bufs: Buf::zeroed(BLOCK).into(),
+        },
+    };
+    queue.submit(read()).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        queue.reap(Wait::Block, &mut done).unwrap();
+    }
+    let error = done.remove(0).result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost);
+    assert!(error.to_string().contains("transient_secs"), "{error}");
+    lun.set("infinite_retries_enable", "true").unwrap();
+    queue.submit(read()).unwrap();
+    let wait = Wait::AtMost(Duration::from_millis(1500));
+    queue.reap(wait, &mut done).unwrap();
+    assert!(done.is_empty(), "it waits");
+    drop(queue);
+}
+
+#[test]
+fn another_disk_is_refused_and_carries_nothing() {
+    let dir = TempDir::new().unwrap();
+    let generic = "naa.60000000000000000e00000000010001";
+    let a = Server::new(dir.path(), "one", 0, generic);
+    let b = Server::new(dir.path(), "other", 1, generic);
+    let same = Server::new(dir.path(), "one", 2, generic);
+    // An ID that many have, and nothing to prove it by: not merged.
+    let one = lun(&[&a, &b, &same], |_| ());
+    let refused = PathState::AuthFailed;
+    assert_eq!(states(&one), [PathState::Unopen, refused, refused]);
+    let why = one.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("many could have"), "{why}");
+    drop(one);
+    // With a place for a nonce the same disk is told from a copy.
+    let paths = [&a, &b, &same].map(|s| Arc::new(s.path()) as _);
+    let mut config = config(paths.into());
+    config.proof = Proof::Nonce { offset: 12 << 20 };
+    let lun = Lun::open(config).unwrap();
+    let unopen = PathState::Unopen;
+    assert_eq!(states(&lun), [unopen, refused, unopen]);
+    let why = lun.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("other storage"), "{why}");
+    let mut all = Blocking::open(&lun).unwrap();
+    for offset in (0..SIZE / 2).step_by(65536) {
+        all.write_at(offset, &[7; 65536]).unwrap();
+    }
+    all.flush().unwrap();
+    let status = lun.status();
+    assert_eq!(status.paths[1].reads + status.paths[1].writes, 0);
+    assert!(status.paths[0].writes > 0 && status.paths[2].writes > 0);
+    let untouched = std::fs::read(&b.image).unwrap();
+    assert!(untouched.iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_path_that_becomes_another_disk_is_refused_until_it_is_accepted() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    let lun = lun(&[&a, &b], |x| x.quiesce_secs = 0);
+    let mut all = Blocking::open(&lun).unwrap();
+    let mut pump = |byte| {
+        for _ in 0..4 {
+            all.write_at(0, &[byte; 4096]).unwrap();
+        }
+    };
+    pump(1);
+    b.kill();
+    b.wwid = "naa.5000c500ffffffff".into();
+    b.start();
+    until("refused", || {
+        pump(2);
+        states(&lun)[1] == PathState::AuthFailed
+    });
+    let why = lun.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("ffffffff"), "{why}");
+    b.kill();
+    b.wwid = WWID.into();
+    b.start();
+    std::thread::sleep(Duration::from_millis(300));
+    pump(3);
+    let waits = "it waits for the administrator";
+    assert_eq!(states(&lun)[1], PathState::AuthFailed, "{waits}");
+    lun.replace_wwid("c1t0d0").unwrap();
+    until("accepted", || {
+        pump(4);
+        states(&lun)[1] == PathState::Active
+    });
+}
+
+#[test]
+fn paths_come_and_go_under_load() {
+    let dir = TempDir::new().unwrap();
+    let servers: Vec<_> = (0..3)
+        .map(|n| Server::new(dir.path(), "disk", n, WWID))
+        .collect();
+    let lun = Arc::new(lun(&[&servers[0]], |_| ()));
+    let load = Load::start(Arc::clone(&lun) as _, 256, 3);
+    until("it runs", || lun.status().paths[0].reads > 20);
+    let last = lun.disable("c0t0d0", false).unwrap_err();
+    assert_eq!(last.kind(), ErrorKind::Busy, "the last path stays");
+    for (n, server) in servers.iter().enumerate().skip(1) {
+        lun.add(PathSpec {
+            path: Arc::new(server.path()),
+            legacy: format!("c{n}t0d0"),
+            enabled: true,
+        })
+        .unwrap();
+        until("it carries I/O", || lun.status().paths[n].reads > 20);
+    }
+    lun.remove("c0t0d0", false).unwrap();
+    until("two are left", || lun.status().paths.len() == 2);
+    lun.disable("c1t0d0", false).unwrap();
+    until("it drains", || lun.status().paths[0].in_flight == 0);
+    let total = |n: usize| {
+        let path = &lun.status().paths[n];
+        path.reads + path.writes
+    };
+    let (still, other) = (total(0), total(1));
+    until("the other carries on", || total(1) > other + 50);
+    assert_eq!(total(0), still);
+    lun.enable("c1t0d0").unwrap();
+    until("it is back", || total(0) > still + 20);
+    lun.set("load_bal_policy", "preferred_path").unwrap();
+    lun.set("preferred_path", "c2t0d0").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let (before, preferred) = (total(0), total(1));
+    until("the preferred one carries on", || total(1) > preferred + 50);
+    assert_eq!(total(0), before);
+    assert!(load.end() > 200);
+}
+
+#[test]
+fn a_legacy_name_alone_fails_with_its_path() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let b = Server::new(dir.path(), "disk", 1, WWID);
+    let lun = lun(&[&a, &b], |x| {
+        x.leg_mpath_enable = false;
+        x.transient_secs = 1;
+        x.quiesce_secs = 0;
+    });
+    let alone = lun.legacy("c0t0d0").unwrap();
+    let mut one = Blocking::open(&alone).unwrap();
+    one.write_at(0, &[1; 65536]).unwrap();
+    let status = lun.status();
+    assert_eq!((status.paths[0].writes, status.paths[1].writes), (1, 0));
+    lun.set("leg_mpath_enable", "true").unwrap();
+    let both = lun.legacy("c0t0d0").unwrap();
+    a.kill();
+    let mut all = Blocking::open(&both).unwrap();
+    all.write_at(0, &[2; 65536]).unwrap();
+    let error = one.write_at(0, &[3; 65536]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost);
+    assert!(lun.legacy("c9t0d0").is_err());
+}

@@ -1,0 +1,114 @@
+//! A file or a disk as one path to a LUN.
+
+use crate::{FileDevice, Options};
+use block::{
+    Access, BlockDevice, Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue,
+    Result, Transport,
+};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A file or block device of this machine, as a path. It is opened with the first connection, and
+/// stays open, under its lock, as long as the path is.
+pub struct FilePath {
+    path: PathBuf,
+    name: String,
+    options: Options,
+    device: Mutex<Option<Arc<FileDevice>>>,
+}
+
+impl FilePath {
+    /// A path; nothing is opened yet.
+    pub fn new(path: PathBuf, options: Options) -> FilePath {
+        FilePath {
+            name: path.display().to_string(),
+            path,
+            options,
+            device: Mutex::new(None),
+        }
+    }
+
+    /// The open file.
+    ///
+    /// # Errors
+    /// Those of [`FileDevice::open`].
+    pub fn device(&self) -> Result<Arc<FileDevice>> {
+        let mut device = self.device.lock().unwrap_or_else(|e| e.into_inner());
+        match &*device {
+            Some(device) => Ok(Arc::clone(device)),
+            None => {
+                let opened = FileDevice::open(&self.path, &self.options)?;
+                *device = Some(Arc::clone(&opened));
+                Ok(opened)
+            }
+        }
+    }
+}
+
+fn identity(info: &DeviceInfo) -> Identity {
+    Identity {
+        wwid: Some(info.wwid.clone()),
+        serial: None,
+        vendor: "file".into(),
+        product: "file".into(),
+        size: info.size,
+        logical_block_size: info.logical_block_size,
+        read_only: info.read_only,
+        access: Access::Optimized,
+    }
+}
+
+impl Lunpath for FilePath {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn transport(&self) -> Transport {
+        Transport::File
+    }
+
+    fn target_port(&self) -> String {
+        let folder = self.path.parent().unwrap_or(&self.path);
+        folder.display().to_string()
+    }
+
+    fn identify(&self, _within: Duration) -> Result<Identity> {
+        Ok(identity(self.device()?.info()))
+    }
+
+    fn connect(&self, _within: Duration) -> Result<Box<dyn Connection>> {
+        let device = self.device()?;
+        let identity = identity(device.info());
+        Ok(Box::new(FileConnection { device, identity }))
+    }
+
+    fn fence(&self, _key: u64, _within: Duration) -> Result<()> {
+        // What the kernel took it carries out; there is nobody else to ask.
+        let why = "a file has no fence";
+        Err(Error::new(ErrorKind::Unsupported, &self.name, why))
+    }
+}
+
+struct FileConnection {
+    device: Arc<FileDevice>,
+    identity: Identity,
+}
+
+impl Connection for FileConnection {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn fence_key(&self) -> Option<u64> {
+        None
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
+        self.device.queue()
+    }
+}
