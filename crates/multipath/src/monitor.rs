@@ -100,11 +100,15 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
 
 /// A connection that leads to this LUN; `None` when the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
+    let connection;
     {
         // One thread finds out, the others of the same path profit.
         let _one = lock(&path.admission);
         if !path.proven.load(Acquire) {
             observe(shared, path)?;
+        }
+        connection = path.path.connect(shared.connect_within)?;
+        if !path.proven.load(Acquire) {
             let paths = shared.paths();
             let good =
                 |p: &&Arc<SharedPath>| p.id != path.id && p.eligible() && p.proven.load(Acquire);
@@ -118,7 +122,6 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
             path.proven.store(true, Release);
         }
     }
-    let connection = path.path.connect(shared.connect_within)?;
     let found = connection.identity();
     let wanted = lock(&shared.identity).clone();
     let too_short = (connection.info().max_transfer < shared.info.max_transfer)
