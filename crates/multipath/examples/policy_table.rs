@@ -15,8 +15,13 @@ fn main() {
     let mix: &[u32] = &[4 * k, 8 * k, 16 * k];
     let big: &[u32] = &[4096, 4096, 4096, 4096, 4096, 4096, 4096, 131072];
     let mut j: Vec<Link> = p5.clone();
-    j[1].jitter = 2_000_000; j[0].jitter = 100_000;
-    let mut je = eq.clone(); je[0].jitter=300_000; je[1].jitter=300_000; je[0].base_latency=80_000; je[1].base_latency=80_000;
+    j[1].jitter = 2_000_000;
+    j[0].jitter = 100_000;
+    let mut je = eq.clone();
+    je[0].jitter = 300_000;
+    je[1].jitter = 300_000;
+    je[0].base_latency = 80_000;
+    je[1].base_latency = 80_000;
     let rows: Vec<(&str, Vec<Link>, &[u32], u32)> = vec![
         ("eq 4k 1", eq.clone(), one, 1),
         ("eq 4k 2", eq.clone(), one, 2),
@@ -50,15 +55,29 @@ fn main() {
         ("eqj mix 8", je.clone(), mix, 8),
     ];
     for threads in [1u32, 2] {
-    for (name, links, sizes, depth) in rows.iter() {
-        if threads == 2 && *depth < 8 { continue }
-        let load = Load::Closed { threads, depth: *depth/threads, sizes, time: 20_000_000_000 };
-        print!("{name:14}");
-        for p in [Policy::RoundRobin, Policy::LeastCmdLoad, Policy::ServiceTime, Policy::HistoricalServiceTime, Policy::PredictedFinish] {
-            let r = ratio_to_best_single(links, p, &load, 1);
-            let o = run(links, p, None, &load, 1);
-            print!(" | {r:5.3} {:7.2} {:6.2}", o.p99 as f64 / 1e6, o.mean / 1e6);
+        for (name, links, sizes, depth) in rows.iter() {
+            if threads == 2 && *depth < 8 {
+                continue;
+            }
+            let load = Load::Closed {
+                threads,
+                depth: *depth / threads,
+                sizes,
+                time: 20_000_000_000,
+            };
+            print!("{name:14}");
+            for p in [
+                Policy::RoundRobin,
+                Policy::LeastCmdLoad,
+                Policy::ServiceTime,
+                Policy::HistoricalServiceTime,
+                Policy::PredictedFinish,
+            ] {
+                let r = ratio_to_best_single(links, p, &load, 1);
+                let o = run(links, p, None, &load, 1);
+                print!(" | {r:5.3} {:7.2} {:6.2}", o.p99 as f64 / 1e6, o.mean / 1e6);
+            }
+            println!();
         }
-        println!();
-    }}
+    }
 }

@@ -2,4 +2,6 @@
 //! virtual time, and what another policy would have made of recorded I/O.
 
 pub mod policy;
+pub mod topology;
+pub mod trace;
 pub mod virtual_time;

@@ -285,7 +285,8 @@ impl Predictor {
             let latency = now.saturating_sub(started) as f64;
             let bound = latency / followed.bytes.max(1.0);
             if bound < link.per_byte {
-                link.per_byte += (bound - link.per_byte) * if link.rate_known {FASTER_WEIGHT } else {1.0};
+                link.per_byte +=
+                    (bound - link.per_byte) * if link.rate_known { FASTER_WEIGHT } else { 1.0 };
             }
             let error = (latency - followed.predicted).abs();
             link.error += (error - link.error) * ERROR_WEIGHT;
