@@ -12,15 +12,20 @@
 //! But a place in the queue of a busy link makes nothing faster: it delays whatever comes later.
 //! So the wait is multiplied by what it costs all I/Os together, 1 / (1 - share of I/Os that had to
 //! wait): 1 on a path with idle time, where the rule is the selfish one, and large on a saturated
-//! path, which then holds what keeps it busy and no more while a far path can take the rest.
+//! path, which then holds what keeps it busy and no more while a far path can take the rest. When
+//! every path has a queue that outlasts the time to the next choice, nothing is gained by holding
+//! back, and the selfish rule is used: it keeps the longest latencies short.
 //! (Marginal-cost pricing of a queue: Pigou 1920; Naor, Econometrica 37, 1969.)
 //!
 //! Learning. In the model an I/O has waited if and only if it was sent less than the base latency
 //! before the previous completion or earlier; then the time since that completion is its size over
 //! the rate, and otherwise its latency is the base latency plus its size over the rate. The base
 //! latency is the least seen in the last one to two seconds that had such samples; the rate moves
-//! quickly up and slowly down, because whatever disturbs a measurement makes it less. A path that
-//! has been silent gets one I/O from time to time; one that is overdue costs what it is overdue.
+//! quickly up and slowly down, because whatever disturbs a measurement makes it less. Where other
+//! threads use the path too, a completion stands for their bytes as well, and one I/O at a time is
+//! followed: the bytes that were on the path with it, over its latency, are a rate that the link has
+//! at least. A path that has been silent gets one I/O from time to time; one that is overdue costs
+//! what it is overdue.
 
 use super::{Io, Nanos, PathView, Turn};
 
@@ -29,6 +34,13 @@ use super::{Io, Nanos, PathView, Turn};
 const PRICE_MAX: f64 = 32.0;
 /// Weight of one I/O in the share of I/Os that waited.
 const WAITED_WEIGHT: f64 = 1.0 / 32.0;
+/// Weight of one I/O in the mean time between choices.
+const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
+/// A queue is long enough when it lasts this many times the time to the next choice, and as long as
+/// predictions of the path are wrong.
+const CUSHION: f64 = 2.0;
+/// A path is overdue when it is silent for this many mean errors longer than predicted.
+const OVERDUE_ERRORS: f64 = 4.0;
 /// Weight of one I/O in the mean absolute error.
 const ERROR_WEIGHT: f64 = 1.0 / 16.0;
 /// Completions that make one measurement of the rate.
@@ -41,9 +53,6 @@ const GAP_MAX: f64 = 8.0;
 /// Share of the first latency that is taken for the link's until something better is known.
 const FIRST_SPLIT: f64 = 0.5;
 /// How long a least latency is kept, at least; at most twice this.
-const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
-const CUSHION: f64 = 2.0;
-const ERRORS: f64 = 1.0;
 const BASE_WINDOW: Nanos = 1_000_000_000;
 /// An idle path is tried again after this time, after this many times its latency, and after this
 /// many I/Os on others.
@@ -118,6 +127,8 @@ struct Link {
     own_bytes: u64,
     /// Bytes on the path, of all threads, with the I/O that was given this path last.
     all_bytes: f64,
+    /// Some of those were other threads'. What they delay cannot be told from base latency, so a
+    /// sample from then may lower the base latency and not raise it.
     shared: bool,
     /// `Predictor::chosen` when this path was chosen last.
     last_chosen: u64,
@@ -216,7 +227,7 @@ impl Predictor {
         let (mut selfish, mut priced) = (None, None);
         for (i, view) in turn.iter().filter(|(_, p)| open(p)) {
             let cost = self.links[i].cost(view, io, now, self.chosen);
-            idle |= cost.wait < cushion + self.links[i].error * ERRORS;
+            idle |= cost.wait < cushion + self.links[i].error;
             let less = |best: &Option<(usize, f64)>, cost: f64| best.is_none_or(|(_, c)| cost < c);
             if less(&selfish, cost.selfish) {
                 selfish = Some((i, cost.selfish));
@@ -236,11 +247,14 @@ impl Predictor {
         link.shared = all > own;
         link.own_share += (share - link.own_share) * WAITED_WEIGHT;
         if let Some(base) = link.base() {
-            link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
+            let wait = link.wait(base, &turn.paths[chosen], now);
+            link.free_at = now.saturating_add(wait as Nanos);
         }
         Some(chosen)
     }
 
+    /// Time to the next choice, in the mean over points in time, so that pauses between bursts count
+    /// by their length.
     fn interval(&mut self, now: Nanos) -> f64 {
         let gap = now.saturating_sub(self.last_select) as f64;
         self.last_select = now;
@@ -260,7 +274,7 @@ impl Predictor {
         };
         let service = f64::from(io.bytes) * link.per_byte;
         let wait = link.free_at.saturating_sub(now) as f64;
-        link.free_at = now + (wait + service) as Nanos;
+        link.free_at = now.saturating_add((wait + service) as Nanos);
         if link.followed.is_none() {
             link.followed = Some(Followed {
                 started: now,
@@ -304,14 +318,18 @@ impl Predictor {
     }
 }
 
+/// Nanoseconds.
 struct Cost {
+    /// Until the link is free.
     wait: f64,
+    /// What the I/O itself would wait.
     selfish: f64,
+    /// What all I/Os together would.
     priced: f64,
 }
 
 impl Link {
-    /// What it costs all I/Os together to send `io` here, in nanoseconds.
+    /// What it costs to send `io` here, after `chosen` choices.
     fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
         let flat = |cost: f64| Cost {
             wait: 0.0,
@@ -334,7 +352,7 @@ impl Link {
         }
         let wait = self.wait(base, view, now);
         let overdue = if self.own_bytes > 0 {
-            (silent as f64 - alone - wait - 4.0 * self.error).max(0.0)
+            (silent as f64 - alone - wait - OVERDUE_ERRORS * self.error).max(0.0)
         } else {
             0.0
         };
