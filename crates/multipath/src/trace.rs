@@ -287,7 +287,7 @@ mod tests {
                 bytes: 4096,
             },
             path: (at % 3) as u16,
-            ok: at % 5 != 0,
+            ok: !at.is_multiple_of(5),
         }
     }
 

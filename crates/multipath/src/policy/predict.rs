@@ -43,6 +43,8 @@ const CUSHION: f64 = 2.0;
 const OVERDUE_ERRORS: f64 = 4.0;
 /// Weight of one I/O in the mean absolute error.
 const ERROR_WEIGHT: f64 = 1.0 / 16.0;
+/// How fast the largest size is forgotten, per I/O.
+const LARGEST_FADES: f64 = 1.0 / 64.0;
 /// Completions that make one measurement of the rate.
 const RATE_SAMPLES: u32 = 8;
 /// Weight of a measurement that says the link is faster, and slower, than believed.
@@ -125,6 +127,8 @@ struct Link {
     /// This selector's part of the bytes on the path, recently.
     own_share: f64,
     own_bytes: u64,
+    /// Size of the largest I/O of late.
+    largest: f64,
     /// Bytes on the path, of all threads, with the I/O that was given this path last.
     all_bytes: f64,
     /// Some of those were other threads'. What they delay cannot be told from base latency, so a
@@ -147,12 +151,19 @@ impl Link {
     }
 
     /// Nanoseconds until the link has sent what it has. The clock of the model is held between what
-    /// the bytes in flight allow: all of them are still to be sent, or as many as fit into the base
-    /// latency have left the link.
+    /// the bytes in flight allow: all of them are still to be sent; or what completed last had left
+    /// the link a base latency before, and as much of them as fits into the time since then has been
+    /// sent. That time is at most one I/O's, because a path that has stopped has sent nothing; where
+    /// other threads have I/Os too it is not known.
     fn wait(&self, base: f64, view: &PathView, now: Nanos) -> f64 {
         let all = view.bytes_in_flight as f64 * self.per_byte;
         let by_clock = self.free_at.saturating_sub(now) as f64;
-        by_clock.clamp((all - base).max(0.0), all)
+        let since = match self.last_finish {
+            Some(finish) if view.bytes_in_flight <= self.own_bytes => now.saturating_sub(finish),
+            _ => 0,
+        };
+        let sent = base + (since as f64).min(self.largest * self.per_byte);
+        by_clock.clamp((all - sent).max(0.0), all)
     }
 
     fn learn_base(&mut self, sample: Sample, now: Nanos) {
@@ -269,6 +280,7 @@ impl Predictor {
             link.last_sign = now;
         }
         link.own_bytes += u64::from(io.bytes);
+        link.largest = f64::from(io.bytes).max(link.largest * (1.0 - LARGEST_FADES));
         let Some(base) = link.base() else {
             return;
         };
