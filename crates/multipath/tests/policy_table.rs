@@ -242,7 +242,15 @@ fn predicted_finish_is_near_the_best_in_every_row() {
 }
 
 #[test]
-fn predicted_finish_stands_noise() {
+fn predicted_finish_stands_noise_and_uses_a_far_path_from_two_threads() {
+    let load = Load::Closed {
+        threads: 2,
+        depth: 16,
+        sizes: K4,
+        time: 20_000 * MS,
+    };
+    assert!(ratio_to_best_single(&far(), Pf, &load, SEED) > 1.99);
+
     let mut links = far();
     links[0].jitter = 100_000;
     links[1].jitter = 2 * MS;

@@ -54,6 +54,8 @@ const SLOWER_WEIGHT: f64 = 1.0 / 8.0;
 const GAP_MAX: f64 = 8.0;
 /// Share of the first latency that is taken for the link's until something better is known.
 const FIRST_SPLIT: f64 = 0.5;
+/// What an I/O that had not waited leaves of that guess.
+const HOPE: f64 = 0.5;
 /// How long a least latency is kept, at least; at most twice this.
 const BASE_WINDOW: Nanos = 1_000_000_000;
 /// An idle path is tried again after this time, after this many times its latency, and after this
@@ -207,6 +209,10 @@ impl Link {
         let waited = before.filter(|finish| (started as f64) + base < *finish as f64);
         if let Some(finish) = waited {
             self.learn_gap(now.saturating_sub(finish) as f64, bytes);
+        } else if !self.rate_known {
+            // The link had room for this I/O; how many more it has room for shows when it gets them.
+            self.per_byte *= HOPE;
+            self.learn_base(Sample { latency, bytes }, now);
         } else if !self.shared || latency - bytes * self.per_byte < base {
             self.learn_base(Sample { latency, bytes }, now);
         }
