@@ -13,6 +13,7 @@
 //!
 //! Absent on purpose: encryption, caching, protocols, and the names of the registry.
 
+pub mod advise;
 pub mod attributes;
 pub mod identity;
 mod link;
@@ -21,6 +22,8 @@ mod monitor;
 pub mod policy;
 mod queue;
 mod state;
+pub mod topology;
+pub mod trace;
 pub mod virtual_time;
 
 pub use attributes::{ATTRIBUTES, Attributes};

@@ -106,8 +106,21 @@ pub struct Outcome {
     pub p50: Nanos,
     /// Latency that 99 of 100 I/Os do not exceed.
     pub p99: Nanos,
-    /// Latency and path of each I/O in the order they were sent, where it completed.
-    pub each: Vec<Option<(Nanos, usize)>>,
+    /// Each I/O, in the order they were sent.
+    pub each: Vec<Sent>,
+}
+
+/// An I/O of the simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// When it was sent.
+    pub at: Nanos,
+    /// What it was.
+    pub io: Io,
+    /// Its path; `None`: no path could carry it.
+    pub path: Option<usize>,
+    /// From sent to come back; `None`: it has not come back by the end of the measurement.
+    pub latency: Option<Nanos>,
 }
 
 /// A number of I/Os and their bytes.
@@ -201,16 +214,22 @@ struct Run<'a> {
     flying: BinaryHeap<Reverse<Flying>>,
     sent: Vec<Share>,
     completed: Share,
-    each: Vec<Option<(Nanos, usize)>>,
+    each: Vec<Sent>,
 }
 
 impl Run<'_> {
     /// Sends `io`; without a usable path it is lost.
     fn send(&mut self, thread: usize, io: Io, now: Nanos) {
         let number = self.each.len();
-        self.each.push(None);
         let selector = &mut self.selectors[thread];
-        let Some(path) = selector.select(&self.views, io, now) else {
+        let chosen = selector.select(&self.views, io, now);
+        self.each.push(Sent {
+            at: now,
+            io,
+            path: chosen,
+            latency: None,
+        });
+        let Some(path) = chosen else {
             return;
         };
         selector.started(path, io, now);
@@ -252,7 +271,7 @@ impl Run<'_> {
         view.bytes_in_flight -= u64::from(done.bytes);
         self.selectors[done.thread].completed(done.path, io, done.started, done.finish, true);
         self.completed.add(io);
-        self.each[done.number] = Some((done.finish - done.started, done.path));
+        self.each[done.number].latency = Some(done.finish - done.started);
         Some(done)
     }
 
@@ -309,7 +328,7 @@ impl Run<'_> {
     }
 
     fn outcome(self, elapsed: Nanos) -> Outcome {
-        let mut latencies: Vec<Nanos> = self.each.iter().flatten().map(|(l, _)| *l).collect();
+        let mut latencies: Vec<Nanos> = self.each.iter().filter_map(|s| s.latency).collect();
         latencies.sort_unstable();
         let sum: u128 = latencies.iter().map(|l| u128::from(*l)).sum();
         Outcome {

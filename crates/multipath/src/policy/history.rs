@@ -39,7 +39,7 @@ impl History {
         past.last_finish = now;
         let bucket = service >> BUCKET_SHIFT;
         let keep = if bucket + 1 < BUCKETS {
-            KEEP.powi(bucket as i32 + 1)
+            (0..=bucket).fold(1.0, |keep, _| keep * KEEP)
         } else {
             0.0
         };

@@ -12,15 +12,20 @@
 //! But a place in the queue of a busy link makes nothing faster: it delays whatever comes later.
 //! So the wait is multiplied by what it costs all I/Os together, 1 / (1 - share of I/Os that had to
 //! wait): 1 on a path with idle time, where the rule is the selfish one, and large on a saturated
-//! path, which then holds what keeps it busy and no more while a far path can take the rest.
+//! path, which then holds what keeps it busy and no more while a far path can take the rest. When
+//! every path has a queue that outlasts the time to the next choice, nothing is gained by holding
+//! back, and the selfish rule is used: it keeps the longest latencies short.
 //! (Marginal-cost pricing of a queue: Pigou 1920; Naor, Econometrica 37, 1969.)
 //!
 //! Learning. In the model an I/O has waited if and only if it was sent less than the base latency
 //! before the previous completion or earlier; then the time since that completion is its size over
 //! the rate, and otherwise its latency is the base latency plus its size over the rate. The base
 //! latency is the least seen in the last one to two seconds that had such samples; the rate moves
-//! quickly up and slowly down, because whatever disturbs a measurement makes it less. A path that
-//! has been silent gets one I/O from time to time; one that is overdue costs what it is overdue.
+//! quickly up and slowly down, because whatever disturbs a measurement makes it less. Where other
+//! threads use the path too, a completion stands for their bytes as well, and one I/O at a time is
+//! followed: the bytes that were on the path with it, over its latency, are a rate that the link has
+//! at least. A path that has been silent gets one I/O from time to time; one that is overdue costs
+//! what it is overdue.
 
 use super::{Io, Nanos, PathView, Turn};
 
@@ -29,8 +34,17 @@ use super::{Io, Nanos, PathView, Turn};
 const PRICE_MAX: f64 = 32.0;
 /// Weight of one I/O in the share of I/Os that waited.
 const WAITED_WEIGHT: f64 = 1.0 / 32.0;
+/// Weight of one I/O in the mean time between choices.
+const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
+/// A queue is long enough when it lasts this many times the time to the next choice, and as long as
+/// predictions of the path are wrong.
+const CUSHION: f64 = 2.0;
+/// A path is overdue when it is silent for this many mean errors longer than predicted.
+const OVERDUE_ERRORS: f64 = 4.0;
 /// Weight of one I/O in the mean absolute error.
 const ERROR_WEIGHT: f64 = 1.0 / 16.0;
+/// How fast the largest size is forgotten, per I/O.
+const LARGEST_FADES: f64 = 1.0 / 64.0;
 /// Completions that make one measurement of the rate.
 const RATE_SAMPLES: u32 = 8;
 /// Weight of a measurement that says the link is faster, and slower, than believed.
@@ -40,10 +54,9 @@ const SLOWER_WEIGHT: f64 = 1.0 / 8.0;
 const GAP_MAX: f64 = 8.0;
 /// Share of the first latency that is taken for the link's until something better is known.
 const FIRST_SPLIT: f64 = 0.5;
+/// What an I/O that had not waited leaves of that guess.
+const HOPE: f64 = 0.5;
 /// How long a least latency is kept, at least; at most twice this.
-const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
-const CUSHION: f64 = 2.0;
-const ERRORS: f64 = 1.0;
 const BASE_WINDOW: Nanos = 1_000_000_000;
 /// An idle path is tried again after this time, after this many times its latency, and after this
 /// many I/Os on others.
@@ -116,8 +129,12 @@ struct Link {
     /// This selector's part of the bytes on the path, recently.
     own_share: f64,
     own_bytes: u64,
+    /// Size of the largest I/O of late.
+    largest: f64,
     /// Bytes on the path, of all threads, with the I/O that was given this path last.
     all_bytes: f64,
+    /// Some of those were other threads'. What they delay cannot be told from base latency, so a
+    /// sample from then may lower the base latency and not raise it.
     shared: bool,
     /// `Predictor::chosen` when this path was chosen last.
     last_chosen: u64,
@@ -136,12 +153,19 @@ impl Link {
     }
 
     /// Nanoseconds until the link has sent what it has. The clock of the model is held between what
-    /// the bytes in flight allow: all of them are still to be sent, or as many as fit into the base
-    /// latency have left the link.
+    /// the bytes in flight allow: all of them are still to be sent; or what completed last had left
+    /// the link a base latency before, and as much of them as fits into the time since then has been
+    /// sent. That time is at most one I/O's, because a path that has stopped has sent nothing; where
+    /// other threads have I/Os too it is not known.
     fn wait(&self, base: f64, view: &PathView, now: Nanos) -> f64 {
         let all = view.bytes_in_flight as f64 * self.per_byte;
         let by_clock = self.free_at.saturating_sub(now) as f64;
-        by_clock.clamp((all - base).max(0.0), all)
+        let since = match self.last_finish {
+            Some(finish) if view.bytes_in_flight <= self.own_bytes => now.saturating_sub(finish),
+            _ => 0,
+        };
+        let sent = base + (since as f64).min(self.largest * self.per_byte);
+        by_clock.clamp((all - sent).max(0.0), all)
     }
 
     fn learn_base(&mut self, sample: Sample, now: Nanos) {
@@ -185,6 +209,10 @@ impl Link {
         let waited = before.filter(|finish| (started as f64) + base < *finish as f64);
         if let Some(finish) = waited {
             self.learn_gap(now.saturating_sub(finish) as f64, bytes);
+        } else if !self.rate_known {
+            // The link had room for this I/O; how many more it has room for shows when it gets them.
+            self.per_byte *= HOPE;
+            self.learn_base(Sample { latency, bytes }, now);
         } else if !self.shared || latency - bytes * self.per_byte < base {
             self.learn_base(Sample { latency, bytes }, now);
         }
@@ -216,7 +244,7 @@ impl Predictor {
         let (mut selfish, mut priced) = (None, None);
         for (i, view) in turn.iter().filter(|(_, p)| open(p)) {
             let cost = self.links[i].cost(view, io, now, self.chosen);
-            idle |= cost.wait < cushion + self.links[i].error * ERRORS;
+            idle |= cost.wait < cushion + self.links[i].error;
             let less = |best: &Option<(usize, f64)>, cost: f64| best.is_none_or(|(_, c)| cost < c);
             if less(&selfish, cost.selfish) {
                 selfish = Some((i, cost.selfish));
@@ -236,11 +264,14 @@ impl Predictor {
         link.shared = all > own;
         link.own_share += (share - link.own_share) * WAITED_WEIGHT;
         if let Some(base) = link.base() {
-            link.free_at = now + link.wait(base, &turn.paths[chosen], now) as Nanos;
+            let wait = link.wait(base, &turn.paths[chosen], now);
+            link.free_at = now.saturating_add(wait as Nanos);
         }
         Some(chosen)
     }
 
+    /// Time to the next choice, in the mean over points in time, so that pauses between bursts count
+    /// by their length.
     fn interval(&mut self, now: Nanos) -> f64 {
         let gap = now.saturating_sub(self.last_select) as f64;
         self.last_select = now;
@@ -255,12 +286,13 @@ impl Predictor {
             link.last_sign = now;
         }
         link.own_bytes += u64::from(io.bytes);
+        link.largest = f64::from(io.bytes).max(link.largest * (1.0 - LARGEST_FADES));
         let Some(base) = link.base() else {
             return;
         };
         let service = f64::from(io.bytes) * link.per_byte;
         let wait = link.free_at.saturating_sub(now) as f64;
-        link.free_at = now + (wait + service) as Nanos;
+        link.free_at = now.saturating_add((wait + service) as Nanos);
         if link.followed.is_none() {
             link.followed = Some(Followed {
                 started: now,
@@ -304,14 +336,18 @@ impl Predictor {
     }
 }
 
+/// Nanoseconds.
 struct Cost {
+    /// Until the link is free.
     wait: f64,
+    /// What the I/O itself would wait.
     selfish: f64,
+    /// What all I/Os together would.
     priced: f64,
 }
 
 impl Link {
-    /// What it costs all I/Os together to send `io` here, in nanoseconds.
+    /// What it costs to send `io` here, after `chosen` choices.
     fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
         let flat = |cost: f64| Cost {
             wait: 0.0,
@@ -334,7 +370,7 @@ impl Link {
         }
         let wait = self.wait(base, view, now);
         let overdue = if self.own_bytes > 0 {
-            (silent as f64 - alone - wait - 4.0 * self.error).max(0.0)
+            (silent as f64 - alone - wait - OVERDUE_ERRORS * self.error).max(0.0)
         } else {
             0.0
         };
