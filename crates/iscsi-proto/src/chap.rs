@@ -14,13 +14,6 @@ pub(crate) enum Algorithm {
 }
 
 impl Algorithm {
-    pub(crate) fn number(self) -> &'static str {
-        match self {
-            Algorithm::Md5 => "5",
-            Algorithm::Sha256 => "7",
-        }
-    }
-
     /// The response to a challenge: the hash over identifier, secret and challenge.
     pub(crate) fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
         match self {
@@ -45,6 +38,9 @@ mod tests {
         // Both by `printf '\001secretchallenge' | md5sum` and `sha256sum`.
         let of = |a: Algorithm| hex(&a.response(1, b"secret", b"challenge"));
         assert_eq!(of(Algorithm::Md5), "46e47770030e2b4e26a0db72a7efec00");
-        assert_eq!(of(Algorithm::Sha256), "2dfa0526f4764864b7c3c5bc6596bcead3d8dbd984f4fc1d9f330299f0beced4");
+        assert_eq!(
+            of(Algorithm::Sha256),
+            "2dfa0526f4764864b7c3c5bc6596bcead3d8dbd984f4fc1d9f330299f0beced4"
+        );
     }
 }

@@ -55,13 +55,20 @@ mod tests {
 
     #[test]
     fn targets_have_their_portals_in_order() {
-        let text = b"TargetName=iqn.a\0TargetAddress=10.0.0.1:3260,1\0TargetAddress=[fe80::1]:3261,2\0\
+        let text =
+            b"TargetName=iqn.a\0TargetAddress=10.0.0.1:3260,1\0TargetAddress=[fe80::1]:3261,2\0\
                      TargetName=iqn.b\0";
         let targets = parse_targets(text).unwrap();
         assert_eq!(targets.len(), 2);
-        let portals = [("10.0.0.1:3260".into(), Some(1)), ("[fe80::1]:3261".into(), Some(2))];
+        let portals = [
+            ("10.0.0.1:3260".into(), Some(1)),
+            ("[fe80::1]:3261".into(), Some(2)),
+        ];
         assert_eq!(targets[0].portals, portals);
-        assert_eq!((targets[1].iqn.as_str(), targets[1].portals.len()), ("iqn.b", 0));
+        assert_eq!(
+            (targets[1].iqn.as_str(), targets[1].portals.len()),
+            ("iqn.b", 0)
+        );
         assert!(parse_targets(b"TargetAddress=x\0").is_err());
         assert_eq!(parse_targets(b""), Ok(Vec::new()));
     }

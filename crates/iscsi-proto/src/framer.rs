@@ -255,14 +255,20 @@ mod tests {
             let mut framer = Framer::new(true, true, 0x00ff_ffff);
             // A changed length may ask for more bytes than there are; it never passes.
             let got = run(&mut framer, &bad, bad.len());
-            assert!(got.as_ref().map_or(true, |(_, ends)| *ends == 0), "byte {at}: {got:?}");
+            assert!(
+                got.as_ref().map_or(true, |(_, ends)| *ends == 0),
+                "byte {at}: {got:?}"
+            );
         }
     }
 
     #[test]
     fn the_digest_is_that_of_the_standard() {
         // Appendix B.4 of RFC 3720: 32 bytes of zeros.
-        assert_eq!(crc32c::crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
+        assert_eq!(
+            crc32c::crc32c(&[0; 32]).to_le_bytes(),
+            [0xaa, 0x36, 0x91, 0x8a]
+        );
     }
 
     #[test]

@@ -197,7 +197,11 @@ impl<'a> Login<'a> {
                 self.send(TRANSIT, SECURITY, OPERATIONAL, &text);
             }
             Some(Credentials { mutual, .. }) => {
-                let methods = if mutual.is_some() { "CHAP" } else { "CHAP,None" };
+                let methods = if mutual.is_some() {
+                    "CHAP"
+                } else {
+                    "CHAP,None"
+                };
                 push(&mut text, "AuthMethod", methods);
                 self.send(0, SECURITY, SECURITY, &text);
             }
@@ -212,7 +216,9 @@ impl<'a> Login<'a> {
         bhs.set_u32(28, self.exp_stat_sn);
         // Our keys are a few hundred bytes; the longest values are names of 223 bytes and
         // responses of 64.
-        let bytes = u32::try_from(text.len()).unwrap_or(SEGMENT_MAX).min(SEGMENT_MAX);
+        let bytes = u32::try_from(text.len())
+            .unwrap_or(SEGMENT_MAX)
+            .min(SEGMENT_MAX);
         bhs.set_data_bytes(bytes);
         self.output.extend_from_slice(&bhs.0);
         self.output.extend(text.iter().take(SEGMENT_MAX as usize));
@@ -327,7 +333,9 @@ impl<'a> Login<'a> {
         if let Some(mutual) = credentials.mutual
             && mutual.challenge[..] == challenge[..]
         {
-            return Err(ProtocolError::Untrusted("it sends our challenge back".into()));
+            return Err(ProtocolError::Untrusted(
+                "it sends our challenge back".into(),
+            ));
         }
         let mut text = Vec::new();
         push(&mut text, "CHAP_N", credentials.user);

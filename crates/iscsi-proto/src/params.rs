@@ -195,7 +195,11 @@ pub(crate) fn offer(wanted: &Wanted, normal: bool) -> Vec<u8> {
         push(&mut out, "InitialR2T", yes_no(wanted.initial_r2t));
         push(&mut out, "ImmediateData", yes_no(wanted.immediate_data));
         push(&mut out, "MaxBurstLength", &wanted.max_burst.to_string());
-        push(&mut out, "FirstBurstLength", &wanted.first_burst.to_string());
+        push(
+            &mut out,
+            "FirstBurstLength",
+            &wanted.first_burst.to_string(),
+        );
         let r2ts = wanted.max_outstanding_r2t.to_string();
         push(&mut out, "MaxOutstandingR2T", &r2ts);
         push(&mut out, "MaxConnections", "1");
@@ -258,8 +262,14 @@ mod tests {
         .unwrap();
         assert!(params.initial_r2t && !params.immediate_data);
         assert_eq!(params.max_send_data_segment, 65_536);
-        assert_eq!((params.max_burst, params.first_burst), (1 << 20, 256 * 1024));
-        assert_eq!((params.max_outstanding_r2t, params.portal_group), (1, Some(1)));
+        assert_eq!(
+            (params.max_burst, params.first_burst),
+            (1 << 20, 256 * 1024)
+        );
+        assert_eq!(
+            (params.max_outstanding_r2t, params.portal_group),
+            (1, Some(1))
+        );
     }
 
     #[test]

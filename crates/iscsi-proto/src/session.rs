@@ -273,7 +273,11 @@ impl Session {
         } else {
             0
         };
-        let unsolicited = if self.params.initial_r2t { immediate } else { first };
+        let unsolicited = if self.params.initial_r2t {
+            immediate
+        } else {
+            first
+        };
         if unsolicited > immediate {
             bhs.0[1] &= !FINAL;
         }
@@ -311,7 +315,9 @@ impl Session {
     /// Whether data of this write may still be asked for by [`Session::next_pdu`].
     pub fn wants_data(&mut self, id: TaskId) -> bool {
         let queued = self.pending.iter().any(|pending| match pending {
-            Pending::Pdu(_, Payload::Task { task, .. }) | Pending::Burst { task, .. } => *task == id,
+            Pending::Pdu(_, Payload::Task { task, .. }) | Pending::Burst { task, .. } => {
+                *task == id
+            }
             Pending::Pdu(..) => false,
         });
         let task = self.tasks.get(id);
@@ -330,7 +336,9 @@ impl Session {
         bhs.set(8, &self.lun);
         bhs.set_u32(16, id);
         bhs.set_u32(20, referenced.unwrap_or(NO_TAG));
-        let ref_cmd_sn = referenced.and_then(|task| self.tasks.get(task)).map(|t| t.cmd_sn);
+        let ref_cmd_sn = referenced
+            .and_then(|task| self.tasks.get(task))
+            .map(|t| t.cmd_sn);
         bhs.set_u32(32, ref_cmd_sn.unwrap_or(0));
         self.push_immediate(bhs, Payload::None);
         Some(id)
@@ -489,7 +497,10 @@ impl Session {
             return Ok(());
         }
         let Some(task) = self.tasks.get(bhs.itt()) else {
-            return broken(format!("data for task {:#x}, which is not in flight", bhs.itt()));
+            return broken(format!(
+                "data for task {:#x}, which is not in flight",
+                bhs.itt()
+            ));
         };
         let Transfer::In(expected) = task.transfer else {
             return broken("data for a task that reads none");
@@ -503,7 +514,11 @@ impl Session {
             ));
         }
         if bhs.u32(36) != task.next_sn && bytes > 0 {
-            return broken(format!("DataSN {} instead of {}", bhs.u32(36), task.next_sn));
+            return broken(format!(
+                "DataSN {} instead of {}",
+                bhs.u32(36),
+                task.next_sn
+            ));
         }
         task.next_sn = task.next_sn.wrapping_add(1);
         task.moved += bytes;
@@ -591,18 +606,26 @@ impl Session {
     fn end(&mut self, bhs: &Bhs, purpose: Purpose) -> Result<Task> {
         match self.tasks.remove(bhs.itt()) {
             Some(task) if task.purpose == purpose => Ok(task),
-            _ => broken(format!("an answer to {:#x}, which was not asked", bhs.itt())),
+            _ => broken(format!(
+                "an answer to {:#x}, which was not asked",
+                bhs.itt()
+            )),
         }
     }
 
     fn end_command(&mut self, bhs: &Bhs, qualifier: u16, sense: Vec<u8>) -> Result<Event> {
         let task = self.end(bhs, Purpose::Command)?;
         let id = task.id;
+        if self
+            .pending
+            .iter()
+            .any(|p| matches!(p, Pending::Pdu(bhs, _) if bhs.itt() == id))
+        {
+            return broken("an answer to a command that has not been sent");
+        }
         // Data that nobody waits for any more is not sent.
-        self.pending.retain(|pending| match pending {
-            Pending::Burst { task, .. } => *task != id,
-            Pending::Pdu(..) => true,
-        });
+        self.pending
+            .retain(|p| !matches!(p, Pending::Burst { task, .. } if *task == id));
         if task.late {
             return Ok(Event::Late { task: id });
         }
@@ -630,7 +653,10 @@ impl Session {
         let outstanding_max = self.params.max_outstanding_r2t;
         let max_burst = self.params.max_burst;
         let Some(task) = self.tasks.get(bhs.itt()) else {
-            return broken(format!("R2T for task {:#x}, which is not in flight", bhs.itt()));
+            return broken(format!(
+                "R2T for task {:#x}, which is not in flight",
+                bhs.itt()
+            ));
         };
         let Transfer::Out(expected) = task.transfer else {
             return broken("R2T for a task that writes nothing");
@@ -684,7 +710,11 @@ impl Session {
 
     fn text_response(&mut self, bhs: &Bhs) -> Result<Option<Event>> {
         self.acknowledge(bhs);
-        let Some(task) = self.tasks.get(bhs.itt()).filter(|t| t.purpose == Purpose::Text) else {
+        let Some(task) = self
+            .tasks
+            .get(bhs.itt())
+            .filter(|t| t.purpose == Purpose::Text)
+        else {
             return broken("an answer to a text request that was not sent");
         };
         let id = task.id;

@@ -44,12 +44,22 @@ pub(crate) fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
 }
 
 fn from_hex(digits: &str) -> Option<Vec<u8>> {
-    let digit = |b: &u8| char::from(*b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let digit = |b: &u8| {
+        char::from(*b)
+            .to_digit(16)
+            .and_then(|d| u8::try_from(d).ok())
+    };
     let values: Vec<u8> = digits.bytes().map(|b| digit(&b)).collect::<Option<_>>()?;
     // An odd number of digits has a zero before it.
     let (first, rest) = values.split_at_checked(values.len() % 2)?;
     let pair = |pair: &[u8]| pair.iter().fold(0, |all, d| all << 4 | d);
-    Some(first.iter().copied().chain(rest.chunks(2).map(pair)).collect())
+    Some(
+        first
+            .iter()
+            .copied()
+            .chain(rest.chunks(2).map(pair))
+            .collect(),
+    )
 }
 
 fn from_base64(digits: &str) -> Option<Vec<u8>> {
@@ -105,6 +115,9 @@ mod tests {
         for bad in ["", "0x", "0xzz", "0b!", "12", "0x001122", "\u{e9}\u{e9}"] {
             assert_eq!(binary(bad, 2), None, "{bad}");
         }
-        assert_eq!((number("262144"), number("0x10"), number("-1")), (Some(262_144), Some(16), None));
+        assert_eq!(
+            (number("262144"), number("0x10"), number("-1")),
+            (Some(262_144), Some(16), None)
+        );
     }
 }
