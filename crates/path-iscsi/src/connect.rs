@@ -180,10 +180,10 @@ pub(crate) fn log_in(
                 return Ok(Link::new(Wire::new(stream, *session, &early), name));
             }
             Ok(Step::Elsewhere(address)) => portal = Portal::parse(&address)?,
-            // Some targets take the number of SHA-256 for SHA-1.
+            // Some targets take the number of SHA-256 for SHA-1, and call the response malformed.
             Err(Failed::Protocol(ProtocolError::Refused {
                 class: 2,
-                detail: 1,
+                detail: 0 | 1,
                 ..
             })) if login.used_sha256() && !md5_only => md5_only = true,
             Err(Failed::Protocol(error)) => return Err(of_protocol(name, &error)),

@@ -76,10 +76,11 @@ impl IscsiPath {
     pub(crate) fn make_connection(&self, within: Duration) -> Result<IscsiConnection> {
         let deadline = Instant::now() + within;
         let mut link = self.link(deadline)?;
-        let found = self.find(&mut link, deadline)?;
-        if self.options.persistent_reservations && !found.info.read_only {
+        // Who has not registered may not even ask for everything.
+        if self.options.persistent_reservations && !self.options.read_only {
             reserve::register(&mut link, deadline)?;
         }
+        let found = self.find(&mut link, deadline)?;
         Ok(IscsiConnection {
             link,
             found,

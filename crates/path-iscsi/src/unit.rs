@@ -197,7 +197,14 @@ fn capacity(link: &mut Link, deadline: Instant) -> Result<(Capacity, bool)> {
 fn mode(link: &mut Link, deadline: Instant) -> Result<ModeSense> {
     for page in [0x08, 0x3f] {
         let cdb = cdb::mode_sense6(page, 255);
-        if let Some(data) = optional(link.command(&cdb, &Data::In(255), deadline))? {
+        let answer = link.command(&cdb, &Data::In(255), deadline);
+        // Where others hold a reservation, a stranger is not told.
+        if let Err(failure) = &answer
+            && failure.fault == Some(Fault::ReservationConflict)
+        {
+            break;
+        }
+        if let Some(data) = optional(answer)? {
             return parse_mode_sense(&data).ok_or_else(|| link.senseless("MODE SENSE"));
         }
     }

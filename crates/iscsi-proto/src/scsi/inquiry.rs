@@ -79,27 +79,37 @@ pub fn device_ids(data: &[u8]) -> Vec<DeviceId> {
 }
 
 /// The world-wide ID of the logical unit, by preference: `naa.HEX`, `eui.HEX`, `t10.TEXT`,
-/// `name.TEXT`, `uuid.HEX`. Only designators of the logical unit count.
+/// `name.TEXT`, `uuid.HEX`. Only designators of the logical unit count. An NAA designator that was
+/// assigned locally (its first digit is 3) comes last: nobody keeps two of them apart.
 pub fn wwid(ids: &[DeviceId]) -> Option<String> {
-    let of_kind = |kind: u8| {
+    const NAA: u8 = 3;
+    let of = |kind: u8, naa: Option<u8>| {
         let fits = |id: &&DeviceId| {
-            id.association == 0 && id.kind == kind && id.designator.iter().any(|b| *b != 0)
+            let first = id.designator.first().map(|b| b >> 4);
+            id.association == 0
+                && id.kind == kind
+                && id.designator.iter().any(|b| *b != 0)
+                && (naa.is_none() || naa == first)
         };
         ids.iter().find(fits)
     };
     let shown =
         |prefix: &str, value: String| (!value.is_empty()).then(|| prefix.to_owned() + &value);
-    let binary = |prefix, kind| of_kind(kind).and_then(|id| shown(prefix, hex(&id.designator)));
-    let words = |prefix, kind| of_kind(kind).and_then(|id| shown(prefix, text(&id.designator)));
-    binary("naa.", 3)
-        .or_else(|| binary("eui.", 2))
+    let naa = |format| of(NAA, Some(format)).and_then(|id| shown("naa.", hex(&id.designator)));
+    let words = |prefix, kind| of(kind, None).and_then(|id| shown(prefix, text(&id.designator)));
+    // IEEE registered extended, registered, extended; then what is unique in other ways.
+    naa(6)
+        .or_else(|| naa(5))
+        .or_else(|| naa(2))
+        .or_else(|| of(2, None).and_then(|id| shown("eui.", hex(&id.designator))))
         .or_else(|| words("t10.", 1))
         .or_else(|| words("name.", 8))
         .or_else(|| {
             // A type and a reserved byte come before the 16 bytes.
-            let uuid = of_kind(10)?.designator.get(2..18)?;
+            let uuid = of(10, None)?.designator.get(2..18)?;
             shown("uuid.", hex(uuid))
         })
+        .or_else(|| naa(3))
 }
 
 /// The target port group of the port that answered (designator type 5).
@@ -203,6 +213,9 @@ mod tests {
         let expected = format!("uuid.{}", "cd".repeat(16));
         assert_eq!(of(&[&uuid]), Some(expected));
         assert_eq!(of(&[&port]), None);
+        let local = id(0, 3, &[0x30, 0, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(of(&[&local]).as_deref(), Some("naa.3000000100000001"));
+        assert_eq!(of(&[&local, &eui]).as_deref(), Some("eui.abababababababab"));
         assert_eq!(of(&[&id(0, 3, &[0; 8])]), None, "all zero names nothing");
     }
 
