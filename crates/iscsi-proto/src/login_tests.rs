@@ -40,8 +40,10 @@ fn response(flags: u8, status: [u8; 2], text: &str) -> Vec<u8> {
     out
 }
 
+type Pairs = Vec<(String, String)>;
+
 /// The one request in `output`: flags and pairs.
-fn request(output: &[u8]) -> (u8, Vec<(String, String)>) {
+fn request(output: &[u8]) -> (u8, Pairs) {
     let bhs = Bhs(output[..48].try_into().unwrap());
     assert_eq!((output[0], bhs.u32(24)), (0x43, 1));
     assert_eq!(output[8..14], ISID);
@@ -163,7 +165,7 @@ const MUTUAL: Mutual<'static> = Mutual {
 };
 
 /// Plays CHAP up to the target's proof; gives what the initiator said, and its next answer.
-fn chap(mutual: bool, number: &str, proof: &[u8]) -> Result<(Vec<(String, String)>, Vec<u8>)> {
+fn chap(mutual: bool, number: &str, proof: &[u8]) -> Result<(Pairs, Vec<u8>)> {
     let wanted = Wanted::default();
     let credentials = Credentials {
         user: "joe",

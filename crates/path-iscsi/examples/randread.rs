@@ -35,7 +35,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut done, mut count) = (Vec::<Completion>::new(), 0u64);
     while started.elapsed() < Duration::from_secs(seconds) {
         queue.reap(Wait::Block, &mut done)?;
-        for Completion { tag, mut op, result } in done.drain(..) {
+        for Completion {
+            tag,
+            mut op,
+            result,
+        } in done.drain(..)
+        {
             result?;
             count += 1;
             if let Op::Read { offset, .. } = &mut op {
