@@ -5,7 +5,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The targets, by the name of their file.
-const TARGETS: &[&str] = &["luks2_header", "luks2_json", "nbd_handshake"];
+const TARGETS: &[&str] = &[
+    "iscsi_pdus",
+    "luks2_header",
+    "luks2_json",
+    "nbd_handshake",
+    "scsi_data",
+];
 
 /// Version that is installed where `cargo-fuzz` is missing.
 const CARGO_FUZZ: &str = "0.13.2";

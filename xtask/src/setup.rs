@@ -23,6 +23,8 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
     ("ssh-keygen", "openssh-client"),
+    ("tgtadm", "tgt"),
+    ("tgtd", "tgt"),
     ("cc", "build-essential"),
     ("clang", "clang"),
     ("pkg-config", "pkg-config"),

@@ -91,6 +91,96 @@ fn all_paths_down_and_back_costs_time_only() {
     std::thread::sleep(Duration::from_secs(2));
     b.start();
     until("limited", || lun.status().health == "limited");
+    a.start();
+    until("online", || lun.status().health == "online");
+    assert!(load.end() > 50);
+}
+
+#[test]
+fn io_ends_when_no_path_comes_back_in_time_and_a_drop_always_ends() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let lun = lun(&[&a], |a| a.transient_secs = 1);
+    let mut queue = lun.queue().unwrap();
+    a.kill();
+    let read = || Request {
+        tag: 1,
+        op: Op::Read {
+            offset: 0,
+            bufs: Buf::zeroed(BLOCK).into(),
+        },
+    };
+    queue.submit(read()).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        queue.reap(Wait::Block, &mut done).unwrap();
+    }
+    let error = done.remove(0).result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost);
+    assert!(error.to_string().contains("transient_secs"), "{error}");
+    lun.set("infinite_retries_enable", "true").unwrap();
+    queue.submit(read()).unwrap();
+    let wait = Wait::AtMost(Duration::from_millis(1500));
+    queue.reap(wait, &mut done).unwrap();
+    assert!(done.is_empty(), "it waits");
+    drop(queue);
+}
+
+#[test]
+fn another_disk_is_refused_and_carries_nothing() {
+    let dir = TempDir::new().unwrap();
+    let generic = "naa.60000000000000000e00000000010001";
+    let a = Server::new(dir.path(), "one", 0, generic);
+    let b = Server::new(dir.path(), "other", 1, generic);
+    let same = Server::new(dir.path(), "one", 2, generic);
+    // An ID that many have, and nothing to prove it by: not merged.
+    let one = lun(&[&a, &b, &same], |_| ());
+    let refused = PathState::AuthFailed;
+    assert_eq!(states(&one), [PathState::Unopen, refused, refused]);
+    let why = one.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("many could have"), "{why}");
+    drop(one);
+    // With a place for a nonce the same disk is told from a copy.
+    let paths = [&a, &b, &same].map(|s| Arc::new(s.path()) as _);
+    let mut config = config(paths.into());
+    config.proof = Proof::Nonce { offset: 12 << 20 };
+    let lun = Lun::open(config).unwrap();
+    let unopen = PathState::Unopen;
+    assert_eq!(states(&lun), [unopen, refused, unopen]);
+    let why = lun.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("other storage"), "{why}");
+    let mut all = Blocking::open(&lun).unwrap();
+    for offset in (0..SIZE / 2).step_by(65536) {
+        all.write_at(offset, &[7; 65536]).unwrap();
+    }
+    all.flush().unwrap();
+    let status = lun.status();
+    assert_eq!(status.paths[1].reads + status.paths[1].writes, 0);
+    assert!(status.paths[0].writes > 0 && status.paths[2].writes > 0);
+    let untouched = std::fs::read(&b.image).unwrap();
+    assert!(untouched.iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_path_that_becomes_another_disk_is_refused_until_it_is_accepted() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    let lun = lun(&[&a, &b], |x| x.quiesce_secs = 0);
+    let mut all = Blocking::open(&lun).unwrap();
+    let mut pump = |byte| {
+        for _ in 0..4 {
+            all.write_at(0, &[byte; 4096]).unwrap();
+        }
+    };
+    pump(1);
+    b.kill();
+    b.wwid = "naa.5000c500ffffffff".into();
+    b.start();
+    until("refused", || {
+        pump(2);
+        states(&lun)[1] == PathState::AuthFailed
+    });
     let why = lun.status().paths[1].why.clone().unwrap();
     assert!(why.contains("ffffffff"), "{why}");
     b.kill();

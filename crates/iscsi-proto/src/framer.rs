@@ -1,0 +1,280 @@
+//! Cuts the incoming stream into PDUs and checks their digests (sections 11.2 and 13.1).
+
+use crate::pdu::{BHS_BYTES, Bhs, padding};
+use crate::{ProtocolError, Result, broken};
+
+/// What has been read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Frame {
+    /// A header, checked.
+    Header(Bhs),
+    /// The last so many bytes that were taken belong to the data segment.
+    Data(usize),
+    /// The PDU is complete, and its data is checked.
+    End,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Header { have: usize },
+    AdditionalHeader { left: usize },
+    HeaderDigest { have: usize },
+    Data { left: u32 },
+    Padding { left: usize },
+    DataDigest { have: usize },
+}
+
+/// Where the stream stands.
+#[derive(Debug)]
+pub(crate) struct Framer {
+    header_digest: bool,
+    data_digest: bool,
+    data_bytes_max: u32,
+    state: State,
+    bhs: Bhs,
+    digest: [u8; 4],
+    crc: u32,
+}
+
+impl Framer {
+    pub(crate) fn new(header_digest: bool, data_digest: bool, data_bytes_max: u32) -> Framer {
+        Framer {
+            header_digest,
+            data_digest,
+            data_bytes_max,
+            state: State::Header { have: 0 },
+            bhs: Bhs([0; BHS_BYTES]),
+            digest: [0; 4],
+            crc: 0,
+        }
+    }
+
+    /// Bytes of the data segment that have not been read, while one is being read.
+    pub(crate) fn data_left(&self) -> u32 {
+        match self.state {
+            State::Data { left } => left,
+            _ => 0,
+        }
+    }
+
+    /// Takes data that the driver read past this framer, at most [`Framer::data_left`].
+    pub(crate) fn took_data(&mut self, bytes: &[u8]) {
+        if let State::Data { left } = &mut self.state {
+            *left = left.saturating_sub(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+            if self.data_digest {
+                self.crc = crc32c::crc32c_append(self.crc, bytes);
+            }
+        }
+    }
+
+    /// Reads from `input`: bytes taken, and what they completed. `None` needs more input.
+    pub(crate) fn next(&mut self, input: &[u8]) -> Result<(usize, Option<Frame>)> {
+        let mut at = 0;
+        loop {
+            let rest = input.get(at..).unwrap_or_default();
+            match self.state {
+                State::Header { have } => {
+                    let take = fill(&mut self.bhs.0, have, rest);
+                    at += take;
+                    if have + take < BHS_BYTES {
+                        self.state = State::Header { have: have + take };
+                        return Ok((at, None));
+                    }
+                    if self.bhs.data_bytes() > self.data_bytes_max {
+                        return broken(format!(
+                            "a data segment of {} bytes where {} were allowed",
+                            self.bhs.data_bytes(),
+                            self.data_bytes_max
+                        ));
+                    }
+                    if self.header_digest {
+                        self.crc = crc32c::crc32c(&self.bhs.0);
+                    }
+                    let left = self.bhs.ahs_bytes();
+                    if left == 0 && !self.header_digest {
+                        return Ok((at, Some(self.begin_data())));
+                    }
+                    self.state = State::AdditionalHeader { left };
+                }
+                State::AdditionalHeader { left } => {
+                    let take = left.min(rest.len());
+                    if self.header_digest {
+                        let part = rest.get(..take).unwrap_or_default();
+                        self.crc = crc32c::crc32c_append(self.crc, part);
+                    }
+                    at += take;
+                    if take < left {
+                        self.state = State::AdditionalHeader { left: left - take };
+                        return Ok((at, None));
+                    }
+                    if !self.header_digest {
+                        return Ok((at, Some(self.begin_data())));
+                    }
+                    self.state = State::HeaderDigest { have: 0 };
+                }
+                State::HeaderDigest { have } => {
+                    let take = fill(&mut self.digest, have, rest);
+                    at += take;
+                    if have + take < 4 {
+                        self.state = State::HeaderDigest { have: have + take };
+                        return Ok((at, None));
+                    }
+                    self.check("header")?;
+                    return Ok((at, Some(self.begin_data())));
+                }
+                State::Data { left: 0 } => {
+                    self.state = State::Padding {
+                        left: padding(self.bhs.data_bytes()),
+                    };
+                }
+                State::Data { left } => {
+                    let left = usize::try_from(left).unwrap_or(usize::MAX);
+                    let part = rest.get(..left.min(rest.len())).unwrap_or_default();
+                    if part.is_empty() {
+                        return Ok((at, None));
+                    }
+                    self.took_data(part);
+                    return Ok((at + part.len(), Some(Frame::Data(part.len()))));
+                }
+                State::Padding { left } => {
+                    let take = left.min(rest.len());
+                    if self.data_digest {
+                        let part = rest.get(..take).unwrap_or_default();
+                        self.crc = crc32c::crc32c_append(self.crc, part);
+                    }
+                    at += take;
+                    if take < left {
+                        self.state = State::Padding { left: left - take };
+                        return Ok((at, None));
+                    }
+                    if !self.data_digest || self.bhs.data_bytes() == 0 {
+                        self.state = State::Header { have: 0 };
+                        return Ok((at, Some(Frame::End)));
+                    }
+                    self.state = State::DataDigest { have: 0 };
+                }
+                State::DataDigest { have } => {
+                    let take = fill(&mut self.digest, have, rest);
+                    at += take;
+                    if have + take < 4 {
+                        self.state = State::DataDigest { have: have + take };
+                        return Ok((at, None));
+                    }
+                    self.check("data segment")?;
+                    self.state = State::Header { have: 0 };
+                    return Ok((at, Some(Frame::End)));
+                }
+            }
+        }
+    }
+
+    fn begin_data(&mut self) -> Frame {
+        self.crc = 0;
+        self.state = State::Data {
+            left: self.bhs.data_bytes(),
+        };
+        Frame::Header(self.bhs)
+    }
+
+    /// The digest is sent with its least significant byte first (appendix A of RFC 3720).
+    fn check(&self, what: &'static str) -> Result<()> {
+        if self.crc.to_le_bytes() == self.digest {
+            Ok(())
+        } else {
+            Err(ProtocolError::Digest(what))
+        }
+    }
+}
+
+/// Copies what fits behind the first `have` bytes of `out`, and says how much that was.
+fn fill(out: &mut [u8], have: usize, input: &[u8]) -> usize {
+    let room = out.get_mut(have..).unwrap_or_default();
+    let take = room.len().min(input.len());
+    for (to, from) in room.iter_mut().zip(input) {
+        *to = *from;
+    }
+    take
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A PDU with 5 bytes of data, in each combination of digests.
+    fn stream(header_digest: bool, data_digest: bool) -> Vec<u8> {
+        let mut bhs = Bhs::new(0x20, 0x80);
+        bhs.set_data_bytes(5);
+        let mut out = bhs.0.to_vec();
+        if header_digest {
+            out.extend(crc32c::crc32c(&bhs.0).to_le_bytes());
+        }
+        out.extend(b"hello\0\0\0");
+        if data_digest {
+            out.extend(crc32c::crc32c(b"hello\0\0\0").to_le_bytes());
+        }
+        out
+    }
+
+    fn run(framer: &mut Framer, stream: &[u8], step: usize) -> Result<(Vec<u8>, usize)> {
+        let (mut data, mut ends) = (Vec::new(), 0);
+        for piece in stream.chunks(step) {
+            let mut at = 0;
+            loop {
+                let (taken, frame) = framer.next(&piece[at..])?;
+                at += taken;
+                match frame {
+                    Some(Frame::Data(n)) => data.extend(&piece[at - n..at]),
+                    Some(Frame::End) => ends += 1,
+                    Some(Frame::Header(_)) => {}
+                    None => break,
+                }
+            }
+            assert_eq!(at, piece.len());
+        }
+        Ok((data, ends))
+    }
+
+    #[test]
+    fn any_cut_of_the_stream_gives_the_same() {
+        for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
+            let stream = stream(header, data).repeat(3);
+            for step in 1..=stream.len() {
+                let mut framer = Framer::new(header, data, 8192);
+                let got = run(&mut framer, &stream, step).unwrap();
+                assert_eq!(got, (b"hello".repeat(3), 3), "{header} {data} {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_changed_byte_is_found_by_the_digests() {
+        let good = stream(true, true);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            let mut framer = Framer::new(true, true, 0x00ff_ffff);
+            // A changed length may ask for more bytes than there are; it never passes.
+            let got = run(&mut framer, &bad, bad.len());
+            assert!(
+                got.as_ref().map_or(true, |(_, ends)| *ends == 0),
+                "byte {at}: {got:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_standard() {
+        // Appendix B.4 of RFC 3720: 32 bytes of zeros.
+        assert_eq!(
+            crc32c::crc32c(&[0; 32]).to_le_bytes(),
+            [0xaa, 0x36, 0x91, 0x8a]
+        );
+    }
+
+    #[test]
+    fn a_data_segment_has_a_limit() {
+        let mut bhs = Bhs::new(0x20, 0x80);
+        bhs.set_data_bytes(8193);
+        assert!(Framer::new(false, false, 8192).next(&bhs.0).is_err());
+    }
+}

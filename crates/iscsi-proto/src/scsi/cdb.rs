@@ -1,0 +1,219 @@
+//! Command descriptor blocks. Blocks and counts are logical blocks; `bytes` is an allocation length.
+
+use crate::bytes::put;
+
+/// A command block, zero behind its end.
+pub type Cdb = [u8; 16];
+
+fn cdb(opcode: u8, fields: &[(usize, &[u8])]) -> Cdb {
+    let mut out = [0; 16];
+    out[0] = opcode;
+    for (at, value) in fields {
+        put(&mut out, *at, value);
+    }
+    out
+}
+
+fn wide(opcode: u8, flags: u8, block: u64, count: u32) -> Cdb {
+    let (block, count) = (block.to_be_bytes(), count.to_be_bytes());
+    cdb(opcode, &[(1, &[flags]), (2, &block), (10, &count)])
+}
+
+fn narrow(opcode: u8, flags: u8, block: u32, count: u16) -> Cdb {
+    let (block, count) = (block.to_be_bytes(), count.to_be_bytes());
+    cdb(opcode, &[(1, &[flags]), (2, &block), (7, &count)])
+}
+
+const FUA: u8 = 0x08;
+
+/// READ(16): SBC-3, section 5.16.
+pub fn read16(block: u64, count: u32) -> Cdb {
+    wide(0x88, 0, block, count)
+}
+
+/// READ(10): SBC-3, section 5.14.
+pub fn read10(block: u32, count: u16) -> Cdb {
+    narrow(0x28, 0, block, count)
+}
+
+/// WRITE(16): SBC-3, section 5.36.
+pub fn write16(block: u64, count: u32, fua: bool) -> Cdb {
+    wide(0x8a, if fua { FUA } else { 0 }, block, count)
+}
+
+/// WRITE(10): SBC-3, section 5.34.
+pub fn write10(block: u32, count: u16, fua: bool) -> Cdb {
+    narrow(0x2a, if fua { FUA } else { 0 }, block, count)
+}
+
+/// SYNCHRONIZE CACHE(10): SBC-3, section 5.26. Block 0 and count 0 are the whole device, however
+/// large it is.
+pub fn synchronize_cache10(block: u32, count: u16) -> Cdb {
+    narrow(0x35, 0, block, count)
+}
+
+/// SYNCHRONIZE CACHE(16): SBC-3, section 5.27.
+pub fn synchronize_cache16(block: u64, count: u32) -> Cdb {
+    wide(0x91, 0, block, count)
+}
+
+/// WRITE SAME(16): SBC-3, section 5.46. One block of data follows.
+pub fn write_same16(block: u64, count: u32, unmap: bool) -> Cdb {
+    wide(0x93, if unmap { FUA } else { 0 }, block, count)
+}
+
+/// UNMAP: SBC-3, section 5.28. `bytes` is the length of [`unmap_list`].
+pub fn unmap(bytes: u16) -> Cdb {
+    cdb(0x42, &[(7, &bytes.to_be_bytes())])
+}
+
+/// The parameter list of UNMAP for one range.
+pub fn unmap_list(block: u64, count: u32) -> [u8; 24] {
+    let mut out = [0; 24];
+    put(&mut out, 0, &22u16.to_be_bytes());
+    put(&mut out, 2, &16u16.to_be_bytes());
+    put(&mut out, 8, &block.to_be_bytes());
+    put(&mut out, 16, &count.to_be_bytes());
+    out
+}
+
+/// READ CAPACITY(16): SBC-3, section 5.16.
+pub fn read_capacity16(bytes: u32) -> Cdb {
+    cdb(0x9e, &[(1, &[0x10]), (10, &bytes.to_be_bytes())])
+}
+
+/// READ CAPACITY(10): SBC-3, section 5.15. The answer has 8 bytes.
+pub fn read_capacity10() -> Cdb {
+    cdb(0x25, &[])
+}
+
+/// INQUIRY: SPC-4, section 6.6. With a page, that page of vital product data.
+pub fn inquiry(page: Option<u8>, bytes: u16) -> Cdb {
+    let flags = u8::from(page.is_some());
+    let page = page.unwrap_or(0);
+    cdb(0x12, &[(1, &[flags, page]), (3, &bytes.to_be_bytes())])
+}
+
+/// MODE SENSE(6) for the current values of a page, without block descriptors: SPC-4, section 6.14.
+pub fn mode_sense6(page: u8, bytes: u8) -> Cdb {
+    cdb(0x1a, &[(1, &[0x08, page & 0x3f, 0, bytes])])
+}
+
+/// TEST UNIT READY: SPC-4, section 6.47.
+pub fn test_unit_ready() -> Cdb {
+    cdb(0x00, &[])
+}
+
+/// REPORT LUNS: SPC-4, section 6.33.
+pub fn report_luns(bytes: u32) -> Cdb {
+    cdb(0xa0, &[(6, &bytes.to_be_bytes())])
+}
+
+/// REPORT TARGET PORT GROUPS: SPC-4, section 6.37.
+pub fn report_target_port_groups(bytes: u32) -> Cdb {
+    cdb(0xa3, &[(1, &[0x0a]), (6, &bytes.to_be_bytes())])
+}
+
+/// Service actions of PERSISTENT RESERVE OUT: SPC-4, section 6.16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReserveOut {
+    /// Register a key, or with a new key of zero remove the registration.
+    Register,
+    /// Take the reservation.
+    Reserve,
+    /// Remove another key's registration, and take its reservation.
+    Preempt,
+    /// Register, whatever key was registered.
+    RegisterAndIgnore,
+}
+
+/// Type of a reservation: writes only from who has registered a key.
+pub const WRITE_EXCLUSIVE_REGISTRANTS_ONLY: u8 = 5;
+
+/// PERSISTENT RESERVE OUT: SPC-4, section 6.16. [`super::reserve_out`] makes its 24 bytes of data.
+pub fn persistent_reserve_out(action: ReserveOut) -> Cdb {
+    let (action, kind) = match action {
+        ReserveOut::Register => (0, 0),
+        ReserveOut::Reserve => (1, WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+        ReserveOut::Preempt => (4, WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+        ReserveOut::RegisterAndIgnore => (6, 0),
+    };
+    cdb(0x5f, &[(1, &[action, kind]), (5, &24u32.to_be_bytes())])
+}
+
+/// Service actions of PERSISTENT RESERVE IN: SPC-4, section 6.15.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReserveIn {
+    /// The keys that are registered.
+    ReadKeys,
+    /// The reservation.
+    ReadReservation,
+}
+
+/// PERSISTENT RESERVE IN: SPC-4, section 6.15.
+pub fn persistent_reserve_in(action: ReserveIn, bytes: u16) -> Cdb {
+    let action = match action {
+        ReserveIn::ReadKeys => 0,
+        ReserveIn::ReadReservation => 1,
+    };
+    cdb(0x5e, &[(1, &[action]), (7, &bytes.to_be_bytes())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytes::hex;
+
+    #[test]
+    fn command_blocks_are_those_of_the_standards() {
+        for (cdb, expected) in [
+            (
+                read16(0x0102_0304_0506_0708, 9),
+                "88000102030405060708000000090000",
+            ),
+            (
+                read10(0x0102_0304, 0x0506),
+                "28000102030400050600000000000000",
+            ),
+            (write16(1, 2, true), "8a080000000000000001000000020000"),
+            (write10(1, 2, false), "2a000000000100000200000000000000"),
+            (
+                synchronize_cache10(0, 0),
+                "35000000000000000000000000000000",
+            ),
+            (
+                synchronize_cache16(1, 2),
+                "91000000000000000001000000020000",
+            ),
+            (write_same16(1, 2, true), "93080000000000000001000000020000"),
+            (unmap(24), "42000000000000001800000000000000"),
+            (read_capacity16(32), "9e100000000000000000000000200000"),
+            (read_capacity10(), "25000000000000000000000000000000"),
+            (inquiry(None, 96), "12000000600000000000000000000000"),
+            (
+                inquiry(Some(0x83), 0x0100),
+                "12018301000000000000000000000000",
+            ),
+            (mode_sense6(8, 255), "1a080800ff0000000000000000000000"),
+            (report_luns(16), "a0000000000000000010000000000000"),
+            (
+                report_target_port_groups(16),
+                "a30a0000000000000010000000000000",
+            ),
+            (
+                persistent_reserve_out(ReserveOut::Preempt),
+                "5f040500000000001800000000000000",
+            ),
+            (
+                persistent_reserve_in(ReserveIn::ReadReservation, 24),
+                "5e010000000000001800000000000000",
+            ),
+        ] {
+            assert_eq!(hex(&cdb), expected);
+        }
+        assert_eq!(
+            hex(&unmap_list(3, 4)),
+            "001600100000000000000000000000030000000400000000"
+        );
+    }
+}

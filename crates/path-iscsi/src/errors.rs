@@ -1,0 +1,60 @@
+//! Faults of the protocol and of SCSI as errors of the waist.
+
+use block::{Error, ErrorKind};
+use iscsi_proto::ProtocolError;
+use iscsi_proto::scsi::{Fault, Sense};
+
+/// An error of a login or a session.
+pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {
+    let kind = match error {
+        ProtocolError::Broken(_) | ProtocolError::Digest(_) => ErrorKind::PathLost,
+        ProtocolError::Refused {
+            class: 2, detail, ..
+        } => match detail {
+            1 | 2 => ErrorKind::Permission,
+            3 | 4 => ErrorKind::NotFound,
+            _ => ErrorKind::Unsupported,
+        },
+        ProtocolError::Refused { .. } => ErrorKind::Busy,
+        ProtocolError::Untrusted(_) => ErrorKind::Permission,
+    };
+    Error::new(kind, name, error.to_string())
+}
+
+/// An error of a command.
+pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Error {
+    let (kind, why) = match fault {
+        Fault::Medium => (ErrorKind::Media, "the target cannot read its medium"),
+        Fault::NotReady => (ErrorKind::Io, "the unit is not ready; look at the target"),
+        Fault::NoAccess => (
+            ErrorKind::PathLost,
+            "this port gives no access to the unit; use another, or map it at the target",
+        ),
+        Fault::IllegalRequest => (
+            ErrorKind::Unsupported,
+            "the target does not know the command",
+        ),
+        Fault::OutOfRange => (
+            ErrorKind::OutOfRange,
+            "the unit has become smaller; connect again to see its size",
+        ),
+        Fault::WriteProtected => (ErrorKind::ReadOnly, "the unit is write-protected"),
+        Fault::ReservationConflict => (
+            ErrorKind::Busy,
+            "reservation conflict: somebody else holds the unit, or has fenced this connection",
+        ),
+        Fault::NoSpace => (
+            ErrorKind::NoSpace,
+            "the target has no space left to allocate",
+        ),
+        Fault::Other => (
+            ErrorKind::Io,
+            "the target reports a failure; its log says more",
+        ),
+    };
+    let detail = match Sense::parse(sense) {
+        Some(sense) => format!("{why} ({sense})"),
+        None => format!("{why} (status {status:#04x})"),
+    };
+    Error::new(kind, name, detail)
+}

@@ -1,0 +1,270 @@
+//! A session that waits: control-plane commands, each within a deadline, and the clean end of it.
+
+use crate::errors::{of_fault, of_protocol};
+use crate::reserve;
+use crate::wire::{Memory, Wire};
+use block::{Error, ErrorKind, Result};
+use iscsi_proto::scsi::cdb::Cdb;
+use iscsi_proto::scsi::{Action, Fault, judge};
+use iscsi_proto::{Event, Function, TaskId, Transfer};
+use std::time::{Duration, Instant};
+
+/// Times a control-plane command is sent again: a new session may have several unit attentions
+/// waiting.
+const AGAIN_MAX: u32 = 8;
+/// Delay after BUSY where the target names none.
+const BUSY_DELAY: Duration = Duration::from_millis(50);
+/// How long the clean end of a session may take.
+const CLOSE_TIME: Duration = Duration::from_millis(500);
+
+/// The data of one command.
+#[derive(Default)]
+struct One {
+    out: Vec<u8>,
+    input: Vec<u8>,
+}
+
+impl Memory for One {
+    fn gather<'a>(&'a self, _: TaskId, offset: u32, len: u32, mut each: impl FnMut(&'a [u8])) {
+        each(&self.out[offset as usize..(offset + len) as usize]);
+    }
+
+    fn room(&mut self, _: TaskId, offset: u32) -> &mut [u8] {
+        &mut self.input[offset as usize..]
+    }
+}
+
+/// What a command carries.
+pub(crate) enum Data<'a> {
+    None,
+    /// At most so many bytes from the target.
+    In(u32),
+    Out(&'a [u8]),
+}
+
+/// A failed command.
+pub(crate) struct Failure {
+    /// What SCSI says; `None` where the command did not get that far.
+    pub(crate) fault: Option<Fault>,
+    pub(crate) error: Error,
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        failure.error
+    }
+}
+
+/// A session with nothing in flight but what is asked here, or with a queue over it.
+pub(crate) struct Link {
+    pub(crate) wire: Wire,
+    /// For messages.
+    pub(crate) name: String,
+    /// Key that is registered by this session.
+    pub(crate) key: Option<u64>,
+    /// The connection is lost: nothing is said on it any more.
+    pub(crate) dead: bool,
+}
+
+impl Link {
+    pub(crate) fn new(wire: Wire, name: &str) -> Link {
+        Link {
+            wire,
+            name: name.into(),
+            key: None,
+            dead: false,
+        }
+    }
+
+    /// Carries out a command and gives its data.
+    pub(crate) fn command(
+        &mut self,
+        cdb: &Cdb,
+        data: &Data<'_>,
+        deadline: Instant,
+    ) -> std::result::Result<Vec<u8>, Failure> {
+        for _ in 0..AGAIN_MAX {
+            let (status, qualifier, sense, input) = self.once(cdb, data, deadline)?;
+            match judge(status, qualifier, &sense) {
+                Action::Done => return Ok(input),
+                Action::Again => {}
+                Action::Later { delay_ms, .. } => {
+                    let delay = delay_ms.map_or(BUSY_DELAY, |ms| Duration::from_millis(ms.into()));
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    std::thread::sleep(delay.min(left));
+                }
+                Action::Fail(fault) => {
+                    let error = of_fault(&self.name, fault, status, &sense);
+                    let fault = Some(fault);
+                    return Err(Failure { fault, error });
+                }
+            }
+        }
+        let why = "the target stays busy, or something keeps happening to the unit";
+        Err(self.failed(ErrorKind::Busy, why))
+    }
+
+    fn once(
+        &mut self,
+        cdb: &Cdb,
+        data: &Data<'_>,
+        deadline: Instant,
+    ) -> std::result::Result<(u8, u16, Vec<u8>, Vec<u8>), Failure> {
+        let mut memory = One::default();
+        let transfer = match data {
+            Data::None => Transfer::None,
+            Data::In(bytes) => {
+                memory.input = vec![0; *bytes as usize];
+                Transfer::In(*bytes)
+            }
+            Data::Out(bytes) => {
+                memory.out = bytes.to_vec();
+                Transfer::Out(bytes.len() as u32)
+            }
+        };
+        let asked = loop {
+            match self.wire.session.command(cdb, transfer) {
+                Some(task) => break task,
+                None => self.turn(&mut memory, deadline, &mut |_| None::<()>)?,
+            };
+        };
+        let end = self.until(&mut memory, deadline, |event| match event {
+            Event::Done {
+                task,
+                status,
+                received,
+                qualifier,
+                sense,
+                ..
+            } if task == asked => Some((status, received, qualifier, sense)),
+            _ => None,
+        });
+        let (status, received, qualifier, sense) = end?;
+        memory.input.truncate(received as usize);
+        Ok((status, qualifier, sense, memory.input))
+    }
+
+    /// Resets the logical unit: everything in flight on it is dropped, of other sessions too.
+    pub(crate) fn reset_unit(&mut self, deadline: Instant) -> Result<()> {
+        let asked = self.wire.session.manage(Function::LogicalUnitReset);
+        let response = self.until(&mut One::default(), deadline, |event| match event {
+            Event::Managed { task, response } if Some(task) == asked => Some(response),
+            _ => None,
+        })?;
+        if response == 0 {
+            return Ok(());
+        }
+        let why = format!("the target refuses to reset the unit (response {response})");
+        Err(Error::new(ErrorKind::Unsupported, &self.name, why))
+    }
+
+    /// The answer to SendTargets.
+    pub(crate) fn send_targets(&mut self, deadline: Instant) -> Result<Vec<u8>> {
+        let asked = self.wire.session.send_targets();
+        let text = self.until(&mut One::default(), deadline, |event| match event {
+            Event::Text { task, text } if Some(task) == asked => Some(text),
+            _ => None,
+        })?;
+        Ok(text)
+    }
+
+    /// Asks whether the target is there.
+    pub(crate) fn ping(&mut self, deadline: Instant) -> Result<()> {
+        let asked = self.wire.session.ping();
+        let answered = |event| matches!(event, Event::Pong { task } if Some(task) == asked);
+        self.until(&mut One::default(), deadline, |event| {
+            answered(event).then_some(())
+        })?;
+        Ok(())
+    }
+
+    /// Sends and receives until `pick` takes an event.
+    fn until<T>(
+        &mut self,
+        memory: &mut One,
+        deadline: Instant,
+        mut pick: impl FnMut(Event) -> Option<T>,
+    ) -> std::result::Result<T, Failure> {
+        loop {
+            if let Some(picked) = self.turn(memory, deadline, &mut pick)? {
+                return Ok(picked);
+            }
+        }
+    }
+
+    /// Sends, waits for something to come, and receives it.
+    fn turn<T>(
+        &mut self,
+        memory: &mut One,
+        deadline: Instant,
+        pick: &mut dyn FnMut(Event) -> Option<T>,
+    ) -> std::result::Result<Option<T>, Failure> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.dead = true;
+            let why = "the target did not answer in time; look whether it is overloaded";
+            return Err(self.failed(ErrorKind::TimedOut, why));
+        }
+        let mut events = Vec::new();
+        let exchanged = (|| {
+            self.wire.flush(memory)?;
+            self.wire.wait(Some(left)).map_err(|e| e.to_string())?;
+            self.wire.receive(memory, &mut events)
+        })();
+        if let Err(why) = exchanged {
+            self.dead = true;
+            return Err(self.failed(ErrorKind::PathLost, &why));
+        }
+        let mut picked = None;
+        for event in events {
+            if let Event::Leaving { code } = event {
+                self.dead = true;
+                let why = format!("the target ends the session (event {code})");
+                return Err(self.failed(ErrorKind::PathLost, &why));
+            }
+            picked = picked.or(pick(event));
+        }
+        Ok(picked)
+    }
+
+    fn failed(&self, kind: ErrorKind, why: &str) -> Failure {
+        Failure {
+            fault: None,
+            error: Error::new(kind, &self.name, why),
+        }
+    }
+
+    /// An error of parsing what the target gave.
+    pub(crate) fn senseless(&self, what: &str) -> Error {
+        let why = format!("the target's answer to {what} makes no sense");
+        Error::new(ErrorKind::Io, &self.name, why)
+    }
+
+    /// An error of the protocol's text.
+    pub(crate) fn protocol(&self, error: &iscsi_proto::ProtocolError) -> Error {
+        of_protocol(&self.name, error)
+    }
+}
+
+impl Drop for Link {
+    /// Takes the registration back and logs out, where nothing else is under way.
+    fn drop(&mut self) {
+        if self.dead || !self.wire.is_idle() {
+            return;
+        }
+        let deadline = Instant::now() + CLOSE_TIME;
+        if let Some(key) = self.key.take()
+            && let Err(error) = reserve::unregister(self, key, deadline)
+        {
+            tracing::warn!(%error, "a registration was left behind");
+        }
+        if self.dead {
+            return;
+        }
+        self.wire.session.logout();
+        let gone = |event| matches!(event, Event::LoggedOut).then_some(());
+        if let Err(failure) = self.until(&mut One::default(), deadline, gone) {
+            tracing::debug!(error = %failure.error, "no answer to the logout");
+        }
+    }
+}

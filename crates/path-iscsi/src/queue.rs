@@ -1,0 +1,499 @@
+//! One thread's way to a LUN, over a session of its own.
+//!
+//! A request waits until the target's window, or a delay that the target asked for, lets its command
+//! out; then it flies until the response. [`IscsiQueue::receive`] reads what has come and settles it.
+
+use crate::errors::of_fault;
+use crate::job::{Job, Next};
+use crate::link::Link;
+use crate::unit::{Found, Unit};
+use crate::wire::Memory;
+use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use iscsi_proto::scsi::{Action, Fault, judge};
+use iscsi_proto::{Event, TaskId, Transfer, slot_of};
+use rustix::event::{Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Times a command is sent again at once, for unit attentions and the like.
+const AGAIN_MAX: u32 = 3;
+/// Times a command is sent again later, for a target that is busy.
+const LATER_MAX: u32 = 100;
+/// First delay after BUSY or QUEUE FULL where the target names none; it doubles up to the longest.
+const DELAY: Duration = Duration::from_millis(5);
+/// Longest delay of our own.
+const DELAY_MAX: Duration = Duration::from_millis(500);
+/// Good commands after which one more may be in flight, once the target's queue was full.
+const GOOD_FOR_MORE: u32 = 64;
+
+/// What is in flight, by the slot of its task.
+#[derive(Default)]
+struct Flights {
+    slots: Vec<Flight>,
+    jobs: usize,
+}
+
+#[derive(Default)]
+enum Flight {
+    #[default]
+    None,
+    Job(TaskId, Job),
+    /// Taken back; the bytes are what its command may still send.
+    Late {
+        tag: u64,
+        data: Vec<u8>,
+    },
+}
+
+impl Flights {
+    fn put(&mut self, task: TaskId, job: Job) {
+        let slot = slot_of(task);
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, Flight::default);
+        }
+        self.slots[slot] = Flight::Job(task, job);
+        self.jobs += 1;
+    }
+
+    fn take(&mut self, task: TaskId) -> Flight {
+        let flight = std::mem::take(&mut self.slots[slot_of(task)]);
+        self.jobs -= usize::from(matches!(flight, Flight::Job(..)));
+        flight
+    }
+
+    /// The task of the request with this tag.
+    fn find(&self, wanted: u64) -> Option<TaskId> {
+        self.slots.iter().find_map(|flight| match flight {
+            Flight::Job(task, job) if job.tag == wanted => Some(*task),
+            _ => None,
+        })
+    }
+}
+
+impl Memory for Flights {
+    fn gather<'a>(&'a self, task: TaskId, offset: u32, len: u32, mut each: impl FnMut(&'a [u8])) {
+        match &self.slots[slot_of(task)] {
+            Flight::Job(_, job) => job.gather(offset, len, each),
+            Flight::Late { data, .. } => each(&data[offset as usize..(offset + len) as usize]),
+            Flight::None => {}
+        }
+    }
+
+    fn room(&mut self, task: TaskId, offset: u32) -> &mut [u8] {
+        match &mut self.slots[slot_of(task)] {
+            Flight::Job(_, job) => job.room(offset),
+            _ => &mut [],
+        }
+    }
+}
+
+/// A queue of a path.
+pub(crate) struct IscsiQueue {
+    /// `None` once the connection is lost.
+    link: Option<Link>,
+    /// Why it was lost.
+    lost: String,
+    info: DeviceInfo,
+    unit: Unit,
+    capacity: usize,
+    /// Commands that may be in flight; less than the capacity after QUEUE FULL.
+    depth: usize,
+    /// Good commands since the depth was changed.
+    good: u32,
+    waiting: VecDeque<Job>,
+    delayed: Vec<(Instant, Job)>,
+    flights: Flights,
+    ready: VecDeque<Completion>,
+    late: Vec<u64>,
+    events: Vec<Event>,
+    /// Readable when the socket or the timer is.
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    /// Whether `epoll` also watches for room in the socket.
+    watches_room: bool,
+}
+
+impl IscsiQueue {
+    pub(crate) fn new(link: Link, found: Found, capacity: usize) -> Result<IscsiQueue> {
+        let (epoll, timer) =
+            descriptors(&link).map_err(|e| Error::from_io(&link.name, e.into()))?;
+        Ok(IscsiQueue {
+            link: Some(link),
+            lost: String::new(),
+            info: found.info,
+            unit: found.unit,
+            capacity,
+            depth: capacity,
+            good: 0,
+            waiting: VecDeque::new(),
+            delayed: Vec::new(),
+            flights: Flights::default(),
+            ready: VecDeque::new(),
+            late: Vec::new(),
+            events: Vec::new(),
+            epoll,
+            timer,
+            watches_room: false,
+        })
+    }
+
+    /// Sends what may be sent.
+    fn send(&mut self) {
+        self.wake_delayed();
+        loop {
+            let Some(link) = &mut self.link else { return };
+            let wire = &mut link.wire;
+            if let Err(why) = wire.flush(&self.flights) {
+                return self.lose(&why);
+            }
+            let mut issued = false;
+            while !wire.is_blocked() && self.flights.jobs < self.depth && wire.session.has_room() {
+                let Some(mut job) = self.waiting.pop_front() else {
+                    break;
+                };
+                let cdb = job.command(&self.unit);
+                let Some(task) = wire.session.command(&cdb, job.transfer) else {
+                    self.waiting.push_front(job);
+                    break;
+                };
+                self.flights.put(task, job);
+                issued = true;
+            }
+            if !issued {
+                return self.watch_room();
+            }
+        }
+    }
+
+    /// Reads what has come, and settles it.
+    fn receive(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        let mut events = std::mem::take(&mut self.events);
+        let received = link.wire.receive(&mut self.flights, &mut events);
+        for event in events.drain(..) {
+            self.settle(event);
+        }
+        self.events = events;
+        if let Err(why) = received {
+            self.lose(&why);
+        }
+    }
+
+    fn settle(&mut self, event: Event) {
+        let Some(link) = &mut self.link else { return };
+        match event {
+            Event::Done {
+                task,
+                status,
+                received,
+                qualifier,
+                sense,
+                ..
+            } => {
+                link.wire.detach(task, &self.flights);
+                if let Flight::Job(_, job) = self.flights.take(task) {
+                    self.end(job, status, received, qualifier, &sense);
+                }
+            }
+            Event::Late { task } => {
+                link.wire.detach(task, &self.flights);
+                if let Flight::Late { tag, .. } = self.flights.take(task) {
+                    self.late.push(tag);
+                }
+            }
+            Event::Leaving { code } => {
+                self.lose(&format!("the target ends the session (event {code})"));
+            }
+            Event::Data { .. }
+            | Event::Managed { .. }
+            | Event::Text { .. }
+            | Event::Pong { .. }
+            | Event::LoggedOut => {}
+        }
+    }
+
+    /// Decides what follows the end of a command.
+    fn end(&mut self, mut job: Job, status: u8, received: u32, qualifier: u16, sense: &[u8]) {
+        let (fault, given_up) = match judge(status, qualifier, sense) {
+            Action::Done => return self.went_well(job, received),
+            Action::Again if job.again < AGAIN_MAX => {
+                job.again += 1;
+                return self.waiting.push_front(job);
+            }
+            Action::Later {
+                delay_ms,
+                queue_full,
+            } => {
+                if queue_full {
+                    (self.depth, self.good) = (self.flights.jobs.max(1), 0);
+                }
+                if job.later < LATER_MAX {
+                    return self.delay(job, delay_ms);
+                }
+                (Fault::Other, Some(ErrorKind::Busy))
+            }
+            Action::Again => (Fault::Other, None),
+            Action::Fail(Fault::IllegalRequest) => {
+                if job.fall_back(&mut self.unit) {
+                    return self.waiting.push_front(job);
+                }
+                if job.syncs() && !self.unit.volatile_cache {
+                    return self.went_well(job, received);
+                }
+                (Fault::IllegalRequest, None)
+            }
+            Action::Fail(fault) => (fault, None),
+        };
+        let mut error = of_fault(&self.info.name, fault, status, sense);
+        if let Some(kind) = given_up {
+            error = error.with_kind(kind).detail("the target stays busy");
+        }
+        self.complete(job, Err(error));
+    }
+
+    fn went_well(&mut self, mut job: Job, received: u32) {
+        if let Transfer::In(expected) = job.transfer
+            && received < expected
+        {
+            let why = format!("the target sent {received} bytes of {expected}, and no error");
+            let error = Error::new(ErrorKind::Io, &self.info.name, why);
+            return self.complete(job, Err(error));
+        }
+        if self.depth < self.capacity {
+            self.good += 1;
+            if self.good >= GOOD_FOR_MORE {
+                (self.depth, self.good) = (self.depth + 1, 0);
+            }
+        }
+        match job.advance(&self.unit) {
+            Next::Done => self.complete(job, Ok(())),
+            Next::Another => self.waiting.push_front(job),
+        }
+    }
+
+    fn complete(&mut self, job: Job, result: Result<()>) {
+        let Job { tag, op, .. } = job;
+        let result = result.map_err(|e| e.in_op(&op));
+        self.ready.push_back(Completion { tag, op, result });
+    }
+
+    fn delay(&mut self, mut job: Job, delay_ms: Option<u32>) {
+        let own = DELAY.saturating_mul(1 << job.later.min(10)).min(DELAY_MAX);
+        let delay = delay_ms.map_or(own, |ms| Duration::from_millis(ms.into()));
+        job.later += 1;
+        self.delayed.push((Instant::now() + delay, job));
+        self.set_timer();
+    }
+
+    /// Lets the delayed requests out whose time has come.
+    fn wake_delayed(&mut self) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let woken = self.delayed.extract_if(.., |(at, _)| *at <= now);
+        let before = self.waiting.len();
+        self.waiting.extend(woken.map(|(_, job)| job));
+        if self.waiting.len() > before {
+            self.set_timer();
+        }
+    }
+
+    /// Sets the timer to the first delayed request; it is not readable before.
+    fn set_timer(&self) {
+        let first = self.delayed.iter().map(|(at, _)| *at).min();
+        // A timer of zero is switched off.
+        let left = first.map_or(Duration::ZERO, |at| {
+            let left = at.saturating_duration_since(Instant::now());
+            left.max(Duration::from_nanos(1))
+        });
+        let spec = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec::try_from(left).unwrap_or_default(),
+        };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
+            tracing::warn!(%error, "a timer cannot be set");
+        }
+    }
+
+    /// Lets the descriptor tell when a blocked socket takes output again.
+    fn watch_room(&mut self) {
+        let Some(link) = &self.link else { return };
+        let blocked = link.wire.is_blocked();
+        if blocked == self.watches_room {
+            return;
+        }
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::OUT, blocked);
+        let data = epoll::EventData::new_u64(0);
+        match epoll::modify(&self.epoll, link.wire.fd(), data, flags) {
+            Ok(()) => self.watches_room = blocked,
+            Err(e) => self.lose(&format!("the socket cannot be watched: {e}")),
+        }
+    }
+
+    /// Gives the connection up: everything in flight ends.
+    fn lose(&mut self, why: &str) {
+        let Some(mut link) = self.link.take() else {
+            return;
+        };
+        tracing::warn!(path = self.info.name, why, "the connection is lost");
+        // Closing takes the socket out of the epoll descriptor.
+        link.dead = true;
+        drop(link);
+        self.lost = why.into();
+        let flying = std::mem::take(&mut self.flights).slots.into_iter();
+        let flying = flying.filter_map(|flight| match flight {
+            Flight::Job(_, job) => Some(job),
+            _ => None,
+        });
+        let delayed = std::mem::take(&mut self.delayed)
+            .into_iter()
+            .map(|(_, job)| job);
+        let waiting = std::mem::take(&mut self.waiting);
+        for job in flying.chain(delayed).chain(waiting) {
+            let error = self.path_lost();
+            self.complete(job, Err(error));
+        }
+        self.set_timer();
+    }
+
+    fn path_lost(&self) -> Error {
+        let why = format!("{}; connect again, or use another path", self.lost);
+        Error::new(ErrorKind::PathLost, &self.info.name, why)
+    }
+
+    /// Sleeps until something may have happened, at most until `until`.
+    fn sleep(&self, until: Option<Instant>) -> Result<()> {
+        let first = self.delayed.iter().map(|(at, _)| *at).min();
+        let wake = [until, first].into_iter().flatten().min();
+        let time = wake.map(|at| at.saturating_duration_since(Instant::now()));
+        match &self.link {
+            Some(link) => {
+                let waited = link.wire.wait(time);
+                waited.map_err(|e| Error::from_io(&self.info.name, e.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a request that is not in flight out of the ones that wait.
+    fn take_waiting(&mut self, tag: u64) -> Option<Job> {
+        if let Some(at) = self.waiting.iter().position(|job| job.tag == tag) {
+            return self.waiting.remove(at);
+        }
+        let at = self.delayed.iter().position(|(_, job)| job.tag == tag)?;
+        let (_, job) = self.delayed.swap_remove(at);
+        self.set_timer();
+        Some(job)
+    }
+}
+
+fn descriptors(link: &Link) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+    let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(&epoll, link.wire.fd(), data, epoll::EventFlags::IN)?;
+    epoll::add(&epoll, &timer, data, epoll::EventFlags::IN)?;
+    Ok((epoll, timer))
+}
+
+impl Queue for IscsiQueue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.len() + self.delayed.len() + self.flights.jobs + self.ready.len()
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        if self.in_flight() >= self.capacity {
+            return Err(request);
+        }
+        let Request { tag, op } = request;
+        let empty = op.range().is_some_and(|(_, len)| len == 0);
+        // A sync of what is only read has nothing to do.
+        let idle = matches!(op, Op::Flush) && self.info.read_only;
+        let result = match self.info.check(&op) {
+            Ok(()) if self.link.is_none() => Err(self.path_lost().in_op(&op)),
+            Ok(()) if !empty && !idle => {
+                self.waiting.push_back(Job::new(tag, op, &self.unit));
+                return Ok(());
+            }
+            result => result,
+        };
+        self.ready.push_back(Completion { tag, op, result });
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        self.send();
+        Ok(())
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let until = match wait {
+            // A time too long to be counted is for ever.
+            Wait::AtMost(time) => Instant::now().checked_add(time),
+            Wait::Poll | Wait::Block => None,
+        };
+        loop {
+            self.send();
+            self.receive();
+            let count = self.ready.len();
+            let past = until.is_some_and(|until| Instant::now() >= until);
+            if count > 0 || self.in_flight() == 0 || past || wait == Wait::Poll {
+                // What follows goes out before the caller sleeps.
+                self.send();
+                done.extend(self.ready.drain(..count));
+                return Ok(count);
+            }
+            // An answer to what has come goes out before this thread sleeps.
+            self.send();
+            if self.ready.is_empty() {
+                self.sleep(until)?;
+            }
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    /// Its command cannot be called back: the target may carry it out. What it still has to send is
+    /// copied, because a command that has begun to leave is sent to its end.
+    fn take_back(&mut self, tag: u64) -> Option<Request> {
+        if let Some(Job { tag, op, .. }) = self.take_waiting(tag) {
+            self.late.push(tag);
+            return Some(Request { tag, op });
+        }
+        let task = self.flights.find(tag)?;
+        let wire = &mut self.link.as_mut()?.wire;
+        wire.detach(task, &self.flights);
+        let mut data = Vec::new();
+        let Flight::Job(_, job) = self.flights.take(task) else {
+            return None;
+        };
+        if wire.session.wants_data(task) {
+            job.gather(0, job.transfer.bytes(), |part| data.extend_from_slice(part));
+        }
+        wire.session.abandon(task);
+        let Job { tag, op, .. } = job;
+        self.flights.slots[slot_of(task)] = Flight::Late { tag, data };
+        Some(Request { tag, op })
+    }
+
+    fn late(&mut self, tags: &mut Vec<u64>) {
+        tags.append(&mut self.late);
+    }
+}
