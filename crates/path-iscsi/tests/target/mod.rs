@@ -1,0 +1,144 @@
+//! A real target: `tgtd` on two portals, with one LUN in a file.
+
+pub mod proxy;
+
+use path_iscsi::{IscsiPath, Options};
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The target's name.
+pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
+/// Longer than anything takes here.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// A running daemon; ends with this value.
+pub struct Tgtd {
+    child: Child,
+    control: String,
+    /// `HOST:PORT` of both portals.
+    pub portals: [String; 2],
+    _dir: TempDir,
+    /// What the LUN's data is in.
+    pub image: PathBuf,
+}
+
+impl Tgtd {
+    /// Starts one with LUN 1 of 32 MiB, open to everybody.
+    pub fn start() -> Tgtd {
+        let tgtd = Tgtd::start_closed();
+        tgtd.admin("--op bind --mode target --tid 1 -I ALL");
+        tgtd
+    }
+
+    /// Starts one that lets nobody in.
+    pub fn start_closed() -> Tgtd {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let control = (1000 + (std::process::id() * 32 + number) % 31_000).to_string();
+        let portals = [free_portal("127.0.0.1"), free_portal("127.0.0.2")];
+        let dir = TempDir::new().expect("a folder");
+        let image = dir.path().join("lun");
+        let file = std::fs::File::create(&image).expect("an image");
+        file.set_len(32 << 20).expect("its size");
+        let child = Command::new("tgtd")
+            .args(["-f", "-C", &control, "--iscsi"])
+            .arg(format!("portal={},portal={}", portals[0], portals[1]))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("tgtd starts; it is in the package `tgt`");
+        let tgtd = Tgtd {
+            child,
+            control,
+            portals,
+            _dir: dir,
+            image,
+        };
+        let started = Instant::now();
+        while !tgtd.try_admin("--op show --mode target") {
+            assert!(started.elapsed() < LONG, "tgtd does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        tgtd.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
+        let lun = format!(
+            "--op new --mode logicalunit --tid 1 --lun 1 -b {}",
+            tgtd.image.display()
+        );
+        tgtd.admin(&lun);
+        tgtd
+    }
+
+    /// Runs `tgtadm`, which has to succeed.
+    pub fn admin(&self, arguments: &str) {
+        assert!(self.try_admin(arguments), "tgtadm {arguments}");
+    }
+
+    fn try_admin(&self, arguments: &str) -> bool {
+        Command::new("tgtadm")
+            .args(["-C", &self.control, "--lld", "iscsi"])
+            .args(arguments.split(' '))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .expect("tgtadm is in the package `tgt`")
+            .success()
+    }
+
+    /// What `tgtadm` shows of the target.
+    pub fn show(&self) -> String {
+        let output = Command::new("tgtadm")
+            .args([
+                "-C",
+                &self.control,
+                "--lld",
+                "iscsi",
+                "--op",
+                "show",
+                "--mode",
+                "target",
+            ])
+            .output()
+            .expect("tgtadm is in the package `tgt`");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The address of LUN 1 through a portal.
+    pub fn uri(&self, portal: usize) -> String {
+        format!("iscsi://{}/{IQN}/1", self.portals[portal])
+    }
+
+    /// A path through a portal.
+    pub fn path(&self, portal: usize, options: Options) -> IscsiPath {
+        IscsiPath::parse(&self.uri(portal), options).expect("an address")
+    }
+
+    /// Sends a signal to the daemon.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the daemon runs");
+    }
+
+    /// Ends the daemon at once.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the daemon runs");
+        self.child.wait().expect("it ends");
+    }
+}
+
+impl Drop for Tgtd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that nobody uses now.
+fn free_portal(host: &str) -> String {
+    let listener = TcpListener::bind((host, 0)).expect("a free port");
+    listener.local_addr().expect("its address").to_string()
+}
