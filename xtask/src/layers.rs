@@ -14,7 +14,7 @@ const LEVELS: &[&[&str]] = &[
     &[],
     &["export-nbd", "export-fuse"],
     &["stack"],
-    &["lab"],
+    &["lab", "pathsim"],
     &["evfs"],
 ];
 
