@@ -399,7 +399,7 @@ fn a_fence_stops_every_late_write_of_a_lost_connection() {
     }
     for completion in done {
         let error = completion.result.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
     }
     let mut back = vec![0; 5 * 4096];
     other.read_at(0, &mut back).unwrap();
