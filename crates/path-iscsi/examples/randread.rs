@@ -1,8 +1,8 @@
-//! Random reads of 4 KiB from a LUN, 32 at a time: requests per second, and processor time of this
+//! Random reads of 4 KiB, or as told, from a LUN, 32 at a time: requests per second, and processor time of this
 //! process for each.
 //!
 //! ```text
-//!   cargo run --release -p path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS]
+//!   cargo run --release -p path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS [BYTES]]
 //! ```
 
 use block::{Buf, Completion, Lunpath, Op, Random, Request, Wait};
@@ -10,22 +10,22 @@ use path_iscsi::{IscsiPath, Options};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
-const BYTES: usize = 4096;
 const DEPTH: u64 = 32;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let uri = arguments.next().ok_or("randread URI [SECONDS]")?;
+    let uri = arguments.next().ok_or("randread URI [SECONDS [BYTES]]")?;
     let seconds: u64 = arguments.next().map_or(Ok(5), |s| s.parse())?;
+    let bytes: usize = arguments.next().map_or(Ok(4096), |s| s.parse())?;
     let path = IscsiPath::parse(&uri, Options::default())?;
     let mut queue = path.connect(Duration::from_secs(10))?.open()?;
-    let blocks = queue.info().size / BYTES as u64;
+    let blocks = queue.info().size / bytes as u64;
     let mut random = Random::new(1);
-    let mut place = || random.below(blocks) * BYTES as u64;
+    let mut place = || random.below(blocks) * bytes as u64;
     for tag in 0..DEPTH {
         let op = Op::Read {
             offset: place(),
-            bufs: Buf::zeroed(BYTES).into(),
+            bufs: Buf::zeroed(bytes).into(),
         };
         queue
             .submit(Request { tag, op })

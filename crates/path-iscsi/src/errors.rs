@@ -41,7 +41,7 @@ pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Er
         Fault::WriteProtected => (ErrorKind::ReadOnly, "the unit is write-protected"),
         Fault::ReservationConflict => (
             ErrorKind::Busy,
-            "reservation conflict: somebody else holds the unit, or has fenced this connection",
+            "reservation conflict: somebody else holds the unit; look who, or use another",
         ),
         Fault::NoSpace => (
             ErrorKind::NoSpace,

@@ -246,6 +246,11 @@ impl IscsiQueue {
                 }
                 (Fault::IllegalRequest, None)
             }
+            Action::Fail(Fault::ReservationConflict) if self.is_registered() => {
+                // Our key is gone: another path has fenced this connection.
+                self.waiting.push_front(job);
+                return self.lose("another path has fenced this connection");
+            }
             Action::Fail(fault) => (fault, None),
         };
         let mut error = of_fault(&self.info.name, fault, status, sense);
@@ -253,6 +258,10 @@ impl IscsiQueue {
             error = error.with_kind(kind).detail("the target stays busy");
         }
         self.complete(job, Err(error));
+    }
+
+    fn is_registered(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.key.is_some())
     }
 
     fn went_well(&mut self, mut job: Job, received: u32) {

@@ -10,8 +10,13 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Bytes that one read takes. Twice what the target may send in one PDU would bring nothing more.
+/// Bytes that one read takes: as much data as the target may send in one PDU.
 const SCRATCH_BYTES: usize = 256 * 1024;
+/// Bytes that one read takes beside what goes straight to its place, while PDUs are long: less is
+/// copied then.
+const SCRATCH_SHORT: usize = 16 * 1024;
+/// A PDU of which this much is still to come is long.
+const LONG_MIN: u32 = 64 * 1024;
 /// Data that is still to come from this length on is read straight to its place; below it a copy is
 /// cheaper than another system call.
 const DIRECT_MIN: u32 = 16 * 1024;
@@ -46,6 +51,8 @@ pub(crate) struct Wire {
     scratch: Box<[u8]>,
     /// Bytes at the start of `scratch` that came with the login.
     early: usize,
+    /// The last PDUs were long.
+    long: bool,
 }
 
 impl Wire {
@@ -61,6 +68,7 @@ impl Wire {
             blocked: false,
             scratch,
             early: early.len(),
+            long: false,
         }
     }
 
@@ -175,13 +183,16 @@ impl Wire {
             };
             let most = direct.map_or(0, |d| d.left as usize).min(straight.len());
             straight = &mut straight[..most];
-            let got = if straight.is_empty() {
-                rustix::io::read(&self.stream, &mut self.scratch[..])
+            let short = if self.long {
+                SCRATCH_SHORT
             } else {
-                let mut iov = [
-                    IoSliceMut::new(straight),
-                    IoSliceMut::new(&mut self.scratch),
-                ];
+                self.scratch.len()
+            };
+            let scratch = &mut self.scratch[..short];
+            let got = if straight.is_empty() {
+                rustix::io::read(&self.stream, scratch)
+            } else {
+                let mut iov = [IoSliceMut::new(straight), IoSliceMut::new(scratch)];
                 readv(&self.stream, &mut iov)
             };
             let n = match got {
@@ -195,8 +206,14 @@ impl Wire {
             if placed > 0 {
                 self.session.took(&straight[..placed]);
             }
+            let before = events.len();
             self.parse(n - placed, memory, events)?;
-            if n < most + self.scratch.len() {
+            if self.session.direct().is_some_and(|d| d.left >= LONG_MIN) {
+                self.long = true;
+            } else if events.len() > before + 1 {
+                self.long = false;
+            }
+            if n < most + short {
                 // The socket is empty, as good as certainly.
                 return Ok(());
             }
