@@ -10,14 +10,16 @@
 //!
 //! Nothing here connects, asks a target anything, or waits for another thread.
 
+mod dispatch;
+mod watch;
+
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::policy::{Io, Nanos, PathView, Selector};
 use crate::state::{Admin, Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath};
 use block::{
-    Buf, BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result,
-    Wait,
+    BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
 use rustix::event::{Timespec, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
@@ -31,13 +33,6 @@ use std::time::Duration;
 const CAPACITY: usize = 256;
 /// How often the clock is looked at while something is in flight.
 const TICK: Duration = Duration::from_millis(5);
-/// A thread that did not come back for this long was itself not running, or busy elsewhere: that
-/// time is no path's fault.
-const OWN_STALL: Nanos = 25_000_000;
-/// Bytes of the read that asks a silent path whether it is there.
-const PROBE_BYTES: usize = 4096;
-/// Time between two looks at latencies.
-const LEARN_EVERY: Nanos = 500_000_000;
 /// Answers "try again" are heeded after this.
 const BUSY_PAUSE: Nanos = 2_000_000;
 const EVENT_MAIL: u64 = u64::MAX;
@@ -465,130 +460,6 @@ impl LunQueue {
         self.finish(slot, Op::Flush, Err(error), now);
     }
 
-    // ---- dispatch ---------------------------------------------------------------------------
-
-    fn refresh_views(&mut self) {
-        let attributes = Arc::clone(&self.attributes);
-        let any_up = self.links.iter().any(|l| l.up());
-        for (view, link) in self.views.iter_mut().zip(&self.links) {
-            let path = &link.path;
-            let state = match link.state {
-                LinkState::Up => true,
-                LinkState::Suspect(_) => !any_up,
-                LinkState::Down => false,
-            };
-            view.in_flight = path.in_flight.load(Relaxed);
-            view.bytes_in_flight = path.bytes_in_flight.load(Relaxed);
-            view.optimized = path.optimized() || !attributes.alua_enabled;
-            view.usable = state
-                && view.in_flight < attributes.max_q_depth
-                && (attributes.tport_max_qdepth == 0
-                    || path.port.in_flight.load(Relaxed) < attributes.tport_max_qdepth)
-                && self.shared.only.is_none_or(|only| only == path.id);
-        }
-    }
-
-    /// Sends what waits, as far as paths and limits allow.
-    fn dispatch(&mut self, now: Nanos) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let max_bytes = self.attributes.max_bytes;
-        let mut later = VecDeque::new();
-        while let Some(slot) = self.waiting.pop_front() {
-            let job = self.job(slot);
-            let (io, avoid, bound, after) =
-                (job.io, job.avoid, job.flush_of.map(|f| f.0), job.after);
-            if after > now || (self.bytes > 0 && self.bytes + u64::from(io.bytes) > max_bytes) {
-                later.push_back(slot);
-                continue;
-            }
-            self.refresh_views();
-            if io.write {
-                for (view, link) in self.views.iter_mut().zip(&self.links) {
-                    view.usable &= !link.path.read_only.load(Relaxed);
-                }
-            }
-            let others = avoid.is_some_and(|a| {
-                let mut views = self.views.iter().enumerate();
-                views.any(|(i, v)| v.usable && i != a)
-            });
-            if let Some(avoid) = avoid.filter(|_| others) {
-                self.views[avoid].usable = false;
-            }
-            if let Some(to) = bound.filter(|b| self.links[*b].path.lost_writes.load(Acquire)) {
-                self.fail_flush(slot, to, now);
-                continue;
-            }
-            // A silent path is asked only for what no other can answer for.
-            let own = !self.attributes.shared_cache;
-            let bound = bound.filter(|b| {
-                let link = &self.links[*b];
-                link.up() || (own && link.queue.is_some())
-            });
-            let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
-            match chosen {
-                Some(path) => self.send(slot, path, now),
-                None => {
-                    later.push_back(slot);
-                    // Nothing takes what is like it either; parts of flushes have their path.
-                    if avoid.is_none() && !io.write {
-                        later.append(&mut self.waiting);
-                        break;
-                    }
-                }
-            }
-        }
-        self.waiting = later;
-        self.shared
-            .waiting
-            .store(self.waiting.len() as u32, Relaxed);
-    }
-
-    fn send(&mut self, slot: u32, path: usize, now: Nanos) {
-        let tag = self.child_tag(slot);
-        let job = self.job(slot);
-        let Some(op) = job.op.take() else { return };
-        job.path = path;
-        job.started = now;
-        let io = job.io;
-        let link = &mut self.links[path];
-        let Some(queue) = link.queue.as_mut() else {
-            self.job(slot).op = Some(op);
-            return self.waiting.push_back(slot);
-        };
-        if let Err(request) = queue.submit(Request { tag, op }) {
-            self.job(slot).op = Some(request.op);
-            return self.waiting.push_back(slot);
-        }
-        if link.jobs.is_empty() {
-            link.heard = now;
-        }
-        link.jobs.push(slot);
-        link.fresh = true;
-        link.path.in_flight.fetch_add(1, Relaxed);
-        link.path
-            .bytes_in_flight
-            .fetch_add(u64::from(io.bytes), Relaxed);
-        link.path.port.in_flight.fetch_add(1, Relaxed);
-        self.bytes += u64::from(io.bytes);
-        self.selector.started(path, io, now);
-    }
-
-    /// A link does not have the job any more.
-    fn unload(&mut self, path: usize, slot: u32) -> Nanos {
-        let job = self.job(slot);
-        let (io, started) = (job.io, job.started);
-        let shared = &self.links[path].path;
-        shared.in_flight.fetch_sub(1, Relaxed);
-        shared
-            .bytes_in_flight
-            .fetch_sub(u64::from(io.bytes), Relaxed);
-        shared.port.in_flight.fetch_sub(1, Relaxed);
-        self.bytes -= u64::from(io.bytes);
-        started
-    }
-
     // ---- answers ----------------------------------------------------------------------------
 
     /// Reaps the links that have something, and the others if `all`.
@@ -737,163 +608,6 @@ impl LunQueue {
     fn has_other(&self, path: usize) -> bool {
         let mut links = self.links.iter().enumerate();
         self.shared.only.is_none() && links.any(|(i, l)| i != path && l.up())
-    }
-
-    // ---- time -------------------------------------------------------------------------------
-
-    fn tick(&mut self, now: Nanos) {
-        let away = now - self.looked;
-        if away < TICK.as_nanos() as Nanos {
-            return;
-        }
-        self.looked = now;
-        if away > OWN_STALL {
-            // What was on its way meanwhile could not be heard.
-            for link in &mut self.links {
-                link.heard = now.min(link.heard + away);
-            }
-            for (_, job) in &mut self.jobs {
-                if let Some(job) = job {
-                    job.started = now.min(job.started + away);
-                }
-            }
-        }
-        if now - self.learned > LEARN_EVERY {
-            self.learned = now;
-            self.links.iter_mut().for_each(Link::learn);
-        }
-        let attributes = Arc::clone(&self.attributes);
-        let (silence, give_up, deadline) = (
-            attributes.silence().as_nanos() as Nanos,
-            u64::from(attributes.path_fail_secs) * 1_000_000_000,
-            u64::from(attributes.esd_secs) * 1_000_000_000,
-        );
-        for path in 0..self.links.len() {
-            self.watch_link(path, silence, give_up, deadline, now);
-        }
-        self.release_held(now);
-        self.give_up_waiting(now);
-    }
-
-    fn watch_link(
-        &mut self,
-        path: usize,
-        silence: Nanos,
-        give_up: Nanos,
-        deadline: Nanos,
-        now: Nanos,
-    ) {
-        let link = &self.links[path];
-        if link.queue.is_none() || link.jobs.is_empty() {
-            return;
-        }
-        let silent = now.saturating_sub(link.heard);
-        if silent > give_up {
-            let why = format!(
-                "silent for {} s: the connection is given up",
-                silent / 1_000_000_000
-            );
-            return self.let_go(path, &why, None, now);
-        }
-        if let LinkState::Suspect(_) = link.state {
-            return self.probe(path, now);
-        }
-        let patience = link.patience(silence);
-        if silent > patience && self.another_answers(path, patience / 2, now) {
-            self.suspect(path, silent, now);
-            return;
-        }
-        let overdue = |slot: &u32| {
-            let job = self.jobs[*slot as usize].1.as_ref();
-            job.is_some_and(|j| now.saturating_sub(j.started) > deadline)
-        };
-        if self.links[path].jobs.iter().any(overdue) {
-            self.links[path]
-                .path
-                .counters
-                .timeouts
-                .fetch_add(1, Relaxed);
-            let why = format!("an I/O took more than {} s", deadline / 1_000_000_000);
-            self.let_go(path, &why, None, now);
-        }
-    }
-
-    /// Whether a path other than this is up and not itself silent: when all are, it is not the
-    /// path, and moving everything about would make it worse.
-    fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
-        let mut others = self.links.iter().enumerate().filter(|(i, _)| *i != path);
-        self.shared.only.is_none()
-            && others.any(|(_, l)| l.up() && (l.jobs.is_empty() || now - l.heard.min(now) < within))
-    }
-
-    fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
-        let link = &mut self.links[path];
-        link.state = LinkState::Suspect(now);
-        link.path.links_suspect.fetch_add(1, Relaxed);
-        link.path.counters.suspect_events.fetch_add(1, Relaxed);
-        let why = format!(
-            "suspect: silent for {} ms with I/O outstanding",
-            silent / 1_000_000
-        );
-        self.take_back(path, &why, None, now);
-        self.probe(path, now);
-    }
-
-    /// Asks a silent path whether it is there, on the connection it has.
-    fn probe(&mut self, path: usize, now: Nanos) {
-        if self.links[path].probing {
-            return;
-        }
-        let op = Op::Read {
-            offset: 0,
-            bufs: Buf::zeroed(PROBE_BYTES.max(self.info.logical_block_size as usize)).into(),
-        };
-        let slot = self.add_job(Owner::Probe, op, now);
-        let heard = self.links[path].heard;
-        self.send(slot, path, now);
-        let link = &mut self.links[path];
-        // The silence began before the probe.
-        link.heard = heard;
-        link.probing = true;
-        if let Some(queue) = link.queue.as_mut() {
-            let _ = queue.kick();
-        }
-    }
-
-    /// Lets writes go that waited for a lost one.
-    fn release_held(&mut self, now: Nanos) {
-        if self.held.is_empty() {
-            return;
-        }
-        for slot in std::mem::take(&mut self.held) {
-            let job = self.jobs[slot as usize].1.as_ref();
-            let op = job.and_then(|j| j.op.as_ref());
-            match op.is_some_and(|op| self.lun.ghosts.hold(op, now)) {
-                true => self.held.push(slot),
-                false => self.waiting.push_back(slot),
-            }
-        }
-        self.shared.held.store(self.held.len() as u32, Relaxed);
-    }
-
-    /// Ends what has waited for a path for too long.
-    fn give_up_waiting(&mut self, now: Nanos) {
-        let attributes = Arc::clone(&self.attributes);
-        let Some(since) = self.stranded else { return };
-        let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
-        if attributes.infinite_retries_enable || now - since < grace {
-            return;
-        }
-        let why = format!(
-            "no path to the LUN for {} s (transient_secs); `evfs lun show` says why each is down",
-            attributes.transient_secs
-        );
-        for slot in std::mem::take(&mut self.waiting) {
-            let job = self.job(slot);
-            let op = job.op.take().unwrap_or(Op::Flush);
-            let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
-            self.finish(slot, op, Err(error), now);
-        }
     }
 
     /// Keeps the timer going while there is something to time.

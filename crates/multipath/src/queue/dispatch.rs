@@ -1,0 +1,133 @@
+//! Which link takes what waits.
+
+use super::LunQueue;
+use crate::link::LinkState;
+use crate::policy::Nanos;
+use block::Request;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+impl LunQueue {
+    fn refresh_views(&mut self) {
+        let attributes = Arc::clone(&self.attributes);
+        let any_up = self.links.iter().any(|l| l.up());
+        for (view, link) in self.views.iter_mut().zip(&self.links) {
+            let path = &link.path;
+            let state = match link.state {
+                LinkState::Up => true,
+                LinkState::Suspect(_) => !any_up,
+                LinkState::Down => false,
+            };
+            view.in_flight = path.in_flight.load(Relaxed);
+            view.bytes_in_flight = path.bytes_in_flight.load(Relaxed);
+            view.optimized = path.optimized() || !attributes.alua_enabled;
+            view.usable = state
+                && view.in_flight < attributes.max_q_depth
+                && (attributes.tport_max_qdepth == 0
+                    || path.port.in_flight.load(Relaxed) < attributes.tport_max_qdepth)
+                && self.shared.only.is_none_or(|only| only == path.id);
+        }
+    }
+
+    /// Sends what waits, as far as paths and limits allow.
+    pub(super) fn dispatch(&mut self, now: Nanos) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let max_bytes = self.attributes.max_bytes;
+        let mut later = VecDeque::new();
+        while let Some(slot) = self.waiting.pop_front() {
+            let job = self.job(slot);
+            let (io, avoid, bound, after) =
+                (job.io, job.avoid, job.flush_of.map(|f| f.0), job.after);
+            if after > now || (self.bytes > 0 && self.bytes + u64::from(io.bytes) > max_bytes) {
+                later.push_back(slot);
+                continue;
+            }
+            self.refresh_views();
+            if io.write {
+                for (view, link) in self.views.iter_mut().zip(&self.links) {
+                    view.usable &= !link.path.read_only.load(Relaxed);
+                }
+            }
+            let others = avoid.is_some_and(|a| {
+                let mut views = self.views.iter().enumerate();
+                views.any(|(i, v)| v.usable && i != a)
+            });
+            if let Some(avoid) = avoid.filter(|_| others) {
+                self.views[avoid].usable = false;
+            }
+            if let Some(to) = bound.filter(|b| self.links[*b].path.lost_writes.load(Acquire)) {
+                self.fail_flush(slot, to, now);
+                continue;
+            }
+            // A silent path is asked only for what no other can answer for.
+            let own = !self.attributes.shared_cache;
+            let bound = bound.filter(|b| {
+                let link = &self.links[*b];
+                link.up() || (own && link.queue.is_some())
+            });
+            let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
+            match chosen {
+                Some(path) => self.send(slot, path, now),
+                None => {
+                    later.push_back(slot);
+                    // Nothing takes what is like it either; parts of flushes have their path.
+                    if avoid.is_none() && !io.write {
+                        later.append(&mut self.waiting);
+                        break;
+                    }
+                }
+            }
+        }
+        self.waiting = later;
+        self.shared
+            .waiting
+            .store(self.waiting.len() as u32, Relaxed);
+    }
+
+    pub(super) fn send(&mut self, slot: u32, path: usize, now: Nanos) {
+        let tag = self.child_tag(slot);
+        let job = self.job(slot);
+        let Some(op) = job.op.take() else { return };
+        job.path = path;
+        job.started = now;
+        let io = job.io;
+        let link = &mut self.links[path];
+        let Some(queue) = link.queue.as_mut() else {
+            self.job(slot).op = Some(op);
+            return self.waiting.push_back(slot);
+        };
+        if let Err(request) = queue.submit(Request { tag, op }) {
+            self.job(slot).op = Some(request.op);
+            return self.waiting.push_back(slot);
+        }
+        if link.jobs.is_empty() {
+            link.heard = now;
+        }
+        link.jobs.push(slot);
+        link.fresh = true;
+        link.path.in_flight.fetch_add(1, Relaxed);
+        link.path
+            .bytes_in_flight
+            .fetch_add(u64::from(io.bytes), Relaxed);
+        link.path.port.in_flight.fetch_add(1, Relaxed);
+        self.bytes += u64::from(io.bytes);
+        self.selector.started(path, io, now);
+    }
+
+    /// A link does not have the job any more.
+    pub(super) fn unload(&mut self, path: usize, slot: u32) -> Nanos {
+        let job = self.job(slot);
+        let (io, started) = (job.io, job.started);
+        let shared = &self.links[path].path;
+        shared.in_flight.fetch_sub(1, Relaxed);
+        shared
+            .bytes_in_flight
+            .fetch_sub(u64::from(io.bytes), Relaxed);
+        shared.port.in_flight.fetch_sub(1, Relaxed);
+        self.bytes -= u64::from(io.bytes);
+        started
+    }
+}

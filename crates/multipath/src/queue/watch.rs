@@ -1,0 +1,173 @@
+//! The clock of a queue: silence, deadlines, and what waits for too long.
+
+use super::{LunQueue, Owner, TICK};
+use crate::link::{Link, LinkState};
+use crate::policy::Nanos;
+use block::{Buf, Error, ErrorKind, Op};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A thread that did not come back for this long was itself not running, or busy elsewhere: that
+/// time is no path's fault.
+const OWN_STALL: Nanos = 25_000_000;
+/// Bytes of the read that asks a silent path whether it is there.
+const PROBE_BYTES: usize = 4096;
+/// Time between two looks at latencies.
+const LEARN_EVERY: Nanos = 500_000_000;
+
+impl LunQueue {
+    pub(super) fn tick(&mut self, now: Nanos) {
+        let away = now - self.looked;
+        if away < TICK.as_nanos() as Nanos {
+            return;
+        }
+        self.looked = now;
+        if away > OWN_STALL {
+            // What was on its way meanwhile could not be heard.
+            for link in &mut self.links {
+                link.heard = now.min(link.heard + away);
+            }
+            for (_, job) in &mut self.jobs {
+                if let Some(job) = job {
+                    job.started = now.min(job.started + away);
+                }
+            }
+        }
+        if now - self.learned > LEARN_EVERY {
+            self.learned = now;
+            self.links.iter_mut().for_each(Link::learn);
+        }
+        let attributes = Arc::clone(&self.attributes);
+        let (silence, give_up, deadline) = (
+            attributes.silence().as_nanos() as Nanos,
+            u64::from(attributes.path_fail_secs) * 1_000_000_000,
+            u64::from(attributes.esd_secs) * 1_000_000_000,
+        );
+        for path in 0..self.links.len() {
+            self.watch_link(path, silence, give_up, deadline, now);
+        }
+        self.release_held(now);
+        self.give_up_waiting(now);
+    }
+
+    fn watch_link(
+        &mut self,
+        path: usize,
+        silence: Nanos,
+        give_up: Nanos,
+        deadline: Nanos,
+        now: Nanos,
+    ) {
+        let link = &self.links[path];
+        if link.queue.is_none() || link.jobs.is_empty() {
+            return;
+        }
+        let silent = now.saturating_sub(link.heard);
+        if silent > give_up {
+            let why = format!(
+                "silent for {} s: the connection is given up",
+                silent / 1_000_000_000
+            );
+            return self.let_go(path, &why, None, now);
+        }
+        if let LinkState::Suspect(_) = link.state {
+            return self.probe(path, now);
+        }
+        let patience = link.patience(silence);
+        if silent > patience && self.another_answers(path, patience / 2, now) {
+            self.suspect(path, silent, now);
+            return;
+        }
+        let overdue = |slot: &u32| {
+            let job = self.jobs[*slot as usize].1.as_ref();
+            job.is_some_and(|j| now.saturating_sub(j.started) > deadline)
+        };
+        if self.links[path].jobs.iter().any(overdue) {
+            self.links[path]
+                .path
+                .counters
+                .timeouts
+                .fetch_add(1, Relaxed);
+            let why = format!("an I/O took more than {} s", deadline / 1_000_000_000);
+            self.let_go(path, &why, None, now);
+        }
+    }
+
+    /// Whether a path other than this is up and not itself silent: when all are, it is not the
+    /// path, and moving everything about would make it worse.
+    fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
+        let mut others = self.links.iter().enumerate().filter(|(i, _)| *i != path);
+        self.shared.only.is_none()
+            && others.any(|(_, l)| l.up() && (l.jobs.is_empty() || now - l.heard.min(now) < within))
+    }
+
+    fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
+        let link = &mut self.links[path];
+        link.state = LinkState::Suspect(now);
+        link.path.links_suspect.fetch_add(1, Relaxed);
+        link.path.counters.suspect_events.fetch_add(1, Relaxed);
+        let why = format!(
+            "suspect: silent for {} ms with I/O outstanding",
+            silent / 1_000_000
+        );
+        self.take_back(path, &why, None, now);
+        self.probe(path, now);
+    }
+
+    /// Asks a silent path whether it is there, on the connection it has.
+    fn probe(&mut self, path: usize, now: Nanos) {
+        if self.links[path].probing {
+            return;
+        }
+        let op = Op::Read {
+            offset: 0,
+            bufs: Buf::zeroed(PROBE_BYTES.max(self.info.logical_block_size as usize)).into(),
+        };
+        let slot = self.add_job(Owner::Probe, op, now);
+        let heard = self.links[path].heard;
+        self.send(slot, path, now);
+        let link = &mut self.links[path];
+        // The silence began before the probe.
+        link.heard = heard;
+        link.probing = true;
+        if let Some(queue) = link.queue.as_mut() {
+            let _ = queue.kick();
+        }
+    }
+
+    /// Lets writes go that waited for a lost one.
+    fn release_held(&mut self, now: Nanos) {
+        if self.held.is_empty() {
+            return;
+        }
+        for slot in std::mem::take(&mut self.held) {
+            let job = self.jobs[slot as usize].1.as_ref();
+            let op = job.and_then(|j| j.op.as_ref());
+            match op.is_some_and(|op| self.lun.ghosts.hold(op, now)) {
+                true => self.held.push(slot),
+                false => self.waiting.push_back(slot),
+            }
+        }
+        self.shared.held.store(self.held.len() as u32, Relaxed);
+    }
+
+    /// Ends what has waited for a path for too long.
+    fn give_up_waiting(&mut self, now: Nanos) {
+        let attributes = Arc::clone(&self.attributes);
+        let Some(since) = self.stranded else { return };
+        let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
+        if attributes.infinite_retries_enable || now - since < grace {
+            return;
+        }
+        let why = format!(
+            "no path to the LUN for {} s (transient_secs); `evfs lun show` says why each is down",
+            attributes.transient_secs
+        );
+        for slot in std::mem::take(&mut self.waiting) {
+            let job = self.job(slot);
+            let op = job.op.take().unwrap_or(Op::Flush);
+            let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
+            self.finish(slot, op, Err(error), now);
+        }
+    }
+}
