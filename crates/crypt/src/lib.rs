@@ -31,4 +31,4 @@ pub use maintain::{
 pub use queue::QUEUE_MEMORY_BYTES;
 pub use role::{Action, Role};
 pub use seal::Seal;
-pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume};
+pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume, free_header_block};

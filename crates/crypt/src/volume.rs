@@ -598,6 +598,24 @@ pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
     opened.map_err(|e| Error::header(&name, e))
 }
 
+/// Bytes of [`free_header_block`].
+const FREE_BLOCK_BYTES: u64 = 4096;
+
+/// First byte of 4096 before the data segment that no keyslot has and no copy of the header, of the
+/// volume on `device`; `None` without a volume, or when there are none. What lies there means
+/// nothing to anybody, until `cryptsetup` or EVFS gives the place to a new keyslot.
+pub fn free_header_block(device: &dyn BlockDevice) -> Option<u64> {
+    let header = read_header(device).ok()?.header;
+    let start = header.segment().offset().checked_sub(FREE_BLOCK_BYTES)?;
+    let free = |from: u64, len: u64| from + len <= start || start + FREE_BLOCK_BYTES <= from;
+    let slots = header.metadata().keyslots().values();
+    let free = free(0, 2 * header.header_size())
+        && slots
+            .map(|k| k.area())
+            .all(|area| free(area.offset, area.len));
+    (free && start.is_multiple_of(FREE_BLOCK_BYTES)).then_some(start)
+}
+
 /// Reads a range that need not be aligned to the blocks of the device.
 pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Result<Vec<u8>> {
     let block = u64::from(device.info().logical_block_size);

@@ -29,4 +29,4 @@ pub mod virtual_time;
 pub use attributes::{ATTRIBUTES, Attributes};
 pub use identity::Proof;
 pub use lun::{Config, LegacyLun, Lun, LunStatus, PathSpec, PathStatus};
-pub use state::{Event, PATHS_MAX, PathState};
+pub use state::{Event, PATHS_MAX, PathState, WaitingIo};

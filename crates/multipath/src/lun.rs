@@ -1,5 +1,6 @@
 //! A LUN: its paths, its identity, and what the administrator can do with it while it is in use.
 
+use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
 use crate::identity::{self, Proof};
 use crate::monitor::Monitor;
@@ -7,8 +8,9 @@ use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
     Admin, Clock, Event, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
-    SharedPath, lock, quantile,
+    SharedPath, WaitingIo, lock, quantile,
 };
+use crate::trace::Trace;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
 use serde::Serialize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -222,7 +224,7 @@ impl Shared {
         loop {
             opened.kick()?;
             let paths = self.paths();
-            let wanted = paths.iter().filter(|p| crate::queue::wants_link(p, only));
+            let wanted = paths.iter().filter(|p| crate::monitor::wants_link(p, only));
             let states: Vec<u8> = wanted.map(|p| queue.links[p.id].load(Acquire)).collect();
             let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
             let up = opened.links_up();
@@ -487,6 +489,29 @@ impl Lun {
     /// Sets counters and latencies to zero.
     pub fn clear_stat(&self) {
         self.shared.paths().iter().for_each(|p| p.clear_counters());
+    }
+
+    /// What waits, and for what.
+    pub fn waiting(&self) -> Vec<WaitingIo> {
+        let queues = lock(&self.shared.queues);
+        queues.iter().flat_map(|q| lock(&q.shown).clone()).collect()
+    }
+
+    /// What each policy would have made of the I/O that was recorded.
+    ///
+    /// # Errors
+    /// Too little was recorded; the text says how much is needed.
+    pub fn advise(&self) -> std::result::Result<Advice, String> {
+        let paths = self.shared.paths();
+        let trace = {
+            let queues = lock(&self.shared.queues);
+            let recorders: Vec<_> = queues.iter().map(|q| lock(&q.recorder)).collect();
+            Trace::collect(paths.len() as u16, recorders.iter().map(|r| &**r))
+        };
+        let mut views = self.shared.views(&paths);
+        views.iter_mut().for_each(|v| v.usable = true);
+        let policy = self.shared.policy();
+        advise::advise(&trace, &views, policy, self.shared.own_cell).map_err(|e| e.to_string())
     }
 
     /// What there is to be seen.

@@ -4,8 +4,9 @@
 use crate::attributes::Recovery;
 use crate::identity;
 use crate::lun::Shared;
-use crate::queue::wants_link;
-use crate::state::{LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath, lock};
+use crate::state::{
+    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath, lock,
+};
 use block::{Connection, Error, Result};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -202,4 +203,9 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fencing: &Arc<Mutex<
     let _ = std::thread::Builder::new()
         .name("lun-fence".into())
         .spawn(task);
+}
+
+/// Whether a path may have a link at all.
+pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
+    path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
 }

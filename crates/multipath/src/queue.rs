@@ -17,7 +17,8 @@ use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{Admin, Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath};
+use crate::state::{Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, lock};
+use crate::trace::Record;
 use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -564,6 +565,16 @@ impl LunQueue {
                 }
             }
             link.latencies.add(io.write, bytes, now - started);
+            if let Some((offset, _)) = op.range() {
+                lock(&self.shared.recorder).record(Record {
+                    at: started,
+                    offset,
+                    latency: now - started,
+                    io,
+                    path: path as u16,
+                    ok: true,
+                });
+            }
             return self.finish(slot, op, Ok(()), now);
         };
         counters.failures.fetch_add(1, Relaxed);
@@ -789,9 +800,4 @@ impl Drop for LunQueue {
         }
         self.lun.forget_queue(self.shared.id);
     }
-}
-
-/// Whether a path may have a link at all.
-pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
-    path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
 }

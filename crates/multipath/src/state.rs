@@ -2,6 +2,7 @@
 //! the mailbox by which each queue learns what the control plane did.
 
 use crate::policy::Nanos;
+use crate::trace::Recorder;
 use block::{Access, Connection, Lunpath, Op};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
@@ -16,6 +17,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 pub const PATHS_MAX: usize = 32;
 /// Entries of the failover log that are kept.
 const LOG_ENTRIES: usize = 256;
+/// I/Os of one queue that are recorded for advice.
+const RECORDS: usize = 16_384;
 /// Latency buckets: two for each power of two of microseconds, up to 2^24 (16 s).
 const BUCKETS: usize = 50;
 /// Classes of size: up to 4 KiB, 16 KiB, 128 KiB, and above.
@@ -495,6 +498,21 @@ impl Log {
     }
 }
 
+/// An I/O that waits.
+#[derive(Debug, Clone, Serialize)]
+pub struct WaitingIo {
+    /// `read`, `write`, ...
+    pub op: String,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Milliseconds since it came.
+    pub age_ms: u64,
+    /// What it waits for.
+    pub why: &'static str,
+}
+
 /// News for a queue.
 pub(crate) enum Mail {
     /// A connection that is proven to lead to this LUN.
@@ -521,6 +539,9 @@ pub(crate) struct QueueShared {
     pub(crate) next_try: [AtomicU64; PATHS_MAX],
     pub(crate) waiting: AtomicU32,
     pub(crate) held: AtomicU32,
+    /// What waits, as it was when the queue last looked at its clock.
+    pub(crate) shown: Mutex<Vec<WaitingIo>>,
+    pub(crate) recorder: Mutex<Recorder>,
     pub(crate) eventfd: OwnedFd,
     has_mail: AtomicBool,
     mail: Mutex<Vec<Mail>>,
@@ -536,6 +557,8 @@ impl QueueShared {
             next_try: std::array::from_fn(|_| AtomicU64::new(0)),
             waiting: AtomicU32::new(0),
             held: AtomicU32::new(0),
+            shown: Mutex::new(Vec::new()),
+            recorder: Mutex::new(Recorder::new(RECORDS)),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             has_mail: AtomicBool::new(false),
             mail: Mutex::new(Vec::new()),

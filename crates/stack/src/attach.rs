@@ -6,7 +6,8 @@
 //! ```
 
 use crate::control::{Ask, Listener, valid_name};
-use crate::{Error, Result, volume::Open};
+use crate::device::OpenLun;
+use crate::{Error, Result, Settings, volume::Open};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use export_fuse::loopdev::LoopDevice;
 use serde::Serialize;
@@ -45,13 +46,9 @@ pub struct AttachSpec {
 impl AttachSpec {
     /// A spec with defaults for `device`: its file name without extension is the name.
     pub fn new(device: &Path, threads: usize) -> AttachSpec {
-        let stem = device
-            .file_stem()
-            .map(|s| s.to_string_lossy().into_owned())
-            .unwrap_or_default();
         AttachSpec {
             device: device.to_owned(),
-            name: stem,
+            name: crate::device::default_name(device),
             nbd: None,
             nbd_unix: None,
             tls: None,
@@ -98,8 +95,10 @@ pub struct ExportAt {
 pub struct Status {
     /// Name of the attached volume.
     pub name: String,
-    /// File or disk.
+    /// File, disk or LUN, as it was named.
     pub device: String,
+    /// Name of the LUN, if it is one.
+    pub lun: Option<String>,
     /// UUID in the header.
     pub uuid: String,
     /// Label in the header.
@@ -147,6 +146,8 @@ pub struct Attachment {
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
     stats: StatsHandle,
+    lun: Option<Arc<OpenLun>>,
+    settings: Settings,
 }
 
 impl Attachment {
@@ -154,8 +155,14 @@ impl Attachment {
     ///
     /// # Errors
     /// Those of the exports; what had started is closed again.
-    pub fn start(spec: &AttachSpec, open: Open, run_dir: &Path) -> Result<Attachment> {
+    pub fn start(
+        spec: &AttachSpec,
+        open: Open,
+        run_dir: &Path,
+        settings: &Settings,
+    ) -> Result<Attachment> {
         let listener = Listener::bind(run_dir, &spec.name)?;
+        let lun = open.disk.lun().cloned();
         let (device, stats) = Stats::new(Arc::new(open.device));
         let device: Arc<dyn BlockDevice> = Arc::new(device);
         let info = device.info();
@@ -163,6 +170,7 @@ impl Attachment {
             status: Status {
                 name: spec.name.clone(),
                 device: spec.device.display().to_string(),
+                lun: lun.as_ref().map(|l| l.lun().name().to_owned()),
                 uuid: open.uuid,
                 label: open.label,
                 size: info.size,
@@ -190,6 +198,8 @@ impl Attachment {
             nbd: None,
             device,
             stats,
+            lun,
+            settings: settings.clone(),
         };
         attachment.start_nbd(spec)?;
         attachment.start_fuse(spec)?;
@@ -276,13 +286,21 @@ impl Attachment {
         &self.listener
     }
 
-    /// Answers a question that needs no change.
-    pub fn answer(&self, ask: Ask) -> serde_json::Value {
-        match ask {
+    /// Answers a question.
+    ///
+    /// # Errors
+    /// What was asked for cannot be done.
+    pub fn answer(&self, ask: &Ask) -> Result<serde_json::Value> {
+        let value = match ask {
             Ask::Stats => serde_json::to_value(self.stats.snapshot()),
             Ask::Status | Ask::Detach => serde_json::to_value(&self.status),
-        }
-        .expect("counters and names become JSON")
+            Ask::Lun(ask) => {
+                let none = || Error::NotFound(format!("{} is not on a LUN", self.status.name));
+                let lun = self.lun.as_ref().ok_or_else(none)?;
+                return crate::lun::answer(lun.lun(), ask, &self.settings);
+            }
+        };
+        Ok(value.expect("counters and names become JSON"))
     }
 
     /// Closes the exports, makes everything durable and lets the device go.

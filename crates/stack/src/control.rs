@@ -17,7 +17,7 @@ const LINE_BYTES_MAX: u64 = 1 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What can be asked of an attached volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     /// What is attached, where, since when.
@@ -26,6 +26,8 @@ pub enum Ask {
     Stats,
     /// Flush, close the exports and end.
     Detach,
+    /// Something about the LUN below.
+    Lun(crate::lun::Ask),
 }
 
 /// The folder of control sockets, made if it is missing.
@@ -149,7 +151,7 @@ impl Answer {
 ///
 /// # Errors
 /// [`Error::NotFound`] when none of this name is attached, [`Error::Busy`] when it refuses.
-pub fn ask(run_dir: &Path, name: &str, ask: Ask) -> Result<serde_json::Value> {
+pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<serde_json::Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) {
         return Err(not_attached());
@@ -167,7 +169,7 @@ pub fn ask(run_dir: &Path, name: &str, ask: Ask) -> Result<serde_json::Value> {
     stream
         .set_read_timeout(Some(ANSWER_TIMEOUT))
         .map_err(failed)?;
-    let question = serde_json::to_string(&ask).expect("an enum becomes JSON");
+    let question = serde_json::to_string(ask).expect("an enum becomes JSON");
     writeln!(stream, "{question}").map_err(failed)?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX))

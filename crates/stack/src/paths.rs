@@ -11,6 +11,8 @@ pub struct Paths {
     pub keys: PathBuf,
     /// Header backups that undo destructive commands.
     pub backup: PathBuf,
+    /// The registry of LUNs.
+    pub luns: PathBuf,
     /// Control sockets, default exports, mount points of attached volumes.
     pub run: PathBuf,
 }
@@ -23,6 +25,7 @@ impl Paths {
                 config: "/etc/evfs/evfs.toml".into(),
                 keys: "/etc/evfs/keys".into(),
                 backup: "/var/lib/evfs/backup".into(),
+                luns: "/var/lib/evfs/luns.json".into(),
                 run: "/run/evfs".into(),
             };
         }
@@ -30,6 +33,7 @@ impl Paths {
             config: xdg("XDG_CONFIG_HOME", ".config").join("evfs/evfs.toml"),
             keys: xdg("XDG_DATA_HOME", ".local/share").join("evfs/keys"),
             backup: xdg("XDG_STATE_HOME", ".local/state").join("evfs/backup"),
+            luns: xdg("XDG_STATE_HOME", ".local/state").join("evfs/luns.json"),
             run: runtime_dir(),
         }
     }

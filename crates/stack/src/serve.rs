@@ -58,7 +58,7 @@ fn wait(attachments: &[Attachment], signals: &StopSignals) -> Result<Vec<usize>>
 fn answer_one(attachment: Attachment) -> Option<Attachment> {
     match attachment.listener().accept() {
         Ok(Some((Ask::Detach, asker))) => {
-            let before = attachment.answer(Ask::Detach);
+            let before = attachment.status().clone();
             match attachment.stop(false) {
                 Ok(()) => {
                     asker.value(&before);
@@ -71,7 +71,10 @@ fn answer_one(attachment: Attachment) -> Option<Attachment> {
             }
         }
         Ok(Some((ask, asker))) => {
-            asker.value(&attachment.answer(ask));
+            match attachment.answer(&ask) {
+                Ok(value) => asker.value(&value),
+                Err(error) => asker.error(&error.to_string()),
+            }
             Some(attachment)
         }
         Ok(None) => Some(attachment),

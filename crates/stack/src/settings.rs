@@ -28,6 +28,41 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "iscsi.chap-secret-file",
+        env: "EVFS_ISCSI_CHAP_SECRET_FILE",
+        unit: "path",
+        reason: "file with the CHAP secret of the user in iscsi://USER@...; empty for none",
+        default: |_| String::new(),
+        check: |v| if v.is_empty() { Ok(()) } else { absolute(v) },
+    },
+    Row {
+        key: "iscsi.digests",
+        env: "EVFS_ISCSI_DIGESTS",
+        unit: "bool",
+        reason: "CRC32C of headers and data where the target has it; costs CPU, finds bad wires",
+        default: |_| "false".into(),
+        check: boolean,
+    },
+    Row {
+        key: "iscsi.initiator-name",
+        env: "EVFS_ISCSI_INITIATOR_NAME",
+        unit: "iqn",
+        reason: "name of this host at iSCSI targets, which allow access by it",
+        default: |_| path_iscsi::Options::default().initiator_name,
+        check: |v| match v.starts_with("iqn.") || v.starts_with("eui.") {
+            true => Ok(()),
+            false => Err("a name that begins with iqn. or eui.".into()),
+        },
+    },
+    Row {
+        key: "iscsi.persistent-reservations",
+        env: "EVFS_ISCSI_PERSISTENT_RESERVATIONS",
+        unit: "bool",
+        reason: "fence lost paths by reservations; not for LUNs that other hosts write to",
+        default: |_| "false".into(),
+        check: boolean,
+    },
+    Row {
         key: "kdf.memory-kib",
         env: "EVFS_KDF_MEMORY_KIB",
         unit: "KiB",
@@ -63,6 +98,14 @@ const TABLE: &[Row] = &[
         },
     },
     Row {
+        key: "lun.registry",
+        env: "EVFS_LUN_REGISTRY",
+        unit: "path",
+        reason: "names, paths and saved attributes of LUNs",
+        default: |p| p.luns.display().to_string(),
+        check: absolute,
+    },
+    Row {
         key: "run.dir",
         env: "EVFS_RUN_DIR",
         unit: "path",
@@ -88,6 +131,13 @@ fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
     match value.parse::<u64>() {
         Ok(n) if (low..=high).contains(&n) => Ok(()),
         _ => Err(format!("a whole number from {low} to {high}")),
+    }
+}
+
+fn boolean(value: &str) -> std::result::Result<(), String> {
+    match value {
+        "true" | "false" => Ok(()),
+        _ => Err("true or false".into()),
     }
 }
 
@@ -264,6 +314,32 @@ impl Settings {
     /// Folder of control sockets.
     pub fn run_dir(&self) -> PathBuf {
         self.text("run.dir").into()
+    }
+
+    /// The registry of LUNs.
+    pub fn lun_registry(&self) -> PathBuf {
+        self.text("lun.registry").into()
+    }
+
+    /// Name of this host at iSCSI targets.
+    pub fn iscsi_initiator_name(&self) -> &str {
+        self.text("iscsi.initiator-name")
+    }
+
+    /// File with the CHAP secret.
+    pub fn iscsi_chap_secret_file(&self) -> Option<PathBuf> {
+        let path = self.text("iscsi.chap-secret-file");
+        (!path.is_empty()).then(|| path.into())
+    }
+
+    /// CRC32C of headers and data.
+    pub fn iscsi_digests(&self) -> bool {
+        self.text("iscsi.digests") == "true"
+    }
+
+    /// Fence lost paths by reservations.
+    pub fn iscsi_persistent_reservations(&self) -> bool {
+        self.text("iscsi.persistent-reservations") == "true"
     }
 
     /// Level of the log.

@@ -4,14 +4,13 @@
 //! length of one header operation; keys can be added to an attached volume under it. The *open
 //! lock* is held for as long as a volume is attached, or while a command replaces or destroys it.
 
+use crate::device::{self, Disk, Guard, Share};
 use crate::{Error, Result, Settings, signature};
-use block::BlockDevice;
 use crypt::{CryptDevice, Identified, Role, Unlocked, Volume};
 use keyring::{Keyring, Private};
-use path_file::{FileDevice, Lock};
+use path_file::FileDevice;
 use secret::SecretBytes;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a command means to do with a volume.
@@ -29,37 +28,34 @@ pub enum Intent {
 pub struct Held {
     /// The volume.
     pub volume: Volume,
-    /// The file or disk that it is in.
-    pub file: Arc<FileDevice>,
-    _guard: path_file::HeaderGuard,
+    /// The file, disk or LUN that it is in.
+    pub disk: Disk,
+    _guard: Guard,
 }
 
-/// Opens the file or disk at `path` alone, without looking at what it holds.
-pub fn open_file(path: &Path, intent: Intent) -> Result<Arc<FileDevice>> {
-    let options = path_file::Options {
-        read_only: intent == Intent::Look,
-        lock: if intent == Intent::Replace {
-            Lock::Exclusive
-        } else {
-            Lock::None
-        },
-        ..path_file::Options::default()
+/// Opens the DEVICE `path` alone, without looking at what it holds.
+///
+/// # Errors
+/// Those of [`device::open`].
+pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Disk> {
+    let share = match intent {
+        Intent::Replace => Share::Exclusive,
+        Intent::Look | Intent::ChangeHeader => Share::All,
     };
-    Ok(FileDevice::open(path, &options)?)
+    device::open(path, settings, intent == Intent::Look, share)
 }
 
-/// Opens the volume at `path`.
+/// Opens the volume on the DEVICE `path`.
 ///
 /// # Errors
 /// What is no volume, is damaged beyond reading, or is held by somebody else.
-pub fn hold(path: &Path, intent: Intent) -> Result<Held> {
-    let file = open_file(path, intent)?;
-    let guard = file.header_lock(intent != Intent::Look)?;
-    let device: Arc<dyn BlockDevice> = file.clone();
-    let volume = Volume::open(device)?;
+pub fn hold(path: &Path, intent: Intent, settings: &Settings) -> Result<Held> {
+    let disk = open_disk(path, intent, settings)?;
+    let guard = disk.header_lock(intent != Intent::Look)?;
+    let volume = Volume::open(disk.device())?;
     Ok(Held {
         volume,
-        file,
+        disk,
         _guard: guard,
     })
 }
@@ -97,7 +93,8 @@ pub fn create(
         .iter()
         .map(|name| Ok(Identified::of(name, keyring.recipient(name)?)))
         .collect::<Result<Vec<_>>>()?;
-    let (file, made) = match (create.path.exists(), create.size) {
+    let there = create.path.exists() || device::is_lun(create.path);
+    let (disk, made) = match (there, create.size) {
         (false, None) => {
             return Err(Error::NotFound(format!(
                 "{} does not exist; --size SIZE makes a file of that size",
@@ -106,7 +103,12 @@ pub fn create(
         }
         (false, Some(size)) => {
             let file = FileDevice::create(create.path, size, &path_file::Options::default())?;
-            (file, true)
+            (Disk::File(file), true)
+        }
+        (true, Some(_)) if device::is_lun(create.path) => {
+            return Err(Error::Usage(
+                "--size makes files; the size of a LUN is its target's to give".into(),
+            ));
         }
         (true, Some(_)) if create.path.is_file() && !create.force => {
             return Err(Error::Usage(format!(
@@ -114,9 +116,9 @@ pub fn create(
                 create.path.display()
             )));
         }
-        (true, _) => (open_file(create.path, Intent::Replace)?, false),
+        (true, _) => (open_disk(create.path, Intent::Replace, settings)?, false),
     };
-    let result = format_over(create, &file, made, &owner, &recovery, settings);
+    let result = format_over(create, &disk, made, &owner, &recovery, settings);
     if result.is_err() && made {
         let _ = std::fs::remove_file(create.path);
     }
@@ -125,14 +127,19 @@ pub fn create(
 
 fn format_over(
     create: &Create<'_>,
-    file: &Arc<FileDevice>,
+    disk: &Disk,
     made: bool,
     owner: &Identified,
     recovery: &[Identified],
     settings: &Settings,
 ) -> Result<(Held, Option<PathBuf>)> {
-    let guard = file.header_lock(true)?;
-    let found = if made { None } else { signature::find(file)? };
+    let guard = disk.header_lock(true)?;
+    let device = disk.device();
+    let found = if made {
+        None
+    } else {
+        signature::find(&*device)?
+    };
     if let Some(found) = found
         && !create.force
     {
@@ -142,21 +149,20 @@ fn format_over(
             found: found.into(),
         });
     }
-    let overwritten = crypt::overwritten_by_format(file.info().size);
+    let overwritten = crypt::overwritten_by_format(device.info().size);
     let backup = match found {
         Some(_) => {
             let mut old = vec![0; overwritten as usize];
-            block::Blocking::open(file)?.read_at(0, &mut old)?;
+            block::Blocking::open(&*device)?.read_at(0, &mut old)?;
             Some(save_backup(settings, create.path, "overwritten", &old)?)
         }
         None => None,
     };
-    let device: Arc<dyn BlockDevice> = file.clone();
     let volume = Volume::create(device, &create.format, owner, recovery)?;
     Ok((
         Held {
             volume,
-            file: Arc::clone(file),
+            disk: disk.clone(),
             _guard: guard,
         },
         backup,
@@ -368,6 +374,8 @@ pub struct Open {
     pub role: Role,
     /// Whether the file is read past the page cache.
     pub direct: bool,
+    /// What it lies on.
+    pub disk: Disk,
     /// What the person who attaches should know.
     pub warning: Option<String>,
 }
@@ -390,23 +398,17 @@ pub fn open(
     opener: &Opener,
     source: &KeySource,
     options: OpenOptions,
+    settings: &Settings,
 ) -> Result<Open> {
-    let file_options = path_file::Options {
-        read_only: options.read_only,
-        lock: if options.read_only {
-            Lock::Shared
-        } else {
-            Lock::Exclusive
-        },
-        ..path_file::Options::default()
+    let share = match options.read_only {
+        true => Share::Readers,
+        false => Share::Exclusive,
     };
-    let file = FileDevice::open(path, &file_options)?;
-    let direct = file.direct();
-    let device: Arc<dyn BlockDevice> = file.clone();
+    let disk = device::open(path, settings, options.read_only, share)?;
     let volume = {
         // The header is read once, under its lock; from here on only this copy is used.
-        let _guard = file.header_lock(false)?;
-        Volume::open(device)?
+        let _guard = disk.header_lock(false)?;
+        Volume::open(disk.device())?
     };
     let unlocked = opener.unlock(&volume, source, crypt::Action::Attach)?;
     let warning = unlocked.seal.warning();
@@ -424,7 +426,8 @@ pub fn open(
         key_bits: volume.key_bits(),
         keyslot: unlocked.keyslot,
         role: unlocked.role,
-        direct,
+        direct: disk.direct(),
+        disk,
         warning,
     };
     secret::burn_stack();

@@ -18,11 +18,13 @@ the folder that `evfs config show` calls run.dir.
 Examples:
   evfs attach disk.img --loop --background          a block device (needs root)
   evfs attach disk.img --nbd-unix /tmp/disk.sock    for qemu, nbdcopy, nbd-client
-  evfs attach disk.img --fuse /mnt/disk             one file, /mnt/disk/disk")]
+  evfs attach disk.img --fuse /mnt/disk             one file, /mnt/disk/disk
+  evfs attach nbd://a/x+nbd://b/x --name x          two paths to one LUN")]
 pub struct Args {
-    /// File or disk that holds the volume
+    /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://..., diskN;
+    /// several joined by + are paths of one LUN
     device: PathBuf,
-    /// Name of the attached volume [default: the file name without extension]
+    /// Name of the attached volume [default: from the device's]
     #[arg(long, value_name = "N")]
     name: Option<String>,
     /// NBD over TCP at this address; anything but loopback needs --tls-cert
@@ -128,8 +130,14 @@ pub fn start(
         read_only: spec.read_only,
         allow_discards: spec.allow_discards,
     };
-    let open = open(&spec.device, &context.opener(), source, options)?;
-    Attachment::start(spec, open, run_dir)
+    let open = open(
+        &spec.device,
+        &context.opener(),
+        source,
+        options,
+        &context.settings,
+    )?;
+    Attachment::start(spec, open, run_dir, &context.settings)
 }
 
 /// Says what is attached where, and lets go of the terminal if this is to be in the background.

@@ -18,7 +18,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     control::ask(
         &context.settings.run_dir(),
         &args.name,
-        control::Ask::Detach,
+        &control::Ask::Detach,
     )?;
     output::show(context.json, &json!({ "detached": args.name }), || {
         format!("detached {}", args.name)

@@ -6,6 +6,8 @@ mod config;
 mod detach;
 mod key;
 mod lab;
+mod lun;
+mod path;
 mod quickstart;
 mod stats;
 mod status;
@@ -51,6 +53,12 @@ pub enum Command {
     Status,
     /// Show the counters of an attached volume
     Stats(stats::Args),
+    /// Find LUNs, show them, and set their attributes
+    #[command(subcommand)]
+    Lun(lun::Command),
+    /// Add, remove, enable and disable the paths of a LUN
+    #[command(subcommand)]
+    Path(path::Command),
     /// Attach all volumes of a configuration file
     Up(up::UpArgs),
     /// Detach everything that `up` attached
@@ -76,6 +84,8 @@ impl Command {
             Command::Detach(args) => detach::run(context, args),
             Command::Status => status::run(context),
             Command::Stats(args) => stats::run(context, args),
+            Command::Lun(command) => lun::run(context, command),
+            Command::Path(command) => path::run(context, command),
             Command::Up(args) => up::up(context, args),
             Command::Down => up::down(context),
             Command::Config(command) => config::run(context, command),

@@ -10,7 +10,7 @@ pub fn run(context: &Context) -> Result<u8> {
     let dir = context.settings.run_dir();
     let volumes: Vec<Value> = control::names(&dir)
         .iter()
-        .filter_map(|name| control::ask(&dir, name, control::Ask::Status).ok())
+        .filter_map(|name| control::ask(&dir, name, &control::Ask::Status).ok())
         .collect();
     output::show(context.json, &json!({ "volumes": volumes }), || {
         if volumes.is_empty() {

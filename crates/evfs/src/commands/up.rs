@@ -60,13 +60,13 @@ pub fn down(context: &Context) -> Result<u8> {
     let mut detached = Vec::new();
     let mut failed: Option<Error> = None;
     for name in control::names(&dir) {
-        let Ok(status) = control::ask(&dir, &name, control::Ask::Status) else {
+        let Ok(status) = control::ask(&dir, &name, &control::Ask::Status) else {
             continue;
         };
         if status["config"] == Value::Null {
             continue;
         }
-        match control::ask(&dir, &name, control::Ask::Detach) {
+        match control::ask(&dir, &name, &control::Ask::Detach) {
             Ok(_) => detached.push(name),
             Err(error) => {
                 output::say(context.json, &format!("{name}: {error}"));

@@ -6,7 +6,7 @@ use crate::output;
 use clap::Subcommand;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
-use stack::volume::{Create, Intent, create, hold, open_file, save_backup, write_new};
+use stack::volume::{Create, Intent, create, hold, open_disk, save_backup, write_new};
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -183,7 +183,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
 }
 
 fn info(context: &Context, device: &Path) -> Result<u8> {
-    let held = hold(device, Intent::Look)?;
+    let held = hold(device, Intent::Look, &context.settings)?;
     output::show(context.json, &volume_value(&held.volume), || {
         volume_text(&held.volume)
     });
@@ -191,9 +191,9 @@ fn info(context: &Context, device: &Path) -> Result<u8> {
 }
 
 fn check(context: &Context, device: &Path) -> Result<u8> {
-    let file = open_file(device, Intent::Look)?;
-    let _guard = file.header_lock(false)?;
-    let report = crypt::check(file.clone())?;
+    let disk = open_disk(device, Intent::Look, &context.settings)?;
+    let _guard = disk.header_lock(false)?;
+    let report = crypt::check(disk.device())?;
     let copy = |c: &CopyReport| match c {
         CopyReport::Valid { seqid } => format!("valid, sequence id {seqid}"),
         CopyReport::Damaged { why } => format!("damaged: {why}"),
@@ -227,12 +227,12 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
 
 fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) -> Result<u8> {
     let mut done = {
-        let file = open_file(device, Intent::ChangeHeader)?;
-        let _guard = file.header_lock(true)?;
-        crypt::repair(file.clone())?
+        let disk = open_disk(device, Intent::ChangeHeader, &context.settings)?;
+        let _guard = disk.header_lock(true)?;
+        crypt::repair(disk.device())?
     };
     if reseal {
-        let mut held = hold(device, Intent::ChangeHeader)?;
+        let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
         let source = unlock.source(&volume_name(device))?;
         let unlocked = context
             .opener()
@@ -251,7 +251,7 @@ fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) ->
 
 fn set_owner(context: &Context, device: &Path, name: &str, unlock: &OwnerArgs) -> Result<u8> {
     let recipient = context.keyring().recipient(name)?;
-    let mut held = hold(device, Intent::ChangeHeader)?;
+    let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
     let source = unlock.source(&volume_name(device))?;
     let unlocked = context
         .opener()
@@ -265,7 +265,7 @@ fn set_owner(context: &Context, device: &Path, name: &str, unlock: &OwnerArgs) -
 }
 
 fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
-    let held = hold(device, Intent::Look)?;
+    let held = hold(device, Intent::Look, &context.settings)?;
     let bytes = held.volume.backup()?;
     write_new(to, &bytes)?;
     let value = json!({ "backup": to, "bytes": bytes.len() });
@@ -282,9 +282,9 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
 fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result<u8> {
     let bytes =
         std::fs::read(from).map_err(|e| Error::io("cannot read the header backup", from, e))?;
-    let file = open_file(device, Intent::Replace)?;
-    let _guard = file.header_lock(true)?;
-    let plan = crypt::plan_restore(file.clone(), &bytes)?;
+    let disk = open_disk(device, Intent::Replace, &context.settings)?;
+    let _guard = disk.header_lock(true)?;
+    let plan = crypt::plan_restore(disk.device(), &bytes)?;
     if let Some(why) = &plan.objection
         && !force
     {
@@ -311,7 +311,7 @@ fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result
 }
 
 fn erase(context: &Context, device: &Path, force: bool, unlock: &OwnerArgs) -> Result<u8> {
-    let mut held = hold(device, Intent::Replace)?;
+    let mut held = hold(device, Intent::Replace, &context.settings)?;
     if !force {
         let source = unlock.source(&volume_name(device))?;
         context

@@ -69,7 +69,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             which,
             unlock,
         } => {
-            let mut held = hold(&device, Intent::ChangeHeader)?;
+            let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
             let keyslot = held.volume.find_key(&which)?;
             let source = unlock.source(&volume_name(&device))?;
             let unlocked = context
@@ -82,7 +82,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             Ok(exit::OK)
         }
         Command::List { device } => {
-            let keys = hold(&device, Intent::Look)?.volume.keys();
+            let keys = hold(&device, Intent::Look, &context.settings)?
+                .volume
+                .keys();
             let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
             output::show(context.json, &value, || {
                 keys.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -113,7 +115,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         _ => unreachable!("clap asks for one of the group"),
     };
     let source = args.unlock.source(&volume_name(&args.device))?;
-    let mut held = hold(&args.device, Intent::ChangeHeader)?;
+    let mut held = hold(&args.device, Intent::ChangeHeader, &context.settings)?;
     let unlocked = context
         .opener()
         .unlock(&held.volume, &source, Action::ChangeKeys)?;

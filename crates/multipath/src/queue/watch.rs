@@ -3,6 +3,7 @@
 use super::{LunQueue, Owner, TICK};
 use crate::link::{Link, LinkState};
 use crate::policy::Nanos;
+use crate::state::{WaitingIo, lock};
 use block::{Buf, Error, ErrorKind, Op};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +15,8 @@ const OWN_STALL: Nanos = 25_000_000;
 const PROBE_BYTES: usize = 4096;
 /// Time between two looks at latencies.
 const LEARN_EVERY: Nanos = 500_000_000;
+/// I/Os that are noted as waiting.
+const SHOWN_MAX: usize = 64;
 
 impl LunQueue {
     pub(super) fn tick(&mut self, now: Nanos) {
@@ -48,6 +51,7 @@ impl LunQueue {
         }
         self.release_held(now);
         self.give_up_waiting(now);
+        self.show_waiting(now);
     }
 
     fn watch_link(
@@ -168,6 +172,33 @@ impl LunQueue {
             let op = job.op.take().unwrap_or(Op::Flush);
             let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
             self.finish(slot, op, Err(error), now);
+        }
+    }
+
+    /// Leaves a note of what waits, for whoever asks.
+    fn show_waiting(&self, now: Nanos) {
+        let mut shown = lock(&self.shared.shown);
+        shown.clear();
+        let no_path = match self.stranded {
+            Some(_) => "no path is up",
+            None => "every path is at its limit, or is not for this",
+        };
+        let held = "an older write to the same blocks, lost on the way, may still arrive";
+        let waiting = self.waiting.iter().map(|slot| (slot, no_path));
+        let held = self.held.iter().map(|slot| (slot, held));
+        for (slot, why) in waiting.chain(held).take(SHOWN_MAX) {
+            let job = self.jobs[*slot as usize].1.as_ref();
+            let Some((job, op)) = job.and_then(|j| Some((j, j.op.as_ref()?))) else {
+                continue;
+            };
+            let (offset, len) = op.range().unwrap_or((0, 0));
+            shown.push(WaitingIo {
+                op: op.kind().to_string(),
+                offset,
+                len,
+                age_ms: now.saturating_sub(job.first) / 1_000_000,
+                why,
+            });
         }
     }
 }

@@ -1,0 +1,365 @@
+//! `evfs lun`: LUNs, their names, attributes and state.
+
+use super::Context;
+use crate::output;
+use serde_json::{Value, json};
+use stack::{Result, exit, lun};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Find LUNs and give them names
+    #[command(after_help = "Examples:
+  evfs lun scan 192.0.2.1:3260                          all units of all targets of a portal
+  evfs lun scan nbd://192.0.2.1/disk nbd://192.0.2.2/disk
+Paths with one world-wide ID that is their own become one LUN. An ID that many could have (tgtd's
+default) makes nobody the same: join such paths by hand, A+B, and they are proven by a nonce.")]
+    Scan {
+        /// Addresses, or iSCSI portals (HOST:PORT)
+        #[arg(required = true)]
+        places: Vec<String>,
+    },
+    /// List the LUNs that are known
+    List {
+        /// Show which legacy name and address leads to which LUN
+        #[arg(long)]
+        map: bool,
+    },
+    /// Show a LUN: identity, paths, state, failover log
+    Show { lun: String },
+    /// Show the counters of a LUN's paths
+    Stat {
+        lun: String,
+        /// Print again every second
+        #[arg(long, conflicts_with = "clear")]
+        watch: bool,
+        /// Set them to zero
+        #[arg(long)]
+        clear: bool,
+    },
+    /// Show attributes: current, saved and default value
+    Get {
+        lun: String,
+        /// Only this one
+        attribute: Option<String>,
+    },
+    /// Change an attribute of an open LUN, until it is opened again
+    Set {
+        lun: String,
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        value: (String, String),
+    },
+    /// Keep a value for every time; an empty one forgets it
+    Save {
+        lun: String,
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        value: (String, String),
+        /// For more than this LUN: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT
+        #[arg(long)]
+        scope: Option<String>,
+    },
+    /// Replay the recorded I/O through every policy, and say what each would gain
+    Advise { lun: String },
+    /// List the I/O that waits, and for what
+    Waiting { lun: String },
+}
+
+fn pair(text: &str) -> std::result::Result<(String, String), String> {
+    let (name, value) = text
+        .split_once('=')
+        .ok_or_else(|| "ATTRIBUTE=VALUE is expected".to_owned())?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    let settings = &context.settings;
+    match command {
+        Command::Scan { places } => return scan(context, &places),
+        Command::List { map } => {
+            let luns = lun::list(settings)?;
+            output::show(context.json, &json!({ "luns": luns }), || list(&luns, map));
+        }
+        Command::Show { lun } => {
+            let value = lun::show(settings, &lun)?;
+            output::show(context.json, &value, || show(&value));
+        }
+        Command::Stat {
+            lun, clear: true, ..
+        } => {
+            lun::clear(settings, &lun)?;
+            output::show(context.json, &json!({ "cleared": lun }), String::new);
+        }
+        Command::Stat { lun, watch, .. } => loop {
+            let value = lun::show(settings, &lun)?;
+            output::show(context.json, &value["paths"], || stat(&value));
+            if !watch {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        Command::Get { lun, attribute } => {
+            let rows = lun::get(settings, &lun, attribute.as_deref())?;
+            let value = json!({ "lun": lun, "attributes": rows });
+            output::show(context.json, &value, || attributes(&rows));
+        }
+        Command::Set { lun, value } => {
+            lun::set(settings, &lun, &value.0, &value.1)?;
+            output::show(context.json, &json!({ "set": value.0 }), String::new);
+        }
+        Command::Save { lun, value, scope } => {
+            lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
+            output::show(context.json, &json!({ "saved": value.0 }), String::new);
+        }
+        Command::Advise { lun } => {
+            let value = lun::advise(settings, &lun)?;
+            let text = value["text"].as_str().unwrap_or_default().to_owned();
+            output::show(context.json, &value, || text);
+        }
+        Command::Waiting { lun } => {
+            let value = lun::waiting(settings, &lun)?;
+            output::show(context.json, &json!({ "waiting": value }), || {
+                waiting(&value)
+            });
+        }
+    }
+    Ok(exit::OK)
+}
+
+/// Places asked before words are said about how far it is.
+const SCAN_QUIET: usize = 16;
+
+fn scan(context: &Context, places: &[String]) -> Result<u8> {
+    let tell = |done: usize, all: usize| {
+        if all > SCAN_QUIET && (done.is_multiple_of(SCAN_QUIET) || done == all) {
+            output::say(context.json, &format!("{done} of {all} places answered"));
+        }
+    };
+    let found = lun::scan(&context.settings, places, &tell)?;
+    output::show(context.json, &json!({ "found": found }), || {
+        let mut text = format!("{:<8} {:<10} {}\n", "LUN", "SIZE", "ADDRESS");
+        for f in &found {
+            let name = f.lun.as_deref().unwrap_or("-");
+            let _ = writeln!(text, "{name:<8} {:<10} {}", output::size(f.size), f.address);
+            if let Some(why) = &f.error {
+                let _ = writeln!(text, "{:<8} {why}", "");
+            }
+        }
+        if found.iter().any(|f| f.generic) {
+            text.push_str(
+                "An ID that others may have makes a LUN of each path; join those that are one by +.\n",
+            );
+        }
+        text
+    });
+    Ok(match found.iter().any(|f| f.lun.is_some()) {
+        true => exit::OK,
+        false => exit::NOT_FOUND,
+    })
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or("-")
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or(0)
+}
+
+fn paths(lun: &Value) -> &[Value] {
+    lun["paths"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn list(luns: &[Value], map: bool) -> String {
+    let mut out = String::new();
+    if !map {
+        let _ = writeln!(
+            out,
+            "{:<8} {:<9} {:<10} {:<6} WWID",
+            "LUN", "HEALTH", "SIZE", "PATHS"
+        );
+    }
+    for lun in luns {
+        let name = text(lun, "name");
+        if map {
+            for path in paths(lun) {
+                let (legacy, address) = (text(path, "legacy"), text(path, "name"));
+                let _ = writeln!(out, "{name:<8} {legacy:<10} {address}");
+            }
+            continue;
+        }
+        let size = output::size(number(lun, "size"));
+        let (health, wwid) = (text(lun, "health"), text(lun, "wwid"));
+        let count = paths(lun).len();
+        let _ = writeln!(out, "{name:<8} {health:<9} {size:<10} {count:<6} {wwid}");
+    }
+    out
+}
+
+/// Fits 80 columns, but for addresses that do not.
+fn show(lun: &Value) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<10} {value}");
+    };
+    line(
+        "LUN",
+        format!("{}  {}", text(lun, "name"), text(lun, "health")),
+    );
+    line("WWID", text(lun, "wwid").to_owned());
+    let device = format!("{} {}", text(lun, "vendor"), text(lun, "product"));
+    line(
+        "device",
+        format!("{device}, serial {}", text(lun, "serial")),
+    );
+    let size = output::size(number(lun, "size"));
+    line(
+        "size",
+        format!("{size}, blocks of {} bytes", number(lun, "block_size")),
+    );
+    if lun["open"] == true {
+        line("policy", text(lun, "policy").to_owned());
+        let waits = format!(
+            "{} for a path, {} for a lost write",
+            number(lun, "waiting"),
+            number(lun, "held")
+        );
+        line("waiting", waits);
+    }
+    let _ = writeln!(
+        out,
+        "\n{:<10} {:<12} {:>6} {:>9} {:>9} {:>7} {:>8} {:>9}",
+        "PATH", "STATE", "QUEUED", "READS", "WRITES", "RETRIED", "LOST", "P99"
+    );
+    for path in paths(lun) {
+        let p99 = format!("{} us", number(path, "p99_us"));
+        let _ = writeln!(
+            out,
+            "{:<10} {:<12} {:>6} {:>9} {:>9} {:>7} {:>8} {p99:>9}",
+            text(path, "legacy"),
+            text(path, "state"),
+            number(path, "in_flight"),
+            number(path, "reads"),
+            number(path, "writes"),
+            number(path, "retried"),
+            number(path, "offline_events"),
+        );
+        let _ = writeln!(out, "  {}", text(path, "name"));
+        if let Some(why) = path["why"].as_str() {
+            let _ = writeln!(out, "  {why}");
+        }
+    }
+    let log = lun["log"].as_array().map_or(&[][..], Vec::as_slice);
+    if !log.is_empty() {
+        let _ = writeln!(out, "\nFAILOVER LOG (newest last)");
+    }
+    for event in log.iter().rev().take(10).rev() {
+        let stall = match number(event, "stall_us") {
+            0 => String::new(),
+            us => format!(", longest stall {:.1} ms", us as f64 / 1000.0),
+        };
+        let moved = match number(event, "moved") {
+            0 => String::new(),
+            n => format!(" ({n} I/Os moved{stall})"),
+        };
+        let time = clock(number(event, "at_ms"));
+        let _ = writeln!(out, "{time} {}", text(event, "path"));
+        let _ = writeln!(out, "  {}{moved}", text(event, "what"));
+    }
+    out
+}
+
+/// Time of day in UTC.
+fn clock(ms: u64) -> String {
+    let secs = ms / 1000 % 86_400;
+    format!(
+        "{:02}:{:02}:{:02}.{:03}Z",
+        secs / 3600,
+        secs / 60 % 60,
+        secs % 60,
+        ms % 1000
+    )
+}
+
+/// The counters that `scsimgr get_stat` has, a column for each path.
+fn stat(lun: &Value) -> String {
+    const ROWS: &[(&str, &str)] = &[
+        ("reads", "reads"),
+        ("writes", "writes"),
+        ("bytes read", "bytes_read"),
+        ("bytes written", "bytes_written"),
+        ("in flight", "in_flight"),
+        ("failures", "failures"),
+        ("retried", "retried"),
+        ("timeouts", "timeouts"),
+        ("busy", "busy"),
+        ("connections lost", "offline_events"),
+        ("connections made", "online_events"),
+        ("suspected", "suspect_events"),
+        ("late answers", "late_answers"),
+        ("p50, us", "p50_us"),
+        ("p99, us", "p99_us"),
+    ];
+    let mut out = format!("{:<18}", "");
+    for path in paths(lun) {
+        let _ = write!(out, "{:>14}", text(path, "legacy"));
+    }
+    out.push('\n');
+    for (name, key) in ROWS {
+        let _ = write!(out, "{name:<18}");
+        for path in paths(lun) {
+            let _ = write!(out, "{:>14}", number(path, key));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn attributes(rows: &[lun::AttributeRow]) -> String {
+    let mut out = format!(
+        "{:<24} {:<16} {:<16} {:<16} {}\n",
+        "ATTRIBUTE", "CURRENT", "SAVED", "DEFAULT", "FROM"
+    );
+    for row in rows {
+        let dash = |text: &str| {
+            if text.is_empty() {
+                "-".to_owned()
+            } else {
+                text.to_owned()
+            }
+        };
+        let _ = writeln!(
+            out,
+            "{:<24} {:<16} {:<16} {:<16} {}",
+            row.name,
+            dash(row.current.as_deref().unwrap_or_default()),
+            dash(&row.saved),
+            dash(&row.default),
+            row.origin
+        );
+    }
+    if let [row] = rows {
+        let _ = writeln!(out, "{}", row.help);
+    }
+    out
+}
+
+fn waiting(value: &Value) -> String {
+    let all = value.as_array().map_or(&[][..], Vec::as_slice);
+    if all.is_empty() {
+        return "nothing waits".into();
+    }
+    let mut out = String::new();
+    for io in all {
+        let _ = writeln!(
+            out,
+            "{:<12} {:>9} bytes at {:<14} {:>7} ms  {}",
+            text(io, "op"),
+            number(io, "len"),
+            number(io, "offset"),
+            number(io, "age_ms"),
+            text(io, "why")
+        );
+    }
+    out
+}

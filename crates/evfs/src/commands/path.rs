@@ -1,0 +1,62 @@
+//! `evfs path`: the paths of a LUN.
+
+use super::Context;
+use crate::output;
+use serde_json::json;
+use stack::lun::PathVerb;
+use stack::{Result, exit, lun};
+
+#[derive(clap::Args)]
+pub struct Which {
+    /// Name of the LUN, as `evfs lun list` shows it
+    lun: String,
+    /// Address of the path, or its legacy name (cXtYdZ)
+    path: String,
+}
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Make an address a path of a LUN; it is used once it is proven
+    Add {
+        lun: String,
+        /// A URI, a file or a block device
+        path: String,
+    },
+    /// Take a path out of a LUN
+    Remove {
+        #[command(flatten)]
+        which: Which,
+        /// Even the last one that works
+        #[arg(long)]
+        force: bool,
+    },
+    /// Take a path into use again
+    Enable(Which),
+    /// Take a path out of use
+    Disable {
+        #[command(flatten)]
+        which: Which,
+        /// Even the last one that works
+        #[arg(long)]
+        force: bool,
+    },
+    /// Accept the disk that answers on a path that was refused (AUTH_FAILED)
+    ReplaceWwid(Which),
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    let (verb, lun, path, force) = match command {
+        Command::Add { lun, path } => (PathVerb::Add, lun, path, false),
+        Command::Remove { which, force } => (PathVerb::Remove, which.lun, which.path, force),
+        Command::Enable(which) => (PathVerb::Enable, which.lun, which.path, false),
+        Command::Disable { which, force } => (PathVerb::Disable, which.lun, which.path, force),
+        Command::ReplaceWwid(which) => (PathVerb::ReplaceWwid, which.lun, which.path, false),
+    };
+    lun::path(&context.settings, &lun, verb, &path, force)?;
+    output::show(
+        context.json,
+        &json!({ "lun": lun, "path": path }),
+        String::new,
+    );
+    Ok(exit::OK)
+}

@@ -1,0 +1,473 @@
+//! DEVICE, everywhere: a file, a block device, `nbd://...`, `nbd+unix://...`,
+//! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
+
+use crate::registry::{KnownLun, Registry, unknown};
+use crate::{Error, Result, Settings};
+use block::{BlockDevice, Identity, Lunpath};
+use multipath::topology::Topology;
+use multipath::{Config, Lun, PathSpec, Proof};
+use path_file::{FileDevice, FilePath, HeaderGuard};
+use path_iscsi::IscsiPath;
+use path_nbd::{NbdPath, NbdUri};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long one attempt at a connection may take.
+pub const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Who else may have the device open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// Nobody.
+    Exclusive,
+    /// Readers.
+    Readers,
+    /// Anybody.
+    All,
+}
+
+/// A device that was opened by its name.
+#[derive(Clone)]
+pub enum Disk {
+    /// A file or block device, by itself.
+    File(Arc<FileDevice>),
+    /// A LUN.
+    Lun(Arc<OpenLun>),
+}
+
+/// A LUN that is open here.
+pub struct OpenLun {
+    lun: Lun,
+    /// The whole LUN, or what a legacy name of it gives.
+    view: Option<multipath::LegacyLun>,
+    lock: PathBuf,
+    _open: Option<File>,
+}
+
+impl OpenLun {
+    /// The LUN.
+    pub fn lun(&self) -> &Lun {
+        &self.lun
+    }
+}
+
+impl BlockDevice for OpenLun {
+    fn info(&self) -> &block::DeviceInfo {
+        self.lun.info()
+    }
+
+    fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
+        match &self.view {
+            Some(view) => view.queue(),
+            None => self.lun.queue(),
+        }
+    }
+}
+
+/// A header lock: `cryptsetup`'s on a file, our own on a LUN, which lies on no file.
+pub enum Guard {
+    /// On a file.
+    File(HeaderGuard),
+    /// On a LUN.
+    Lun(File),
+}
+
+impl Disk {
+    /// The device.
+    pub fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Disk::File(file) => Arc::clone(file) as _,
+            Disk::Lun(lun) => Arc::clone(lun) as _,
+        }
+    }
+
+    /// The LUN, if it is one.
+    pub fn lun(&self) -> Option<&Arc<OpenLun>> {
+        match self {
+            Disk::File(_) => None,
+            Disk::Lun(lun) => Some(lun),
+        }
+    }
+
+    /// Whether the page cache is passed by. A LUN has none on this side.
+    pub fn direct(&self) -> bool {
+        match self {
+            Disk::File(file) => file.direct(),
+            Disk::Lun(_) => true,
+        }
+    }
+
+    /// Takes the header lock.
+    ///
+    /// # Errors
+    /// Somebody holds it.
+    pub fn header_lock(&self, exclusive: bool) -> Result<Guard> {
+        match self {
+            Disk::File(file) => Ok(Guard::File(file.header_lock(exclusive)?)),
+            Disk::Lun(lun) => Ok(Guard::Lun(take(&lun.lock, "header", exclusive)?)),
+        }
+    }
+}
+
+/// A lock between the processes of this machine.
+fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
+    let path = base.with_extension(what);
+    let failed = |e| Error::io("cannot lock", &path, e);
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    let until = std::time::Instant::now() + Duration::from_secs(1);
+    loop {
+        let taken = match exclusive {
+            true => file.try_lock(),
+            false => file.try_lock_shared(),
+        };
+        match taken {
+            Ok(()) => return Ok(file),
+            // A process that was killed may take a moment to go.
+            Err(std::fs::TryLockError::WouldBlock) if std::time::Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let name = base.file_stem().unwrap_or_default().to_string_lossy();
+                return Err(Error::Busy(format!(
+                    "{name} is in use by another process of this machine; `evfs status` shows by which"
+                )));
+            }
+            Err(std::fs::TryLockError::Error(e)) => return Err(failed(e)),
+        }
+    }
+}
+
+/// Whether a name is one that the registry gives.
+fn is_lun_name(name: &str) -> bool {
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    let legacy = || {
+        let (c, rest) = name.strip_prefix('c')?.split_once('t')?;
+        let (t, d) = rest.split_once('d')?;
+        Some(digits(c) && digits(t) && digits(d))
+    };
+    name.strip_prefix("disk").is_some_and(digits) || legacy() == Some(true)
+}
+
+fn is_uri(name: &str) -> bool {
+    NbdUri::is_one(name) || name.starts_with("iscsi://")
+}
+
+/// The addresses that a DEVICE names, if it names a LUN and not one file. A name that is a file is
+/// that file.
+fn addresses(device: &Path) -> Option<Vec<String>> {
+    let text = device.to_str()?;
+    if device.exists() {
+        return None;
+    }
+    if is_lun_name(text) {
+        return Some(vec![text.to_owned()]);
+    }
+    // A `+` within a URI (`nbd+unix`) joins nothing: what follows one that joins begins anew.
+    let mut parts: Vec<String> = Vec::new();
+    for piece in text.split('+') {
+        let inside = parts
+            .last()
+            .is_some_and(|p| matches!(p.as_str(), "nbd" | "nbds"));
+        match parts.last_mut() {
+            Some(last) if inside => *last = format!("{last}+{piece}"),
+            _ => parts.push(piece.to_owned()),
+        }
+    }
+    let one = |p: &String| is_uri(p) || is_lun_name(p) || Path::new(p).exists();
+    let several = parts.len() > 1 && parts.iter().all(one);
+    (several || is_uri(text)).then_some(parts)
+}
+
+/// Whether a DEVICE names a LUN, by address or by name.
+pub fn is_lun(device: &Path) -> bool {
+    addresses(device).is_some()
+}
+
+/// A name for what is attached from a DEVICE, where the user gives none.
+pub fn default_name(device: &Path) -> String {
+    let Some(first) = addresses(device).and_then(|a| a.into_iter().next()) else {
+        let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned());
+        return stem.unwrap_or_default();
+    };
+    let plain = first.split('?').next().unwrap_or_default();
+    let mut last = plain.rsplit('/').filter(|s| !s.is_empty());
+    let name = match first.starts_with("iscsi://") {
+        true => last.nth(1),
+        false => last
+            .next()
+            .filter(|_| is_lun_name(&first) || plain.matches('/').count() > 2),
+    };
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let name: String = name
+        .unwrap_or("volume")
+        .chars()
+        .filter(|c| good(*c))
+        .collect();
+    name.trim_start_matches(['.', '-'])
+        .chars()
+        .take(64)
+        .collect()
+}
+
+/// A path by its address.
+///
+/// # Errors
+/// It is none.
+pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Arc<dyn Lunpath>> {
+    if NbdUri::is_one(address) {
+        let options = path_nbd::Options {
+            read_only,
+            ..path_nbd::Options::default()
+        };
+        return Ok(Arc::new(NbdPath::new(NbdUri::parse(address)?, options)));
+    }
+    if address.starts_with("iscsi://") {
+        let options = iscsi_options(settings, read_only);
+        return Ok(Arc::new(IscsiPath::parse(address, options)?));
+    }
+    let options = path_file::Options {
+        read_only,
+        lock: match read_only {
+            true => path_file::Lock::Shared,
+            false => path_file::Lock::Exclusive,
+        },
+        ..path_file::Options::default()
+    };
+    Ok(Arc::new(FilePath::new(address.into(), options)))
+}
+
+/// How this host logs in to iSCSI targets.
+pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Options {
+    let digest = |on: bool| match on {
+        true => path_iscsi::DigestPolicy::Prefer,
+        false => path_iscsi::DigestPolicy::Never,
+    };
+    path_iscsi::Options {
+        initiator_name: settings.iscsi_initiator_name().to_owned(),
+        chap_secret_file: settings.iscsi_chap_secret_file(),
+        header_digest: digest(settings.iscsi_digests()),
+        data_digest: digest(settings.iscsi_digests()),
+        persistent_reservations: settings.iscsi_persistent_reservations() && !read_only,
+        read_only,
+        ..path_iscsi::Options::default()
+    }
+}
+
+/// Opens a DEVICE.
+///
+/// # Errors
+/// There is no such file or LUN, somebody else has it, or no path leads to it.
+pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -> Result<Disk> {
+    if let Some(addresses) = addresses(device) {
+        let open = open_lun(&addresses, settings, read_only, share)?;
+        return Ok(Disk::Lun(Arc::new(open)));
+    }
+    let options = path_file::Options {
+        read_only,
+        lock: match share {
+            Share::Exclusive => path_file::Lock::Exclusive,
+            Share::Readers => path_file::Lock::Shared,
+            Share::All => path_file::Lock::None,
+        },
+        ..path_file::Options::default()
+    };
+    Ok(Disk::File(FileDevice::open(device, &options)?))
+}
+
+fn open_lun(
+    addresses: &[String],
+    settings: &Settings,
+    read_only: bool,
+    share: Share,
+) -> Result<OpenLun> {
+    let file = settings.lun_registry();
+    let registry = Registry::load(&file)?;
+    let named = match addresses {
+        [one] => registry.find(one).cloned(),
+        _ => None,
+    };
+    let known = match (&named, addresses) {
+        (None, [one]) if is_lun_name(one) => return Err(unknown(one)),
+        (Some(known), _) => known.clone(),
+        (None, _) => enrol(addresses, &file, settings, read_only)?,
+    };
+    let lock = settings.run_dir().join(format!("lun-{}.lock", known.name));
+    crate::control::run_dir(&settings.run_dir())?;
+    let held = match share {
+        Share::Exclusive => Some(take(&lock, "open", true)?),
+        Share::Readers => Some(take(&lock, "open", false)?),
+        Share::All => None,
+    };
+    let lun = start(&known, &Registry::load(&file)?, settings, read_only)?;
+    // A legacy name, or an address that is not the whole LUN: multi-pathed or not, as it is set.
+    let view = match addresses {
+        [one] if *one != known.name => Some(lun.legacy(one)?),
+        _ => None,
+    };
+    Ok(OpenLun {
+        lun,
+        view,
+        lock,
+        _open: held,
+    })
+}
+
+/// Gives a name to what answers at these addresses, which become its paths.
+fn enrol(
+    addresses: &[String],
+    file: &Path,
+    settings: &Settings,
+    read_only: bool,
+) -> Result<KnownLun> {
+    let mut found: Option<Identity> = None;
+    let mut failures = Vec::new();
+    let mut paths = Vec::new();
+    for address in addresses {
+        if is_lun_name(address) {
+            let why =
+                format!("`{address}` is a LUN already; join addresses, or use its name alone");
+            return Err(Error::Usage(why));
+        }
+        let path = lunpath(address, settings, read_only)?;
+        paths.push((address.clone(), path.target_port()));
+        if found.is_none() {
+            match path.identify(CONNECT_WITHIN) {
+                Ok(identity) => found = Some(identity),
+                Err(error) => failures.push(error),
+            }
+        }
+    }
+    match (found, failures.into_iter().next()) {
+        (Some(identity), _) => Registry::update(file, |r| Ok(r.enrol(&identity, &paths))),
+        (None, Some(error)) => Err(error.into()),
+        (None, None) => Err(Error::Usage("no path is named".into())),
+    }
+}
+
+/// Opens a LUN that is known, over the paths that are in use.
+fn start(
+    known: &KnownLun,
+    registry: &Registry,
+    settings: &Settings,
+    read_only: bool,
+) -> Result<Lun> {
+    let mut paths = Vec::new();
+    for path in &known.paths {
+        paths.push(PathSpec {
+            path: lunpath(&path.address, settings, read_only)?,
+            legacy: path.legacy.clone(),
+            enabled: path.enabled,
+        });
+    }
+    let transport = paths.first().map_or("file", |p| p.path.transport().name());
+    let (attributes, _) = registry.attributes(known, transport)?;
+    let proof = match read_only || paths.len() < 2 {
+        true => Proof::Compare,
+        false => proof(&paths),
+    };
+    let topology = Topology::read(Path::new("/sys")).ok();
+    Ok(Lun::open(Config {
+        name: known.name.clone(),
+        attributes,
+        paths,
+        identity: Some(identity_of(known)),
+        proof,
+        connect_within: CONNECT_WITHIN,
+        own_cell: topology.and_then(|t| t.current_cell()),
+    })?)
+}
+
+fn identity_of(known: &KnownLun) -> Identity {
+    Identity {
+        wwid: known.wwid.clone(),
+        serial: known.serial.clone(),
+        vendor: known.vendor.clone(),
+        product: known.product.clone(),
+        size: known.size,
+        logical_block_size: known.block_size,
+        read_only: false,
+        access: block::Access::Optimized,
+    }
+}
+
+/// A path as a device by itself: a connection for each queue.
+struct OnePath {
+    path: Arc<dyn Lunpath>,
+    info: block::DeviceInfo,
+}
+
+impl OnePath {
+    fn open(path: Arc<dyn Lunpath>) -> Result<OnePath> {
+        let info = path.connect(CONNECT_WITHIN)?.info().clone();
+        Ok(OnePath { path, info })
+    }
+}
+
+impl BlockDevice for OnePath {
+    fn info(&self) -> &block::DeviceInfo {
+        &self.info
+    }
+
+    fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
+        self.path.connect(CONNECT_WITHIN)?.open()
+    }
+}
+
+/// Where on the LUN a nonce may be written: in a volume, a part of the keyslots area that no
+/// keyslot has. Without a volume nowhere.
+fn proof(paths: &[PathSpec]) -> Proof {
+    for spec in paths.iter().filter(|s| s.enabled) {
+        let Ok(one) = OnePath::open(Arc::clone(&spec.path)) else {
+            continue;
+        };
+        return match crypt::free_header_block(&one) {
+            Some(offset) => Proof::Nonce { offset },
+            None => Proof::Compare,
+        };
+    }
+    Proof::Compare
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_a_file_or_the_paths_of_a_lun() {
+        let parse = |text: &str| addresses(Path::new(text));
+        assert_eq!(parse("/dev/null"), None);
+        assert_eq!(parse("not-there.img"), None);
+        assert_eq!(parse("disk12"), Some(vec!["disk12".into()]));
+        assert_eq!(parse("c0t1d2"), Some(vec!["c0t1d2".into()]));
+        assert_eq!(parse("diskette"), None);
+        let unix = "nbd+unix:///e?socket=/a";
+        let both = format!("{unix}+nbd://h/x+iscsi://p/iqn.x/1+{unix}");
+        let parts = parse(&both).unwrap();
+        assert_eq!(parts, [unix, "nbd://h/x", "iscsi://p/iqn.x/1", unix]);
+        assert_eq!(parse("/dev/null+/dev/zero").unwrap().len(), 2);
+        assert_eq!(parse("/dev/null+/not/there"), None);
+    }
+
+    #[test]
+    fn what_is_attached_has_a_name() {
+        let name = |text: &str| default_name(Path::new(text));
+        assert_eq!(name("/srv/data.img"), "data");
+        assert_eq!(name("nbd+unix:///e?socket=/a+nbd://h/x"), "e");
+        assert_eq!(name("nbd://h:1/x"), "x");
+        assert_eq!(name("nbd://h:1/"), "volume");
+        assert_eq!(
+            name("iscsi://h/iqn.2026-01.org.evfs:d/1"),
+            "iqn.2026-01.org.evfsd"
+        );
+        assert_eq!(name("disk3"), "disk3");
+    }
+}

@@ -1,0 +1,392 @@
+//! The names of LUNs: which `diskN` is which, by which paths it was reached, and what was saved for
+//! it. A file of JSON, replaced as a whole under a lock; names survive restarts.
+
+use crate::{Error, Result};
+use block::Identity;
+use multipath::identity::is_generic;
+use multipath::{ATTRIBUTES, Attributes};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// Values by attribute name.
+pub type Values = BTreeMap<String, String>;
+
+/// A path as it is remembered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownPath {
+    /// What the user wrote: a URI or a file name.
+    pub address: String,
+    /// Legacy name, `cXtYdZ`.
+    pub legacy: String,
+    /// In use.
+    pub enabled: bool,
+}
+
+/// A LUN as it is remembered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownLun {
+    /// Persistent name, `diskN`.
+    pub name: String,
+    /// World-wide ID, where the target names one.
+    pub wwid: Option<String>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Vendor.
+    pub vendor: String,
+    /// Product.
+    pub product: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Its paths, in the order in which they were found.
+    pub paths: Vec<KnownPath>,
+    /// Attributes saved for this LUN.
+    #[serde(default)]
+    pub attributes: Values,
+}
+
+/// The file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Registry {
+    version: u32,
+    /// Number of the next `diskN`; a number is given once.
+    next_disk: u32,
+    /// Target ports by the number they have in legacy names.
+    #[serde(default)]
+    ports: Vec<String>,
+    /// What is known.
+    pub luns: Vec<KnownLun>,
+    /// Attributes saved for scopes: `global`, `transport:NAME`, `device:VENDOR/PRODUCT`.
+    #[serde(default)]
+    pub scopes: BTreeMap<String, Values>,
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry {
+            version: VERSION,
+            next_disk: 1,
+            ports: Vec::new(),
+            luns: Vec::new(),
+            scopes: BTreeMap::new(),
+        }
+    }
+}
+
+impl Registry {
+    /// Reads the file; a missing one is empty.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged, or is of a later version.
+    pub fn load(path: &Path) -> Result<Registry> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Registry::default()),
+            Err(e) => return Err(Error::io("cannot read the registry of LUNs", path, e)),
+        };
+        let registry: Registry = serde_json::from_str(&text).map_err(|e| {
+            let detail = format!(
+                "the registry of LUNs is damaged: {e}; restore it, or move it away and scan again"
+            );
+            Error::config(path, detail)
+        })?;
+        match registry.version {
+            VERSION => Ok(registry),
+            later => Err(Error::config(
+                path,
+                format!(
+                    "the registry of LUNs is of version {later}; this program knows version {VERSION}"
+                ),
+            )),
+        }
+    }
+
+    /// Changes the file: under a lock, and so that a crash leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// Those of `change`, and of the files; nothing is changed then.
+    pub fn update<T>(path: &Path, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
+        let failed = |e| Error::io("cannot write the registry of LUNs", path, e);
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        crate::control::run_dir(folder)?;
+        let lock = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(with_suffix(path, "lock"))
+            .map_err(failed)?;
+        lock.lock().map_err(failed)?;
+        let mut registry = Registry::load(path)?;
+        let before = registry.clone();
+        let result = change(&mut registry)?;
+        if registry != before {
+            let new = with_suffix(path, "new");
+            let text = serde_json::to_string_pretty(&registry).expect("names become JSON");
+            let mut file = std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&new)
+                .map_err(failed)?;
+            file.write_all(text.as_bytes())
+                .and_then(|()| file.sync_all())
+                .and_then(|()| std::fs::rename(&new, path))
+                .and_then(|()| std::fs::File::open(folder)?.sync_all())
+                .map_err(failed)?;
+        }
+        Ok(result)
+    }
+
+    /// The LUN of a persistent name, a legacy name, or an address of one of its paths.
+    pub fn find(&self, name: &str) -> Option<&KnownLun> {
+        let own = |l: &&KnownLun| l.name == name;
+        let path = |l: &&KnownLun| {
+            l.paths
+                .iter()
+                .any(|p| p.address == name || p.legacy == name)
+        };
+        self.luns
+            .iter()
+            .find(own)
+            .or_else(|| self.luns.iter().find(path))
+    }
+
+    /// The same, to change.
+    pub fn find_mut(&mut self, name: &str) -> Option<&mut KnownLun> {
+        let found = self.find(name)?.name.clone();
+        self.luns.iter_mut().find(|l| l.name == found)
+    }
+
+    /// The LUN that `identity` is known as: by a path, else by an ID that no other has; else a new
+    /// name. All addresses become paths of it.
+    pub fn enrol(&mut self, identity: &Identity, paths: &[(String, String)]) -> KnownLun {
+        let known = paths.iter().find_map(|(address, _)| self.find(address));
+        let same = |l: &&KnownLun| l.wwid == identity.wwid && l.serial == identity.serial;
+        let known = known.or_else(|| match is_generic(identity.wwid.as_deref()) {
+            true => None,
+            false => self.luns.iter().find(same),
+        });
+        let at = match known.map(|l| l.name.clone()) {
+            Some(name) => self.luns.iter().position(|l| l.name == name).unwrap_or(0),
+            None => {
+                self.luns.push(KnownLun {
+                    name: format!("disk{}", self.next_disk),
+                    wwid: identity.wwid.clone(),
+                    serial: identity.serial.clone(),
+                    vendor: identity.vendor.clone(),
+                    product: identity.product.clone(),
+                    size: identity.size,
+                    block_size: identity.logical_block_size,
+                    paths: Vec::new(),
+                    attributes: Values::new(),
+                });
+                self.next_disk += 1;
+                self.luns.len() - 1
+            }
+        };
+        for (address, port) in paths {
+            self.add_path(at, address, port);
+        }
+        let lun = &mut self.luns[at];
+        lun.size = lun.size.max(identity.size);
+        lun.clone()
+    }
+
+    /// Makes `address` a path of a LUN, with a legacy name: `c` and the number of its port, `t0`,
+    /// `d` and the number of the LUN.
+    fn add_path(&mut self, at: usize, address: &str, port: &str) {
+        if self.luns[at].paths.iter().any(|p| p.address == address) {
+            return;
+        }
+        let number = self
+            .ports
+            .iter()
+            .position(|p| p == port)
+            .unwrap_or_else(|| {
+                self.ports.push(port.to_owned());
+                self.ports.len() - 1
+            });
+        let disk = self.luns[at].name.trim_start_matches("disk").to_owned();
+        let taken = |t: usize| {
+            let legacy = format!("c{number}t{t}d{disk}");
+            self.luns
+                .iter()
+                .flat_map(|l| &l.paths)
+                .any(|p| p.legacy == legacy)
+        };
+        let target = (0..).find(|t| !taken(*t)).unwrap_or(0);
+        self.luns[at].paths.push(KnownPath {
+            address: address.to_owned(),
+            legacy: format!("c{number}t{target}d{disk}"),
+            enabled: true,
+        });
+    }
+
+    /// Adds a path to a LUN that is known.
+    ///
+    /// # Errors
+    /// The LUN is not known, or the path belongs to another.
+    pub fn add(&mut self, lun: &str, address: &str, port: &str) -> Result<KnownPath> {
+        let owner = self.find(address).map(|l| l.name.clone());
+        let at = self.luns.iter().position(|l| l.name == lun);
+        let at = at.ok_or_else(|| unknown(lun))?;
+        match owner {
+            Some(owner) if owner != self.luns[at].name => {
+                return Err(Error::Busy(format!(
+                    "{address} is a path of {owner}; `evfs path remove {owner} {address}` first"
+                )));
+            }
+            _ => self.add_path(at, address, port),
+        }
+        let path = self.luns[at].paths.iter().find(|p| p.address == address);
+        Ok(path.expect("it was added").clone())
+    }
+
+    /// The values that hold for a LUN, and where each comes from; the most specific scope counts.
+    ///
+    /// # Errors
+    /// A saved value that this program does not take.
+    pub fn attributes(&self, lun: &KnownLun, transport: &str) -> Result<(Attributes, Values)> {
+        let mut attributes = Attributes::default();
+        let mut origins = Values::new();
+        let device = format!("device:{}/{}", lun.vendor, lun.product);
+        let scopes = [
+            "global".to_owned(),
+            format!("transport:{transport}"),
+            device,
+        ];
+        let saved = scopes
+            .iter()
+            .filter_map(|s| Some((s.as_str(), self.scopes.get(s)?)));
+        for (scope, values) in saved.chain([("lun", &lun.attributes)]) {
+            for (name, value) in values {
+                attributes.set(name, value).map_err(|why| {
+                    Error::Usage(format!("saved for {scope} of {}: {why}", lun.name))
+                })?;
+                origins.insert(name.clone(), scope.to_owned());
+            }
+        }
+        for attribute in ATTRIBUTES {
+            origins
+                .entry(attribute.name.into())
+                .or_insert("default".into());
+        }
+        Ok((attributes, origins))
+    }
+}
+
+/// No such LUN.
+pub(crate) fn unknown(name: &str) -> Error {
+    Error::NotFound(format!(
+        "no LUN `{name}` is known; `evfs lun list` shows those that are, `evfs lun scan` finds others"
+    ))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Access;
+
+    fn identity(wwid: Option<&str>) -> Identity {
+        Identity {
+            wwid: wwid.map(str::to_owned),
+            serial: None,
+            vendor: "IET".into(),
+            product: "VIRTUAL-DISK".into(),
+            size: 1 << 20,
+            logical_block_size: 512,
+            read_only: false,
+            access: Access::Optimized,
+        }
+    }
+
+    fn path(address: &str, port: &str) -> (String, String) {
+        (address.into(), port.into())
+    }
+
+    #[test]
+    fn names_are_given_once_and_kept() {
+        let mut registry = Registry::default();
+        let own = identity(Some("naa.5000c500a1b2c3d4"));
+        let one = registry.enrol(&own, &[path("nbd://a/", "a:1")]);
+        let same = registry.enrol(&own, &[path("nbd://b/", "b:1")]);
+        assert_eq!((one.name.as_str(), same.name.as_str()), ("disk1", "disk1"));
+        let legacy: Vec<_> = same.paths.iter().map(|p| p.legacy.as_str()).collect();
+        assert_eq!(legacy, ["c0t0d1", "c1t0d1"]);
+        // An ID that many have makes nobody the same.
+        let generic = identity(Some("naa.60000000000000000e00000000010001"));
+        assert_eq!(
+            registry.enrol(&generic, &[path("iscsi://x", "x:1")]).name,
+            "disk2"
+        );
+        assert_eq!(
+            registry.enrol(&generic, &[path("iscsi://y", "y:1")]).name,
+            "disk3"
+        );
+        assert_eq!(registry.find("c1t0d1").unwrap().name, "disk1");
+        assert!(registry.add("disk1", "iscsi://x", "x:1").is_err());
+    }
+
+    #[test]
+    fn the_most_specific_scope_counts() {
+        let mut registry = Registry::default();
+        let mut lun = registry.enrol(&identity(None), &[path("nbd://a/", "a:1")]);
+        let value = |n: &str| Values::from([("max_q_depth".to_owned(), n.to_owned())]);
+        registry.scopes.insert("global".into(), value("4"));
+        let depth = |r: &Registry, l: &KnownLun| {
+            let (attributes, origins) = r.attributes(l, "nbd").unwrap();
+            (attributes.max_q_depth, origins["max_q_depth"].clone())
+        };
+        assert_eq!(depth(&registry, &lun), (4, "global".into()));
+        registry.scopes.insert("transport:nbd".into(), value("5"));
+        registry
+            .scopes
+            .insert("device:IET/VIRTUAL-DISK".into(), value("6"));
+        assert_eq!(depth(&registry, &lun).0, 6);
+        lun.attributes = value("7");
+        assert_eq!(depth(&registry, &lun), (7, "lun".into()));
+    }
+
+    #[test]
+    fn the_file_is_whole_or_refused() {
+        let dir = std::env::temp_dir().join(format!("evfs-registry-{}", std::process::id()));
+        let file = dir.join("luns.json");
+        let _ = std::fs::remove_dir_all(&dir);
+        let add = |r: &mut Registry| Ok(r.enrol(&identity(None), &[path("a", "p")]).name);
+        assert_eq!(Registry::update(&file, add).unwrap(), "disk1");
+        assert_eq!(Registry::load(&file).unwrap().luns.len(), 1);
+        std::fs::write(&file, "{\"version\":1").unwrap();
+        assert!(
+            Registry::load(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("damaged")
+        );
+        let later = "{\"version\":9,\"next_disk\":1,\"luns\":[]}";
+        std::fs::write(&file, later).unwrap();
+        assert!(
+            Registry::load(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("version 9")
+        );
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
