@@ -156,6 +156,12 @@ pub trait Queue {
         let _ = tags;
     }
 
+    /// Why the other side is gone for good, once that is known: everything submitted from now on ends
+    /// in [`crate::ErrorKind::PathLost`]. Looks only at what [`Queue::reap`] has read.
+    fn lost(&self) -> Option<&str> {
+        None
+    }
+
     /// A hint that buffers of `pool` will come often; a ring registers its memory with the kernel.
     /// Called before the first submit.
     fn register(&mut self, pool: &BufPool) {

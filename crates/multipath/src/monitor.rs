@@ -78,6 +78,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
                 Err(error) => {
+                    path.failing.store(true, Relaxed);
                     let failed = tries.fetch_add(1, Relaxed).min(16);
                     let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
                     let next = shared.clock.now() + pause.as_nanos() as u64;

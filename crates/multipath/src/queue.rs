@@ -23,7 +23,7 @@ use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
 use rustix::event::{Timespec, epoll};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use rustix::time::{TimerfdClockId, TimerfdFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -216,6 +216,7 @@ impl LunQueue {
                 link.heard = now;
                 link.broken = None;
                 link.path.links_up.fetch_add(1, Relaxed);
+                link.path.failing.store(false, Relaxed);
                 link.path.counters.online_events.fetch_add(1, Relaxed);
                 self.shared.links[path].store(LINK_UP, Release);
                 self.stranded = None;
@@ -260,6 +261,7 @@ impl LunQueue {
                 shared.lost_writes.store(true, Release);
             }
         }
+        shared.failing.store(true, Relaxed);
         shared.flapped(now);
         // A kernel ring may hold requests still; its drop waits for them.
         drop(queue);
@@ -480,9 +482,16 @@ impl LunQueue {
             if let Err(error) = reaped {
                 self.broke(path, &error);
             }
-            let Some(queue) = self.links[path].queue.as_mut() else {
+            let link = &mut self.links[path];
+            let Some(queue) = link.queue.as_mut() else {
                 continue;
             };
+            // An idle connection can be lost as well, and no answer says so.
+            if let (Some(why), None, true) = (queue.lost(), &link.broken, done.is_empty()) {
+                let what = format!("lost: {why}");
+                let event = self.lun.log.add(link.path.path.name(), what, 0);
+                link.broken = Some((why.to_owned(), event));
+            }
             let mut late = std::mem::take(&mut self.tags);
             queue.late(&mut late);
             let now = self.lun.clock.now();
@@ -619,26 +628,6 @@ impl LunQueue {
     fn has_other(&self, path: usize) -> bool {
         let mut links = self.links.iter().enumerate();
         self.shared.only.is_none() && links.any(|(i, l)| i != path && l.up())
-    }
-
-    /// Keeps the timer going while there is something to time.
-    fn run_timer(&mut self) {
-        let runs = self.in_flight > 0;
-        if runs == self.timer_runs {
-            return;
-        }
-        let every = Timespec {
-            tv_sec: 0,
-            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
-        };
-        let spec = Itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        let flags = TimerfdTimerFlags::empty();
-        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
-            self.timer_runs = runs;
-        }
     }
 
     /// Sleeps until a link has something, or the clock has to be looked at.

@@ -201,6 +201,8 @@ pub(crate) struct SharedPath {
     /// Somebody looked who answers, and it is this LUN.
     pub(crate) proven: AtomicBool,
     pub(crate) recovering: AtomicBool,
+    /// The last that was heard of it is that a connection was lost, or could not be made.
+    pub(crate) failing: AtomicBool,
     /// Queues that have a connection, and those among them that suspect it.
     pub(crate) links_up: AtomicU32,
     pub(crate) links_suspect: AtomicU32,
@@ -239,6 +241,7 @@ impl SharedPath {
             read_only: AtomicBool::new(false),
             proven: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
             links_up: AtomicU32::new(0),
             links_suspect: AtomicU32::new(0),
             written: AtomicU64::new(0),
@@ -294,10 +297,11 @@ impl SharedPath {
         match self.admin() {
             Admin::Disabled | Admin::Removed => PathState::Disabled,
             Admin::Enabled if self.is_refused.load(Acquire) => PathState::AuthFailed,
+            Admin::Enabled if self.recovering.load(Relaxed) => PathState::Recovering,
+            Admin::Enabled if queues > 0 && self.failing.load(Relaxed) => PathState::Failed,
             Admin::Enabled if self.links_suspect.load(Relaxed) > 0 => PathState::Suspect,
             Admin::Enabled if up > 0 && !self.optimized() => PathState::Standby,
             Admin::Enabled if up > 0 => PathState::Active,
-            Admin::Enabled if self.recovering.load(Relaxed) => PathState::Recovering,
             Admin::Enabled if queues == 0 => PathState::Unopen,
             Admin::Enabled => PathState::Failed,
         }

@@ -505,4 +505,8 @@ impl Queue for IscsiQueue {
     fn late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
     }
+
+    fn lost(&self) -> Option<&str> {
+        self.link.is_none().then_some(&self.lost)
+    }
 }

@@ -635,6 +635,10 @@ impl Queue for NbdQueue {
     fn late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
     }
+
+    fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
 }
 
 impl Drop for NbdQueue {

@@ -5,6 +5,8 @@ use crate::link::{Link, LinkState};
 use crate::policy::Nanos;
 use crate::state::{WaitingIo, lock};
 use block::{Buf, Error, ErrorKind, Op};
+use rustix::event::Timespec;
+use rustix::time::{Itimerspec, TimerfdTimerFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -199,6 +201,26 @@ impl LunQueue {
                 age_ms: now.saturating_sub(job.first) / 1_000_000,
                 why,
             });
+        }
+    }
+
+    /// Keeps the timer going while there is something to time.
+    pub(super) fn run_timer(&mut self) {
+        let runs = self.in_flight > 0;
+        if runs == self.timer_runs {
+            return;
+        }
+        let every = Timespec {
+            tv_sec: 0,
+            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
+        };
+        let spec = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        let flags = TimerfdTimerFlags::empty();
+        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
+            self.timer_runs = runs;
         }
     }
 }
