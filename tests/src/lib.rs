@@ -3,6 +3,8 @@
 //! The tests start the program as a user would and look at it from outside, beside real peers. A
 //! peer that is missing fails the test; what needs root says so and is skipped without it.
 
+pub mod targets;
+
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::Write;
@@ -56,6 +58,7 @@ impl Sandbox {
             .env("EVFS_KEYS_DIR", self.path("keys"))
             .env("EVFS_RUN_DIR", self.path("run"))
             .env("EVFS_BACKUP_DIR", self.path("backup"))
+            .env("EVFS_LUN_REGISTRY", self.path("state/luns.json"))
             .env("EVFS_KDF_MEMORY_KIB", "1024")
             .env("EVFS_KDF_TIME_MS", "1")
             .env_remove("EVFS_CONFIG")

@@ -208,6 +208,7 @@ impl Tour {
             .env("EVFS_KEYS_DIR", self.dir.join("keys"))
             .env("EVFS_RUN_DIR", self.dir.join("run"))
             .env("EVFS_BACKUP_DIR", self.dir.join("backup"))
+            .env("EVFS_LUN_REGISTRY", self.dir.join("luns.json"))
             .stdin(Stdio::null())
             .output()
             .map_err(|e| Error::Failed(format!("cannot start this program: {e}")))?;

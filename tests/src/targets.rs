@@ -1,0 +1,136 @@
+//! Real storage servers: `qemu-nbd`, `nbdkit` and `tgtd`, each on an image, killed with its owner.
+
+use crate::{Killed, Sandbox, wait_until};
+use pathsim::{Address, Pathsim};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The world-wide ID that the servers give.
+pub const WWID: &str = "naa.5000c500a1b2c3d4";
+/// The iSCSI target.
+pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
+
+/// A sparse file.
+pub fn image(s: &Sandbox, name: &str, bytes: u64) -> std::path::PathBuf {
+    let path = s.path(name);
+    let file = std::fs::File::create(&path).expect("an image");
+    file.set_len(bytes).expect("its size");
+    path
+}
+
+/// A port that nobody uses now.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+fn spawn(command: &mut Command) -> Killed {
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    Killed(child.unwrap_or_else(|e| panic!("{command:?} (cargo xtask setup): {e}")))
+}
+
+fn answers(port: u16) {
+    wait_until("the server answers", || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+}
+
+/// `qemu-nbd` on a port, with an export `e`.
+pub fn qemu_nbd(image: &Path, port: u16) -> Killed {
+    let child = spawn(
+        Command::new("qemu-nbd")
+            .args([
+                "-x",
+                "e",
+                "--shared=0",
+                "-t",
+                "--discard=unmap",
+                "-b",
+                "127.0.0.1",
+            ])
+            .args(["-p", &port.to_string(), "-D", &format!("wwid={WWID}")])
+            .arg("--image-opts")
+            .arg(format!(
+                "driver=raw,file.driver=file,file.locking=off,file.filename={}",
+                image.display()
+            )),
+    );
+    answers(port);
+    child
+}
+
+/// `nbdkit` on a port, with an export `e`.
+pub fn nbdkit(image: &Path, port: u16) -> Killed {
+    let child = spawn(
+        Command::new("nbdkit")
+            .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-e", "e"])
+            .args(["--filter=exportname", "file"])
+            .arg(image)
+            .arg(format!("exportdesc=fixed:wwid={WWID}")),
+    );
+    answers(port);
+    child
+}
+
+/// `tgtd` with two portals and one unit, number 1.
+pub struct Tgtd {
+    _child: Killed,
+    /// Ports of the two portals.
+    pub ports: [u16; 2],
+}
+
+impl Tgtd {
+    /// Starts one; `parameters` are those of the unit (`scsi_id=...`), if any.
+    pub fn start(image: &Path, parameters: Option<&str>) -> Tgtd {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let control = (1000 + (std::process::id() * 16 + number) % 31_000).to_string();
+        let ports = [free_port(), free_port()];
+        let portals = ports.map(|p| format!("portal=127.0.0.1:{p}")).join(",");
+        let child = spawn(Command::new("tgtd").args(["-f", "-C", &control, "--iscsi", &portals]));
+        let admin = |arguments: &[&str]| {
+            Command::new("tgtadm")
+                .args(["-C", &control, "--lld", "iscsi"])
+                .args(arguments)
+                .output()
+                .is_ok_and(|o| o.status.success())
+        };
+        wait_until("tgtd answers", || {
+            admin(&["--op", "show", "--mode", "target"])
+        });
+        let image = image.display().to_string();
+        let unit = ["--mode", "logicalunit", "--tid", "1", "--lun", "1"];
+        assert!(admin(&[
+            "--op", "new", "--mode", "target", "--tid", "1", "-T", IQN
+        ]));
+        assert!(admin(
+            &[&["--op", "new"], &unit[..], &["-b", &image]].concat()
+        ));
+        if let Some(parameters) = parameters {
+            assert!(admin(
+                &[&["--op", "update"], &unit[..], &["--params", parameters]].concat()
+            ));
+        }
+        assert!(admin(&[
+            "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"
+        ]));
+        Tgtd {
+            _child: child,
+            ports,
+        }
+    }
+}
+
+/// A proxy before a port of this machine.
+pub fn proxy(port: u16) -> (Pathsim, u16) {
+    let listen = Address::Tcp("127.0.0.1:0".into());
+    let sim = Pathsim::start(&listen, Address::Tcp(format!("127.0.0.1:{port}")));
+    let sim = sim.expect("a proxy");
+    let port = match sim.address() {
+        Address::Tcp(at) => at.rsplit(':').next().and_then(|p| p.parse().ok()),
+        Address::Unix(_) => None,
+    };
+    (sim, port.expect("a TCP port"))
+}

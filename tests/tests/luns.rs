@@ -1,0 +1,335 @@
+//! LUNs, from the outside: encrypted volumes over several paths to real servers, whose paths are
+//! killed, silenced and restored under load; and the commands that show and change them.
+
+use pathsim::Pathsim;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
+use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
+
+/// Bytes of an image.
+const SIZE: u64 = 320 << 20;
+
+/// A mounted file system, unmounted when it goes.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(s: &Sandbox, device: &str) -> Mounted {
+        let dir = s.path("mnt");
+        let _ = std::fs::create_dir(&dir);
+        peer("mount", &[Path::new(device), &dir]);
+        Mounted(dir)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// Makes a volume on `device`, attaches it as a loop device, puts a file system on it, and changes
+/// files there, with checksums, while `faults` does what it does. Then everything is looked at again
+/// after an attach of its own.
+fn volume_under_faults(s: &Sandbox, device: &str, seconds: u64, faults: impl FnOnce(&Sandbox)) {
+    s.key("owner");
+    s.run(&["volume", "create", device, "--owner", "owner"])
+        .ok();
+    let attached = s.attach(&["disk1", "--loop"]);
+    let at = attached["exports"].as_array().unwrap().iter();
+    let at = at.clone().find(|e| e["kind"] == "loop").unwrap()["at"]
+        .as_str()
+        .unwrap();
+    peer("mkfs.ext4", &["-q", at]);
+    let mounted = Mounted::new(s, at);
+    let tree = Command::new("cp")
+        .args(["-a", "/usr/include"])
+        .arg(&mounted.0)
+        .status();
+    assert!(tree.unwrap().success());
+    let mut load = Command::new("fio");
+    load.args([
+        "--name=load",
+        "--rw=randrw",
+        "--bs=4k",
+        "--size=48M",
+        "--iodepth=8",
+    ])
+    .args([
+        "--ioengine=libaio",
+        "--direct=1",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+    ])
+    .args(["--verify_backlog=512", "--time_based"])
+    .arg(format!("--runtime={seconds}"))
+    .arg(format!("--directory={}", mounted.0.display()))
+    .arg("--aux-path=/tmp");
+    let load = std::thread::spawn(move || Ran::of(&mut load));
+    faults(s);
+    let load = load.join().unwrap();
+    assert!(load.status.success(), "{}{}", load.stdout, load.stderr);
+    drop(mounted);
+    s.detach("disk1");
+    // As if on another day.
+    let attached = s.attach(&["disk1", "--loop"]);
+    let at = attached["exports"].as_array().unwrap().iter();
+    let at = at.clone().find(|e| e["kind"] == "loop").unwrap()["at"]
+        .as_str()
+        .unwrap();
+    peer("e2fsck", &["-fn", at]);
+    let mounted = Mounted::new(s, at);
+    let copy = mounted.0.join("include");
+    peer("diff", &[Path::new("-r"), Path::new("/usr/include"), &copy]);
+    drop(mounted);
+    s.detach("disk1");
+}
+
+/// State of each path, as `lun show` has it.
+fn states(s: &Sandbox) -> Vec<String> {
+    let lun = s.json(&["lun", "show", "disk1"]);
+    let paths = lun["paths"].as_array().unwrap().iter();
+    paths
+        .map(|p| p["state"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn becomes(s: &Sandbox, path: usize, wanted: &[&str]) {
+    wait_until(&format!("path {path} is one of {wanted:?}"), || {
+        wanted.contains(&states(s)[path].as_str())
+    });
+}
+
+/// Silences, cuts and restores each path in turn.
+fn each_in_turn(s: &Sandbox, sims: &[Pathsim; 2]) {
+    for round in 0..2 {
+        for (index, sim) in sims.iter().enumerate() {
+            sim.run("hole").unwrap();
+            becomes(s, index, &["suspect", "failed"]);
+            sim.run("pass").unwrap();
+            becomes(s, index, &["active"]);
+            sim.run("refuse").unwrap();
+            sim.run("rst").unwrap();
+            becomes(s, index, &["failed", "recovering"]);
+            std::thread::sleep(Duration::from_millis(200 * round));
+            sim.run("pass").unwrap();
+            becomes(s, index, &["active"]);
+        }
+    }
+}
+
+#[test]
+fn a_volume_on_two_portals_of_tgtd_loses_paths_and_nothing_else() {
+    if !is_root("an encrypted volume on iSCSI with a loop device") {
+        return;
+    }
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", SIZE);
+    let tgtd = Tgtd::start(&disk, None);
+    let [(a, a_port), (b, b_port)] = tgtd.ports.map(proxy);
+    let uri = |port| format!("iscsi://127.0.0.1:{port}/{IQN}/1");
+    let device = format!("{}+{}", uri(a_port), uri(b_port));
+    let sims = [a, b];
+    volume_under_faults(&s, &device, 20, |s| each_in_turn(s, &sims));
+}
+
+#[test]
+fn a_volume_on_two_nbd_servers_survives_their_deaths() {
+    if !is_root("an encrypted volume on NBD servers with a loop device") {
+        return;
+    }
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", SIZE);
+    let ports = [free_port(), free_port()];
+    let start = |index: usize| match index {
+        0 => qemu_nbd(&disk, ports[0]),
+        _ => nbdkit(&disk, ports[1]),
+    };
+    let mut servers: Vec<Option<Killed>> = vec![Some(start(0)), Some(start(1))];
+    let uri = |port| format!("nbd://127.0.0.1:{port}/e");
+    let device = format!("{}+{}", uri(ports[0]), uri(ports[1]));
+    volume_under_faults(&s, &device, 20, |s| {
+        for index in [0, 1, 0, 1] {
+            servers[index] = None;
+            becomes(s, index, &["failed", "recovering"]);
+            servers[index] = Some(start(index));
+            becomes(s, index, &["active"]);
+            let pid = servers[index].as_ref().unwrap().0.id().to_string();
+            peer("kill", &["-s", "STOP", &pid]);
+            becomes(s, index, &["suspect", "failed"]);
+            peer("kill", &["-s", "CONT", &pid]);
+            becomes(s, index, &["active"]);
+        }
+    });
+}
+
+#[test]
+fn all_paths_may_be_gone_for_a_minute() {
+    if !is_root("an encrypted volume without any path for a minute") {
+        return;
+    }
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", SIZE);
+    let port = free_port();
+    let _server = qemu_nbd(&disk, port);
+    let [(a, a_port), (b, b_port)] = [port, port].map(proxy);
+    let uri = |port| format!("nbd://127.0.0.1:{port}/e");
+    let device = format!("{}+{}", uri(a_port), uri(b_port));
+    volume_under_faults(&s, &device, 70, |s| {
+        for sim in [&a, &b] {
+            sim.run("hole").unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(30));
+        let lun = s.json(&["lun", "show", "disk1"]);
+        assert_eq!(lun["health"], "offline", "{lun}");
+        let waits = s.json(&["lun", "waiting", "disk1"]);
+        assert!(!waits["waiting"].as_array().unwrap().is_empty(), "{waits}");
+        std::thread::sleep(Duration::from_secs(30));
+        for sim in [&a, &b] {
+            sim.run("pass").unwrap();
+        }
+        becomes(s, 0, &["active"]);
+        becomes(s, 1, &["active"]);
+    });
+}
+
+#[test]
+fn two_targets_that_call_themselves_the_same_are_not_merged() {
+    let s = Sandbox::new();
+    let (one, other) = (image(&s, "one", SIZE), image(&s, "other", SIZE));
+    let (a, b) = (Tgtd::start(&one, None), Tgtd::start(&other, None));
+    let uri = |tgtd: &Tgtd, n: usize| format!("iscsi://127.0.0.1:{}/{IQN}/1", tgtd.ports[n]);
+    s.key("owner");
+    // A scan gives each its own name: the ID that both have proves nothing.
+    let found = s.json(&["lun", "scan", &uri(&a, 0), &uri(&b, 0)]);
+    let names: Vec<_> = found["found"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| &f["lun"])
+        .collect();
+    assert_eq!(names, ["disk1", "disk2"], "{found}");
+    assert_eq!(
+        found["found"][0]["wwid"], found["found"][1]["wwid"],
+        "{found}"
+    );
+    // By force they are tried, and refused: nothing of ours comes to the other.
+    let paths = format!("{}+{}+{}", uri(&a, 1), uri(&b, 1), uri(&a, 0));
+    s.run(&["volume", "create", &uri(&a, 0), "--owner", "owner"])
+        .ok();
+    s.run(&["path", "add", "disk1", &uri(&a, 1)]).ok();
+    s.run(&["path", "add", "disk1", &uri(&b, 1)]).ok();
+    let attached = s.attach(&["disk1", "--nbd-unix", "x.sock"]);
+    let nbd = attached["exports"][0]["at"].as_str().unwrap();
+    assert_eq!(states(&s), ["active", "active", "auth_failed"], "{paths}");
+    peer(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 7 0 32M", "-c", "flush", nbd],
+    );
+    peer(
+        "qemu-io",
+        &["-f", "raw", "-r", "-c", "read -P 7 0 32M", nbd],
+    );
+    let shown = s.json(&["lun", "show", "disk1"]);
+    let writes = |n: usize| shown["paths"][n]["writes"].as_u64().unwrap();
+    assert!(writes(0) > 0 && writes(1) > 0, "{shown}");
+    assert_eq!(writes(2) + shown["paths"][2]["reads"].as_u64().unwrap(), 0);
+    s.detach("disk1");
+    let untouched = std::fs::read(&other).unwrap();
+    assert!(
+        untouched.iter().all(|b| *b == 0),
+        "the other disk is as it was"
+    );
+}
+
+#[test]
+fn names_attributes_and_paths_outlive_the_process() {
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", 64 << 20);
+    let ports = [free_port(), free_port(), free_port()];
+    let _servers: Vec<_> = ports.iter().map(|p| qemu_nbd(&disk, *p)).collect();
+    let uri = |n: usize| format!("nbd://127.0.0.1:{}/e", ports[n]);
+    let scan = s.json(&["lun", "scan", &uri(0), &uri(1), "nbd://127.0.0.1:1/none"]);
+    assert_eq!(scan["found"][0]["lun"], "disk1");
+    assert_eq!(scan["found"][1]["lun"], "disk1");
+    assert!(
+        scan["found"][2]["error"]
+            .as_str()
+            .unwrap()
+            .contains("no connection")
+    );
+    let list = s.json(&["lun", "list"]);
+    assert_eq!(list["luns"][0]["wwid"], WWID);
+    let map = s.run(&["lun", "list", "--map"]).ok().stdout;
+    assert!(map.contains("c0t0d1") && map.contains(&uri(1)), "{map}");
+
+    s.run(&["lun", "save", "disk1", "max_q_depth=5"]).ok();
+    s.run(&["lun", "save", "disk1", "max_q_depth=7", "--scope", "global"])
+        .ok();
+    s.run(&[
+        "lun",
+        "save",
+        "disk1",
+        "load_bal_policy=round_robin",
+        "--scope",
+        "transport:nbd",
+    ])
+    .ok();
+    s.run(&["lun", "set", "disk1", "max_q_depth=9"]).code(10);
+    s.run(&["lun", "save", "disk1", "max_q_depth=none"]).code(2);
+    s.run(&["lun", "save", "disk1", "colour=red"]).code(2);
+    s.run(&["lun", "save", "disk1", "max_q_depth=7", "--scope", "moon"])
+        .code(2);
+    s.run(&["lun", "get", "disk1", "colour"]).code(10);
+    s.run(&["lun", "show", "disk9"]).code(10);
+    s.run(&["attach", "disk9"]).code(10);
+
+    s.key("owner");
+    s.run(&["volume", "create", "disk1", "--owner", "owner"])
+        .ok();
+    s.run(&["volume", "create", "disk1", "--owner", "owner"])
+        .code(1);
+    s.run(&["volume", "info", "disk1"]).ok();
+    s.run(&["volume", "check", &uri(0)]).ok();
+    let attached = s.attach(&["disk1"]);
+    assert_eq!(attached["lun"], "disk1");
+    s.run(&["attach", "c1t0d1", "--name", "again"]).code(11);
+    let value = |name: &str| {
+        let got = s.json(&["lun", "get", "disk1", name]);
+        let row = &got["attributes"][0];
+        [&row["current"], &row["saved"], &row["origin"]].map(|v| v.as_str().unwrap().to_owned())
+    };
+    assert_eq!(value("max_q_depth"), ["5", "5", "lun"]);
+    assert_eq!(
+        value("load_bal_policy"),
+        ["round_robin", "round_robin", "transport:nbd"]
+    );
+    s.run(&["lun", "set", "disk1", "max_q_depth=9"]).ok();
+    assert_eq!(value("max_q_depth"), ["9", "5", "lun"]);
+    s.run(&["path", "add", "disk1", &uri(2)]).ok();
+    becomes(&s, 2, &["active"]);
+    s.run(&["path", "disable", "disk1", "c0t0d1"]).ok();
+    becomes(&s, 0, &["disabled"]);
+    s.run(&["path", "remove", "disk1", &uri(1)]).ok();
+    s.run(&["path", "disable", "disk1", &uri(2)]).code(11);
+    s.run(&["path", "remove", "disk1", &uri(1)]).code(10);
+    for command in ["show", "stat", "list"] {
+        let text = s
+            .run(&["lun", command, "disk1"][..if command == "list" { 2 } else { 3 }])
+            .ok()
+            .stdout;
+        for line in text.lines().filter(|l| !l.contains("nbd://")) {
+            assert!(line.chars().count() <= 80, "{command}: {line}");
+        }
+    }
+    s.run(&["lun", "stat", "disk1", "--clear"]).ok();
+    s.detach("disk1");
+    let attached = s.attach(&["disk1"]);
+    assert_eq!(attached["lun"], "disk1");
+    assert_eq!(value("max_q_depth"), ["5", "5", "lun"]);
+    assert_eq!(states(&s), ["disabled", "active"]);
+    s.run(&["path", "enable", "disk1", "c0t0d1"]).ok();
+    becomes(&s, 0, &["active"]);
+    s.detach("disk1");
+}
