@@ -135,17 +135,20 @@ impl Forwarder {
         let hold_after = Arc::new(AtomicUsize::new(usize::MAX));
         let (give, take) = std::sync::mpsc::channel::<(TcpStream, TcpStream)>();
         let allowed = Arc::clone(&hold_after);
+        let closed = Arc::new(AtomicBool::new(false));
+        let closes = Arc::clone(&closed);
         let up = std::thread::spawn(move || {
             let client = listener.accept().unwrap().0;
             let server = TcpStream::connect(server).unwrap();
             give.send((server.try_clone().unwrap(), client.try_clone().unwrap()))
                 .unwrap();
-            upward(client, server, &allowed);
+            upward(client, server, &allowed, &closed);
         });
         let down = std::thread::spawn(move || {
             if let Ok((mut server, mut client)) = take.recv() {
                 let _ = std::io::copy(&mut server, &mut client);
                 let _ = client.shutdown(Shutdown::Write);
+                closes.store(true, Ordering::SeqCst);
             }
         });
         Forwarder {
@@ -171,7 +174,12 @@ impl Forwarder {
 
 /// Client to server, at most as many bytes as are allowed. Ends when the server is gone, or the
 /// client is and all is sent.
-fn upward(mut client: TcpStream, mut server: TcpStream, allowed: &AtomicUsize) {
+fn upward(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    allowed: &AtomicUsize,
+    closed: &AtomicBool,
+) {
     client
         .set_read_timeout(Some(std::time::Duration::from_millis(1)))
         .unwrap();
@@ -192,20 +200,9 @@ fn upward(mut client: TcpStream, mut server: TcpStream, allowed: &AtomicUsize) {
         held.drain(..now);
         if may != usize::MAX {
             allowed.fetch_sub(now, Ordering::SeqCst);
-        } else if held.is_empty() && (ended || closed(&server)) {
+        } else if held.is_empty() && (ended || closed.load(Ordering::SeqCst)) {
             let _ = server.shutdown(Shutdown::Write);
             return;
         }
     }
-}
-
-/// Whether the other side has closed, with nothing left to read.
-fn closed(stream: &TcpStream) -> bool {
-    stream.set_nonblocking(true).unwrap();
-    let closed = match stream.peek(&mut [0]) {
-        Ok(n) => n == 0,
-        Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
-    };
-    stream.set_nonblocking(false).unwrap();
-    closed
 }
