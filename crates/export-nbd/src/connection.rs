@@ -1,13 +1,14 @@
 //! One client: what it sends becomes requests, what the device answers becomes replies.
 
+use crate::session::{Fence, Session};
 use crate::socket::{Raw, Socket};
-use crate::worker::{REQUEST_BYTES_MAX, REQUESTS_MAX};
+use crate::worker::{Hub, REQUEST_BYTES_MAX, REQUESTS_MAX};
 use block::{Buf, Bufs};
 use nbd_proto::{
-    Command, Errno, ExportInfo, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy,
-    constants as c, simple_reply, structured_data, structured_done, structured_error,
+    Command, Errno, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy, constants as c,
+    simple_reply, structured_data, structured_done, structured_error,
 };
-use rustls::{ServerConfig, ServerConnection};
+use rustls::ServerConnection;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -82,8 +83,11 @@ impl Out {
 pub(crate) struct Connection {
     socket: Socket,
     phase: Phase,
-    infos: Arc<[ExportInfo]>,
-    tls: Option<Arc<ServerConfig>>,
+    hub: Arc<Hub>,
+    /// What the client named it by, if it did.
+    session: Option<Arc<Session>>,
+    /// The end of another session, which the negotiation waits for.
+    fence: Option<Fence>,
     head: Vec<u8>,
     /// Bytes of `head` that have been dealt with.
     used: usize,
@@ -97,24 +101,20 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(
-        raw: Raw,
-        forced_tls: bool,
-        infos: Arc<[ExportInfo]>,
-        tls: Option<Arc<ServerConfig>>,
-    ) -> Connection {
+    pub(crate) fn new(raw: Raw, forced_tls: bool, hub: Arc<Hub>) -> Connection {
         let policy = if forced_tls {
             TlsPolicy::Required
         } else {
             TlsPolicy::Never
         };
-        let mut handshake = Handshake::new(Arc::clone(&infos), policy);
+        let mut handshake = Handshake::new(Arc::clone(hub.infos()), policy);
         let greeting = handshake.take_output();
         Connection {
             socket: Socket::Plain(raw),
             phase: Phase::Handshake(Box::new(handshake)),
-            infos,
-            tls,
+            hub,
+            session: None,
+            fence: None,
             head: Vec::with_capacity(HEAD_BYTES),
             used: 0,
             out: VecDeque::from([Out::Bytes(greeting)]),
@@ -130,6 +130,33 @@ impl Connection {
         self.socket.fd()
     }
 
+    /// What its requests hold until they have ended.
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        self.session.clone()
+    }
+
+    /// Whether it waits for the end of another session.
+    pub(crate) fn is_fencing(&self) -> bool {
+        self.fence.is_some() && !self.broken
+    }
+
+    /// Ends it if its session is fenced, and says so: what has arrived and is no request yet
+    /// becomes none.
+    pub(crate) fn obey_fence(&mut self) -> bool {
+        let fenced = self.session.as_ref().is_some_and(|s| s.is_fenced());
+        if fenced && !self.broken {
+            self.break_off("its session is fenced");
+        }
+        fenced
+    }
+
+    /// The other side is gone, so nobody waits for the answer to a fence.
+    pub(crate) fn hung_up(&mut self) {
+        if self.is_fencing() {
+            self.break_off("its client left during a fence");
+        }
+    }
+
     /// Whether it waits for buffers.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved
@@ -143,7 +170,7 @@ impl Connection {
     pub(crate) fn next(&mut self, take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>) -> Next {
         self.starved = false;
         loop {
-            if self.broken || self.in_flight >= REQUESTS_MAX {
+            if self.obey_fence() || self.broken || self.in_flight >= REQUESTS_MAX {
                 return Next::Nothing;
             }
             let step = match &self.phase {
@@ -210,6 +237,13 @@ impl Connection {
         let Phase::Handshake(handshake) = &mut self.phase else {
             return Step::Wait;
         };
+        if let Some(fence) = &self.fence {
+            let Some(ended) = self.hub.sessions.outcome(fence) else {
+                return Step::Wait;
+            };
+            self.fence = None;
+            handshake.fenced(ended);
+        }
         match handshake.handle_input(&self.head[self.used..]) {
             Ok(consumed) => self.used += consumed,
             Err(e) => {
@@ -228,7 +262,22 @@ impl Connection {
                 self.phase = Phase::Closing;
                 Step::Wait
             }
-            Some(Outcome::Transmission { export, structured }) => {
+            Some(Outcome::Fence { key }) => {
+                self.fence = Some(self.hub.fence(key));
+                Step::Again
+            }
+            Some(Outcome::Transmission {
+                export,
+                structured,
+                session,
+            }) => {
+                if let Some(key) = session {
+                    self.session = self.hub.session(key);
+                    if self.session.is_none() {
+                        self.break_off("its session was fenced before it began");
+                        return Step::Wait;
+                    }
+                }
                 self.phase = Phase::Transmission {
                     export,
                     structured,
@@ -248,12 +297,12 @@ impl Connection {
     fn start_tls(&mut self) {
         self.send();
         let clean = self.used == self.head.len() && self.out.is_empty();
-        let connection = self.tls.clone().map(ServerConnection::new);
+        let connection = self.hub.tls().cloned().map(ServerConnection::new);
         match connection {
             Some(Ok(connection)) if clean && !self.broken => {
                 let raw = std::mem::replace(&mut self.socket, closed_socket());
                 self.socket = raw.into_tls(connection);
-                let handshake = Handshake::new(Arc::clone(&self.infos), TlsPolicy::Active);
+                let handshake = Handshake::new(Arc::clone(self.hub.infos()), TlsPolicy::Active);
                 self.phase = Phase::Handshake(Box::new(handshake));
             }
             _ => self.break_off("TLS could not be started"),
@@ -284,7 +333,7 @@ impl Connection {
                 Step::Wait
             }
             Command::Write => {
-                let read_only = self.infos[export].flags & c::FLAG_READ_ONLY != 0;
+                let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
                 let refused = match header.len {
                     _ if read_only => Some(Errno::Permission),
                     len if len > REQUEST_BYTES_MAX => Some(Errno::Overflow),
@@ -314,7 +363,7 @@ impl Connection {
             }
             Command::Read => {
                 let end = header.offset.checked_add(u64::from(header.len));
-                let sane = end.is_some_and(|end| end <= self.infos[export].size);
+                let sane = end.is_some_and(|end| end <= self.hub.infos()[export].size);
                 let payload = match take(if sane { header.len as usize } else { 0 }) {
                     Some(bufs) => bufs,
                     None => return Step::Starved,
@@ -327,7 +376,7 @@ impl Connection {
                 })
             }
             _ => {
-                let read_only = self.infos[export].flags & c::FLAG_READ_ONLY != 0;
+                let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
                 self.used += REQUEST_BYTES;
                 if read_only && matches!(header.command, Command::Trim | Command::WriteZeroes) {
                     self.in_flight += 1;
@@ -505,7 +554,8 @@ impl Connection {
         if self.broken || (closing && idle) {
             return Status::Closed;
         }
-        let read = !closing && !self.starved && self.in_flight < REQUESTS_MAX;
+        let read =
+            !closing && !self.starved && self.fence.is_none() && self.in_flight < REQUESTS_MAX;
         let wanted = (read, self.has_output());
         let changed = (wanted != self.waits_for).then_some(wanted);
         self.waits_for = wanted;

@@ -10,7 +10,8 @@
 //! covers the writes of all connections, because a flush of the device below does.
 //!
 //! **Invariant:** a write reaches the device only when all of its payload has arrived; a reply leaves
-//! only when the device has answered.
+//! only when the device has answered. A connection that was fenced is never read from again, and the
+//! fence is answered only when its last request has ended (module `session`).
 //!
 //! Memory: [`WORKER_MEMORY_BYTES`] for each worker at most, mapped when the worker starts and taken
 //! from the system as it is used. A client that sends requests faster than they are served is not
@@ -23,6 +24,7 @@ mod config;
 mod connection;
 mod error;
 mod server;
+mod session;
 mod socket;
 mod tls;
 mod worker;

@@ -2,6 +2,7 @@
 
 use crate::Export;
 use crate::connection::{Connection, Next, Status};
+use crate::session::{Session, Sessions};
 use crate::socket::Raw;
 use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
 use nbd_proto::{Command, Errno, ExportInfo, RequestHeader, constants as c};
@@ -31,6 +32,12 @@ pub const WORKER_MEMORY_BYTES: usize = BUF_BYTES * BUFS;
 
 const _: () = assert!(REQUEST_BYTES_MAX as usize <= WORKER_MEMORY_BYTES / 2);
 
+/// How often a worker looks again at what ends by time alone.
+const TICK: rustix::event::Timespec = rustix::event::Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
 const WAKE: u64 = u64::MAX;
 const DEVICE: u64 = 1 << 32;
 
@@ -44,6 +51,7 @@ pub(crate) struct Hub {
     wakes: Mutex<Vec<Arc<OwnedFd>>>,
     connections: AtomicUsize,
     max_connections: usize,
+    pub(crate) sessions: Sessions,
 }
 
 fn eventfd() -> OwnedFd {
@@ -63,12 +71,18 @@ impl Hub {
             wakes: Mutex::new(Vec::new()),
             connections: AtomicUsize::new(0),
             max_connections: max,
+            sessions: Sessions::default(),
         }
     }
 
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.wake_workers();
+    }
+
+    /// Has every worker look around.
+    pub(crate) fn wake_workers(&self) {
         for wake in self.wakes.lock().expect("no panic under this lock").iter() {
             let _ = rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes());
         }
@@ -161,6 +175,8 @@ struct Pending {
     /// A flush follows when the rest is done (FUA on something that has none).
     then_flush: bool,
     export: usize,
+    /// Held for its end: a fence waits for this request.
+    _session: Option<Arc<Session>>,
 }
 
 pub(crate) struct Worker {
@@ -224,6 +240,7 @@ impl Worker {
                 done: Vec::new(),
             },
             connections: HashMap::new(),
+            fencing: Vec::new(),
             next_connection: 0,
         };
         service.serve(&self.inbox);
@@ -236,6 +253,8 @@ struct Service<'a> {
     epoll: BorrowedFd<'a>,
     engine: Engine,
     connections: HashMap<u64, Connection>,
+    /// Connections that wait for the end of another session.
+    fencing: Vec<u64>,
     next_connection: u64,
 }
 
@@ -244,15 +263,12 @@ impl Service<'_> {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut stop_at: Option<Instant> = None;
         loop {
-            let timeout = stop_at.map(|_| rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: 50_000_000,
-            });
+            let ticks = stop_at.is_some() || !self.fencing.is_empty();
             events.clear();
             match epoll::wait(
                 self.epoll,
                 rustix::buffer::spare_capacity(&mut events),
-                timeout.as_ref(),
+                ticks.then_some(&TICK),
             ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
@@ -269,6 +285,7 @@ impl Service<'_> {
                     );
                     new.into_iter()
                         .for_each(|(raw, forced_tls)| self.welcome(raw, forced_tls));
+                    self.close_fenced();
                 } else if data < DEVICE {
                     let flags = event.flags;
                     self.socket_ready(data, flags);
@@ -277,6 +294,7 @@ impl Service<'_> {
             if !self.settle() {
                 return;
             }
+            self.go_on_fencing();
             if self.hub.is_stopping() {
                 let end = *stop_at.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
                 let busy = !self.engine.pending.is_empty()
@@ -291,12 +309,7 @@ impl Service<'_> {
     fn welcome(&mut self, raw: Raw, forced_tls: bool) {
         let id = self.next_connection;
         self.next_connection = (self.next_connection + 1) % DEVICE;
-        let connection = Connection::new(
-            raw,
-            forced_tls,
-            Arc::clone(self.hub.infos()),
-            self.hub.tls().cloned(),
-        );
+        let connection = Connection::new(raw, forced_tls, Arc::clone(self.hub));
         let data = epoll::EventData::new_u64(id);
         if epoll::add(self.epoll, connection.fd(), data, epoll::EventFlags::IN).is_err() {
             self.hub.connections.fetch_sub(1, Ordering::SeqCst);
@@ -315,7 +328,30 @@ impl Service<'_> {
         {
             read_requests(id, connection, &mut self.engine);
         }
+        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            connection.hung_up();
+        }
         self.after(id);
+    }
+
+    /// Closes the connections whose session is fenced.
+    fn close_fenced(&mut self) {
+        let fenced: Vec<u64> = self
+            .connections
+            .iter_mut()
+            .filter_map(|(id, connection)| connection.obey_fence().then_some(*id))
+            .collect();
+        fenced.into_iter().for_each(|id| self.after(id));
+    }
+
+    /// Lets connections go on whose fence has come to its end.
+    fn go_on_fencing(&mut self) {
+        for id in std::mem::take(&mut self.fencing) {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                read_requests(id, connection, &mut self.engine);
+            }
+            self.after(id);
+        }
     }
 
     /// Carries on with completions until there is nothing left to do without waiting; false when
@@ -369,6 +405,9 @@ impl Service<'_> {
             return;
         };
         connection.send();
+        if connection.is_fencing() && !self.fencing.contains(&id) {
+            self.fencing.push(id);
+        }
         match connection.status() {
             Status::Closed => {
                 let _ = epoll::delete(self.epoll, connection.fd());
@@ -406,7 +445,8 @@ fn read_requests(id: u64, connection: &mut Connection, engine: &mut Engine) {
                 header,
                 payload,
             } => {
-                if let Some(error) = engine.begin(id, export, header, payload) {
+                let session = connection.session();
+                if let Some(error) = engine.begin(id, export, header, payload, session) {
                     connection.reply(&header, Some(error), Vec::new());
                 }
             }
@@ -446,6 +486,7 @@ impl Engine {
         export: usize,
         header: RequestHeader,
         bufs: Vec<Buf>,
+        session: Option<Arc<Session>>,
     ) -> Option<Errno> {
         let info = self.queues[export].info();
         let (offset, len) = (header.offset, u64::from(header.len));
@@ -502,6 +543,7 @@ impl Engine {
             data,
             then_flush,
             export,
+            _session: session,
         };
         self.pending.insert(tag, pending);
         if left == 0 {

@@ -21,6 +21,7 @@ pub const OPT_STARTTLS: u32 = 5;
 pub const OPT_INFO: u32 = 6;
 pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
+pub const OPT_LIST_META_CONTEXT: u32 = 9;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 
 /// "Option reply types".
@@ -33,6 +34,11 @@ pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
 pub const REP_ERR_TLS_REQD: u32 = REP_ERROR + 5;
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
+
+/// Meta contexts of EVFS, each followed by a key of 16 hexadecimal digits in small letters
+/// (`docs/protocol/nbd-fence.md`): the session that a connection belongs to, and the one it ends.
+pub const SESSION_CONTEXT: &str = "evfs:session:";
+pub const FENCE_CONTEXT: &str = "evfs:fence:";
 
 pub const INFO_EXPORT: u16 = 0;
 pub const INFO_NAME: u16 = 1;

@@ -13,6 +13,10 @@ const OPTIONS_MAX: u32 = 256;
 /// Length of an option's header: magic, type, length.
 const OPTION_HEADER_BYTES: usize = 16;
 
+/// Numbers of the two contexts; nothing but the answer that names them has them.
+const SESSION_CONTEXT_ID: u32 = 1;
+const FENCE_CONTEXT_ID: u32 = 2;
+
 /// What clients are told of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
@@ -54,6 +58,14 @@ pub enum Outcome {
         export: usize,
         /// The client takes structured replies.
         structured: bool,
+        /// The key that a fence names this connection by (`docs/protocol/nbd-fence.md`).
+        session: Option<u64>,
+    },
+    /// Close all connections of the session `key` and see to it that nothing of it can be carried
+    /// out any more; then [`Handshake::fenced`], and on with [`Handshake::handle_input`].
+    Fence {
+        /// The key of the session that ends.
+        key: u64,
     },
     /// Send the output and close.
     Close,
@@ -68,6 +80,7 @@ pub struct Handshake {
     tls: TlsPolicy,
     client_flags: Option<u16>,
     structured: bool,
+    session: Option<u64>,
     options: u32,
     output: Vec<u8>,
     outcome: Option<Outcome>,
@@ -92,6 +105,7 @@ impl Handshake {
             tls,
             client_flags,
             structured: false,
+            session: None,
             options: 0,
             output,
             outcome: None,
@@ -124,9 +138,19 @@ impl Handshake {
         std::mem::take(&mut self.output)
     }
 
-    /// The end of the negotiation, once it is reached.
+    /// The end of the negotiation, once it is reached, or the fence that it waits for.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
+    }
+
+    /// Answers [`Outcome::Fence`]: with the context when the session is at its end, without it when
+    /// it is not known to be. Does nothing when there is no fence to answer.
+    pub fn fenced(&mut self, ended: bool) {
+        let Some(Outcome::Fence { key }) = self.outcome else {
+            return;
+        };
+        self.outcome = None;
+        self.contexts(ended.then_some(key));
     }
 
     fn flags(&mut self, bytes: &[u8]) -> Result<usize> {
@@ -210,6 +234,7 @@ impl Handshake {
                 self.structured = true;
                 self.reply(kind, c::REP_ACK, &[]);
             }
+            c::OPT_LIST_META_CONTEXT | c::OPT_SET_META_CONTEXT => self.meta_context(kind, data),
             c::OPT_LIST | c::OPT_STARTTLS | c::OPT_STRUCTURED_REPLY => {
                 self.reply(
                     kind,
@@ -246,6 +271,7 @@ impl Handshake {
         self.outcome = Some(Outcome::Transmission {
             export,
             structured: self.structured,
+            session: self.session,
         });
     }
 
@@ -321,14 +347,109 @@ impl Handshake {
             self.choose(index);
         }
     }
+
+    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`. There is nothing to list, and
+    /// two contexts that can be set; each selection takes the place of the one before.
+    fn meta_context(&mut self, option: u32, data: &[u8]) {
+        let Some(query) = parse_query(data).filter(|_| self.structured) else {
+            self.reply(
+                option,
+                c::REP_ERR_INVALID,
+                b"this option is malformed, or comes before structured replies",
+            );
+            return;
+        };
+        if self.find(query.export).is_none() {
+            self.reply(
+                option,
+                c::REP_ERR_UNKNOWN,
+                b"there is no export of that name",
+            );
+            return;
+        }
+        if option == c::OPT_LIST_META_CONTEXT {
+            self.reply(option, c::REP_ACK, &[]);
+            return;
+        }
+        self.session = query.session;
+        match query.fence {
+            Some(key) => self.outcome = Some(Outcome::Fence { key }),
+            None => self.contexts(None),
+        }
+    }
+
+    /// Answers `NBD_OPT_SET_META_CONTEXT` with the contexts that are in effect.
+    fn contexts(&mut self, fenced: Option<u64>) {
+        let contexts = [
+            (SESSION_CONTEXT_ID, c::SESSION_CONTEXT, self.session),
+            (FENCE_CONTEXT_ID, c::FENCE_CONTEXT, fenced),
+        ];
+        for (id, context, key) in contexts {
+            if let Some(key) = key {
+                let mut data = Vec::from(id.to_be_bytes());
+                data.extend(format!("{context}{key:016x}").as_bytes());
+                self.reply(c::OPT_SET_META_CONTEXT, c::REP_META_CONTEXT, &data);
+            }
+        }
+        self.reply(c::OPT_SET_META_CONTEXT, c::REP_ACK, &[]);
+    }
+}
+
+/// What a meta context option asks for, as far as it is known here.
+struct Query<'a> {
+    export: &'a [u8],
+    session: Option<u64>,
+    fence: Option<u64>,
+}
+
+/// Export, count, that many queries. A connection bears one key and an option ends one session:
+/// more of either is malformed. Queries that are not known here ask for nothing.
+fn parse_query(data: &[u8]) -> Option<Query<'_>> {
+    let (export, rest) = string(data)?;
+    let (count, mut rest) = rest.split_first_chunk::<4>()?;
+    let (mut session, mut fence) = (None, None);
+    for _ in 0..u32::from_be_bytes(*count) {
+        let (name, after) = string(rest)?;
+        rest = after;
+        for (context, held) in [
+            (c::SESSION_CONTEXT, &mut session),
+            (c::FENCE_CONTEXT, &mut fence),
+        ] {
+            if let Some(key) = key_of(name, context)
+                && held.replace(key).is_some()
+            {
+                return None;
+            }
+        }
+    }
+    rest.is_empty().then_some(Query {
+        export,
+        session,
+        fence,
+    })
+}
+
+/// The key in `context` and 16 hexadecimal digits in small letters.
+fn key_of(name: &[u8], context: &str) -> Option<u64> {
+    let digits = name.strip_prefix(context.as_bytes())?;
+    let small = digits
+        .iter()
+        .all(|d| matches!(d, b'0'..=b'9' | b'a'..=b'f'));
+    let digits = std::str::from_utf8(digits).ok()?;
+    (small && digits.len() == 16)
+        .then(|| u64::from_str_radix(digits, 16).ok())
+        .flatten()
+}
+
+/// A string after its length, as options hold names, and what follows it.
+fn string(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = data.split_first_chunk::<4>()?;
+    let len = u32::from_be_bytes(*len) as usize;
+    rest.split_at_checked(len).filter(|_| len <= NAME_BYTES_MAX)
 }
 
 fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
-    let (len, rest) = data.split_first_chunk::<4>()?;
-    let len = u32::from_be_bytes(*len) as usize;
-    let (name, rest) = rest
-        .split_at_checked(len)
-        .filter(|_| len <= NAME_BYTES_MAX)?;
+    let (name, rest) = string(data)?;
     let (count, rest) = rest.split_first_chunk::<2>()?;
     let wanted: Vec<u16> = rest
         .chunks_exact(2)

@@ -1,7 +1,7 @@
 //! The NBD protocol, both sides, without any input or output: bytes in, bytes and decisions out.
 //!
 //! ```text
-//!   Handshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission | Close
+//!   Handshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission | Close | Fence
 //!   ClientHandshake the same, from the other side (module `client`)
 //!   RequestHeader::parse(28 bytes) ──► the driver moves the payload ──► reply headers
 //! ```

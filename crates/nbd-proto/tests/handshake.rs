@@ -82,7 +82,8 @@ fn greeting_and_go_are_these_bytes() {
         outcome,
         Some(Outcome::Transmission {
             export: 0,
-            structured: false
+            structured: false,
+            session: None
         })
     );
     assert_eq!(consumed, stream.len());
@@ -106,7 +107,8 @@ fn any_chunking_gives_the_same_answers() {
         whole.1,
         Some(Outcome::Transmission {
             export: 1,
-            structured: true
+            structured: true,
+            session: None
         })
     );
     for step in 1..stream.len() {

@@ -13,11 +13,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Our own servers take a connection's session key by this meta context, and fence the session of
-/// another by the second one. A foreign server knows neither and says so by silence.
-const SESSION_CONTEXT: &str = "evfs:session:";
-const FENCE_CONTEXT: &str = "evfs:fence:";
-
 /// Settings of a path.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -142,7 +137,9 @@ impl Lunpath for NbdPath {
 
     fn connect(&self, within: Duration) -> Result<Box<dyn Connection>> {
         let key = random_key()?;
-        let session = format!("{SESSION_CONTEXT}{key:016x}");
+        // Our own servers take the key, and fence the session later. A foreign server knows neither
+        // context and says so by silence.
+        let session = format!("{}{key:016x}", c::SESSION_CONTEXT);
         let wish = Wish {
             contexts: vec![session.clone()],
             ..Wish::default()
@@ -165,7 +162,7 @@ impl Lunpath for NbdPath {
     }
 
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
-        let fence = format!("{FENCE_CONTEXT}{key:016x}");
+        let fence = format!("{}{key:016x}", c::FENCE_CONTEXT);
         let wish = Wish {
             contexts: vec![fence.clone()],
             info_only: true,
