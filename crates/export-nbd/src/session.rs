@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long a fence waits for the device.
 const FENCE_PATIENCE: Duration = Duration::from_secs(4);
-/// Fenced keys that are remembered; the oldest makes room.
-const FENCED_MAX: usize = 65_536;
+/// Keys that are remembered; the oldest makes room.
+const REMEMBERED_MAX: usize = 65_536;
 
 /// What connections and requests of one key hold.
 pub(crate) struct Session {
@@ -42,6 +42,9 @@ impl Drop for Session {
 pub(crate) struct Fence {
     key: u64,
     until: Instant,
+    /// This server has had a session of that key. Of one it has never heard of it can promise
+    /// nothing: that may run on another server, over the same disk.
+    known: bool,
 }
 
 /// The sessions of a server.
@@ -52,9 +55,35 @@ pub(crate) struct Sessions(Mutex<State>);
 struct State {
     /// Sessions that somebody holds.
     live: HashMap<u64, Weak<Session>>,
-    fenced: HashSet<u64>,
-    /// The same keys, the oldest first.
+    fenced: Remembered,
+    /// Keys of sessions there were.
+    known: Remembered,
+}
+
+/// Keys that are remembered, as many as [`REMEMBERED_MAX`].
+#[derive(Default)]
+struct Remembered {
+    keys: HashSet<u64>,
+    /// The same, the oldest first.
     order: VecDeque<u64>,
+}
+
+impl Remembered {
+    fn add(&mut self, key: u64) {
+        if !self.keys.insert(key) {
+            return;
+        }
+        self.order.push_back(key);
+        if self.order.len() > REMEMBERED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+    }
+
+    fn has(&self, key: u64) -> bool {
+        self.keys.contains(&key)
+    }
 }
 
 impl Sessions {
@@ -73,7 +102,7 @@ impl Sessions {
     /// How a fence went; `None` while it may still go well.
     pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
         match self.lock().live.contains_key(&fence.key) {
-            false => Some(true),
+            false => Some(fence.known),
             true => (Instant::now() >= fence.until).then_some(false),
         }
     }
@@ -83,9 +112,10 @@ impl Hub {
     /// The session of a key, for one more connection; `None` when the key is fenced.
     pub(crate) fn session(self: &Arc<Hub>, key: u64) -> Option<Arc<Session>> {
         let mut state = self.sessions.lock();
-        if state.fenced.contains(&key) {
+        if state.fenced.has(key) {
             return None;
         }
+        state.known.add(key);
         let held = state.live.get(&key).and_then(Weak::upgrade);
         Some(held.unwrap_or_else(|| {
             let session = Arc::new(Session {
@@ -101,14 +131,8 @@ impl Hub {
     /// Lets no connection begin under the key any more, and has the workers close those there are.
     pub(crate) fn fence(&self, key: u64) -> Fence {
         let mut state = self.sessions.lock();
-        if state.fenced.insert(key) {
-            state.order.push_back(key);
-            if state.order.len() > FENCED_MAX
-                && let Some(oldest) = state.order.pop_front()
-            {
-                state.fenced.remove(&oldest);
-            }
-        }
+        state.fenced.add(key);
+        let known = state.known.has(key);
         let session = state.live.get(&key).and_then(Weak::upgrade);
         // The last holder may be this one, and its end takes the lock.
         drop(state);
@@ -119,6 +143,7 @@ impl Hub {
         Fence {
             key,
             until: Instant::now() + FENCE_PATIENCE,
+            known,
         }
     }
 }
@@ -142,7 +167,7 @@ mod tests {
         assert_eq!(hub.sessions.outcome(&fence), None);
         drop(two);
         assert_eq!(hub.sessions.outcome(&fence), Some(true));
-        assert_eq!(hub.sessions.outcome(&hub.fence(8)), Some(true), "unknown");
+        assert_eq!(hub.sessions.outcome(&hub.fence(8)), Some(false), "unknown");
         assert!(hub.session(8).is_none() && hub.session(9).is_some());
     }
 
@@ -162,15 +187,15 @@ mod tests {
     #[test]
     fn fenced_keys_are_bounded_and_the_oldest_goes() {
         let hub = hub();
-        for key in 0..=FENCED_MAX as u64 {
+        for key in 0..=REMEMBERED_MAX as u64 {
             hub.fence(key);
             hub.fence(key);
         }
         assert!(hub.session(0).is_some() && hub.session(1).is_none());
         let state = hub.sessions.lock();
         assert_eq!(
-            (state.fenced.len(), state.order.len()),
-            (FENCED_MAX, FENCED_MAX)
+            (state.fenced.keys.len(), state.fenced.order.len()),
+            (REMEMBERED_MAX, REMEMBERED_MAX)
         );
     }
 }

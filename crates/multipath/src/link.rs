@@ -4,6 +4,7 @@ use crate::policy::Nanos;
 use crate::state::{Latencies, SharedPath, quantile};
 use block::Queue;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Answers before the latency of a path says anything.
 const KNOWN_FROM: u64 = 100;
@@ -36,6 +37,8 @@ pub(crate) struct Link {
     /// Why it is to be taken down, and the entry of the log that says so.
     pub(crate) broken: Option<(String, u64)>,
     pub(crate) probing: bool,
+    /// Its suspicion shows in the state of the path; not while the queue rests, for nobody looks.
+    pub(crate) shows: bool,
     pub(crate) latencies: Arc<Latencies>,
     slow: Nanos,
 }
@@ -54,6 +57,7 @@ impl Link {
             signalled: false,
             broken: None,
             probing: false,
+            shows: false,
             slow: 0,
         }
     }
@@ -75,5 +79,17 @@ impl Link {
     /// How long a silence has to be before it means something.
     pub(crate) fn patience(&self, least: Nanos) -> Nanos {
         least.max(self.slow * SILENCE_FACTOR)
+    }
+
+    /// Lets a suspicion show, or not.
+    pub(crate) fn show_suspicion(&mut self, on: bool) {
+        let on = on && matches!(self.state, LinkState::Suspect(_));
+        if on != self.shows {
+            self.shows = on;
+            match on {
+                true => self.path.links_suspect.fetch_add(1, Relaxed),
+                false => self.path.links_suspect.fetch_sub(1, Relaxed),
+            };
+        }
     }
 }

@@ -74,6 +74,8 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
                     tries.store(0, Relaxed);
+                    // A queue that sleeps takes it when it wakes.
+                    path.failing.store(false, Relaxed);
                     queue.post(Mail::Connected(path.id, connection));
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),

@@ -216,7 +216,6 @@ impl LunQueue {
                 link.heard = now;
                 link.broken = None;
                 link.path.links_up.fetch_add(1, Relaxed);
-                link.path.failing.store(false, Relaxed);
                 link.path.counters.online_events.fetch_add(1, Relaxed);
                 self.shared.links[path].store(LINK_UP, Release);
                 self.stranded = None;
@@ -246,10 +245,8 @@ impl LunQueue {
         if let Some(fd) = queue.wait_fd() {
             let _ = epoll::delete(&self.epoll, fd);
         }
-        if let LinkState::Suspect(_) = link.state {
-            link.path.links_suspect.fetch_sub(1, Relaxed);
-        }
         link.state = LinkState::Down;
+        link.show_suspicion(false);
         link.probing = false;
         link.fence_key = None;
         let shared = &link.path;
@@ -535,7 +532,7 @@ impl LunQueue {
         link.heard = now;
         if let LinkState::Suspect(since) = link.state {
             link.state = LinkState::Up;
-            link.path.links_suspect.fetch_sub(1, Relaxed);
+            link.show_suspicion(false);
             let silent = (now - since) / 1_000_000;
             let what = format!("answers again, {silent} ms after it was suspected");
             self.lun.log.add(link.path.path.name(), what, 0);
@@ -692,6 +689,7 @@ impl Queue for LunQueue {
         if self.in_flight == 1 {
             // Nothing was awaited until now.
             self.looked = now;
+            self.links.iter_mut().for_each(|l| l.show_suspicion(true));
         }
         let hold = self.lun.ghosts.hold(&op, now);
         let flush = matches!(op, Op::Flush);
@@ -750,6 +748,9 @@ impl Queue for LunQueue {
         }
         let count = self.ready.len();
         self.in_flight -= count;
+        if self.in_flight == 0 {
+            self.links.iter_mut().for_each(|l| l.show_suspicion(false));
+        }
         done.extend(self.ready.drain(..));
         Ok(count)
     }
@@ -776,9 +777,7 @@ impl Drop for LunQueue {
     fn drop(&mut self) {
         for path in 0..self.links.len() {
             let link = &mut self.links[path];
-            if let LinkState::Suspect(_) = link.state {
-                link.path.links_suspect.fetch_sub(1, Relaxed);
-            }
+            link.show_suspicion(false);
             if link.queue.is_some() {
                 link.path.links_up.fetch_sub(1, Relaxed);
             }

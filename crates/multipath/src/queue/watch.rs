@@ -110,7 +110,7 @@ impl LunQueue {
     fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
         let link = &mut self.links[path];
         link.state = LinkState::Suspect(now);
-        link.path.links_suspect.fetch_add(1, Relaxed);
+        link.show_suspicion(true);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
         let why = format!(
             "suspect: silent for {} ms with I/O outstanding",
