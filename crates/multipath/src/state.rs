@@ -181,8 +181,6 @@ struct Flaps {
 const FLAP_HALF_LIFE: f64 = 10e9;
 /// Flaps that are free.
 const FLAP_FREE: f64 = 3.0;
-/// Longest penalty in seconds.
-const FLAP_PENALTY_MAX: f64 = 30.0;
 
 /// One lunpath, as all queues of its LUN see it.
 pub(crate) struct SharedPath {
@@ -308,10 +306,10 @@ impl SharedPath {
     }
 
     /// Seconds a path that answers again has to wait for the times it went away.
-    pub(crate) fn penalty_secs(&self, now: Nanos) -> f64 {
+    pub(crate) fn penalty_secs(&self, longest: u32, now: Nanos) -> f64 {
         let over = decayed(&lock(&self.flaps), now) - FLAP_FREE;
         match over > 0.0 {
-            true => over.exp2().min(FLAP_PENALTY_MAX),
+            true => over.exp2().min(longest.into()),
             false => 0.0,
         }
     }
