@@ -57,7 +57,8 @@ pub struct Attributes {
     /// Least silence, with I/O outstanding, after which a path is suspect, in milliseconds.
     pub silence_ms: u32,
     /// Seconds that a write waits for an older one over the same blocks which a lost path left
-    /// unanswered and nothing could fence.
+    /// unanswered and nothing can fence, from the moment on in which its connection is closed.
+    /// Where a fence is possible, it has `transient_secs` more.
     pub quiesce_secs: u32,
     /// Longest time in seconds that a path which went away again and again has to answer before it
     /// is used; 0 for none.

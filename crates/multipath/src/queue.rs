@@ -11,13 +11,14 @@
 //! Nothing here connects, asks a target anything, or waits for another thread.
 
 mod dispatch;
+mod lost;
 mod watch;
 
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{Admin, Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath};
+use crate::state::{Admin, LINK_DOWN, LINK_UP, Mail, OPEN, QueueShared, SharedPath};
 use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -228,94 +229,6 @@ impl LunQueue {
 
     fn mark_down(&self, path: usize) {
         self.shared.links[path].store(LINK_DOWN, Release);
-        self.lun.wake_monitor();
-    }
-
-    /// Gives a connection up. What it has in flight goes another way.
-    fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
-        if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
-            return;
-        }
-        self.take_back(path, why, event, now);
-        let link = &mut self.links[path];
-        let Some(queue) = link.queue.take() else {
-            return;
-        };
-        if let Some(fd) = queue.wait_fd() {
-            let _ = epoll::delete(&self.epoll, fd);
-        }
-        if let LinkState::Suspect(_) = link.state {
-            link.path.links_suspect.fetch_sub(1, Relaxed);
-        }
-        link.state = LinkState::Down;
-        link.probing = false;
-        link.fence_key = None;
-        let shared = &link.path;
-        shared.counters.offline_events.fetch_add(1, Relaxed);
-        if shared.links_up.fetch_sub(1, Relaxed) == 1 {
-            shared.proven.store(false, Release);
-            let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
-            if unflushed && !self.attributes.shared_cache {
-                shared.lost_writes.store(true, Release);
-            }
-        }
-        shared.flapped(now);
-        // A kernel ring may hold requests still; its drop waits for them.
-        drop(queue);
-        self.mark_down(path);
-        if self.links.iter().all(|l| l.queue.is_none()) {
-            self.stranded.get_or_insert(now);
-        }
-    }
-
-    /// Takes back everything a link has in flight, and notes writes that may still be carried out.
-    fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
-        let jobs = std::mem::take(&mut self.links[path].jobs);
-        let mut kept = Vec::new();
-        let mut moved = Vec::new();
-        for slot in jobs {
-            let tag = self.child_tag(slot);
-            let link = &mut self.links[path];
-            let back = link.queue.as_mut().and_then(|queue| queue.take_back(tag));
-            match back {
-                Some(request) => {
-                    self.unload(path, slot);
-                    self.haunt(path, tag, &request.op, now);
-                    moved.push((slot, request.op));
-                }
-                // The device holds its memory: the completion comes as ever.
-                None => kept.push(slot),
-            }
-        }
-        self.links[path].jobs = kept;
-        let users = moved.iter().filter(|(slot, _)| {
-            let job = self.jobs[*slot as usize].1.as_ref();
-            job.is_some_and(|j| j.owner != Owner::Probe)
-        });
-        let name = self.links[path].path.path.name();
-        let users = users.count() as u64;
-        let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
-        tracing::info!(path = name, event, "{why}");
-        for (slot, op) in moved {
-            self.again(slot, op, Some(event), now);
-        }
-    }
-
-    /// Notes a write without an answer.
-    fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos) {
-        let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
-            return;
-        };
-        let quiesce = self.attributes.quiesce().as_nanos() as Nanos;
-        self.lun.ghosts.add(Ghost {
-            queue: self.shared.id,
-            tag,
-            path,
-            fence_key: self.links[path].fence_key,
-            start: offset,
-            end: offset + len,
-            until: now + quiesce,
-        });
         self.lun.wake_monitor();
     }
 
@@ -579,7 +492,7 @@ impl LunQueue {
                     }
                 };
                 self.lun.log.moved(event);
-                self.haunt(path, tag, &op, now);
+                self.haunt(path, tag, &op, now, OPEN);
                 self.again(slot, op, Some(event), now);
             }
             ErrorKind::TimedOut | ErrorKind::Cancelled => {
@@ -588,7 +501,7 @@ impl LunQueue {
                     .counters
                     .timeouts
                     .fetch_add(1, Relaxed);
-                self.haunt(path, tag, &op, now);
+                self.haunt(path, tag, &op, now, self.quiesced(now));
                 self.again(slot, op, None, now);
             }
             ErrorKind::Busy => {
@@ -770,25 +683,6 @@ impl Queue for LunQueue {
 
 fn nanos(time: Duration) -> Nanos {
     Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
-}
-
-impl Drop for LunQueue {
-    fn drop(&mut self) {
-        for path in 0..self.links.len() {
-            let link = &mut self.links[path];
-            if let LinkState::Suspect(_) = link.state {
-                link.path.links_suspect.fetch_sub(1, Relaxed);
-            }
-            if link.queue.is_some() {
-                link.path.links_up.fetch_sub(1, Relaxed);
-            }
-            let jobs = std::mem::take(&mut link.jobs);
-            for slot in jobs {
-                self.unload(path, slot);
-            }
-        }
-        self.lun.forget_queue(self.shared.id);
-    }
 }
 
 /// Whether a path may have a link at all.

@@ -78,20 +78,29 @@ impl Rig {
         assert!(found == wanted, "{when}: {}", named(&found));
     }
 
-    /// Write A is held in the network, and acknowledged through the other path.
-    fn lose_one(&self, lun: &Lun) -> Box<dyn Queue> {
+    fn both_up(&self, lun: &Lun) -> Box<dyn Queue> {
         let mut queue = lun.queue().unwrap();
         until("both are up", || {
             queue.kick().unwrap();
             states(lun) == [PathState::Active; 2]
         });
+        queue
+    }
+
+    fn lose_one(&self, lun: &Lun) -> Box<dyn Queue> {
+        let mut queue = self.both_up(lun);
+        self.lose(lun, &mut *queue);
+        queue
+    }
+
+    /// Write A is held in the network, and acknowledged through the other path.
+    fn lose(&self, lun: &Lun, queue: &mut dyn Queue) {
         self.sims[1].run("hold").unwrap();
         queue.submit(write(1, AT, &stamp(AT, 1, 1))).unwrap();
-        answer(&mut *queue).result.unwrap();
+        answer(queue).result.unwrap();
         self.finds(1, "after the failover");
         assert!(self.sims[1].stats().held >= BLOCK as u64, "A is under way");
         assert!(lun.status().lost_writes > 0);
-        queue
     }
 
     /// Write B over the same blocks.
@@ -148,7 +157,7 @@ impl Rig {
         self.settled(&lun);
     }
 
-    fn is_given_up_and_heals_within_the_quiesce_time(mut self) {
+    fn heals_within_the_quiesce_time_of_a_closed_connection(mut self) {
         let lun = self.lun(false, |a| {
             a.quiesce_secs = 3;
             a.path_fail_secs = 1;
@@ -166,7 +175,7 @@ impl Rig {
         self.settled(&lun);
     }
 
-    fn is_reset_while_held(mut self) {
+    fn reset_while_held(mut self) {
         let lun = self.lun(false, |a| a.quiesce_secs = 2);
         let mut queue = self.lose_one(&lun);
         self.sims[1].run("rst").unwrap();
@@ -212,6 +221,29 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// The fence needs a connection, and there is none to be had for longer than an unfenced write
+    /// is waited for.
+    fn fenced_late(mut self) {
+        let lun = self.lun(true, |a| {
+            a.quiesce_secs = 1;
+            a.path_fail_secs = 1;
+        });
+        let mut queue = self.both_up(&lun);
+        self.sims[0].run("refuse").unwrap();
+        self.lose(&lun, &mut *queue);
+        self.overwrite(&lun, &mut *queue);
+        let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end {
+            let early = reap(&mut *queue, Duration::from_millis(50));
+            assert!(early.is_empty(), "nothing has fenced A");
+        }
+        self.sims[0].run("pass").unwrap();
+        answer(&mut *queue).result.unwrap();
+        self.settled(&lun);
+    }
+}
+
 #[test]
 fn qemu_nbd_the_network_heals() {
     Rig::nbd(Program::QemuNbd).heals_in_time();
@@ -244,32 +276,32 @@ fn tgtd_the_network_heals_late() {
 
 #[test]
 fn qemu_nbd_the_connection_is_given_up() {
-    Rig::nbd(Program::QemuNbd).is_given_up_and_heals_within_the_quiesce_time();
+    Rig::nbd(Program::QemuNbd).heals_within_the_quiesce_time_of_a_closed_connection();
 }
 
 #[test]
 fn nbdkit_the_connection_is_given_up() {
-    Rig::nbd(Program::Nbdkit).is_given_up_and_heals_within_the_quiesce_time();
+    Rig::nbd(Program::Nbdkit).heals_within_the_quiesce_time_of_a_closed_connection();
 }
 
 #[test]
 fn tgtd_the_connection_is_given_up() {
-    Rig::iscsi().is_given_up_and_heals_within_the_quiesce_time();
+    Rig::iscsi().heals_within_the_quiesce_time_of_a_closed_connection();
 }
 
 #[test]
 fn qemu_nbd_the_connection_is_reset() {
-    Rig::nbd(Program::QemuNbd).is_reset_while_held();
+    Rig::nbd(Program::QemuNbd).reset_while_held();
 }
 
 #[test]
 fn nbdkit_the_connection_is_reset() {
-    Rig::nbd(Program::Nbdkit).is_reset_while_held();
+    Rig::nbd(Program::Nbdkit).reset_while_held();
 }
 
 #[test]
 fn tgtd_the_connection_is_reset() {
-    Rig::iscsi().is_reset_while_held();
+    Rig::iscsi().reset_while_held();
 }
 
 #[test]
@@ -285,6 +317,11 @@ fn nbdkit_a_cut_off_stream_arrives_late() {
 #[test]
 fn tgtd_a_reservation_fences_the_lost_write() {
     Rig::iscsi().fenced();
+}
+
+#[test]
+fn tgtd_a_fence_that_comes_late_is_waited_for() {
+    Rig::iscsi().fenced_late();
 }
 
 /// A queue that is closed with writes under way leaves ghosts as well.

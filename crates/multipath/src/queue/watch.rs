@@ -59,6 +59,11 @@ impl LunQueue {
         now: Nanos,
     ) {
         let link = &self.links[path];
+        let since = now.saturating_sub(deadline);
+        if link.queue.is_some() && self.lun.ghosts.overdue(self.shared.id, path, since) {
+            let why = format!("a write had no answer for {} s", deadline / 1_000_000_000);
+            return self.let_go(path, &why, None, now);
+        }
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
