@@ -4,7 +4,7 @@ use super::{LunQueue, Owner, TICK, nanos};
 use crate::link::LinkState;
 use crate::policy::Nanos;
 use crate::state::{Ghost, OPEN};
-use block::Op;
+use block::{Op, Wait};
 use rustix::event::epoll;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -19,7 +19,9 @@ impl LunQueue {
             return;
         }
         self.take_back(path, why, event, now);
+        self.await_kept(path);
         let link = &mut self.links[path];
+        link.broken = None;
         let Some(queue) = link.queue.take() else {
             return;
         };
@@ -42,12 +44,29 @@ impl LunQueue {
             }
         }
         shared.flapped(now);
-        // A kernel ring may hold requests still; its drop waits for them.
         drop(queue);
         self.closed(path, now);
         self.mark_down(path);
         if self.links.iter().all(|l| l.queue.is_none()) {
             self.stranded.get_or_insert(now);
+        }
+    }
+
+    /// Waits for what could not be taken back: the drop of a kernel ring would as well, and then
+    /// nobody had the answers.
+    fn await_kept(&mut self, path: usize) {
+        let mut done = Vec::new();
+        while let (false, Some(queue)) = (
+            self.links[path].jobs.is_empty(),
+            self.links[path].queue.as_mut(),
+        ) {
+            if queue.reap(Wait::Block, &mut done).is_err() || done.is_empty() {
+                return;
+            }
+            let now = self.lun.clock.now();
+            for completion in done.drain(..) {
+                self.answered(path, completion, now);
+            }
         }
     }
 
