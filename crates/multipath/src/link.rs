@@ -36,6 +36,8 @@ pub(crate) struct Link {
     /// Why it is to be taken down, and the entry of the log that says so.
     pub(crate) broken: Option<(String, u64)>,
     pub(crate) probing: bool,
+    /// Since when it answers again while it is suspect still, for the times it went away.
+    pub(crate) back: Option<Nanos>,
     pub(crate) latencies: Arc<Latencies>,
     slow: Nanos,
 }
@@ -54,6 +56,7 @@ impl Link {
             signalled: false,
             broken: None,
             probing: false,
+            back: None,
             slow: 0,
         }
     }

@@ -434,9 +434,15 @@ impl LunQueue {
 
     /// The path is there.
     fn heard(&mut self, path: usize, now: Nanos) {
+        let longest = self.attributes.flap_penalty_secs;
         let link = &mut self.links[path];
         link.heard = now;
         if let LinkState::Suspect(since) = link.state {
+            let back = *link.back.get_or_insert(now);
+            let penalty = link.path.penalty_secs(longest, now);
+            if ((now - back) as f64) < penalty * 1e9 {
+                return;
+            }
             link.state = LinkState::Up;
             link.path.links_suspect.fetch_sub(1, Relaxed);
             let silent = (now - since) / 1_000_000;

@@ -33,6 +33,7 @@ impl LunQueue {
         }
         link.state = LinkState::Down;
         link.probing = false;
+        link.back = None;
         link.fence_key = None;
         let shared = &link.path;
         shared.counters.offline_events.fetch_add(1, Relaxed);
@@ -42,8 +43,9 @@ impl LunQueue {
             if unflushed && !self.attributes.shared_cache {
                 shared.lost_writes.store(true, Release);
             }
+            // Once, however many threads lose their connection with it.
+            shared.flapped(now);
         }
-        shared.flapped(now);
         drop(queue);
         self.closed(path, now);
         self.mark_down(path);

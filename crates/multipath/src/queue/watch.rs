@@ -12,6 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const OWN_STALL: Nanos = 25_000_000;
 /// Bytes of the read that asks a silent path whether it is there.
 const PROBE_BYTES: usize = 4096;
+/// Time between two questions to a suspect path that answers.
+const PROBE_PAUSE: Nanos = 100_000_000;
 /// Time between two looks at latencies.
 const LEARN_EVERY: Nanos = 500_000_000;
 
@@ -64,10 +66,19 @@ impl LunQueue {
             let why = format!("a write had no answer for {} s", deadline / 1_000_000_000);
             return self.let_go(path, &why, None, now);
         }
+        let silent = now.saturating_sub(link.heard);
+        let suspect = matches!(link.state, LinkState::Suspect(_));
+        if link.queue.is_some() && suspect && link.jobs.is_empty() {
+            // It answers, and has to do so for a while.
+            if silent > PROBE_PAUSE {
+                self.links[path].heard = now;
+                self.probe(path, now);
+            }
+            return;
+        }
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
-        let silent = now.saturating_sub(link.heard);
         if silent > give_up {
             let why = format!(
                 "silent for {} s: the connection is given up",
@@ -75,10 +86,13 @@ impl LunQueue {
             );
             return self.let_go(path, &why, None, now);
         }
-        if let LinkState::Suspect(_) = link.state {
+        let patience = link.patience(silence);
+        if suspect {
+            if silent > patience {
+                self.links[path].back = None;
+            }
             return self.probe(path, now);
         }
-        let patience = link.patience(silence);
         if silent > patience && self.another_answers(path, patience / 2, now) {
             self.suspect(path, silent, now);
             return;
@@ -109,7 +123,10 @@ impl LunQueue {
     fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
         let link = &mut self.links[path];
         link.state = LinkState::Suspect(now);
-        link.path.links_suspect.fetch_add(1, Relaxed);
+        link.back = None;
+        if link.path.links_suspect.fetch_add(1, Relaxed) == 0 {
+            link.path.flapped(now);
+        }
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
         let why = format!(
             "suspect: silent for {} ms with I/O outstanding",
