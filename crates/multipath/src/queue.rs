@@ -99,6 +99,8 @@ pub(crate) struct LunQueue {
     learned: Nanos,
     /// Since when no link is up.
     stranded: Option<Nanos>,
+    /// Since when none is up that takes writes.
+    unwritable: Option<Nanos>,
     done: Vec<Completion>,
     tags: Vec<u64>,
 }
@@ -143,6 +145,7 @@ impl LunQueue {
             looked: now,
             learned: now,
             stranded: Some(now),
+            unwritable: None,
             done: Vec::new(),
             tags: Vec::new(),
             info,

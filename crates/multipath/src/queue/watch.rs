@@ -173,20 +173,40 @@ impl LunQueue {
         self.shared.held.store(self.held.len() as u32, Relaxed);
     }
 
-    /// Ends what has waited for a path for too long.
+    /// How long I/O waits for a path.
+    pub(super) fn grace(&self) -> Nanos {
+        match self.attributes.infinite_retries_enable {
+            true => Nanos::MAX,
+            false => u64::from(self.attributes.transient_secs) * 1_000_000_000,
+        }
+    }
+
+    /// Ends what has waited for a path for too long. Writes wait for one that takes writes.
     fn give_up_waiting(&mut self, now: Nanos) {
+        let mut up = self.links.iter().filter(|l| l.queue.is_some());
+        match up.any(|l| !l.path.read_only.load(Relaxed)) {
+            true => self.unwritable = None,
+            false => _ = self.unwritable.get_or_insert(now),
+        }
         let attributes = Arc::clone(&self.attributes);
-        let Some(since) = self.stranded else { return };
-        let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
-        if attributes.infinite_retries_enable || now - since < grace {
+        let grace = self.grace();
+        let over = |since: Option<Nanos>| since.is_some_and(|s| now.saturating_sub(s) >= grace);
+        let (reads, writes) = (over(self.stranded), over(self.unwritable));
+        if !(reads || writes) {
             return;
         }
+        let what = if reads { "" } else { " that takes writes" };
         let why = format!(
-            "no path to the LUN for {} s (transient_secs); `evfs lun show` says why each is down",
+            "no path to the LUN{what} for {} s (transient_secs); `evfs lun show` says why each is \
+             down",
             attributes.transient_secs
         );
         for slot in std::mem::take(&mut self.waiting) {
             let job = self.job(slot);
+            if !reads && !job.io.write {
+                self.waiting.push_back(slot);
+                continue;
+            }
             let op = job.op.take().unwrap_or(Op::Flush);
             let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
             self.finish(slot, op, Err(error), now);
