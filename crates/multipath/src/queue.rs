@@ -388,7 +388,7 @@ impl LunQueue {
             if !(link.signalled || (all && link.fresh) || queue.wait_fd().is_none()) {
                 continue;
             }
-            link.signalled = false;
+            let idle = std::mem::take(&mut link.signalled) && link.jobs.is_empty();
             link.fresh = false;
             let mut done = std::mem::take(&mut self.done);
             let reaped = queue.reap(Wait::Poll, &mut done);
@@ -403,6 +403,9 @@ impl LunQueue {
             let now = self.lun.clock.now();
             if !done.is_empty() || !late.is_empty() {
                 self.heard(path, now);
+            } else if idle {
+                // Nothing was asked, and it says something: that it is gone?
+                self.probe(path, now);
             }
             for tag in late.drain(..) {
                 self.links[path]

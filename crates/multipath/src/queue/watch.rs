@@ -136,8 +136,8 @@ impl LunQueue {
         self.probe(path, now);
     }
 
-    /// Asks a silent path whether it is there, on the connection it has.
-    fn probe(&mut self, path: usize, now: Nanos) {
+    /// Asks a path whether it is there, on the connection it has.
+    pub(super) fn probe(&mut self, path: usize, now: Nanos) {
         if self.links[path].probing {
             return;
         }
