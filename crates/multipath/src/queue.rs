@@ -340,12 +340,15 @@ impl LunQueue {
     /// A flush covers every path with writes that none has covered yet.
     fn split_flush(&mut self, slot: u32, now: Nanos) {
         let mut parts = Vec::new();
+        let own = !self.attributes.shared_cache;
         for (index, link) in self.links.iter().enumerate() {
             let written = link.path.written.load(Acquire);
             if link.path.lost_writes.load(Acquire) {
                 return self.fail_flush(slot, index, now);
             }
-            if link.queue.is_some() && written != link.path.flushed.load(Acquire) {
+            // Without a connection of its own this thread waits for one: another still has the path.
+            let asked = link.queue.is_some() || (own && wants_link(&link.path, self.shared.only));
+            if asked && written != link.path.flushed.load(Acquire) {
                 parts.push((index, written));
             }
         }
