@@ -57,8 +57,12 @@ pub struct Attributes {
     /// Least silence, with I/O outstanding, after which a path is suspect, in milliseconds.
     pub silence_ms: u32,
     /// Seconds that a write waits for an older one over the same blocks which a lost path left
-    /// unanswered and nothing could fence.
+    /// unanswered and nothing can fence, from the moment on in which its connection is closed.
+    /// Where a fence is possible, it has `transient_secs` more.
     pub quiesce_secs: u32,
+    /// Longest time in seconds that a path which went away again and again has to answer before it
+    /// is used; 0 for none.
+    pub flap_penalty_secs: u32,
     /// All paths lead to one cache, so that a flush through any of them covers what went through a
     /// path that is lost. False: such a flush fails.
     pub shared_cache: bool,
@@ -89,6 +93,7 @@ impl Default for Attributes {
             alua_enabled: true,
             silence_ms: 50,
             quiesce_secs: 5,
+            flap_penalty_secs: 30,
             shared_cache: true,
             tport_max_qdepth: 0,
             max_bytes: 64 << 20,
@@ -153,6 +158,10 @@ pub const ATTRIBUTES: &[Attribute] = &[
         "quiesce_secs",
         "seconds to wait out an unfenced lost write, 0 to 600",
     ),
+    attribute(
+        "flap_penalty_secs",
+        "longest wait of a path that flaps, in seconds, 0 (none) to 600",
+    ),
     attribute("shared_cache", "a flush through one path covers the others"),
     attribute(
         "tport_max_qdepth",
@@ -194,6 +203,7 @@ impl Attributes {
             "alua_enabled" => self.alua_enabled.to_string(),
             "silence_ms" => self.silence_ms.to_string(),
             "quiesce_secs" => self.quiesce_secs.to_string(),
+            "flap_penalty_secs" => self.flap_penalty_secs.to_string(),
             "shared_cache" => self.shared_cache.to_string(),
             "tport_max_qdepth" => self.tport_max_qdepth.to_string(),
             "max_bytes" => self.max_bytes.to_string(),
@@ -259,6 +269,7 @@ impl Attributes {
             "alua_enabled" => self.alua_enabled = flag()?,
             "silence_ms" => self.silence_ms = number(5, 60_000)?,
             "quiesce_secs" => self.quiesce_secs = number(0, 600)?,
+            "flap_penalty_secs" => self.flap_penalty_secs = number(0, 600)?,
             "shared_cache" => self.shared_cache = flag()?,
             "tport_max_qdepth" => self.tport_max_qdepth = number(0, 4096)?,
             "max_bytes" => {

@@ -38,7 +38,9 @@ pub(crate) struct Link {
     pub(crate) broken: Option<(String, u64)>,
     pub(crate) probing: bool,
     /// Its suspicion shows in the state of the path; not while the queue rests, for nobody looks.
-    pub(crate) shows: bool,
+    shows: bool,
+    /// Since when it answers again while it is suspect still, for the times it went away.
+    pub(crate) back: Option<Nanos>,
     pub(crate) latencies: Arc<Latencies>,
     slow: Nanos,
 }
@@ -58,6 +60,7 @@ impl Link {
             broken: None,
             probing: false,
             shows: false,
+            back: None,
             slow: 0,
         }
     }

@@ -144,7 +144,8 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
 /// Watches a path that answers again for as long as its recovery and its past demand.
 fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
     let attributes = shared.attributes();
-    let penalty = Duration::from_secs_f64(path.penalty_secs(shared.clock.now()));
+    let penalty = path.penalty_secs(attributes.flap_penalty_secs, shared.clock.now());
+    let penalty = Duration::from_secs_f64(penalty);
     let came_back = path.counters.offline_events.load(Relaxed) > 0;
     let (answers, time) = match attributes.ping_recovery {
         _ if !came_back => (0, Duration::ZERO),

@@ -11,19 +11,21 @@
 //! Nothing here connects, asks a target anything, or waits for another thread.
 
 mod dispatch;
+mod lost;
 mod watch;
 
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
+use crate::monitor::wants_link;
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{Ghost, LINK_DOWN, LINK_UP, Mail, QueueShared, lock};
+use crate::state::{LINK_DOWN, LINK_UP, Mail, OPEN, QueueShared, lock};
 use crate::trace::Record;
 use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
 use rustix::event::{Timespec, epoll};
-use rustix::time::{TimerfdClockId, TimerfdFlags};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -99,6 +101,8 @@ pub(crate) struct LunQueue {
     learned: Nanos,
     /// Since when no link is up.
     stranded: Option<Nanos>,
+    /// Since when none is up that takes writes.
+    unwritable: Option<Nanos>,
     done: Vec<Completion>,
     tags: Vec<u64>,
 }
@@ -143,6 +147,7 @@ impl LunQueue {
             looked: now,
             learned: now,
             stranded: Some(now),
+            unwritable: None,
             done: Vec::new(),
             tags: Vec::new(),
             info,
@@ -229,93 +234,6 @@ impl LunQueue {
 
     fn mark_down(&self, path: usize) {
         self.shared.links[path].store(LINK_DOWN, Release);
-        self.lun.wake_monitor();
-    }
-
-    /// Gives a connection up. What it has in flight goes another way.
-    fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
-        if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
-            return;
-        }
-        self.take_back(path, why, event, now);
-        let link = &mut self.links[path];
-        let Some(queue) = link.queue.take() else {
-            return;
-        };
-        if let Some(fd) = queue.wait_fd() {
-            let _ = epoll::delete(&self.epoll, fd);
-        }
-        link.state = LinkState::Down;
-        link.show_suspicion(false);
-        link.probing = false;
-        link.fence_key = None;
-        let shared = &link.path;
-        shared.counters.offline_events.fetch_add(1, Relaxed);
-        if shared.links_up.fetch_sub(1, Relaxed) == 1 {
-            shared.proven.store(false, Release);
-            let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
-            if unflushed && !self.attributes.shared_cache {
-                shared.lost_writes.store(true, Release);
-            }
-        }
-        shared.failing.store(true, Relaxed);
-        shared.flapped(now);
-        // A kernel ring may hold requests still; its drop waits for them.
-        drop(queue);
-        self.mark_down(path);
-        if self.links.iter().all(|l| l.queue.is_none()) {
-            self.stranded.get_or_insert(now);
-        }
-    }
-
-    /// Takes back everything a link has in flight, and notes writes that may still be carried out.
-    fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
-        let jobs = std::mem::take(&mut self.links[path].jobs);
-        let mut kept = Vec::new();
-        let mut moved = Vec::new();
-        for slot in jobs {
-            let tag = self.child_tag(slot);
-            let link = &mut self.links[path];
-            let back = link.queue.as_mut().and_then(|queue| queue.take_back(tag));
-            match back {
-                Some(request) => {
-                    self.unload(path, slot);
-                    self.haunt(path, tag, &request.op, now);
-                    moved.push((slot, request.op));
-                }
-                // The device holds its memory: the completion comes as ever.
-                None => kept.push(slot),
-            }
-        }
-        self.links[path].jobs = kept;
-        let users = moved.iter().filter(|(slot, _)| {
-            let job = self.jobs[*slot as usize].1.as_ref();
-            job.is_some_and(|j| j.owner != Owner::Probe)
-        });
-        let name = self.links[path].path.path.name();
-        let users = users.count() as u64;
-        let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
-        tracing::info!(path = name, event, "{why}");
-        for (slot, op) in moved {
-            self.again(slot, op, Some(event), now);
-        }
-    }
-
-    /// Notes a write without an answer.
-    fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos) {
-        let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
-            return;
-        };
-        let quiesce = self.attributes.quiesce().as_nanos() as Nanos;
-        self.lun.ghosts.add(Ghost {
-            queue: self.shared.id,
-            tag,
-            path,
-            fence_key: self.links[path].fence_key,
-            start: offset,
-            end: offset + len,
-            until: now + quiesce,
-        });
         self.lun.wake_monitor();
     }
 
@@ -424,12 +342,15 @@ impl LunQueue {
     /// A flush covers every path with writes that none has covered yet.
     fn split_flush(&mut self, slot: u32, now: Nanos) {
         let mut parts = Vec::new();
+        let own = !self.attributes.shared_cache;
         for (index, link) in self.links.iter().enumerate() {
             let written = link.path.written.load(Acquire);
             if link.path.lost_writes.load(Acquire) {
                 return self.fail_flush(slot, index, now);
             }
-            if link.queue.is_some() && written != link.path.flushed.load(Acquire) {
+            // Without a connection of its own this thread waits for one: another still has the path.
+            let asked = link.queue.is_some() || (own && wants_link(&link.path, self.shared.only));
+            if asked && written != link.path.flushed.load(Acquire) {
                 parts.push((index, written));
             }
         }
@@ -479,21 +400,21 @@ impl LunQueue {
             if let Err(error) = reaped {
                 self.broke(path, &error);
             }
-            let link = &mut self.links[path];
-            let Some(queue) = link.queue.as_mut() else {
+            let Some(queue) = self.links[path].queue.as_mut() else {
                 continue;
             };
             // An idle connection can be lost as well, and no answer says so.
-            if let (Some(why), None, true) = (queue.lost(), &link.broken, done.is_empty()) {
-                let what = format!("lost: {why}");
-                let event = self.lun.log.add(link.path.path.name(), what, 0);
-                link.broken = Some((why.to_owned(), event));
-            }
+            let lost = queue.lost().filter(|_| done.is_empty()).map(str::to_owned);
             let mut late = std::mem::take(&mut self.tags);
             queue.late(&mut late);
             let now = self.lun.clock.now();
             if !done.is_empty() || !late.is_empty() {
                 self.heard(path, now);
+            }
+            if let (Some(why), None) = (lost, &self.links[path].broken) {
+                let name = self.links[path].path.path.name();
+                let event = self.lun.log.add(name, format!("lost: {why}"), 0);
+                self.links[path].broken = Some((why, event));
             }
             for tag in late.drain(..) {
                 self.links[path]
@@ -528,9 +449,15 @@ impl LunQueue {
 
     /// The path is there.
     fn heard(&mut self, path: usize, now: Nanos) {
+        let longest = self.attributes.flap_penalty_secs;
         let link = &mut self.links[path];
         link.heard = now;
         if let LinkState::Suspect(since) = link.state {
+            let back = *link.back.get_or_insert(now);
+            let penalty = link.path.penalty_secs(longest, now);
+            if ((now - back) as f64) < penalty * 1e9 {
+                return;
+            }
             link.state = LinkState::Up;
             link.show_suspicion(false);
             let silent = (now - since) / 1_000_000;
@@ -596,7 +523,7 @@ impl LunQueue {
                     }
                 };
                 self.lun.log.moved(event);
-                self.haunt(path, tag, &op, now);
+                self.haunt(path, tag, &op, now, OPEN);
                 self.again(slot, op, Some(event), now);
             }
             ErrorKind::TimedOut | ErrorKind::Cancelled => {
@@ -605,7 +532,7 @@ impl LunQueue {
                     .counters
                     .timeouts
                     .fetch_add(1, Relaxed);
-                self.haunt(path, tag, &op, now);
+                self.haunt(path, tag, &op, now, self.quiesced(now));
                 self.again(slot, op, None, now);
             }
             ErrorKind::Busy => {
@@ -625,6 +552,26 @@ impl LunQueue {
     fn has_other(&self, path: usize) -> bool {
         let mut links = self.links.iter().enumerate();
         self.shared.only.is_none() && links.any(|(i, l)| i != path && l.up())
+    }
+
+    /// Keeps the timer going while there is something to time.
+    fn run_timer(&mut self) {
+        let runs = self.in_flight > 0;
+        if runs == self.timer_runs {
+            return;
+        }
+        let every = Timespec {
+            tv_sec: 0,
+            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
+        };
+        let spec = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        let flags = TimerfdTimerFlags::empty();
+        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
+            self.timer_runs = runs;
+        }
     }
 
     /// Sleeps until a link has something, or the clock has to be looked at.
@@ -771,21 +718,4 @@ impl Queue for LunQueue {
 
 fn nanos(time: Duration) -> Nanos {
     Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
-}
-
-impl Drop for LunQueue {
-    fn drop(&mut self) {
-        for path in 0..self.links.len() {
-            let link = &mut self.links[path];
-            link.show_suspicion(false);
-            if link.queue.is_some() {
-                link.path.links_up.fetch_sub(1, Relaxed);
-            }
-            let jobs = std::mem::take(&mut link.jobs);
-            for slot in jobs {
-                self.unload(path, slot);
-            }
-        }
-        self.lun.forget_queue(self.shared.id);
-    }
 }

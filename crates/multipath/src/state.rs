@@ -184,8 +184,6 @@ struct Flaps {
 const FLAP_HALF_LIFE: f64 = 10e9;
 /// Flaps that are free.
 const FLAP_FREE: f64 = 3.0;
-/// Longest penalty in seconds.
-const FLAP_PENALTY_MAX: f64 = 30.0;
 
 /// One lunpath, as all queues of its LUN see it.
 pub(crate) struct SharedPath {
@@ -315,10 +313,10 @@ impl SharedPath {
     }
 
     /// Seconds a path that answers again has to wait for the times it went away.
-    pub(crate) fn penalty_secs(&self, now: Nanos) -> f64 {
+    pub(crate) fn penalty_secs(&self, longest: u32, now: Nanos) -> f64 {
         let over = decayed(&lock(&self.flaps), now) - FLAP_FREE;
         match over > 0.0 {
-            true => over.exp2().min(FLAP_PENALTY_MAX),
+            true => over.exp2().min(longest.into()),
             false => 0.0,
         }
     }
@@ -373,8 +371,14 @@ pub(crate) struct Ghost {
     pub(crate) fence_key: Option<u64>,
     pub(crate) start: u64,
     pub(crate) end: u64,
+    pub(crate) noted: Nanos,
+    /// When it is taken for settled; [`OPEN`] as long as its connection is open, because what lies
+    /// there may go out at any time.
     pub(crate) until: Nanos,
 }
+
+/// The connection of a ghost has not been closed.
+pub(crate) const OPEN: Nanos = Nanos::MAX;
 
 /// All lost writes of a LUN. Looked at by every write; locked only while there are any.
 #[derive(Debug, Default)]
@@ -407,6 +411,22 @@ impl Ghosts {
 
     pub(crate) fn settle(&self, queue: u64, tag: u64) {
         self.keep(|g| (g.queue, g.tag) != (queue, tag));
+    }
+
+    /// A connection was closed: what it left open is settled at `until`, and what a fence can
+    /// settle is left to it for so much longer.
+    pub(crate) fn closed(&self, queue: u64, path: usize, until: Nanos, fence: Nanos) {
+        for ghost in lock(&self.list).iter_mut() {
+            if (ghost.queue, ghost.path, ghost.until) == (queue, path, OPEN) {
+                ghost.until = until + ghost.fence_key.map_or(0, |_| fence);
+            }
+        }
+    }
+
+    /// Whether an open connection has left a write unanswered since before `noted`.
+    pub(crate) fn overdue(&self, queue: u64, path: usize, noted: Nanos) -> bool {
+        let mine = |g: &Ghost| (g.queue, g.path, g.until) == (queue, path, OPEN);
+        self.len() > 0 && lock(&self.list).iter().any(|g| mine(g) && g.noted < noted)
     }
 
     pub(crate) fn fenced(&self, key: u64) {
@@ -611,7 +631,8 @@ mod tests {
             fence_key: key,
             start: 4096,
             end: 8192,
-            until: 1000,
+            noted: 5,
+            until: OPEN,
         };
         let zero = |offset| Op::WriteZeroes {
             offset,
@@ -629,6 +650,11 @@ mod tests {
         ghosts.fenced(9);
         assert!(!ghosts.hold(&zero(4096), 10));
         ghosts.add(ghost(7, None));
+        assert!(ghosts.overdue(1, 0, 6) && !ghosts.overdue(1, 0, 5) && !ghosts.overdue(2, 0, 6));
+        assert!(ghosts.hold(&zero(4096), 1001), "its connection is open");
+        ghosts.closed(1, 1, 10, 0);
+        ghosts.closed(1, 0, 1000, 1000);
+        assert!(ghosts.hold(&zero(4096), 999));
         assert!(!ghosts.hold(&zero(4096), 1001), "the time is over");
     }
 }

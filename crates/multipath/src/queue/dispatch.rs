@@ -64,6 +64,13 @@ impl LunQueue {
             }
             // A silent path is asked only for what no other can answer for.
             let own = !self.attributes.shared_cache;
+            if let Some(to) = bound.filter(|b| own && self.links[*b].queue.is_none()) {
+                match now - self.job(slot).first > self.grace() {
+                    true => self.fail_flush(slot, to, now),
+                    false => later.push_back(slot),
+                }
+                continue;
+            }
             let bound = bound.filter(|b| {
                 let link = &self.links[*b];
                 link.up() || (own && link.queue.is_some())

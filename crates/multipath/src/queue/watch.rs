@@ -5,8 +5,6 @@ use crate::link::{Link, LinkState};
 use crate::policy::Nanos;
 use crate::state::{WaitingIo, lock};
 use block::{Buf, Error, ErrorKind, Op};
-use rustix::event::Timespec;
-use rustix::time::{Itimerspec, TimerfdTimerFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,6 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const OWN_STALL: Nanos = 25_000_000;
 /// Bytes of the read that asks a silent path whether it is there.
 const PROBE_BYTES: usize = 4096;
+/// Time between two questions to a suspect path that answers.
+const PROBE_PAUSE: Nanos = 100_000_000;
 /// Time between two looks at latencies.
 const LEARN_EVERY: Nanos = 500_000_000;
 /// I/Os that are noted as waiting.
@@ -65,10 +65,24 @@ impl LunQueue {
         now: Nanos,
     ) {
         let link = &self.links[path];
+        let since = now.saturating_sub(deadline);
+        if link.queue.is_some() && self.lun.ghosts.overdue(self.shared.id, path, since) {
+            let why = format!("a write had no answer for {} s", deadline / 1_000_000_000);
+            return self.let_go(path, &why, None, now);
+        }
+        let silent = now.saturating_sub(link.heard);
+        let suspect = matches!(link.state, LinkState::Suspect(_));
+        if link.queue.is_some() && suspect && link.jobs.is_empty() {
+            // It answers, and has to do so for a while.
+            if silent > PROBE_PAUSE {
+                self.links[path].heard = now;
+                self.probe(path, now);
+            }
+            return;
+        }
         if link.queue.is_none() || link.jobs.is_empty() {
             return;
         }
-        let silent = now.saturating_sub(link.heard);
         if silent > give_up {
             let why = format!(
                 "silent for {} s: the connection is given up",
@@ -76,10 +90,13 @@ impl LunQueue {
             );
             return self.let_go(path, &why, None, now);
         }
-        if let LinkState::Suspect(_) = link.state {
+        let patience = link.patience(silence);
+        if suspect {
+            if silent > patience {
+                self.links[path].back = None;
+            }
             return self.probe(path, now);
         }
-        let patience = link.patience(silence);
         if silent > patience && self.another_answers(path, patience / 2, now) {
             self.suspect(path, silent, now);
             return;
@@ -110,6 +127,10 @@ impl LunQueue {
     fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
         let link = &mut self.links[path];
         link.state = LinkState::Suspect(now);
+        link.back = None;
+        if link.path.links_suspect.load(Relaxed) == 0 {
+            link.path.flapped(now);
+        }
         link.show_suspicion(true);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
         let why = format!(
@@ -120,8 +141,8 @@ impl LunQueue {
         self.probe(path, now);
     }
 
-    /// Asks a silent path whether it is there, on the connection it has.
-    fn probe(&mut self, path: usize, now: Nanos) {
+    /// Asks a path whether it is there, on the connection it has.
+    pub(super) fn probe(&mut self, path: usize, now: Nanos) {
         if self.links[path].probing {
             return;
         }
@@ -157,20 +178,40 @@ impl LunQueue {
         self.shared.held.store(self.held.len() as u32, Relaxed);
     }
 
-    /// Ends what has waited for a path for too long.
+    /// How long I/O waits for a path.
+    pub(super) fn grace(&self) -> Nanos {
+        match self.attributes.infinite_retries_enable {
+            true => Nanos::MAX,
+            false => u64::from(self.attributes.transient_secs) * 1_000_000_000,
+        }
+    }
+
+    /// Ends what has waited for a path for too long. Writes wait for one that takes writes.
     fn give_up_waiting(&mut self, now: Nanos) {
+        let mut up = self.links.iter().filter(|l| l.queue.is_some());
+        match up.any(|l| !l.path.read_only.load(Relaxed)) {
+            true => self.unwritable = None,
+            false => _ = self.unwritable.get_or_insert(now),
+        }
         let attributes = Arc::clone(&self.attributes);
-        let Some(since) = self.stranded else { return };
-        let grace = u64::from(attributes.transient_secs) * 1_000_000_000;
-        if attributes.infinite_retries_enable || now - since < grace {
+        let grace = self.grace();
+        let over = |since: Option<Nanos>| since.is_some_and(|s| now.saturating_sub(s) >= grace);
+        let (reads, writes) = (over(self.stranded), over(self.unwritable));
+        if !(reads || writes) {
             return;
         }
+        let what = if reads { "" } else { " that takes writes" };
         let why = format!(
-            "no path to the LUN for {} s (transient_secs); `evfs lun show` says why each is down",
+            "no path to the LUN{what} for {} s (transient_secs); `evfs lun show` says why each is \
+             down",
             attributes.transient_secs
         );
         for slot in std::mem::take(&mut self.waiting) {
             let job = self.job(slot);
+            if !reads && !job.io.write {
+                self.waiting.push_back(slot);
+                continue;
+            }
             let op = job.op.take().unwrap_or(Op::Flush);
             let error = Error::new(ErrorKind::PathLost, &self.info.name, &why).in_op(&op);
             self.finish(slot, op, Err(error), now);
@@ -201,26 +242,6 @@ impl LunQueue {
                 age_ms: now.saturating_sub(job.first) / 1_000_000,
                 why,
             });
-        }
-    }
-
-    /// Keeps the timer going while there is something to time.
-    pub(super) fn run_timer(&mut self) {
-        let runs = self.in_flight > 0;
-        if runs == self.timer_runs {
-            return;
-        }
-        let every = Timespec {
-            tv_sec: 0,
-            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
-        };
-        let spec = Itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        let flags = TimerfdTimerFlags::empty();
-        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
-            self.timer_runs = runs;
         }
     }
 }

@@ -2,9 +2,14 @@
 //! bytes may be where.
 #![allow(dead_code)]
 
-use block::{BlockDevice, Blocking, Buf, Lunpath, Op, Random, Request, Wait};
+pub mod target;
+
+use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Random, Request, Wait};
 use multipath::{Attributes, Config, Lun, PathSpec, PathState, Proof};
 use path_nbd::{NbdPath, NbdUri, Options};
+use pathsim::{Address, Pathsim};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -20,17 +25,41 @@ pub const WWID: &str = "naa.5000c500a1b2c3d4";
 /// Bytes of a stamped block.
 pub const BLOCK: usize = 4096;
 
-/// A `qemu-nbd` on a file, that can be killed and started again.
+/// What serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    QemuNbd,
+    Nbdkit,
+}
+
+/// An NBD server on a file, that can be killed and started again.
 pub struct Server {
+    pub program: Program,
     pub image: PathBuf,
     pub socket: PathBuf,
     pub wwid: String,
+    /// Options; those after a `--` stand at the end.
     pub extra: Vec<String>,
     child: Option<Child>,
 }
 
 impl Server {
     pub fn new(dir: &Path, image: &str, port: usize, wwid: &str) -> Server {
+        Server::with(Program::QemuNbd, dir, image, port, wwid, &[])
+    }
+
+    pub fn nbdkit(dir: &Path, image: &str, port: usize, extra: &[&str]) -> Server {
+        Server::with(Program::Nbdkit, dir, image, port, WWID, extra)
+    }
+
+    pub fn with(
+        program: Program,
+        dir: &Path,
+        image: &str,
+        port: usize,
+        wwid: &str,
+        extra: &[&str],
+    ) -> Server {
         let image = dir.join(image);
         if !image.exists() {
             let file = std::fs::File::create(&image).unwrap();
@@ -38,10 +67,11 @@ impl Server {
         }
         let socket = PathBuf::from(format!("{}.{port}", image.display()));
         let mut server = Server {
+            program,
             image,
             socket,
             wwid: wwid.into(),
-            extra: Vec::new(),
+            extra: extra.iter().map(|e| (*e).to_owned()).collect(),
             child: None,
         };
         server.start();
@@ -50,8 +80,22 @@ impl Server {
 
     pub fn start(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
+        let mut command = match self.program {
+            Program::QemuNbd => self.qemu_nbd(),
+            Program::Nbdkit => self.nbdkit_command(),
+        };
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.unwrap_or_else(|e| panic!("a server is needed (cargo xtask setup): {e}"));
+        self.child = Some(child);
+        until("the server answers", || {
+            self.path().identify(Duration::from_secs(1)).is_ok()
+        });
+    }
+
+    fn qemu_nbd(&self) -> Command {
         let image = self.image.display();
-        let child = Command::new("qemu-nbd")
+        let mut command = Command::new("qemu-nbd");
+        command
             .args(["-x", "e", "--shared=0", "-t", "--discard=unmap", "-D"])
             .arg(format!("wwid={}", self.wwid))
             .args(&self.extra)
@@ -60,15 +104,38 @@ impl Server {
             .arg("--image-opts")
             .arg(format!(
                 "driver=raw,file.driver=file,file.locking=off,file.filename={image}"
-            ))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let child = child.unwrap_or_else(|e| panic!("qemu-nbd is needed (cargo xtask setup): {e}"));
-        self.child = Some(child);
-        until("qemu-nbd answers", || {
-            self.path().identify(Duration::from_secs(1)).is_ok()
-        });
+            ));
+        command
+    }
+
+    fn nbdkit_command(&self) -> Command {
+        let mut parts = self.extra.splitn(2, |e| e == "--");
+        let mut command = Command::new("nbdkit");
+        command
+            .args(["-f", "-U"])
+            .arg(&self.socket)
+            .args(parts.next().unwrap_or_default())
+            .args(["--filter=exportname", "file"])
+            .arg(&self.image)
+            .arg(format!("exportdesc=fixed:wwid={}", self.wwid))
+            .args(parts.next().unwrap_or_default());
+        command
+    }
+
+    /// Starts it again if it ended by itself.
+    pub fn revive(&mut self) -> bool {
+        let ended = |c: &mut Child| c.try_wait().unwrap().is_some();
+        let gone = self.child.as_mut().is_none_or(ended);
+        if gone {
+            self.kill();
+            self.start();
+        }
+        gone
+    }
+
+    /// The bytes on its disk, past every path.
+    pub fn on_disk(&self, block: u64) -> Vec<u8> {
+        on_disk(&self.image, block)
     }
 
     pub fn kill(&mut self) {
@@ -124,6 +191,74 @@ pub fn lun(servers: &[&Server], change: impl Fn(&mut Attributes)) -> Lun {
     Lun::open(config).unwrap()
 }
 
+/// A LUN over the paths given.
+pub fn open(paths: Vec<Arc<dyn Lunpath>>, change: impl Fn(&mut Attributes)) -> Lun {
+    let mut config = config(paths);
+    change(&mut config.attributes);
+    Lun::open(config).unwrap()
+}
+
+/// The bytes of a block in an image.
+pub fn on_disk(image: &Path, block: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    let file = std::fs::File::open(image).unwrap();
+    file.read_exact_at(&mut bytes, block * BLOCK as u64)
+        .unwrap();
+    bytes
+}
+
+/// A proxy before a server.
+pub fn proxy(server: &Server) -> Pathsim {
+    let upstream = Address::Unix(server.socket.clone());
+    Pathsim::start(&Address::Tcp("127.0.0.1:0".into()), upstream).unwrap()
+}
+
+/// Where clients of a proxy connect.
+pub fn port_of(sim: &Pathsim) -> &str {
+    match sim.address() {
+        Address::Tcp(at) => at,
+        Address::Unix(_) => panic!("it listens on TCP"),
+    }
+}
+
+/// The path through a proxy.
+pub fn through(sim: &Pathsim) -> Arc<dyn Lunpath> {
+    Arc::new(path(&format!("nbd://{}/e", port_of(sim))))
+}
+
+/// What is done with a queue by hand.
+pub fn write(tag: u64, block: u64, bytes: &[u8]) -> Request {
+    let op = Op::Write {
+        offset: block * BLOCK as u64,
+        bufs: Buf::copy_of(bytes).into(),
+        fua: false,
+    };
+    Request { tag, op }
+}
+
+pub fn read(tag: u64, block: u64) -> Request {
+    let op = Op::Read {
+        offset: block * BLOCK as u64,
+        bufs: Buf::zeroed(BLOCK).into(),
+    };
+    Request { tag, op }
+}
+
+/// Reaps for so long, or until there is something.
+pub fn reap(queue: &mut dyn Queue, time: Duration) -> Vec<Completion> {
+    let mut done = Vec::new();
+    queue.kick().unwrap();
+    queue.reap(Wait::AtMost(time), &mut done).unwrap();
+    done
+}
+
+/// The next answer, which has to come.
+pub fn answer(queue: &mut dyn Queue) -> Completion {
+    let mut done = reap(queue, WITHIN);
+    assert_eq!(done.len(), 1, "one answer");
+    done.remove(0)
+}
+
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + WITHIN;
     while !holds() {
@@ -136,23 +271,40 @@ pub fn states(lun: &Lun) -> Vec<PathState> {
     lun.status().paths.iter().map(|p| p.state).collect()
 }
 
-/// Writes and reads blocks that say what they are, until told to stop. A block holds its number and
-/// the generation that was acknowledged last; anything else fails the test.
+/// Writes and reads blocks that say what they are, until told to stop. A block holds its number, who
+/// wrote it and the generation that was acknowledged last; anything else fails the test.
 pub struct Load {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<u64>>,
 }
 
-pub fn stamp(block: u64, generation: u64) -> Vec<u8> {
+pub fn stamp(block: u64, generation: u64, writer: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
-    Random::new(block << 32 ^ generation).fill(&mut bytes);
+    Random::new(writer << 48 ^ block << 32 ^ generation).fill(&mut bytes);
     bytes[..8].copy_from_slice(&block.to_le_bytes());
     bytes[8..16].copy_from_slice(&generation.to_le_bytes());
+    bytes[16..24].copy_from_slice(&writer.to_le_bytes());
     bytes
+}
+
+/// What a block says it is.
+pub fn named(bytes: &[u8]) -> String {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    format!(
+        "block {} generation {} writer {}",
+        word(0),
+        word(8),
+        word(16)
+    )
 }
 
 impl Load {
     pub fn start(device: Arc<dyn BlockDevice>, blocks: u64, seed: u64) -> Load {
+        Load::on(device, 0..blocks, seed)
+    }
+
+    /// On blocks of its own.
+    pub fn on(device: Arc<dyn BlockDevice>, blocks: Range<u64>, seed: u64) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let thread = std::thread::spawn(move || work(&*device, blocks, seed, &told));
@@ -169,7 +321,9 @@ impl Load {
     }
 }
 
-fn work(device: &dyn BlockDevice, blocks: u64, seed: u64, stop: &AtomicBool) -> u64 {
+fn work(device: &dyn BlockDevice, range: Range<u64>, seed: u64, stop: &AtomicBool) -> u64 {
+    let (first, blocks) = (range.start, range.end - range.start);
+    let stamp = |block, generation| stamp(block, generation, seed);
     let mut queue = device.queue().unwrap();
     let mut random = Random::new(seed);
     let mut generations = vec![0u64; blocks as usize];
@@ -177,8 +331,8 @@ fn work(device: &dyn BlockDevice, blocks: u64, seed: u64, stop: &AtomicBool) -> 
     let (mut done, mut count) = (Vec::new(), 0);
     while !stop.load(Relaxed) || queue.in_flight() > 0 {
         while !stop.load(Relaxed) && queue.in_flight() < 16 {
-            let block = random.below(blocks);
-            let at = block as usize;
+            let at = random.below(blocks) as usize;
+            let block = first + at as u64;
             if busy[at] {
                 continue;
             }
@@ -199,25 +353,32 @@ fn work(device: &dyn BlockDevice, blocks: u64, seed: u64, stop: &AtomicBool) -> 
         queue.reap(wait, &mut done).unwrap();
         for completion in done.drain(..) {
             completion.result.unwrap();
-            let at = completion.tag as usize;
+            let at = (completion.tag - first) as usize;
             busy[at] = false;
             count += 1;
             if let Op::Read { bufs, .. } = completion.op {
                 let wanted = stamp(completion.tag, generations[at]);
-                assert!(bufs.as_slice()[0][..] == wanted[..], "block {at}");
+                let found = &bufs.as_slice()[0][..];
+                assert!(
+                    found == wanted,
+                    "block {}: {}",
+                    completion.tag,
+                    named(found)
+                );
             }
         }
     }
     let mut all = Blocking::over(queue);
     all.flush().unwrap();
-    for block in 0..blocks {
+    for block in range {
         let mut bytes = vec![0; BLOCK];
         all.read_at(block * BLOCK as u64, &mut bytes).unwrap();
-        let generation = generations[block as usize];
+        let generation = generations[(block - first) as usize];
         if generation > 0 {
             assert!(
                 bytes == stamp(block, generation),
-                "block {block} at the end"
+                "block {block} at the end, generation {generation}: {}",
+                named(&bytes)
             );
         }
     }

@@ -1,0 +1,171 @@
+//! What becomes of a connection that is lost or given up, and of what it left unanswered.
+
+use super::{LunQueue, Owner, TICK, nanos};
+use crate::link::LinkState;
+use crate::policy::Nanos;
+use crate::state::{Ghost, OPEN};
+use block::{Op, Wait};
+use rustix::event::epoll;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+/// How long a queue that is dropped waits for what is in flight.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl LunQueue {
+    /// Gives a connection up. What it has in flight goes another way.
+    pub(super) fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+        if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
+            return;
+        }
+        self.take_back(path, why, event, now);
+        self.await_kept(path);
+        let link = &mut self.links[path];
+        link.broken = None;
+        let Some(queue) = link.queue.take() else {
+            return;
+        };
+        if let Some(fd) = queue.wait_fd() {
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+        link.state = LinkState::Down;
+        link.show_suspicion(false);
+        link.probing = false;
+        link.back = None;
+        link.fence_key = None;
+        let shared = &link.path;
+        shared.counters.offline_events.fetch_add(1, Relaxed);
+        shared.failing.store(true, Relaxed);
+        if shared.links_up.fetch_sub(1, Relaxed) == 1 {
+            shared.proven.store(false, Release);
+            let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
+            if unflushed && !self.attributes.shared_cache {
+                shared.lost_writes.store(true, Release);
+            }
+            // Once, however many threads lose their connection with it.
+            shared.flapped(now);
+        }
+        drop(queue);
+        self.closed(path, now);
+        self.mark_down(path);
+        if self.links.iter().all(|l| l.queue.is_none()) {
+            self.stranded.get_or_insert(now);
+        }
+    }
+
+    /// Waits for what could not be taken back: the drop of a kernel ring would as well, and then
+    /// nobody had the answers.
+    fn await_kept(&mut self, path: usize) {
+        let mut done = Vec::new();
+        while let (false, Some(queue)) = (
+            self.links[path].jobs.is_empty(),
+            self.links[path].queue.as_mut(),
+        ) {
+            if queue.reap(Wait::Block, &mut done).is_err() || done.is_empty() {
+                return;
+            }
+            let now = self.lun.clock.now();
+            for completion in done.drain(..) {
+                self.answered(path, completion, now);
+            }
+        }
+    }
+
+    /// Takes back everything a link has in flight, and notes writes that may still be carried out.
+    pub(super) fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+        let jobs = std::mem::take(&mut self.links[path].jobs);
+        let mut kept = Vec::new();
+        let mut moved = Vec::new();
+        for slot in jobs {
+            let tag = self.child_tag(slot);
+            let link = &mut self.links[path];
+            let back = link.queue.as_mut().and_then(|queue| queue.take_back(tag));
+            match back {
+                Some(request) => {
+                    self.unload(path, slot);
+                    self.haunt(path, tag, &request.op, now, OPEN);
+                    moved.push((slot, request.op));
+                }
+                // The device holds its memory: the completion comes as ever.
+                None => kept.push(slot),
+            }
+        }
+        self.links[path].jobs = kept;
+        let users = moved.iter().filter(|(slot, _)| {
+            let job = self.jobs[*slot as usize].1.as_ref();
+            job.is_some_and(|j| j.owner != Owner::Probe)
+        });
+        let name = self.links[path].path.path.name();
+        let users = users.count() as u64;
+        let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
+        tracing::info!(path = name, event, "{why}");
+        for (slot, op) in moved {
+            self.again(slot, op, Some(event), now);
+        }
+    }
+
+    /// When what a connection that is closed now left open is taken for settled.
+    pub(super) fn quiesced(&self, now: Nanos) -> Nanos {
+        now + self.attributes.quiesce().as_nanos() as Nanos
+    }
+
+    /// From now on nothing more goes out on a connection. A fence may be late: it has as long as I/O
+    /// waits for a path, because both need one.
+    fn closed(&self, path: usize, now: Nanos) {
+        let fence = u64::from(self.attributes.transient_secs) * 1_000_000_000;
+        let until = self.quiesced(now);
+        self.lun.ghosts.closed(self.shared.id, path, until, fence);
+    }
+
+    /// Notes a write without an answer.
+    pub(super) fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos, until: Nanos) {
+        let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
+            return;
+        };
+        self.lun.ghosts.add(Ghost {
+            queue: self.shared.id,
+            tag,
+            path,
+            fence_key: self.links[path].fence_key,
+            start: offset,
+            end: offset + len,
+            noted: now,
+            until,
+        });
+        self.lun.wake_monitor();
+    }
+}
+
+impl Drop for LunQueue {
+    /// Waits for answers, but not for long. What is not answered then may still be carried out.
+    fn drop(&mut self) {
+        let until = self.lun.clock.now() + nanos(LEAVE_TIMEOUT);
+        let _ = self.harvest(true);
+        while self.links.iter().any(|l| !l.jobs.is_empty()) && self.lun.clock.now() < until {
+            if self.sleep(TICK).is_err() || self.harvest(false).is_err() {
+                break;
+            }
+        }
+        let now = self.lun.clock.now();
+        for path in 0..self.links.len() {
+            for slot in self.links[path].jobs.clone() {
+                let tag = self.child_tag(slot);
+                let queue = self.links[path].queue.as_mut();
+                if let Some(request) = queue.and_then(|queue| queue.take_back(tag)) {
+                    self.haunt(path, tag, &request.op, now, OPEN);
+                }
+            }
+            self.closed(path, now);
+            let link = &mut self.links[path];
+            link.show_suspicion(false);
+            if link.queue.is_some() {
+                link.path.links_up.fetch_sub(1, Relaxed);
+            }
+            let jobs = std::mem::take(&mut link.jobs);
+            for slot in jobs {
+                self.unload(path, slot);
+            }
+        }
+        self.lun.forget_queue(self.shared.id);
+    }
+}
