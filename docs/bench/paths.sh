@@ -77,7 +77,21 @@ sockets() { # COUNT
     await "server $p" [ -S "$WORK/$p.sock" ]
   done
 }
-rates() { local p=1 r; for r in "$@"; do "$NETNS" rate $p "$r"; p=$((p + 1)); done; }
+RATES=() SETUP=
+rates() { local p=1 r; RATES=("$@"); for r in "$@"; do "$NETNS" rate $p "$r"; p=$((p + 1)); done; }
+alive() { local p; for p in "${PIDS[@]}"; do kill -0 "$p" 2> /dev/null || return 1; done; }
+# runs the command, again if a server went while it ran: somebody else ended it, and the run says nothing
+guarded() { # COMMAND...
+  local n p
+  for n in 1 2 3; do
+    if "$@" > "$WORK/line" && alive; then cat "$WORK/line"; return; fi
+    ! alive || die 'a run failed'
+    say 'a server was ended from outside; all start again, and so does the run'
+    for p in "${PIDS[@]}"; do kill "$p" 2> /dev/null || :; done
+    PIDS=(); $SETUP; rates "${RATES[@]}"
+  done
+  die "servers do not stay; tried $n times"
+}
 all_pids() { local IFS=,; echo "${PIDS[*]}"; }
 # the configurations in the order of a round: turned by one every two rounds, mirrored in every second one
 order() { # ROUND NAMES...
@@ -89,11 +103,15 @@ order() { # ROUND NAMES...
 uris() { local p; for ((p = 1; p <= $1; p++)); do echo "nbd://10.77.$p.1"; done; }
 shaped() { # LABEL ROUND OPTIONS...
   local label=$1 round=$2; shift 2
+  guarded shaped_ "$label" "$round" "$@"
+}
+shaped_() { # LABEL ROUND OPTIONS...
+  local label=$1 round=$2; shift 2
   "$NETNS" client "$BIN/examples/paths" --label "$label" --round "$round" --seconds "$EACH" --servers "$(all_pids)" --interfaces evc- "$@"
 }
 
 scale() {
-  begin ip tc; spaces 4
+  begin ip tc; SETUP='spaces 4'; $SETUP
   local r c rw options
   for ((r = 1; r <= ROUNDS; r++)); do
     say "scale, round $r of $ROUNDS"
@@ -109,13 +127,17 @@ scale() {
   done
 }
 
-policies() {
-  begin ip tc; spaces 2
-  [ -x "$BIN/evfs-pathsim" ] || die "no $BIN/evfs-pathsim; cargo build --release -p pathsim makes it"
-  local r c p half=$((RATE / 2)) mix qd second
+spaces_and_proxy() {
+  spaces 2
   "$NETNS" client "$BIN/evfs-pathsim" run --listen 127.0.0.1:10810 --upstream 10.77.2.1:10809 delay=5 > /dev/null 2>> "$WORK/log" < /dev/null &
-  local proxy=$!; PIDS+=($proxy)
+  PIDS+=($!)
   await 'the proxy' "$NETNS" client bash -c 'exec 3<> /dev/tcp/127.0.0.1/10810'
+}
+policies() {
+  begin ip tc
+  [ -x "$BIN/evfs-pathsim" ] || die "no $BIN/evfs-pathsim; cargo build --release -p pathsim makes it"
+  SETUP=spaces_and_proxy; $SETUP
+  local r c p half=$((RATE / 2)) mix qd second
   for ((r = 1; r <= ROUNDS; r++)); do
     say "policies, round $r of $ROUNDS"
     for c in $CASES; do
