@@ -5,7 +5,6 @@
 #   paths.sh policies > runs/paths-policies.jsonl  policies on equal, unequal and late paths
 #   paths.sh peers > runs/paths-peers.jsonl        unshaped, beside fio, qemu-img bench and iscsi-perf
 #   paths.sh stall > runs/paths-stall.jsonl        how long I/O stands still when a path goes
-#   paths.sh cells > runs/paths-cells.jsonl        two threads, each on a processor of its own
 #   paths.sh table FILE                            medians, least and most of each label
 #   paths.sh ratio FILE FIELD A B                  median of B / A over the rounds, least and most
 #
@@ -112,16 +111,18 @@ shaped_() { # LABEL ROUND OPTIONS...
 
 scale() {
   begin ip tc; SETUP='spaces 4'; $SETUP
-  local r c rw options
+  local r c rw options size
   for ((r = 1; r <= ROUNDS; r++)); do
     say "scale, round $r of $ROUNDS"
     for c in $(order "$r" 2-one 2-legacy 2-persistent 4-one 4-legacy 4-persistent); do
       local n=${c%%-*} rate=$((RATE * 2 / ${c%%-*}))
       rates $rate $rate $rate $rate
       case $c in *-one) options='--legacy c0t0d0 --no-leg-mpath' ;; *-legacy) options='--legacy c0t0d0' ;; *) options= ;; esac
-      for rw in read:0 write:100; do
+      for rw in read write read-64k; do
+        case $rw in read) size='--mix 4' ;; write) size='--mix 4 --write-percent 100' ;; *) size='--mix 64' ;; esac
+        case $n-$rw in 2-read-64k) continue ;; esac
         # shellcheck disable=SC2046,SC2086
-        shaped "$c-${rw%:*}" "$r" --qd "$QD" --write-percent "${rw#*:}" $options $(uris "$n")
+        shaped "$c-$rw" "$r" --qd "$QD" $size $options $(uris "$n")
       done
     done
   done
@@ -208,17 +209,6 @@ peers() {
 
 stall() { begin; sockets 2; "$BIN/examples/stall" --rounds "${ROUNDS_OF_STALL:-50}" "$WORK/1.sock" "$WORK/2.sock"; }
 
-cells() {
-  begin; sockets 2
-  local r c u="nbd+unix:///?socket=$WORK/1.sock nbd+unix:///?socket=$WORK/2.sock"
-  for ((r = 1; r <= ROUNDS; r++)); do
-    for c in $(order "$r" round_robin least_cmd_load cl_round_robin); do
-      # shellcheck disable=SC2086
-      local_ "two-threads/$c" "$r" --threads 2 --pin --policy "$c" $u
-    done
-  done
-}
-
 MEDIAN='def med: sort | if length == 0 then null elif length % 2 == 1 then .[length / 2 | floor] else (.[length / 2] + .[length / 2 - 1]) / 2 end;
   def num: if . == null then "" elif . >= 1000 then (round | tostring) elif . >= 10 then (. * 10 | round / 10 | tostring) else (. * 1000 | round / 1000 | tostring) end;'
 table() { # FILE
@@ -239,7 +229,7 @@ ratio() { # FILE FIELD A B
 }
 
 case ${1:-} in
-  scale | policies | peers | stall | cells) "$1" ;;
+  scale | policies | peers | stall) "$1" ;;
   table) table "${2:?FILE}" ;;
   ratio) ratio "${2:?FILE}" "${3:?FIELD}" "${4:?A}" "${5:?B}" ;;
   *) sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
