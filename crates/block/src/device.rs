@@ -139,6 +139,12 @@ pub trait Queue {
     /// once with [`Wait::Poll`]: what a layer holds ready by itself does not make it readable.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Whether a reap may give something that does not make [`Queue::wait_fd`] readable. Tells who
+    /// has many queues which of them need a reap after a kick; costs no system call.
+    fn holds_answers(&self) -> bool {
+        true
+    }
+
     /// Takes back a request in flight that the other side has left unanswered, so that it can go
     /// another way. Its answer, should it come after all, is thrown away and touches no buffer. The
     /// other side may still carry it out; [`Queue::late`] says when that is settled.

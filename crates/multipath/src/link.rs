@@ -30,8 +30,10 @@ pub(crate) struct Link {
     pub(crate) jobs: Vec<u32>,
     /// When something was last heard, or nothing was awaited.
     pub(crate) heard: Nanos,
-    /// Submitted since the queue was last reaped: it may hold answers that wake nobody.
+    /// Submitted since the queue was last kicked.
     pub(crate) fresh: bool,
+    /// It may hold answers that wake nobody.
+    pub(crate) holds: bool,
     /// The epoll instance says there is something.
     pub(crate) signalled: bool,
     /// Why it is to be taken down, and the entry of the log that says so.
@@ -56,6 +58,7 @@ impl Link {
             jobs: Vec::new(),
             heard: 0,
             fresh: false,
+            holds: false,
             signalled: false,
             broken: None,
             probing: false,

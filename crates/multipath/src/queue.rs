@@ -383,18 +383,18 @@ impl LunQueue {
 
     // ---- answers ----------------------------------------------------------------------------
 
-    /// Reaps the links that have something, and the others if `all`.
-    fn harvest(&mut self, all: bool) -> Result<()> {
+    /// Reaps the links that have something.
+    fn harvest(&mut self) -> Result<()> {
         for path in 0..self.links.len() {
             let link = &mut self.links[path];
             let Some(queue) = link.queue.as_mut() else {
                 continue;
             };
-            if !(link.signalled || (all && link.fresh) || queue.wait_fd().is_none()) {
+            if !(link.signalled || link.holds || queue.wait_fd().is_none()) {
                 continue;
             }
             link.signalled = false;
-            link.fresh = false;
+            link.holds = false;
             let mut done = std::mem::take(&mut self.done);
             let reaped = queue.reap(Wait::Poll, &mut done);
             if let Err(error) = reaped {
@@ -656,10 +656,13 @@ impl Queue for LunQueue {
         self.dispatch(now);
         for path in 0..self.links.len() {
             let link = &mut self.links[path];
-            if let (true, Some(queue)) = (link.fresh, link.queue.as_mut())
-                && let Err(error) = queue.kick()
-            {
-                self.broke(path, &error);
+            if let (true, Some(queue)) = (link.fresh, link.queue.as_mut()) {
+                link.fresh = false;
+                let kicked = queue.kick();
+                link.holds |= queue.holds_answers();
+                if let Err(error) = kicked {
+                    self.broke(path, &error);
+                }
             }
         }
         Ok(())
@@ -671,13 +674,16 @@ impl Queue for LunQueue {
             Wait::Poll | Wait::Block => None,
         };
         self.run_timer();
+        self.kick()?;
         loop {
-            self.kick()?;
-            self.sleep(Duration::ZERO)?;
-            self.harvest(false)?;
-            if self.ready.is_empty() {
-                self.harvest(true)?;
-            }
+            self.harvest()?;
+            let nothing = self.ready.is_empty() && self.in_flight > 0;
+            let sleeps = nothing && wait != Wait::Poll && !self.links.iter().any(|l| l.holds);
+            let left = until.map_or(TICK, |u| {
+                Duration::from_nanos(u.saturating_sub(self.lun.clock.now())).min(TICK)
+            });
+            self.sleep(if sleeps { left } else { Duration::ZERO })?;
+            self.harvest()?;
             let now = self.lun.clock.now();
             self.tick(now);
             // What an answer made room for goes out before anybody sleeps.
@@ -686,12 +692,6 @@ impl Queue for LunQueue {
             if !self.ready.is_empty() || wait == Wait::Poll || self.in_flight == 0 || over {
                 break;
             }
-            if self.links.iter().any(|l| l.fresh) {
-                continue;
-            }
-            let left = until.map_or(TICK, |u| Duration::from_nanos(u - now).min(TICK));
-            self.sleep(left)?;
-            self.harvest(false)?;
         }
         let count = self.ready.len();
         self.in_flight -= count;

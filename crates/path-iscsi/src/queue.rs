@@ -479,6 +479,10 @@ impl Queue for IscsiQueue {
         Some(self.epoll.as_fd())
     }
 
+    fn holds_answers(&self) -> bool {
+        !self.ready.is_empty() || !self.late.is_empty()
+    }
+
     /// Its command cannot be called back: the target may carry it out. What it still has to send is
     /// copied, because a command that has begun to leave is sent to its end.
     fn take_back(&mut self, tag: u64) -> Option<Request> {

@@ -592,6 +592,10 @@ impl Queue for NbdQueue {
         Some(self.epoll.as_fd())
     }
 
+    fn holds_answers(&self) -> bool {
+        !self.ready.is_empty() || !self.late.is_empty()
+    }
+
     fn take_back(&mut self, tag: u64) -> Option<Request> {
         let slot = self.slots.iter().position(|(_, job)| {
             job.as_ref()
