@@ -1,0 +1,289 @@
+//! What servers say: errors, read-only, caches of their own.
+
+use crate::common::target::Tgtd;
+use crate::common::*;
+use crate::{carried, goes_on};
+use block::{BlockDevice, Blocking, ErrorKind, Op, Request};
+use multipath::{Lun, PathState};
+use path_iscsi::Options;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Two servers of one disk that answer with an error as long as their file exists.
+struct Failing {
+    servers: [Server; 2],
+    dir: TempDir,
+}
+
+impl Failing {
+    fn new(error: &str) -> Failing {
+        let dir = TempDir::new().unwrap();
+        let servers = [0, 1].map(|port| {
+            let file = format!(
+                "error-file={}",
+                dir.path().join(format!("on{port}")).display()
+            );
+            let error = format!("error={error}");
+            let rates = ["error-pread-rate=100%", "error-pwrite-rate=100%"];
+            let extra = ["--filter=error", "--", &error, &file, rates[0], rates[1]];
+            Server::nbdkit(dir.path(), "disk", port, &extra)
+        });
+        Failing { servers, dir }
+    }
+
+    fn set(&self, port: usize, fails: bool) {
+        let file = self.dir.path().join(format!("on{port}"));
+        match fails {
+            true => std::fs::write(file, "").unwrap(),
+            false => std::fs::remove_file(file).unwrap(),
+        }
+    }
+
+    fn lun(&self) -> Lun {
+        lun(&[&self.servers[0], &self.servers[1]], |a| {
+            a.quiesce_secs = 1;
+        })
+    }
+
+    fn write(&self, lun: &Lun) -> block::Result<()> {
+        Blocking::open(lun).unwrap().write_at(0, &[1; BLOCK])
+    }
+}
+
+#[test]
+fn an_error_of_one_path_is_asked_of_another_and_believed_of_both() {
+    let failing = Failing::new("EIO");
+    let lun = Arc::new(failing.lun());
+    let load = Load::start(Arc::clone(&lun) as _, 128, 20);
+    goes_on(&lun, 1, 50);
+    failing.set(1, true);
+    until("it says so", || lun.status().paths[1].failures > 20);
+    goes_on(&lun, 0, 50);
+    assert_eq!(lun.status().paths[1].offline_events, 0, "no failover");
+    failing.set(1, false);
+    goes_on(&lun, 1, 50);
+    assert!(load.end() > 100);
+    failing.set(0, true);
+    failing.set(1, true);
+    let error = failing.write(&lun).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+}
+
+#[test]
+fn no_space_is_no_fault_of_a_path() {
+    let failing = Failing::new("ENOSPC");
+    let lun = failing.lun();
+    failing.set(0, true);
+    failing.set(1, true);
+    let error = failing.write(&lun).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let paths = lun.status().paths;
+    assert_eq!(paths.iter().map(|p| p.retried).sum::<u64>(), 0);
+}
+
+#[test]
+fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
+    for (error, at_least) in [("ESHUTDOWN", 1), ("ENOMEM", 4)] {
+        let mut failing = Failing::new(error);
+        let lun = Arc::new(failing.lun());
+        lun.set("flap_penalty_secs", "0").unwrap();
+        let load = Load::start(Arc::clone(&lun) as _, 128, 21);
+        goes_on(&lun, 1, 50);
+        failing.set(1, true);
+        until("it says so", || lun.status().paths[1].failures >= at_least);
+        goes_on(&lun, 0, 50);
+        failing.set(1, false);
+        until("it is back", || {
+            // One that died of the reset with requests in flight is not what is tested.
+            failing.servers[1].revive();
+            states(&lun)[1] == PathState::Active
+        });
+        goes_on(&lun, 1, 50);
+        assert!(load.end() > 100);
+    }
+}
+
+#[test]
+fn a_unit_attention_reaches_nobody() {
+    let tgtd = Tgtd::start();
+    let paths = [0, 1].map(|portal| Arc::new(tgtd.path(portal, Options::default())) as _);
+    let lun = Arc::new(open(paths.into(), |_| ()));
+    let load = Load::start(Arc::clone(&lun) as _, 128, 22);
+    goes_on(&lun, 1, 50);
+    let second = tgtd.image.with_extension("second");
+    std::fs::write(&second, vec![0; 1 << 20]).unwrap();
+    // Units that come and go are reported to every session (REPORTED LUNS DATA HAS CHANGED).
+    for _ in 0..5 {
+        let unit = "--mode logicalunit --tid 1 --lun 2";
+        tgtd.admin(&format!("--op new {unit} -b {}", second.display()));
+        goes_on(&lun, 0, 20);
+        tgtd.admin(&format!("--op delete {unit}"));
+        goes_on(&lun, 1, 20);
+    }
+    assert!(load.end() > 100);
+    let lost = |p: &multipath::PathStatus| p.offline_events + p.failures;
+    assert_eq!(lun.status().paths.iter().map(lost).sum::<u64>(), 0);
+}
+
+#[test]
+fn writes_avoid_a_read_only_path_and_end_when_no_other_is_left() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let b = Server::with(Program::QemuNbd, dir.path(), "disk", 1, WWID, &["-r"]);
+    let lun = Arc::new(lun(&[&a, &b], |a| {
+        a.quiesce_secs = 0;
+        a.transient_secs = 1;
+    }));
+    assert!(!lun.info().read_only);
+    let load = Load::start(Arc::clone(&lun) as _, 128, 23);
+    goes_on(&lun, 1, 50);
+    goes_on(&lun, 0, 50);
+    assert_eq!(lun.status().paths[1].writes, 0);
+    assert!(lun.status().paths[1].reads > 0);
+    assert!(load.end() > 100);
+    let mut queue = lun.queue().unwrap();
+    a.kill();
+    let began = Instant::now();
+    queue.submit(write(1, 0, &stamp(0, 1, 0))).unwrap();
+    queue.submit(read(2, 0)).unwrap();
+    let reads = answer(&mut *queue);
+    assert_eq!(reads.tag, 2, "it is read all the same");
+    reads.result.unwrap();
+    let error = answer(&mut *queue).result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+    assert!(began.elapsed() >= Duration::from_secs(1), "it waited");
+    // None of that hurts when the path comes back.
+    a.start();
+    until("it is back", || {
+        queue.kick().unwrap();
+        states(&lun)[0] == PathState::Active
+    });
+    queue.submit(write(3, 0, &stamp(0, 2, 0))).unwrap();
+    answer(&mut *queue).result.unwrap();
+}
+
+#[test]
+fn a_path_without_fua_writes_durably_all_the_same() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let extra = ["--filter=fua"];
+    let b = Server::nbdkit(dir.path(), "disk", 1, &extra);
+    let lun = Arc::new(lun(&[&a, &b], |_| ()));
+    let load = Load::start(Arc::clone(&lun) as _, 128, 24);
+    goes_on(&lun, 0, 100);
+    goes_on(&lun, 1, 100);
+    assert!(load.end() > 100);
+}
+
+/// Two servers of one disk, each with a cache of its own that it writes back when told to.
+fn caches(dir: &TempDir) -> [Server; 2] {
+    let extra = ["--filter=cache", "--", "cache=writeback"];
+    [0, 1].map(|port| Server::nbdkit(dir.path(), "disk", port, &extra))
+}
+
+fn flush(tag: u64) -> Request {
+    let op = Op::Flush;
+    Request { tag, op }
+}
+
+#[test]
+fn a_flush_reaches_every_cache_that_took_writes() {
+    let dir = TempDir::new().unwrap();
+    let [a, b] = caches(&dir);
+    let lun = lun(&[&a, &b], |a| {
+        a.shared_cache = false;
+        a.set("load_bal_policy", "round_robin").unwrap();
+    });
+    let mut queue = lun.queue().unwrap();
+    until("both are up", || {
+        queue.kick().unwrap();
+        states(&lun) == [PathState::Active; 2]
+    });
+    // Far apart: a cache writes whole blocks of its own size back.
+    let blocks = (0..8).map(|n| n * 128);
+    for block in blocks.clone() {
+        queue
+            .submit(write(block, block, &stamp(block, 1, 0)))
+            .unwrap();
+        answer(&mut *queue).result.unwrap();
+    }
+    assert!(carried(&lun, 0) > 0 && carried(&lun, 1) > 0);
+    let landed = || blocks.clone().filter(|n| a.on_disk(*n) == stamp(*n, 1, 0));
+    assert_eq!(landed().count(), 0, "they are in the caches");
+    queue.submit(flush(99)).unwrap();
+    answer(&mut *queue).result.unwrap();
+    assert_eq!(landed().count(), 8);
+}
+
+#[test]
+fn a_cache_that_is_lost_before_a_flush_fails_it_once() {
+    let dir = TempDir::new().unwrap();
+    let [a, mut b] = caches(&dir);
+    let lun = lun(&[&a, &b], |a| {
+        a.shared_cache = false;
+        a.quiesce_secs = 0;
+        a.set("load_bal_policy", "preferred_path").unwrap();
+        a.preferred_path = "c1t0d0".into();
+    });
+    let mut queue = lun.queue().unwrap();
+    until("both are up", || {
+        queue.kick().unwrap();
+        states(&lun) == [PathState::Active; 2]
+    });
+    queue.submit(write(1, 640, &stamp(640, 1, 0))).unwrap();
+    answer(&mut *queue).result.unwrap();
+    b.kill();
+    until("it failed", || {
+        queue.kick().unwrap();
+        reap(&mut *queue, Duration::from_millis(5));
+        states(&lun)[1] == PathState::Failed
+    });
+    queue.submit(flush(2)).unwrap();
+    let error = answer(&mut *queue).result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Media, "{error}");
+    assert!(error.to_string().contains("shared_cache"), "{error}");
+    queue.submit(write(3, 640, &stamp(640, 2, 0))).unwrap();
+    answer(&mut *queue).result.unwrap();
+    queue.submit(flush(4)).unwrap();
+    answer(&mut *queue).result.unwrap();
+    assert!(a.on_disk(640) == stamp(640, 2, 0));
+}
+
+#[test]
+fn a_flush_waits_for_a_cache_that_another_thread_still_reaches() {
+    let dir = TempDir::new().unwrap();
+    let servers = caches(&dir);
+    let sims = [proxy(&servers[0]), proxy(&servers[1])];
+    let lun = open(sims.iter().map(through).collect(), |a| {
+        a.shared_cache = false;
+        a.quiesce_secs = 0;
+        a.set("load_bal_policy", "preferred_path").unwrap();
+        a.preferred_path = "c1t0d0".into();
+    });
+    // A thread that does nothing for now, and does not know what becomes of its connections.
+    let mut idle = lun.queue().unwrap();
+    let mut queue = lun.queue().unwrap();
+    until("both are up", || {
+        idle.kick().unwrap();
+        queue.kick().unwrap();
+        lun.status().paths.iter().all(|p| p.online_events == 2)
+    });
+    queue.submit(write(1, 640, &stamp(640, 1, 0))).unwrap();
+    answer(&mut *queue).result.unwrap();
+    sims[1].run("refuse").unwrap();
+    sims[1].run("rst").unwrap();
+    until("this thread's connection is lost", || {
+        reap(&mut *queue, Duration::from_millis(5));
+        lun.status().paths[1].offline_events == 1
+    });
+    queue.submit(flush(2)).unwrap();
+    let early = reap(&mut *queue, Duration::from_millis(300));
+    assert!(
+        early.is_empty(),
+        "the write is in a cache that nobody flushed"
+    );
+    sims[1].run("pass").unwrap();
+    answer(&mut *queue).result.unwrap();
+    assert!(servers[0].on_disk(640) == stamp(640, 1, 0));
+}
