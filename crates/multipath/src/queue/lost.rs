@@ -140,9 +140,9 @@ impl Drop for LunQueue {
     /// Waits for answers, but not for long. What is not answered then may still be carried out.
     fn drop(&mut self) {
         let until = self.lun.clock.now() + nanos(LEAVE_TIMEOUT);
-        let _ = self.harvest(true);
+        let _ = self.harvest();
         while self.links.iter().any(|l| !l.jobs.is_empty()) && self.lun.clock.now() < until {
-            if self.sleep(TICK).is_err() || self.harvest(false).is_err() {
+            if self.sleep(TICK).is_err() || self.harvest().is_err() {
                 break;
             }
         }

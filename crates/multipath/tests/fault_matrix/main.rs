@@ -13,6 +13,10 @@ use common::*;
 use multipath::{Attributes, Lun};
 use pathsim::Pathsim;
 use std::sync::Arc;
+<<<<<<< HEAD
+=======
+use std::time::{Duration, Instant};
+>>>>>>> matrix
 use tempfile::TempDir;
 
 /// Two servers of one disk, each behind a proxy.
@@ -55,5 +59,17 @@ fn carried(lun: &Lun, path: usize) -> u64 {
 /// The path carries so many more.
 fn goes_on(lun: &Lun, path: usize, more: u64) {
     let before = carried(lun, path);
+<<<<<<< HEAD
     until("it carries on", || carried(lun, path) >= before + more);
+=======
+    let end = Instant::now() + WITHIN;
+    while carried(lun, path) < before + more {
+        let status = lun.status();
+        assert!(
+            Instant::now() < end,
+            "path {path} does not carry on: {status:#?}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+>>>>>>> matrix
 }
