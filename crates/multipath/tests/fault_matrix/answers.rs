@@ -85,11 +85,7 @@ fn no_space_is_no_fault_of_a_path() {
 #[test]
 fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
     for (error, at_least) in [("ESHUTDOWN", 1), ("ENOMEM", 4)] {
-<<<<<<< HEAD
-        let failing = Failing::new(error);
-=======
         let mut failing = Failing::new(error);
->>>>>>> matrix
         let lun = Arc::new(failing.lun());
         lun.set("flap_penalty_secs", "0").unwrap();
         let load = Load::start(Arc::clone(&lun) as _, 128, 21);
@@ -98,14 +94,11 @@ fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
         until("it says so", || lun.status().paths[1].failures >= at_least);
         goes_on(&lun, 0, 50);
         failing.set(1, false);
-<<<<<<< HEAD
-=======
         until("it is back", || {
             // One that died of the reset with requests in flight is not what is tested.
             failing.servers[1].revive();
             states(&lun)[1] == PathState::Active
         });
->>>>>>> matrix
         goes_on(&lun, 1, 50);
         assert!(load.end() > 100);
     }

@@ -13,10 +13,7 @@ use common::*;
 use multipath::{Attributes, Lun};
 use pathsim::Pathsim;
 use std::sync::Arc;
-<<<<<<< HEAD
-=======
 use std::time::{Duration, Instant};
->>>>>>> matrix
 use tempfile::TempDir;
 
 /// Two servers of one disk, each behind a proxy.
@@ -59,9 +56,6 @@ fn carried(lun: &Lun, path: usize) -> u64 {
 /// The path carries so many more.
 fn goes_on(lun: &Lun, path: usize, more: u64) {
     let before = carried(lun, path);
-<<<<<<< HEAD
-    until("it carries on", || carried(lun, path) >= before + more);
-=======
     let end = Instant::now() + WITHIN;
     while carried(lun, path) < before + more {
         let status = lun.status();
@@ -71,5 +65,4 @@ fn goes_on(lun: &Lun, path: usize, more: u64) {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
->>>>>>> matrix
 }
