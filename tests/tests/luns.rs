@@ -34,6 +34,10 @@ impl Drop for Mounted {
 /// after an attach of its own.
 fn volume_under_faults(s: &Sandbox, device: &str, seconds: u64, faults: impl FnOnce(&Sandbox)) {
     s.key("owner");
+    for value in ["flap_penalty_secs=1", "quiesce_secs=1"] {
+        s.run(&["lun", "save", "disk1", value, "--scope", "global"])
+            .ok();
+    }
     s.run(&["volume", "create", device, "--owner", "owner"])
         .ok();
     let attached = s.attach(&["disk1", "--loop"]);

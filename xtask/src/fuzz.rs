@@ -10,6 +10,7 @@ const TARGETS: &[&str] = &[
     "luks2_header",
     "luks2_json",
     "nbd_handshake",
+    "nbd_replies",
     "scsi_data",
 ];
 

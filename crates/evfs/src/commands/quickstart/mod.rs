@@ -1,6 +1,7 @@
 //! `evfs quickstart`: the main job on built-in defaults, shown step by step with the commands that
 //! do it, on a file in a folder of its own.
 
+mod paths;
 mod store;
 mod tree;
 
@@ -9,7 +10,8 @@ use crate::output;
 use ::lab::{Plan, Spec, Workload};
 use serde_json::{Value, json};
 use stack::arms::{ArmKind, Bench};
-use stack::{Error, Result, StopSignals, exit};
+use stack::{Error, Result, Settings, StopSignals, exit};
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -60,6 +62,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         json: context.json,
         dir: prepare(&dir)?,
         signals,
+        settings: context.settings.clone(),
     };
     let report = tour.run(args.size);
     // Whatever happened, nothing stays attached.
@@ -91,6 +94,7 @@ struct Tour {
     json: bool,
     dir: PathBuf,
     signals: StopSignals,
+    settings: Settings,
 }
 
 impl Tour {
@@ -144,12 +148,16 @@ impl Tour {
             verified.files
         ));
 
+        self.step("two paths to the same volume, and one is lost");
+        let paths = self.two_paths(&store, &tree, &copied)?;
+
         self.step("what encryption costs here, clear and encrypted in turn");
         self.say("      $ evfs lab compare clear encrypted");
         let cost = self.cost()?;
         Ok(json!({
             "dir": self.dir, "size": size, "store": store.name(),
-            "files": copied.files, "bytes": copied.bytes, "verified": true, "cost": cost,
+            "files": copied.files, "bytes": copied.bytes, "verified": true, "paths": paths,
+            "cost": cost,
         }))
     }
 
@@ -157,6 +165,42 @@ impl Tour {
         let mut args = vec!["attach", image, "--background"];
         args.extend(store.flags());
         self.evfs(&args)
+    }
+
+    /// Serves the volume twice, attaches it over both paths, and takes one away while everything is
+    /// compared again.
+    fn two_paths(&self, store: &Store, tree: &tree::Tree, copied: &tree::Amount) -> Result<Value> {
+        let served = RefCell::new(paths::Served::start(&self.dir, NAME, &self.settings)?);
+        let attached = self.attach(served.borrow().device(), store)?;
+        let files = Cell::new(0);
+        let verified = store.verify(&self.dir, &attached, tree, &|| {
+            // In the middle of it, between two files.
+            files.set(files.get() + 1);
+            if files.get() == copied.files / 2 + 1 {
+                served.borrow_mut().lose_one();
+            }
+            self.stopped()
+        })?;
+        let lun = attached["lun"].as_str().unwrap_or_default().to_owned();
+        let shown = self.evfs(&["lun", "show", &lun])?;
+        self.evfs(&["detach", NAME])?;
+        if verified != *copied {
+            return Err(Error::Failed(
+                "over two paths not every byte came back".into(),
+            ));
+        }
+        let state = |n: usize| {
+            shown["paths"][n]["state"]
+                .as_str()
+                .unwrap_or("-")
+                .to_owned()
+        };
+        self.say(&format!(
+            "      one path is {}, the other {}; every byte was there",
+            state(0),
+            state(1)
+        ));
+        Ok(json!({ "lun": lun, "states": [state(0), state(1)] }))
     }
 
     /// A short comparison; `evfs lab compare` is the long one.
