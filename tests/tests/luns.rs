@@ -85,7 +85,9 @@ fn volume_under_faults(s: &Sandbox, device: &str, seconds: u64, faults: impl FnO
     peer("e2fsck", &["-fn", at]);
     let mounted = Mounted::new(s, at);
     let copy = mounted.0.join("include");
-    peer("diff", &[Path::new("-r"), Path::new("/usr/include"), &copy]);
+    let flags = Path::new("--recursive");
+    let links = Path::new("--no-dereference");
+    peer("diff", &[flags, links, Path::new("/usr/include"), &copy]);
     drop(mounted);
     s.detach("disk1");
 }

@@ -15,6 +15,7 @@
 
 pub mod advise;
 pub mod attributes;
+mod contact;
 pub mod identity;
 mod link;
 mod lun;

@@ -2,6 +2,7 @@
 
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
+use crate::contact::contact;
 use crate::identity::{self, Proof};
 use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-/// How long the others may take once one path has answered.
-const STRAGGLERS: Duration = Duration::from_millis(1500);
+/// Seconds that I/O waits for a path when the LUN is about to be closed by force.
+const HURRY_SECS: u32 = 5;
 
 /// One path, as a LUN is opened with it.
 pub struct PathSpec {
@@ -79,6 +80,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn attributes(&self) -> Arc<Attributes> {
         Arc::clone(&self.attributes.read().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    fn put(&self, attributes: Attributes) {
+        *self.attributes.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(attributes);
+        self.changed();
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -232,19 +238,13 @@ impl Shared {
                 first.get_or_insert_with(Instant::now);
             }
             let all = up == states.len();
-            let rest = first.is_some_and(|f: Instant| f.elapsed() > STRAGGLERS);
+            let rest = first.is_some_and(|f: Instant| f.elapsed() > crate::contact::STRAGGLERS);
             if all || rest || Instant::now() > until || (up > 0 && !states.iter().any(tried)) {
                 return Ok(Box::new(opened));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// Who answered at a path's other end, or why nobody did.
-struct Contact {
-    path: usize,
-    answer: Result<(Identity, DeviceInfo)>,
 }
 
 impl Lun {
@@ -472,18 +472,22 @@ impl Lun {
         attributes
             .set(name, value)
             .map_err(|why| Error::new(ErrorKind::Invalid, &self.shared.name, why))?;
-        *self
-            .shared
-            .attributes
-            .write()
-            .unwrap_or_else(|e| e.into_inner()) = Arc::new(attributes);
-        self.shared.changed();
+        self.shared.put(attributes);
         Ok(())
     }
 
     /// Where a nonce may be written, now that somebody knows.
     pub fn set_proof(&self, proof: Proof) {
         *lock(&self.shared.proof) = proof;
+    }
+
+    /// The end is near: what waits for a path waits a few seconds more and no longer, whatever the
+    /// attributes said.
+    pub fn hurry(&self) {
+        let mut attributes = (*self.shared.attributes()).clone();
+        attributes.transient_secs = attributes.transient_secs.min(HURRY_SECS);
+        attributes.infinite_retries_enable = false;
+        self.shared.put(attributes);
     }
 
     /// Sets counters and latencies to zero.
@@ -634,42 +638,6 @@ impl Shared {
         let mut random = Random::new(u64::from_ne_bytes(seed));
         identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)
     }
-}
-
-/// Asks all paths at once. Waits for all of them, but not for long once one has answered.
-fn contact(specs: &[(Arc<dyn Lunpath>, bool)], within: Duration) -> Vec<Contact> {
-    let (tell, told) = std::sync::mpsc::channel();
-    let mut asked = 0;
-    for (path, (lunpath, enabled)) in specs.iter().enumerate() {
-        if !enabled {
-            continue;
-        }
-        asked += 1;
-        let (tell, lunpath) = (tell.clone(), Arc::clone(lunpath));
-        std::thread::spawn(move || {
-            let answer = lunpath
-                .connect(within)
-                .map(|c| (c.identity().clone(), c.info().clone()));
-            // Nobody listens any more once the LUN is open.
-            let _ = tell.send(Contact { path, answer });
-        });
-    }
-    drop(tell);
-    let mut contacts = Vec::new();
-    let mut until = Instant::now() + within + STRAGGLERS;
-    while contacts.len() < asked {
-        let left = until.saturating_duration_since(Instant::now());
-        let Ok(contact) = told.recv_timeout(left) else {
-            break;
-        };
-        if contact.answer.is_ok() {
-            until = until.min(Instant::now() + STRAGGLERS);
-        }
-        contacts.push(contact);
-    }
-    // The order in which they were given decides, not who was faster.
-    contacts.sort_by_key(|c| c.path);
-    contacts
 }
 
 /// Health of a LUN (`scsimgr`, `ioscan -P health`).

@@ -311,6 +311,9 @@ impl Attachment {
     /// # Errors
     /// The attachment comes back with the error when it is still in use.
     pub fn stop(mut self, force: bool) -> std::result::Result<(), (Box<Attachment>, Error)> {
+        if let (true, Some(lun)) = (force, &self.lun) {
+            lun.lun().hurry();
+        }
         if let Err(error) = self.close_exports(force) {
             return Err((Box::new(self), error));
         }
