@@ -10,7 +10,7 @@
 #   netns.sh client COMMAND...      run a command where clients are
 #
 # Paths count from 1. Path P has 10.77.P.1 on the server's end (interface evs-P) and 10.77.P.2 on the
-# client's (evc-P). Needs root, and ip and tc from iproute2. EVFS_NETNS (evfs) begins the names of the
+# client's (evc-P). Needs root, ip and tc from iproute2, nsenter. EVFS_NETNS (evfs) begins the names of the
 # namespaces.
 set -euo pipefail
 NAME=${EVFS_NETNS:-evfs} SERVER=${EVFS_NETNS:-evfs}-server CLIENT=${EVFS_NETNS:-evfs}-client
@@ -29,8 +29,8 @@ is_path() {
   ip -n "$SERVER" link show "evs-$1" > /dev/null 2>&1 || die "there is no path $1; netns.sh up makes paths"
 }
 shape() { # PATH RATE_MBIT
-  ip netns exec "$SERVER" tc qdisc replace dev "evs-$1" root tbf rate "$2mbit" burst $BURST latency $LATENCY
-  ip netns exec "$CLIENT" tc qdisc replace dev "evc-$1" root tbf rate "$2mbit" burst $BURST latency $LATENCY
+  tc -n "$SERVER" qdisc replace dev "evs-$1" root tbf rate "$2mbit" burst $BURST latency $LATENCY
+  tc -n "$CLIENT" qdisc replace dev "evc-$1" root tbf rate "$2mbit" burst $BURST latency $LATENCY
 }
 down() {
   local n
@@ -62,7 +62,7 @@ usage() { sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" 
 need() { [ "$1" -eq "$2" ] || usage; }
 [ $# -ge 1 ] || usage
 [ "$(id -u)" = 0 ] || die 'run as root'
-for tool in ip tc; do command -v $tool > /dev/null || die "$tool is missing; it is in the package iproute2"; done
+for tool in ip tc nsenter; do command -v $tool > /dev/null || die "$tool is missing; iproute2 and util-linux have them"; done
 what=$1; shift
 case $what in
   up) need $# 2; up "$@" ;;
@@ -70,6 +70,7 @@ case $what in
   rate) need $# 2; is_up; is_path "$1"; number "$2" 100000 RATE_MBIT; shape "$@" ;;
   link) need $# 2; is_up; is_path "$1"
     case $2 in up | down) ip -n "$SERVER" link set "evs-$1" "$2" ;; *) usage ;; esac ;;
-  server | client) [ $# -ge 1 ] || usage; is_up; exec ip netns exec "$NAME-$what" "$@" ;;
+  # not `ip netns exec`: it copies all mounts, and keeps them from being unmounted while the command runs
+  server | client) [ $# -ge 1 ] || usage; is_up; exec nsenter --net="/run/netns/$NAME-$what" -- "$@" ;;
   *) usage ;;
 esac

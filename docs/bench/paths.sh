@@ -10,7 +10,8 @@
 #
 # Variables: ROUNDS (6) measured rounds; SECONDS_EACH (2.5) of each run; RATE (160) Mbit/s of a path of
 # two, half of it of a path of four; SIZE (256) MiB of the image; WORK (/dev/shm/evfs-paths) where it
-# and the sockets are; QD (32) requests in flight; CASES: of `policies`, all by default.
+# and the sockets are; QD (32) requests in flight; CASES: of `policies`, all by default; NICE (0) of servers and
+# clients, below 0 where others use the processors.
 #
 # How: one image, and a qemu-nbd for each path. For `scale` and `policies` they run in a network
 # namespace behind one shaped link each (netns.sh); for the others they listen on a Unix socket, and a tgtd
@@ -22,7 +23,7 @@
 set -euo pipefail
 export LC_ALL=C
 ROUNDS=${ROUNDS:-6} EACH=${SECONDS_EACH:-2.5} RATE=${RATE:-160} SIZE=${SIZE:-256} QD=${QD:-32}
-WORK=${WORK:-/dev/shm/evfs-paths}
+WORK=${WORK:-/dev/shm/evfs-paths} NICE=${NICE:-0}
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 BIN=${BIN:-$REPO/target/release} NETNS=$HERE/netns.sh
 WWID=naa.5000c500a1b2c3d4 IQN=iqn.2026-01.org.evfs.bench:disk
@@ -46,6 +47,7 @@ begin() {
   local tool
   for tool in qemu-nbd qemu-img jq "$@"; do command -v "$tool" > /dev/null || die "$tool is missing"; done
   [ -x "$BIN/examples/paths" ] || die "no $BIN/examples/paths; cargo build --release -p multipath --examples makes it"
+  [ "$NICE" = 0 ] || renice -n "$NICE" $$ > /dev/null
   trap 'r=$?; clean_up; exit $r' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM
   mkdir -p "$WORK"
   # random, because a server answers a read of a hole with a few bytes

@@ -297,24 +297,24 @@ fn snapshot(arguments: &Arguments, lun: Option<&Lun>) -> Snapshot {
     }
 }
 
+/// Bytes received and sent, of the interfaces that this process sees.
 fn links(prefix: Option<&str>) -> Vec<(String, u64, u64)> {
-    let (Some(prefix), Ok(entries)) = (prefix, std::fs::read_dir("/sys/class/net")) else {
+    let Some(prefix) = prefix else {
         return Vec::new();
     };
-    let names = entries.flatten().map(|e| e.file_name());
-    let names = names.filter_map(|n| n.into_string().ok());
-    let mut names: Vec<_> = names.filter(|n| n.starts_with(prefix)).collect();
-    names.sort();
-    let bytes = |name: &str, what: &str| {
-        let path = format!("/sys/class/net/{name}/statistics/{what}_bytes");
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.trim().parse().unwrap_or(0)
-    };
-    let counted = names.into_iter().map(|n| {
-        let (received, sent) = (bytes(&n, "rx"), bytes(&n, "tx"));
-        (n, received, sent)
+    let table = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let counted = table.lines().filter_map(|line| {
+        let (name, fields) = line.trim().split_once(':')?;
+        let fields: Vec<u64> = fields
+            .split_whitespace()
+            .filter_map(|f| f.parse().ok())
+            .collect();
+        let known = name.starts_with(prefix) && fields.len() > 8;
+        known.then(|| (name.to_owned(), fields[0], fields[8]))
     });
-    counted.collect()
+    let mut counted: Vec<_> = counted.collect();
+    counted.sort();
+    counted
 }
 
 fn report(arguments: &Arguments, before: &Snapshot, after: &Snapshot, mut all: Tally) -> Value {
