@@ -176,7 +176,7 @@ fn config(arguments: &Arguments, paths: &[Arc<dyn Lunpath>]) -> Result<Config, F
         identity: None,
         proof: Proof::Compare,
         connect_within: WITHIN,
-        own_cell: None,
+        topology: Default::default(),
     })
 }
 

@@ -74,7 +74,7 @@ fn open(proxies: &[Pathsim]) -> Result<Lun, Failure> {
         identity: None,
         proof: Proof::Compare,
         connect_within: WITHIN,
-        own_cell: None,
+        topology: Default::default(),
     })?)
 }
 

@@ -11,6 +11,7 @@ use crate::state::{
     Admin, Clock, Event, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
     SharedPath, WaitingIo, lock, quantile,
 };
+use crate::topology::{LOCAL, Topology};
 use crate::trace::Trace;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
 use serde::Serialize;
@@ -46,8 +47,8 @@ pub struct Config {
     pub proof: Proof,
     /// How long one attempt at a connection may take.
     pub connect_within: Duration,
-    /// NUMA node of the threads, where known.
-    pub own_cell: Option<u32>,
+    /// NUMA cells of this machine, for the policies that look at them. Empty: all paths are local.
+    pub topology: Topology,
 }
 
 /// An open LUN.
@@ -73,7 +74,7 @@ pub(crate) struct Shared {
     attributes: RwLock<Arc<Attributes>>,
     paths: RwLock<Vec<Arc<SharedPath>>>,
     wake: (Mutex<bool>, Condvar),
-    own_cell: Option<u32>,
+    pub(crate) topology: Topology,
     next_queue: AtomicU64,
 }
 
@@ -91,10 +92,6 @@ impl Shared {
         self.attributes().load_bal_policy
     }
 
-    pub(crate) fn own_cell(&self) -> Option<u32> {
-        self.own_cell
-    }
-
     pub(crate) fn proof(&self) -> Proof {
         *lock(&self.proof)
     }
@@ -104,21 +101,25 @@ impl Shared {
     }
 
     /// What does not change between two changes of paths or attributes.
-    pub(crate) fn views(&self, paths: &[Arc<SharedPath>]) -> Vec<PathView> {
+    pub(crate) fn views(&self, paths: &[Arc<SharedPath>], own_cell: Option<u32>) -> Vec<PathView> {
         let attributes = self.attributes();
         let names = |path: &SharedPath, name: &str| {
             !name.is_empty() && (path.path.name() == name || path.legacy == name)
         };
         let view = |path: &Arc<SharedPath>| {
             let mut weights = attributes.wrr_path_weight.iter();
-            let cell = path.cell.load(Relaxed);
+            let cell = Some(path.cell.load(Relaxed)).filter(|c| *c != u32::MAX);
+            // Where nothing is known, everything is near.
+            let distance = own_cell
+                .zip(cell)
+                .and_then(|(a, b)| self.topology.distance(a, b));
             PathView {
                 usable: false,
                 optimized: true,
                 in_flight: 0,
                 bytes_in_flight: 0,
-                cell: (cell != u32::MAX).then_some(cell),
-                distance: 10,
+                cell,
+                distance: distance.unwrap_or(LOCAL),
                 weight: weights
                     .find(|(name, _)| names(path, name))
                     .map_or(1, |(_, w)| *w),
@@ -316,7 +317,7 @@ impl Lun {
             attributes: RwLock::new(Arc::new(config.attributes)),
             paths: RwLock::new(Vec::new()),
             wake: (Mutex::new(false), Condvar::new()),
-            own_cell: config.own_cell,
+            topology: config.topology,
             next_queue: AtomicU64::new(1),
         });
         for spec in config.paths {
@@ -512,10 +513,11 @@ impl Lun {
             let recorders: Vec<_> = queues.iter().map(|q| lock(&q.recorder)).collect();
             Trace::collect(paths.len() as u16, recorders.iter().map(|r| &**r))
         };
-        let mut views = self.shared.views(&paths);
+        let own_cell = self.shared.topology.current_cell();
+        let mut views = self.shared.views(&paths, own_cell);
         views.iter_mut().for_each(|v| v.usable = true);
         let policy = self.shared.policy();
-        advise::advise(&trace, &views, policy, self.shared.own_cell).map_err(|e| e.to_string())
+        advise::advise(&trace, &views, policy, own_cell).map_err(|e| e.to_string())
     }
 
     /// What there is to be seen.

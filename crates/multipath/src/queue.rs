@@ -83,6 +83,7 @@ pub(crate) struct LunQueue {
     timer_runs: bool,
     links: Vec<Link>,
     views: Vec<PathView>,
+    own_cell: Option<u32>,
     selector: Selector,
     attributes: Arc<Attributes>,
     /// Generation of paths and attributes that was looked at last.
@@ -125,8 +126,11 @@ impl LunQueue {
         add(shared.eventfd.as_fd(), EVENT_MAIL)?;
         add(timer.as_fd(), EVENT_TIMER)?;
         let now = lun.clock.now();
+        // A queue stays on its thread, and a thread that cares stays in its cell.
+        let own_cell = lun.topology.current_cell();
         let mut queue = LunQueue {
-            selector: Selector::new(lun.policy(), 0, lun.own_cell()),
+            own_cell,
+            selector: Selector::new(lun.policy(), 0, own_cell),
             attributes: lun.attributes(),
             seen: 0,
             lun,
@@ -177,10 +181,10 @@ impl LunQueue {
         }
         let policy = self.attributes.load_bal_policy;
         if policy != self.selector.policy() {
-            self.selector = Selector::new(policy, 0, self.lun.own_cell());
+            self.selector = Selector::new(policy, 0, self.own_cell);
         }
         self.selector.resize(self.links.len());
-        self.views = self.lun.views(&paths);
+        self.views = self.lun.views(&paths, self.own_cell);
     }
 
     fn mail(&mut self, now: Nanos) {

@@ -374,7 +374,7 @@ fn start(
         true => Proof::Compare,
         false => proof(&paths),
     };
-    let topology = Topology::read(Path::new("/sys")).ok();
+    let topology = Topology::read(&settings.sysfs_root()).ok();
     Ok(Lun::open(Config {
         name: known.name.clone(),
         attributes,
@@ -382,7 +382,7 @@ fn start(
         identity: Some(identity_of(known)),
         proof,
         connect_within: CONNECT_WITHIN,
-        own_cell: topology.and_then(|t| t.current_cell()),
+        topology: topology.unwrap_or_default(),
     })?)
 }
 

@@ -114,6 +114,14 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "sysfs.root",
+        env: "EVFS_SYSFS_ROOT",
+        unit: "path",
+        reason: "where NUMA cells are read from; another place for trials",
+        default: |_| "/sys".into(),
+        check: absolute,
+    },
+    Row {
         key: "threads",
         env: "EVFS_THREADS",
         unit: "threads",
@@ -319,6 +327,11 @@ impl Settings {
     /// The registry of LUNs.
     pub fn lun_registry(&self) -> PathBuf {
         self.text("lun.registry").into()
+    }
+
+    /// Where NUMA cells are read from.
+    pub fn sysfs_root(&self) -> PathBuf {
+        self.text("sysfs.root").into()
     }
 
     /// Name of this host at iSCSI targets.

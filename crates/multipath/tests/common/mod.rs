@@ -180,7 +180,7 @@ pub fn config(paths: Vec<Arc<dyn Lunpath>>) -> Config {
         identity: None,
         proof: Proof::Compare,
         connect_within: Duration::from_secs(5),
-        own_cell: None,
+        topology: Default::default(),
     }
 }
 
