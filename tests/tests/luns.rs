@@ -4,6 +4,8 @@
 use pathsim::Pathsim;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
 use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
@@ -29,10 +31,25 @@ impl Drop for Mounted {
     }
 }
 
+/// A load of a few seconds that knows what it has written.
+fn fio(folder: &Path) -> Command {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--rw=randrw", "--bs=4k", "--size=48M"])
+        .args(["--iodepth=8", "--ioengine=libaio", "--direct=1"])
+        .args([
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--verify_backlog=512",
+        ])
+        .args(["--time_based", "--runtime=4", "--aux-path=/tmp"])
+        .arg(format!("--directory={}", folder.display()));
+    fio
+}
+
 /// Makes a volume on `device`, attaches it as a loop device, puts a file system on it, and changes
 /// files there, with checksums, while `faults` does what it does. Then everything is looked at again
 /// after an attach of its own.
-fn volume_under_faults(s: &Sandbox, device: &str, seconds: u64, faults: impl FnOnce(&Sandbox)) {
+fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox)) {
     s.key("owner");
     for value in ["flap_penalty_secs=1", "quiesce_secs=1"] {
         s.run(&["lun", "save", "disk1", value, "--scope", "global"])
@@ -52,28 +69,18 @@ fn volume_under_faults(s: &Sandbox, device: &str, seconds: u64, faults: impl FnO
         .arg(&mounted.0)
         .status();
     assert!(tree.unwrap().success());
-    let mut load = Command::new("fio");
-    load.args([
-        "--name=load",
-        "--rw=randrw",
-        "--bs=4k",
-        "--size=48M",
-        "--iodepth=8",
-    ])
-    .args([
-        "--ioengine=libaio",
-        "--direct=1",
-        "--verify=crc32c",
-        "--verify_fatal=1",
-    ])
-    .args(["--verify_backlog=512", "--time_based"])
-    .arg(format!("--runtime={seconds}"))
-    .arg(format!("--directory={}", mounted.0.display()))
-    .arg("--aux-path=/tmp");
-    let load = std::thread::spawn(move || Ran::of(&mut load));
+    // One run after the other, for as long as the faults take.
+    let over = Arc::new(AtomicBool::new(false));
+    let (stop, folder) = (Arc::clone(&over), mounted.0.clone());
+    let load = std::thread::spawn(move || {
+        while !stop.load(Relaxed) {
+            let ran = Ran::of(&mut fio(&folder));
+            assert!(ran.status.success(), "{}{}", ran.stdout, ran.stderr);
+        }
+    });
     faults(s);
-    let load = load.join().unwrap();
-    assert!(load.status.success(), "{}{}", load.stdout, load.stderr);
+    over.store(true, Relaxed);
+    load.join().unwrap();
     drop(mounted);
     s.detach("disk1");
     // As if on another day.
@@ -137,7 +144,7 @@ fn a_volume_on_two_portals_of_tgtd_loses_paths_and_nothing_else() {
     let uri = |port| format!("iscsi://127.0.0.1:{port}/{IQN}/1");
     let device = format!("{}+{}", uri(a_port), uri(b_port));
     let sims = [a, b];
-    volume_under_faults(&s, &device, 20, |s| each_in_turn(s, &sims));
+    volume_under_faults(&s, &device, |s| each_in_turn(s, &sims));
 }
 
 #[test]
@@ -155,7 +162,7 @@ fn a_volume_on_two_nbd_servers_survives_their_deaths() {
     let mut servers: Vec<Option<Killed>> = vec![Some(start(0)), Some(start(1))];
     let uri = |port| format!("nbd://127.0.0.1:{port}/e");
     let device = format!("{}+{}", uri(ports[0]), uri(ports[1]));
-    volume_under_faults(&s, &device, 20, |s| {
+    volume_under_faults(&s, &device, |s| {
         for index in [0, 1, 0, 1] {
             servers[index] = None;
             becomes(s, index, &["failed", "recovering"]);
@@ -182,7 +189,7 @@ fn all_paths_may_be_gone_for_a_minute() {
     let [(a, a_port), (b, b_port)] = [port, port].map(proxy);
     let uri = |port| format!("nbd://127.0.0.1:{port}/e");
     let device = format!("{}+{}", uri(a_port), uri(b_port));
-    volume_under_faults(&s, &device, 70, |s| {
+    volume_under_faults(&s, &device, |s| {
         for sim in [&a, &b] {
             sim.run("hole").unwrap();
         }
