@@ -263,3 +263,24 @@ fn a_legacy_name_alone_fails_with_its_path() {
     assert_eq!(error.kind(), ErrorKind::PathLost);
     assert!(lun.legacy("c9t0d0").is_err());
 }
+
+#[test]
+fn a_path_that_takes_fewer_than_the_limit_allows_is_filled_and_no_more() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let lun = lun(&[&a], |x| x.max_q_depth = 4096);
+    let mut queue = lun.queue().unwrap();
+    let mut done = Vec::new();
+    for tag in 0..queue.capacity() as u64 {
+        let bufs = Buf::zeroed(BLOCK).into();
+        let offset = tag * BLOCK as u64;
+        let op = Op::Read { offset, bufs };
+        queue.submit(Request { tag, op }).unwrap();
+    }
+    queue.kick().unwrap();
+    while queue.in_flight() > 0 {
+        queue.reap(Wait::Block, &mut done).unwrap();
+    }
+    assert!(done.iter().all(|c| c.result.is_ok()));
+    assert_eq!(done.len(), queue.capacity());
+}

@@ -14,6 +14,8 @@ impl LunQueue {
         let any_up = self.links.iter().any(|l| l.up());
         for (view, link) in self.views.iter_mut().zip(&self.links) {
             let path = &link.path;
+            let queue = link.queue.as_ref();
+            let room = queue.is_some_and(|q| q.in_flight() < q.capacity());
             let state = match link.state {
                 LinkState::Up => true,
                 LinkState::Suspect(_) => !any_up,
@@ -23,6 +25,7 @@ impl LunQueue {
             view.bytes_in_flight = path.bytes_in_flight.load(Relaxed);
             view.optimized = path.optimized() || !attributes.alua_enabled;
             view.usable = state
+                && room
                 && view.in_flight < attributes.max_q_depth
                 && (attributes.tport_max_qdepth == 0
                     || path.port.in_flight.load(Relaxed) < attributes.tport_max_qdepth)
@@ -77,7 +80,8 @@ impl LunQueue {
             });
             let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
             match chosen {
-                Some(path) => self.send(slot, path, now),
+                Some(path) if self.send(slot, path, now) => {}
+                Some(_) => later.push_back(slot),
                 None => {
                     later.push_back(slot);
                     // Nothing takes what is like it either; parts of flushes have their path.
@@ -94,22 +98,25 @@ impl LunQueue {
             .store(self.waiting.len() as u32, Relaxed);
     }
 
-    pub(super) fn send(&mut self, slot: u32, path: usize, now: Nanos) {
+    /// Hands a job to a link; `false` when the link takes none.
+    pub(super) fn send(&mut self, slot: u32, path: usize, now: Nanos) -> bool {
         let tag = self.child_tag(slot);
-        let job = self.job(slot);
-        let Some(op) = job.op.take() else { return };
+        let link = &mut self.links[path];
+        let job = self.jobs[slot as usize].1.as_mut();
+        let job = job.expect("a job lives until it is answered");
+        let Some(queue) = link.queue.as_mut() else {
+            return false;
+        };
+        let Some(op) = job.op.take() else {
+            return false;
+        };
+        if let Err(request) = queue.submit(Request { tag, op }) {
+            job.op = Some(request.op);
+            return false;
+        }
         job.path = path;
         job.started = now;
         let io = job.io;
-        let link = &mut self.links[path];
-        let Some(queue) = link.queue.as_mut() else {
-            self.job(slot).op = Some(op);
-            return self.waiting.push_back(slot);
-        };
-        if let Err(request) = queue.submit(Request { tag, op }) {
-            self.job(slot).op = Some(request.op);
-            return self.waiting.push_back(slot);
-        }
         if link.jobs.is_empty() {
             link.heard = now;
         }
@@ -122,6 +129,7 @@ impl LunQueue {
         link.path.port.in_flight.fetch_add(1, Relaxed);
         self.bytes += u64::from(io.bytes);
         self.selector.started(path, io, now);
+        true
     }
 
     /// A link does not have the job any more.

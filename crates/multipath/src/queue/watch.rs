@@ -152,7 +152,10 @@ impl LunQueue {
         };
         let slot = self.add_job(Owner::Probe, op, now);
         let heard = self.links[path].heard;
-        self.send(slot, path, now);
+        if !self.send(slot, path, now) {
+            self.remove_job(slot);
+            return;
+        }
         let link = &mut self.links[path];
         // The silence began before the probe.
         link.heard = heard;
