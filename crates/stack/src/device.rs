@@ -199,12 +199,15 @@ pub fn default_name(device: &Path) -> String {
         return stem.unwrap_or_default();
     };
     let plain = first.split('?').next().unwrap_or_default();
-    let mut last = plain.rsplit('/').filter(|s| !s.is_empty());
+    // What follows the authority: an export, or a target and a logical unit number.
+    let within = match plain.split_once("://") {
+        Some((_, rest)) => rest.split_once('/').map_or("", |(_, within)| within),
+        None => plain,
+    };
+    let mut parts = within.split('/').filter(|s| !s.is_empty());
     let name = match first.starts_with("iscsi://") {
-        true => last.nth(1),
-        false => last
-            .next()
-            .filter(|_| is_lun_name(&first) || plain.matches('/').count() > 2),
+        true => parts.next(),
+        false => parts.next_back(),
     };
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let name: String = name
