@@ -28,6 +28,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("clang", "clang"),
     ("pkg-config", "pkg-config"),
+    ("postmark", "postmark"),
     ("/usr/include/openssl/evp.h", "libssl-dev"),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
