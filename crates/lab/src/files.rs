@@ -8,6 +8,7 @@ use rustix::fs::{self as sys, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Result};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -78,6 +79,12 @@ pub trait OpenFile: Send + Sync {
     /// What the file system says.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
 
+    /// Its length in bytes, by `fstat`.
+    ///
+    /// # Errors
+    /// What the file system says.
+    fn size(&self) -> Result<u64>;
+
     /// Makes the file durable.
     ///
     /// # Errors
@@ -129,6 +136,9 @@ pub trait Files: Send + Sync {
     /// The names in a folder, `.` and `..` with them where the file system gives them.
     fn readdir(&self, path: &str) -> Result<Vec<String>>;
 
+    /// The full name of the target's own folder, as the system finds it from the top.
+    fn getcwd(&self) -> Result<String>;
+
     /// Bytes free, by `statfs`.
     fn statfs(&self) -> Result<u64>;
 
@@ -170,6 +180,10 @@ impl OpenFile for FolderFile {
             true => io::Write::write_all(&mut &self.file, data),
             false => self.file.write_all_at(data, offset),
         }
+    }
+
+    fn size(&self) -> Result<u64> {
+        Ok(sys::fstat(&self.file)?.st_size as u64)
     }
 
     fn sync(&self) -> Result<()> {
@@ -255,6 +269,12 @@ impl Files for Folder {
         let dir = Dir::new(sys::openat(&self.dir, path, flags, Mode::empty())?)?;
         dir.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect()
+    }
+
+    fn getcwd(&self) -> Result<String> {
+        // `getcwd` is one for all threads; the link of an open folder is made by the same walk.
+        let link = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
+        Ok(std::fs::read_link(link)?.display().to_string())
     }
 
     fn statfs(&self) -> Result<u64> {

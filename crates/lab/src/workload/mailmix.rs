@@ -190,7 +190,7 @@ impl Script {
         let mut numbers = Mersenne::new(config.seed);
         // The original draws the text of its files first, two times the largest file.
         for _ in 0..2 * config.size_high {
-            numbers.next();
+            numbers.draw();
         }
         Script {
             config: config.clone(),

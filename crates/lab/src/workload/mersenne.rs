@@ -30,7 +30,7 @@ impl Mersenne {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u32 {
+    pub fn draw(&mut self) -> u32 {
         if self.next == WORDS {
             self.turn();
         }
@@ -46,7 +46,7 @@ impl Mersenne {
     pub fn below(&mut self, bound: u64) -> u64 {
         match bound {
             0 => 0,
-            bound => u64::from(self.next()) % bound,
+            bound => u64::from(self.draw()) % bound,
         }
     }
 
@@ -67,13 +67,13 @@ mod tests {
     #[test]
     fn first_numbers_of_a_seed() {
         let mut numbers = Mersenne::new(42);
-        let first: Vec<u32> = (0..3).map(|_| numbers.next()).collect();
+        let first: Vec<u32> = (0..3).map(|_| numbers.draw()).collect();
         // As PostMark 1.53 draws them: the two millionth and the next are sizes of its first files.
         assert_eq!(first, FIRST_OF_42);
         for _ in 3..2_097_152 {
-            numbers.next();
+            numbers.draw();
         }
-        assert_eq!(numbers.next(), 3_611_718_052);
+        assert_eq!(numbers.draw(), 3_611_718_052);
         assert_eq!(numbers.below(0), 0);
     }
 

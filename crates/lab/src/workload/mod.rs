@@ -5,3 +5,4 @@
 
 pub mod mailmix;
 pub mod mersenne;
+pub mod nfsbasic;
