@@ -6,3 +6,4 @@
 pub mod mailmix;
 pub mod mersenne;
 pub mod nfsbasic;
+pub mod seqrand;
