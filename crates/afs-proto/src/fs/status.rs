@@ -150,7 +150,7 @@ pub struct AfsStoreStatus {
     pub owner: Option<u32>,
     /// Group (`AFS_SETGROUP`).
     pub group: Option<u32>,
-    /// Mode, without the bits of the type (`AFS_SETMODE`).
+    /// Mode (`AFS_SETMODE`). Some clients send the bits of the type as well; servers keep the low twelve.
     pub unix_mode_bits: Option<u32>,
     /// Not used (`AFS_SETSEGSIZE`).
     pub segment_size: Option<u32>,
