@@ -219,11 +219,18 @@ fn gathering_stops_at_the_limit() {
     for step in [1, 100, 5000] {
         let mut gather = Gather::new(REQUEST_BYTES_MAX);
         let never = |_: &mut Reader<'_>| Err::<(), _>(WireError::Incomplete);
-        let mut given = 0;
-        while gather.offer(&vec![0; step], never) == Ok(None) {
-            given += step;
-            assert!(given <= REQUEST_BYTES_MAX);
+        let fitting = REQUEST_BYTES_MAX / step;
+        for _ in 0..fitting {
+            assert_eq!(gather.offer(&vec![0; step], never), Ok(None));
         }
+        let refused = gather.offer(&vec![0; step], never);
+        assert!(
+            matches!(refused, Err(WireError::TooLong { .. })),
+            "{refused:?}"
+        );
+        gather.clear();
+        let next = gather.offer(&[0, 0, 0, 153], fs::Request::read);
+        assert_eq!(next, Ok(Some((fs::Request::GetTime {}, 4))));
     }
 }
 
