@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A number of an entry is `page * 64 + blob`, in two bytes, big endian as all numbers. An entry never
-//! crosses a page. The limits follow: 1,023 pages; 64,447 entries beside the two if no name is longer
-//! than 15 bytes, 31,705 if all have 16 to 47.
+//! crosses a page. The limits follow: 1,023 pages; 64,435 entries beside the two if no name is longer
+//! than 15 bytes, 31,706 if all have 16 to 47.
 //!
 //! [`Plan`] and [`Pages`] write, [`Directory`] reads and verifies. Nothing here changes a page: the
 //! clients that change their own copy of a directory after each of their calls do it by the same
