@@ -58,8 +58,8 @@ pub mod xdr;
 pub use abort::Abort;
 pub use rights::Rights;
 pub use types::{
-    AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, CallBackType, Capabilities, Name, Opaque,
-    Path, Uuid, capability,
+    AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, CallBackType, Capabilities, FIDS_MAX,
+    Message, Name, Opaque, Path, Uuid, capability,
 };
 pub use xdr::{List, Reader, Text, WireError, Xdr, from_bytes, prefix, to_bytes};
 

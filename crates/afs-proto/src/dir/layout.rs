@@ -10,8 +10,8 @@
 //! entries: an entry that does not fit its page goes to the next, and later ones do not fill the gap.
 //! Each entry is put at the front of its chain, as OpenAFS does.
 //!
-//! Entries that are not those of the plan are found out: a range of pages that was written without an
-//! error is the range that the plan's entries have.
+//! Names that are not those of the plan are found out where they lead to other places or other chains.
+//! So ranges that were written from one layout always fit together, whenever they were written.
 
 use super::{
     BLOB_BYTES, BLOBS, CHAINS, COUNTED_PAGES, COUNTS_AT, ENTRY_FLAG, Entry, HASHES_AT, NAME_AT,

@@ -8,8 +8,8 @@
 mod entry;
 
 pub use entry::{
-    NvldbEntry, Site, UvldbEntry, UvldbSite, VldbEntry, VolumeEntry, VolumeName, site_flag,
-    volume_flag,
+    NvldbEntry, SITES_MAX, SITES_MAX_O, Site, UvldbEntry, UvldbSite, VldbEntry, VolumeEntry,
+    VolumeName, site_flag, volume_flag,
 };
 
 use crate::xdr::{List, Text, Xdr};
