@@ -30,7 +30,7 @@ impl Gather {
     /// Otherwise the value, and how many bytes of `piece` belong to it; what follows is file data, or
     /// surplus. After that, [`Gather::clear`] makes it ready for another value.
     ///
-    /// `read` is called anew for each piece and must not keep what it saw.
+    /// `read` is called anew for each piece. A reply without results comes from an empty piece.
     pub fn offer<'a, T>(
         &'a mut self,
         piece: &'a [u8],

@@ -15,8 +15,8 @@
 //!
 //! **Invariant:** file data is never held here: a request says how many bytes follow it, a reply is
 //! written as what stands before the data and what stands behind. Bytes from outside never panic,
-//! and every length in them has a limit, so that a value never takes more memory than
-//! [`gather::REQUEST_BYTES_MAX`] of wire can describe.
+//! and every length in them has a limit: no message takes more of the wire than
+//! [`gather::REQUEST_BYTES_MAX`] or [`gather::REPLY_BYTES_MAX`], nor much more than that of memory.
 //!
 //! Absent on purpose: sockets, Rx, time, permissions, the volume and protection services, the
 //! statistics collections of `xstat`, cache manager debugging, AuriStorFS's own procedures.

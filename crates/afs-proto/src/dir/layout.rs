@@ -258,10 +258,9 @@ impl Pages<'_> {
         let first = first_blob(page);
         self.page.fill(0);
         self.cursor.blob = first;
-        // The byte at 4 is what the reference writes and never looks at.
-        let [count, ..] = (BLOBS - first).to_le_bytes();
         set(&mut self.page, 2, &TAG.to_be_bytes());
-        set(&mut self.page, 4, &[count]);
+        // What the reference writes there and never looks at.
+        set(&mut self.page, 4, &[count_byte(BLOBS - first)]);
         if page == 0 {
             self.begin_first_page();
         }
@@ -273,7 +272,7 @@ impl Pages<'_> {
         set(&mut self.page, 0, &pages.to_be_bytes());
         let used = |page| layout.blobs_end(page).unwrap_or(0);
         for page in 0..COUNTED_PAGES {
-            let [free, ..] = (BLOBS - used(page)).to_le_bytes();
+            let free = count_byte(BLOBS - used(page));
             set(&mut self.page, COUNTS_AT + page, &[free]);
         }
         for (chain, first) in layout.chains.iter().enumerate() {
@@ -316,6 +315,11 @@ impl Pages<'_> {
         self.cursor.page += 1;
         Ok(())
     }
+}
+
+/// A count of blobs, which is at most 64.
+fn count_byte(blobs: usize) -> u8 {
+    u8::try_from(blobs).unwrap_or(u8::MAX)
 }
 
 /// Puts `bytes` at `at`, which is within the page.

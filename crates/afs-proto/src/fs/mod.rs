@@ -68,7 +68,8 @@ procedures! {
     /// Gives what is known of a file, and a promise to tell when that changes.
     132 FetchStatus { fid: AfsFid }
         => { status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
-    /// Writes `length` bytes that follow the arguments. The file is cut or grown to `file_length` first.
+    /// Writes `length` bytes that follow the arguments. A file longer than `file_length` is cut to it
+    /// first; clients change a length alone by storing no bytes at the new end.
     133 StoreData { fid: AfsFid, wanted: AfsStoreStatus, position: u32, length: u32, file_length: u32 }
         => { status: AfsFetchStatus, sync: AfsVolSync }
     /// Replaces a directory's access list.
