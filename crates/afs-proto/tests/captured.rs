@@ -2,7 +2,7 @@
 //! which. What is read from them is written back to the same bytes.
 
 use afs_proto::fs::DataLength;
-use afs_proto::{Reader, Result, Uuid, Xdr, cb, from_bytes, fs, to_bytes, vl};
+use afs_proto::{CallBackType, Reader, Result, Uuid, Xdr, cb, from_bytes, fs, to_bytes, vl};
 
 struct Call {
     client: &'static str,
@@ -137,35 +137,194 @@ fn an_identity_has_the_bytes_that_other_programs_print() {
     );
 }
 
+/// A call of the file service, or of `vos` to the volume location service.
+fn captured(client: &str, opcode: u32) -> Call {
+    let mut calls = calls().into_iter().filter(|call| call.service != "CB");
+    let found = calls.find(|call| call.client == client && call.opcode == opcode);
+    found.expect("captured")
+}
+
+/// The arguments, against what the programs were told to do.
 #[test]
-fn what_was_captured_means_what_was_done() {
-    let of = |client: &str, opcode| {
-        let mut calls = calls().into_iter();
-        calls
-            .find(|call| call.client == client && call.opcode == opcode)
-            .expect("captured")
+fn each_request_means_what_was_done() {
+    let root = "AfsFid { volume: 536870915, vnode: 1, unique: 1 }";
+    let directory = "AfsFid { volume: 536870915, vnode: 13, unique: 309 }";
+    let file = "AfsFid { volume: 536870915, vnode: 486, unique: 310 }";
+    let opened = "AfsFid { volume: 536870915, vnode: 2, unique: 3 }";
+    let cases = [
+        (
+            "kafs",
+            136,
+            format!("RemoveFile {{ directory: {directory}, name: \"c\" }}"),
+        ),
+        (
+            "kafs",
+            138,
+            format!(
+                "Rename {{ old_directory: {directory}, old_name: \"a\", \
+                 new_directory: {directory}, new_name: \"b\" }}"
+            ),
+        ),
+        (
+            "kafs",
+            139,
+            format!(
+                "Symlink {{ directory: {directory}, name: \"s\", contents: \"b\", \
+                 wanted: AfsStoreStatus {{ client_mod_time: Some(1795263573), owner: None, \
+                 group: None, unix_mode_bits: Some(511), segment_size: None, sync: false }} }}"
+            ),
+        ),
+        (
+            "kafs",
+            140,
+            format!("Link {{ directory: {directory}, name: \"c\", existing: {file} }}"),
+        ),
+        (
+            "kafs",
+            142,
+            format!("RemoveDir {{ directory: {root}, name: \"kd\" }}"),
+        ),
+        (
+            "kafs",
+            65538,
+            format!(
+                "StoreData64 {{ fid: {file}, \
+                 wanted: AfsStoreStatus {{ client_mod_time: Some(1795263573), owner: None, \
+                 group: None, unix_mode_bits: None, segment_size: None, sync: false }}, \
+                 position: 1, length: 0, file_length: 1 }}"
+            ),
+        ),
+        (
+            "afsio",
+            130,
+            format!("FetchData {{ fid: {opened}, position: 0, length: 8 }}"),
+        ),
+        (
+            "afsio",
+            156,
+            format!("SetLock {{ fid: {opened}, lock: Write }}"),
+        ),
+        (
+            "afsio",
+            147,
+            format!(
+                "GiveUpCallBacks {{ fids: List([{opened}]), callbacks: \
+                 List([AfsCallBack {{ version: 1, expires: 14404, kind: Dropped }}]) }}"
+            ),
+        ),
+    ];
+    for (client, opcode, expected) in cases {
+        let call = captured(client, opcode);
+        let request: fs::Request = from_bytes(&call.request).expect("a good request");
+        assert_eq!(format!("{request:?}"), expected);
+    }
+    // afsd.fuse sends the bits of the file's type as well.
+    let call = captured("afsd.fuse", 135);
+    let request = from_bytes(&call.request);
+    let Ok(fs::Request::StoreStatus { wanted, .. }) = request else {
+        panic!("{request:?}");
     };
-    let chmod = of("afsd.fuse", 135);
-    let Ok(fs::Request::StoreStatus { wanted, .. }) = from_bytes(&chmod.request) else {
-        panic!("not a StoreStatus");
-    };
-    // afsd.fuse sends the bits of the type as well.
     assert_eq!(wanted.unix_mode_bits, Some(0o100_600));
-    let Ok(fs::Reply::StoreStatus { status, .. }) =
-        fs::read_reply(135, &mut Reader::new(&chmod.reply))
-    else {
-        panic!("not the reply");
+    let by_number = captured("vos", 518);
+    let (volume, kind) = (536870915, vl::ANY_TYPE);
+    assert_eq!(
+        from_bytes(&by_number.request),
+        Ok(vl::Request::GetEntryByIDN { volume, kind })
+    );
+}
+
+/// The results: a status of a file and one of a directory are not mistaken for one another.
+#[test]
+fn each_reply_means_what_was_done() {
+    use fs::FileType::{Directory, File, SymbolicLink};
+    let types = |opcode| {
+        let call = captured("kafs", opcode);
+        match fs::read_reply(opcode, &mut Reader::new(&call.reply)).expect("a good reply") {
+            fs::Reply::CreateFile {
+                status,
+                directory_status,
+                ..
+            }
+            | fs::Reply::MakeDir {
+                status,
+                directory_status,
+                ..
+            }
+            | fs::Reply::Symlink {
+                status,
+                directory_status,
+                ..
+            }
+            | fs::Reply::Link {
+                status,
+                directory_status,
+                ..
+            } => {
+                assert_eq!(status.parent_vnode % 2, 1, "a directory's vnode is odd");
+                [status.file_type, directory_status.file_type]
+            }
+            fs::Reply::Rename {
+                old_directory_status: old,
+                new_directory_status: new,
+                ..
+            } => [old.file_type, new.file_type],
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(types(137), [File, Directory]);
+    assert_eq!(types(138), [Directory, Directory]);
+    assert_eq!(types(139), [SymbolicLink, Directory]);
+    assert_eq!(types(140), [File, Directory]);
+    assert_eq!(types(141), [Directory, Directory]);
+
+    let call = captured("kafs", 140);
+    let reply = fs::read_reply(140, &mut Reader::new(&call.reply));
+    let Ok(fs::Reply::Link { status, .. }) = reply else {
+        panic!("{reply:?}");
     };
     assert_eq!(
-        (status.file_type, status.unix_mode_bits),
-        (fs::FileType::File, 0o600)
+        (status.link_count, status.length, status.unix_mode_bits),
+        (2, 6, 0o644)
     );
+    assert_eq!((status.parent_vnode, status.parent_unique), (13, 309));
 
-    let found = of("vos", 518);
-    let Ok(vl::Reply::GetEntryByIDN { entry }) =
-        vl::read_reply(518, &mut Reader::new(&found.reply))
+    let call = captured("kafs", 132);
+    let reply = fs::read_reply(132, &mut Reader::new(&call.reply));
+    let Ok(fs::Reply::FetchStatus {
+        status,
+        callback,
+        sync,
+    }) = reply
     else {
-        panic!("not the reply");
+        panic!("{reply:?}");
+    };
+    assert_eq!((status.file_type, status.length), (Directory, 2048));
+    assert_eq!((callback.version, callback.kind), (1, CallBackType::Shared));
+    assert!((1..=24 * 3600).contains(&callback.expires), "{callback:?}");
+    // 2026-11-21, when the volume was made.
+    assert_eq!(sync.creation, 1795263445);
+
+    let call = captured("kafs", 149);
+    let reply = fs::read_reply(149, &mut Reader::new(&call.reply));
+    let Ok(fs::Reply::GetVolumeStatus { status, name, .. }) = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(
+        (status.volume, name.as_bytes()),
+        (536870915, &b"root.cell"[..])
+    );
+    assert!(status.online && status.in_service && status.blessed && !status.needs_salvage);
+    // `df` showed 95501264 blocks, 288 in use.
+    assert_eq!(
+        (status.partition_max_blocks, status.blocks_in_use),
+        (95501264, 288)
+    );
+    assert_eq!((status.min_quota, status.max_quota), (0, 0), "no quota");
+
+    let call = captured("vos", 518);
+    let reply = vl::read_reply(518, &mut Reader::new(&call.reply));
+    let Ok(vl::Reply::GetEntryByIDN { entry }) = reply else {
+        panic!("{reply:?}");
     };
     assert_eq!(entry.name.as_bytes(), b"root.cell");
     assert_eq!(
@@ -176,31 +335,5 @@ fn what_was_captured_means_what_was_done() {
     assert_eq!(
         (site.server, site.partition, site.flags),
         ([10, 77, 0, 1].into(), 0, 4)
-    );
-
-    let promised = of("kafs", 132);
-    let Ok(fs::Reply::FetchStatus {
-        status, callback, ..
-    }) = fs::read_reply(132, &mut Reader::new(&promised.reply))
-    else {
-        panic!("not the reply");
-    };
-    assert_eq!(status.file_type, fs::FileType::Directory);
-    assert_eq!(
-        (callback.version, callback.kind),
-        (1, afs_proto::CallBackType::Shared)
-    );
-    assert!(callback.expires > 0);
-
-    let renamed = of("kafs", 138);
-    let Ok(fs::Request::Rename {
-        old_name, new_name, ..
-    }) = from_bytes(&renamed.request)
-    else {
-        panic!("not a Rename");
-    };
-    assert_eq!(
-        (old_name.as_bytes(), new_name.as_bytes()),
-        (&b"a"[..], &b"b"[..])
     );
 }

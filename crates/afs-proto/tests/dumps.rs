@@ -2,11 +2,11 @@
 
 mod common;
 
-use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, LockType};
+use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, AfsStoreVolumeStatus, LockType};
 use afs_proto::xdr::Bytes;
 use afs_proto::{
-    Abort, AfsCallBack, AfsFid, List, Reader, Uuid, WireError, cb, from_bytes, fs, prefix,
-    to_bytes, vl,
+    Abort, AfsCallBack, AfsFid, List, Reader, Uuid, WireError, capability, cb, from_bytes, fs,
+    prefix, to_bytes, vl,
 };
 use common::{SYNC, UUID, fid, list, status, text};
 
@@ -156,6 +156,87 @@ fn store_data_of_large_files() {
     };
     assert_eq!(request, expected);
     assert_eq!((&bytes[taken..], request.data_bytes()), (&b"abc"[..], 3));
+}
+
+#[test]
+fn store_data() {
+    let bytes = dump(
+        "00000085 | 133
+         20000003 00000006 00000067 | file
+         00000000 00000000 00000000 00000000 00000000 00000000 | nothing else to change
+         00000005 | position
+         00000003 | three bytes
+         0000000b | length of the file then
+         616263 | the data",
+    );
+    let (request, taken) = prefix::<fs::Request>(&bytes).expect("a good request");
+    let wanted = AfsStoreStatus::default();
+    let expected = fs::Request::StoreData {
+        fid: fid(3),
+        wanted,
+        position: 5,
+        length: 3,
+        file_length: 11,
+    };
+    assert_eq!((request, &bytes[taken..]), (expected, &b"abc"[..]));
+}
+
+#[test]
+fn rename_across_directories() {
+    let bytes = dump(
+        "0000008a | 138
+         20000001 00000002 00000065 | old directory
+         00000001 61000000 | a
+         20000002 00000004 00000066 | new directory
+         00000001 62000000 | b",
+    );
+    let request = fs::Request::Rename {
+        old_directory: fid(1),
+        old_name: text(b"a"),
+        new_directory: fid(2),
+        new_name: text(b"b"),
+    };
+    assert_eq!(from_bytes(&bytes), Ok(request));
+}
+
+#[test]
+fn set_volume_status() {
+    let bytes = dump(
+        "00000096 | 150
+         20000003 | volume
+         00000002 00000000 00001388 | only the quota: 5000 KiB
+         00000001 6e000000 | name
+         00000001 6f000000 | why it is offline
+         00000001 6d000000 | message of the day",
+    );
+    let request = fs::Request::SetVolumeStatus {
+        volume: 0x2000_0003,
+        wanted: AfsStoreVolumeStatus {
+            min_quota: None,
+            max_quota: Some(5000),
+        },
+        name: text(b"n"),
+        offline_message: text(b"o"),
+        motd: text(b"m"),
+    };
+    assert_eq!(to_bytes(&request), bytes);
+    assert_eq!(from_bytes(&bytes), Ok(request));
+}
+
+#[test]
+fn time_and_capabilities() {
+    let time = dump("3b9aca00 | seconds\n 000f423f | microseconds");
+    let reply = fs::Reply::GetTime {
+        seconds: 1_000_000_000,
+        microseconds: 999_999,
+    };
+    assert_eq!(written(&reply), time);
+    let abilities = dump("00000001 | one word\n 00000003 | error table, 64 bits");
+    let capabilities = list(vec![capability::ERRORTRANS | capability::FILES64]);
+    assert_eq!(
+        written(&fs::Reply::GetCapabilities { capabilities }),
+        abilities
+    );
 }
 
 #[test]
