@@ -223,6 +223,13 @@ fn entries_that_are_not_those_of_the_plan_are_found_out() {
         Err(LayoutError::Changed)
     );
 
+    // The last name of a directory: a longer one may be in the same chain.
+    for n in 0..1000 {
+        other = names.clone();
+        other[299] = format!("{n:020}").into_bytes();
+        assert_eq!(write(&layout, &other, all()), Err(LayoutError::Changed));
+    }
+
     let mut pages = layout.pages(0..PAGE_BYTES);
     let mut bytes = Vec::new();
     for n in pages.entries() {
@@ -286,6 +293,13 @@ fn damage_of_each_kind_is_found() {
     bad(entry(13) + 2, &[0xff, 0xff]); // an entry outside
     bad(entry(13) + 2, &[0, 1]); // an entry within the counts
     bad(160, &[0, 64]); // an entry within a page's header
+    let mut full = image(&uniform(49, 15));
+    full[entry(63) + 12 + 15] = b'x';
+    let error = Directory::verify(&full).err();
+    assert!(
+        matches!(error, Some(DirectoryError::Entry { entry: 63, .. })),
+        "{error:?}"
+    );
     let mut other = good.clone();
     other[entry(13) + 12..][..2].copy_from_slice(b"\xae\0");
     let error = Directory::verify(&other).err();

@@ -89,8 +89,8 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Follows all chains; gives the blobs in use of each page. An entry that is reached twice would
-    /// use its blobs twice, so a chain that runs in a circle ends there.
+    /// Follows all chains; gives the blobs in use of each page. No blob is used twice: so an entry is not
+    /// within a page's header, and a chain that runs in a circle ends where it comes back.
     fn check_chains(&self) -> Result<Vec<u64>, DirectoryError> {
         let headers = (0..self.pages.len()).map(|page| blob_bits(0, first_blob(page)));
         let mut used: Vec<u64> = headers.collect();
@@ -149,9 +149,9 @@ impl<'a> Directory<'a> {
         let bytes = self.pages.get(page)?.get(blob * BLOB_BYTES..)?;
         let name = bytes.get(NAME_AT..)?;
         let name = name.get(..name.iter().position(|byte| *byte == 0)?)?;
+        // A name of 16 bytes at a page's end would fit the page, but not the blobs it counts for.
         let sound = bytes.first() == Some(&ENTRY_FLAG)
             && (1..=NAME_BYTES_MAX).contains(&name.len())
-            && blob >= first_blob(page)
             && blob + blobs(name.len()) <= BLOBS;
         sound.then(|| Found {
             next: number16(bytes, 2),
