@@ -4,7 +4,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod access;
 mod answers;
+mod durability;
 mod identity;
 mod network;
 mod scale;
