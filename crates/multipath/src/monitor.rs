@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const ROUND: Duration = Duration::from_millis(20);
 /// How often nothing being down is looked at.
 const IDLE_ROUND: Duration = Duration::from_millis(500);
+/// While no queue is open nothing is to be done before somebody says so.
+const REST: Duration = Duration::from_secs(60);
 /// First pause between two tries, doubled with each, up to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
@@ -58,7 +60,11 @@ fn watch(shared: &Arc<Shared>) {
                 start_fence(shared, path, key, &fencing);
             }
         }
-        shared.monitor_sleep(if down { ROUND } else { IDLE_ROUND });
+        shared.monitor_sleep(match down {
+            true => ROUND,
+            false if queues.is_empty() && shared.ghosts.len() == 0 => REST,
+            false => IDLE_ROUND,
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 //! bytes may be where.
 #![allow(dead_code)]
 
+pub mod alone;
 pub mod array;
 pub mod target;
 
@@ -88,6 +89,8 @@ impl Server {
             Program::Nbdkit => self.nbdkit_command(),
             Program::Flushless => self.flushless_command(),
         };
+        // What changes this process changes none of the servers.
+        command.env_remove("LD_PRELOAD");
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.unwrap_or_else(|e| panic!("a server is needed (cargo xtask setup): {e}"));
         self.child = Some(child);
