@@ -2,6 +2,8 @@
 //! bytes may be where.
 #![allow(dead_code)]
 
+pub mod alone;
+pub mod array;
 pub mod target;
 
 use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Random, Request, Wait};
@@ -30,6 +32,8 @@ pub const BLOCK: usize = 4096;
 pub enum Program {
     QemuNbd,
     Nbdkit,
+    /// One of shell scripts, by `nbdkit`, without FLUSH and FUA.
+    Flushless,
 }
 
 /// An NBD server on a file, that can be killed and started again.
@@ -83,7 +87,10 @@ impl Server {
         let mut command = match self.program {
             Program::QemuNbd => self.qemu_nbd(),
             Program::Nbdkit => self.nbdkit_command(),
+            Program::Flushless => self.flushless_command(),
         };
+        // What changes this process changes none of the servers.
+        command.env_remove("LD_PRELOAD");
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.unwrap_or_else(|e| panic!("a server is needed (cargo xtask setup): {e}"));
         self.child = Some(child);
@@ -119,6 +126,24 @@ impl Server {
             .arg(&self.image)
             .arg(format!("exportdesc=fixed:wwid={}", self.wwid))
             .args(parts.next().unwrap_or_default());
+        command
+    }
+
+    fn flushless_command(&self) -> Command {
+        let image = self.image.display();
+        let mut command = Command::new("nbdkit");
+        command
+            .args(["-f", "-U"])
+            .arg(&self.socket)
+            .args(["--filter=exportname", "eval"])
+            .arg(format!("get_size=stat -Lc %s {image}"))
+            .arg(format!(
+                "pread=dd if={image} skip=$4 count=$3 iflag=count_bytes,skip_bytes"
+            ))
+            .arg(format!(
+                "pwrite=dd of={image} seek=$4 conv=notrunc oflag=seek_bytes"
+            ))
+            .arg(format!("exportdesc=fixed:wwid={}", self.wwid));
         command
     }
 

@@ -4,10 +4,15 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod access;
 mod answers;
+mod clock;
+mod durability;
 mod identity;
 mod network;
 mod scale;
+mod scan;
+mod table;
 
 use common::*;
 use multipath::{Attributes, Lun};
