@@ -7,6 +7,8 @@ use std::process::Command;
 /// A program or file that the tests need, and the Debian package that brings it.
 const NEEDED: &[(&str, &str)] = &[
     ("age", "age"),
+    ("busybox", "busybox-static"),
+    ("cpio", "cpio"),
     ("cryptsetup", "cryptsetup-bin"),
     ("fio", "fio"),
     ("fusermount3", "fuse3"),
@@ -14,6 +16,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("losetup", "mount"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("nbd-client", "nbd-client"),
     ("nbdcopy", "libnbd-bin"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
@@ -22,9 +25,11 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
     ("ssh-keygen", "openssh-client"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
+    ("xz", "xz-utils"),
     ("cc", "build-essential"),
     ("clang", "clang"),
     ("pkg-config", "pkg-config"),
