@@ -1,28 +1,30 @@
-//! What only another kernel can show: its NBD client on a volume, and a machine with NUMA cells.
+//! What only another kernel can show: its NBD client on a volume, and a machine with NUMA nodes.
 //!
-//! `tests/guest/boot.sh` boots a guest by emulation; the host's loopback is 10.0.2.2 there.
+//! `tests/guest/boot.sh` boots the guests; the host's loopback is 10.0.2.2 there.
 
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::{Ran, Random, Sandbox, peer, program};
 
-/// Runs `tests/guest/SCRIPT` in a guest that has `files` in its /bin, and gives what it printed.
+/// Size of the volume, in bytes; the guest makes a file system on half of it.
+const SIZE: usize = 32 << 20;
+
+/// Runs `tests/guest/SCRIPT` in a guest that has `programs` in its /bin, and gives what it printed.
 #[track_caller]
-fn guest(script: &str, files: &[&Path]) -> String {
+fn guest<S: AsRef<OsStr>>(options: &[S], script: &str, programs: &[&Path]) -> String {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-    let target = program();
-    let target = target.ancestors().nth(2).expect("target/PROFILE/evfs");
-    let ran = Ran::of(
-        Command::new(scripts.join("boot.sh"))
-            .arg(target.join("guest"))
-            .arg(scripts.join(script))
-            .args(files),
-    );
-    eprint!("{}", ran.stderr);
-    ran.ok().stdout
+    let built = program();
+    let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
+    let mut boot = Command::new(scripts.join("boot.sh"));
+    boot.arg("--cache").arg(target.join("guest")).args(options);
+    Ran::of(boot.arg(scripts.join(script)).args(programs))
+        .ok()
+        .stdout
 }
 
 /// A program of this machine.
@@ -35,85 +37,131 @@ fn installed(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
 }
 
-fn sha256<S: AsRef<OsStr>>(file: S) -> String {
+fn sha256(file: &Path) -> String {
     let printed = peer("sha256sum", &[file]);
     printed.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Bytes of storage that a file takes.
+fn allocated(file: &Path) -> u64 {
+    fs::metadata(file).unwrap().blocks() * 512
+}
+
+/// Attaches `a.img` over NBD and gives the URI and its port and name.
+fn attach(s: &Sandbox) -> (String, String, String) {
+    let status = s.attach(&[
+        "a.img",
+        "--nbd",
+        "127.0.0.1:0",
+        "--threads",
+        "2",
+        "--allow-discards",
+    ]);
+    let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
+    let (port, name) = uri
+        .strip_prefix("nbd://127.0.0.1:")
+        .and_then(|rest| rest.split_once('/'))
+        .unwrap_or_else(|| panic!("{uri}"));
+    let (port, name) = (port.to_owned(), name.to_owned());
+    (uri, port, name)
 }
 
 #[test]
 fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
     let s = Sandbox::new();
     let mut random = Random::from_environment();
-    let file = |name: &str| s.path(name).to_str().unwrap().to_owned();
-    let size: usize = 64 << 20;
-    s.volume("a.img", "80M", &[]);
-    fs::write(s.path("before"), random.bytes(size)).unwrap();
-    fs::write(s.path("data"), random.bytes(8 << 20)).unwrap();
-    let half = fs::read(s.path("before")).unwrap()[size / 2..].to_vec();
-    fs::write(s.path("half"), &half).unwrap();
+    let text = |file: &Path| file.to_str().unwrap().to_owned();
+    let image = s.volume("a.img", "48M", &[]);
+    let share = s.path("share");
+    fs::create_dir_all(share.join("files")).unwrap();
+    let mut manifest = String::new();
+    for (number, size) in [0, 1, 4095, 4096, 100_001, (4 << 20) + 512]
+        .into_iter()
+        .enumerate()
+    {
+        let file = share.join(format!("files/{number}"));
+        fs::write(&file, random.bytes(size)).unwrap();
+        manifest += &format!("{}  {number}\n", sha256(&file));
+    }
+    fs::write(share.join("manifest"), &manifest).unwrap();
+    let before = random.bytes(SIZE);
+    let (_, second_half) = before.split_at(SIZE / 2);
+    fs::write(s.path("before"), &before).unwrap();
+    fs::write(s.path("second_half"), second_half).unwrap();
 
-    let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--threads", "2"]);
-    let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
-    let (port, name) = uri
-        .strip_prefix("nbd://127.0.0.1:")
-        .and_then(|rest| rest.split_once('/'))
-        .unwrap_or_else(|| panic!("{uri}"));
-    peer("nbdcopy", &["--flush", &file("before"), &uri]);
-    fs::write(s.path("address"), format!("10.0.2.2 {port} {name}\n")).unwrap();
+    let (uri, port, name) = attach(&s);
+    peer("nbdcopy", &["--flush", &text(&s.path("before")), &uri]);
+    let full = allocated(&image);
+    fs::write(share.join("address"), format!("{port} {name}\n")).unwrap();
     let printed = guest(
+        &[
+            "--modules",
+            "crc32c_generic ext4 nbd",
+            "--share",
+            &text(&share),
+        ],
         "nbd.sh",
         &[
-            &s.path("address"),
-            &s.path("data"),
             &installed("nbd-client"),
             &installed("mkfs.ext4"),
+            &installed("e2fsck"),
         ],
     );
     s.detach("a");
-    let said = |fact: &str| {
-        let mut lines = printed.lines().filter_map(|line| line.split_once(' '));
-        let found = lines.find(|(name, _)| *name == fact);
-        found
-            .unwrap_or_else(|| panic!("{fact}: {printed}"))
-            .1
-            .to_owned()
-    };
-    assert_eq!(said("sectors"), (size / 512).to_string());
-    assert_eq!(said("block_size"), "4096");
-    assert_eq!(said("write_cache"), "write back");
-    assert_eq!(said("fua"), "1");
-    assert_eq!(said("host_wrote"), sha256(s.path("half")), "host to guest");
-    assert_eq!(said("file"), sha256(s.path("data")), "guest to guest");
+    let said: HashMap<&str, &str> = printed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .collect();
+    assert_eq!(said["sectors"], (SIZE / 512).to_string());
+    assert_eq!(said["connections_1"], "1");
+    assert_eq!(said["connections_2"], "2");
+    assert_eq!(said["write_cache"], "write back");
+    assert_eq!(said["fua"], "1");
+    let host_wrote = sha256(&s.path("second_half"));
+    assert_eq!(said["host_wrote"], host_wrote, "host to guest");
+    let files = manifest.lines().count().to_string();
+    assert_eq!(said["verified"], files, "guest to guest");
+    // What was trimmed is at least what was deleted.
+    let kept = allocated(&image);
+    assert!(kept + (4 << 20) < full, "trimmed: {full} to {kept}");
 
     // Attached again, from the disk.
-    let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0"]);
-    let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
-    fs::write(s.path("after"), []).unwrap();
-    peer("nbdcopy", &[&uri, &file("after")]);
+    let (uri, _, _) = attach(&s);
+    let after = s.path("after");
+    fs::write(&after, []).unwrap();
+    peer("nbdcopy", &[&uri, &text(&after)]);
     s.detach("a");
-    assert_eq!(said("device"), sha256(s.path("after")), "guest to host");
+    assert_eq!(said["device"], sha256(&after), "guest to host");
     assert!(
-        fs::read(s.path("after")).unwrap()[size / 2..] == half,
+        fs::read(&after).unwrap()[SIZE / 2..] == *second_half,
         "what the guest did not write"
     );
-    peer("e2fsck", &["-f", "-n", &file("after")]);
-    peer(
-        "debugfs",
-        &["-R", &format!("dump /data {}", file("out")), &file("after")],
-    );
-    assert_eq!(sha256(s.path("out")), sha256(s.path("data")), "the file");
+    peer("e2fsck", &["-f", "-n", &text(&after)]);
+    let out = s.path("out");
+    fs::create_dir(&out).unwrap();
+    let dump = format!("rdump / {}", text(&out));
+    peer("debugfs", &["-R", &dump, &text(&after)]);
+    for line in manifest.lines() {
+        let (sum, name) = line.split_once("  ").unwrap();
+        assert_eq!(sha256(&out.join("files").join(name)), sum, "{name}");
+    }
     assert_eq!(
-        peer("debugfs", &["-R", "cat /folder/note", &file("after")]),
-        "changed by the guest\n"
+        fs::read_to_string(out.join("note")).unwrap(),
+        "written in the second session\n"
     );
+    assert!(!out.join("ballast").exists());
 }
 
 #[test]
 fn a_machine_with_two_numa_nodes_has_two_cells() {
-    let printed = guest("topology.sh", &[Path::new(env!("CARGO_BIN_EXE_topology"))]);
+    let printed = guest(
+        &["--numa", "2", "--cpus", "3"],
+        "topology.sh",
+        &[Path::new(env!("CARGO_BIN_EXE_topology"))],
+    );
     let cells = json!([
-        {"cell": 0, "cpus": [0, 2], "distances": [10, 30]},
-        {"cell": 1, "cpus": [1], "distances": [30, 10]},
+        {"cell": 0, "cpus": [0, 2], "distances": [10, 20]},
+        {"cell": 1, "cpus": [1], "distances": [20, 10]},
     ]);
     let seen: Vec<Value> = printed
         .lines()

@@ -37,8 +37,15 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 
+/// Installs the programs that are missing, for which it takes root, and fetches the kernel that the
+/// tests boot.
+pub fn require(root: &Path) -> Outcome {
+    programs()?;
+    kernel(root)
+}
+
 /// Installs what is missing; without root it says which command would.
-pub fn require() -> Outcome {
+fn programs() -> Outcome {
     let missing = missing();
     if missing.is_empty() {
         return Ok(());
@@ -60,6 +67,15 @@ pub fn require() -> Outcome {
     } else {
         Err(hint)
     }
+}
+
+/// Puts the kernel where the tests look for it: in the folder that this program was built in too.
+fn kernel(root: &Path) -> Outcome {
+    let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
+    let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");
+    run(Command::new(root.join("tests/guest/boot.sh"))
+        .args(["--fetch", "--cache"])
+        .arg(target.join("guest")))
 }
 
 fn missing() -> Vec<&'static str> {
