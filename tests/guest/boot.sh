@@ -9,7 +9,7 @@
 #   --share DIR         a folder of this machine that is the guest's /share, for both to write
 #   --cpus N            processors (2)
 #   --numa N            NUMA nodes, 20 apart, that the processors are dealt to in turn (no NUMA)
-#   --seconds N         how long the guest may take (300)
+#   --seconds N         how long the guest may take (600)
 #   --cache DIR         where the kernel is kept (target/guest of this tree)
 #   --fetch             fetch the kernel and start nothing
 #
@@ -57,7 +57,7 @@ fetch() {
   echo "boot.sh: fetching $package, once" >&2
   mkdir -p "$lists/partial" "$new/apt/archives/partial"
   apt=(-o APT::Sandbox::User=root -o Acquire::Retries=3)
-  if ! download "$new"; then
+  if ! download "$new" 2> /dev/null; then
     apt+=(-o "Dir::State::lists=$lists" -o "Dir::Cache=$new/apt")
     # One archive of several that does not answer is no reason to stop.
     apt-get -qq "${apt[@]}" update >&2 || :
@@ -153,7 +153,7 @@ numa_arguments() {
 # ---- what was typed ----
 
 MEMORY=512 # MiB
-package=linux-image-amd64 modules=$BASE_MODULES share='' cpus=2 numa=0 seconds=300 fetch_only=''
+package=linux-image-amd64 modules=$BASE_MODULES share='' cpus=2 numa=0 seconds=600 fetch_only=''
 cache=$(dirname "$0")/../../target/guest
 while [ $# -gt 0 ]; do
   case $1 in
@@ -212,8 +212,8 @@ read -ra more < <(numa_arguments | tr '\n' ' ') || :
 # A comma in a name is written twice.
 [ -z "$share" ] || more+=(-virtfs "local,path=${share//,/,,},mount_tag=share,security_model=none")
 code=0
-# tsc=unstable: emulation under load makes the kernel misjudge the time stamp counter, and time in the
-# guest would run ahead.
+# Emulation under load makes the kernel misjudge clocks: the time stamp counter, by which time would
+# run ahead in the guest (tsc=unstable), and the timer, without whose ticks it gives up (no_timer_check).
 setpriv --pdeathsig TERM timeout -k 5 "$seconds" qemu-system-x86_64 \
   -accel tcg,thread=multi -cpu Westmere,+rdrand -machine q35 \
   -nodefaults -no-user-config -display none -monitor none -no-reboot \
@@ -221,7 +221,8 @@ setpriv --pdeathsig TERM timeout -k 5 "$seconds" qemu-system-x86_64 \
   -netdev user,id=n0 -device virtio-net-pci,netdev=n0,romfile= \
   -serial "file:$work/console" -serial "file:$work/printed" -serial "file:$work/ended" \
   -kernel "$booted/vmlinuz" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 \
-    mitigations=off nokaslr audit=0 tsc=unstable random.trust_cpu=on cryptomgr.notests net.ifnames=0" \
+    mitigations=off nokaslr audit=0 tsc=unstable no_timer_check random.trust_cpu=on \
+    cryptomgr.notests net.ifnames=0" \
   < /dev/null > "$work/qemu" 2>&1 || code=$?
 
 cd "$work"
