@@ -211,7 +211,10 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
     let connection = active.connect(LONG).unwrap();
     assert!(connection.access_varies());
     let queue = &mut *connection.open().unwrap();
-    run(queue, read(4096)).unwrap();
+    let bufs = Buf::copy_of(&[7; 4096]).into();
+    let (offset, fua) = (8192, true);
+    run(queue, Op::Write { offset, bufs, fua }).unwrap();
+    assert_eq!(array.read(8192, 4096), [7; 4096]);
     assert_eq!(queue.access_sign(), None);
     array.set_access([disk::NON_OPTIMIZED, disk::OPTIMIZED]);
     run(queue, read(4096)).unwrap();

@@ -166,7 +166,7 @@ fn durable(tag: u64, block: u64, bytes: &[u8]) -> Request {
 fn servers_without_flush_have_nothing_to_flush() {
     let dir = TempDir::new().unwrap();
     let servers = [0, 1].map(|port| flushless(&dir, port));
-    let lun = Arc::new(lun(&[&servers[0], &servers[1]], |a| a.silence_ms = 10_000));
+    let lun = Arc::new(lun(&[&servers[0], &servers[1]], patient));
     // Nothing that it was sent can be made more durable than it is with its answer.
     assert!(!lun.info().volatile_write_cache);
     let load = Load::start(Arc::clone(&lun) as _, 32, 25);
@@ -187,7 +187,7 @@ fn a_path_without_flush_takes_no_writes_beside_one_that_has_it() {
     let (mut a, log) = flushing(&dir, 0);
     let b = flushless(&dir, 1);
     let lun = Arc::new(lun(&[&a, &b], |a| {
-        a.silence_ms = 10_000;
+        patient(a);
         a.quiesce_secs = 0;
         a.transient_secs = 1;
     }));
@@ -232,7 +232,7 @@ fn a_cache_that_the_lun_did_not_promise_gets_no_writes() {
     let b = flushless(&dir, 1);
     a.kill();
     // Who uses the LUN was told that nothing has to be flushed.
-    let lun = Arc::new(lun(&[&a, &b], |a| a.silence_ms = 10_000));
+    let lun = Arc::new(lun(&[&a, &b], patient));
     assert!(!lun.info().volatile_write_cache);
     let load = Load::start(Arc::clone(&lun) as _, 32, 27);
     goes_on(&lun, 1, 20);

@@ -6,6 +6,7 @@ mod common;
 
 mod access;
 mod answers;
+mod array;
 mod clock;
 mod durability;
 mod identity;

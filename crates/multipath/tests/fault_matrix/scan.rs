@@ -154,7 +154,7 @@ fn a_thousand_luns_are_found_in_bounded_time_and_nothing_is_left_behind() {
     drop(few);
 
     // One that is in use meanwhile, in blocks that nobody compares.
-    let busy = Arc::new(open(both(LUNS - 1), |a| a.silence_ms = 10_000));
+    let busy = Arc::new(open(both(LUNS - 1), patient));
     let load = Load::on(Arc::clone(&busy) as _, 1..64, 60);
     goes_on(&busy, 1, 50);
     let began = Instant::now();

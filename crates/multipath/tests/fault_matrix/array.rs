@@ -1,13 +1,14 @@
 //! A disk array of two ports that differ in access, and do what a test wants: the scripted target of
 //! the iSCSI crate, twice, over one disk.
 
+#[allow(dead_code)]
 #[path = "../../../path-iscsi/tests/scripted/mod.rs"]
 mod scripted;
 
 pub use scripted::disk::{self, Disk};
 pub use scripted::{Reply, Script};
 
-use super::{SIZE, open};
+use crate::common::{SIZE, open};
 use block::Lunpath;
 use multipath::{Attributes, Lun};
 use path_iscsi::{IscsiPath, Options};
