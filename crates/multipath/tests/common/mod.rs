@@ -1,6 +1,6 @@
 //! What the tests share: real servers that are killed and started again, and a load that knows which
 //! bytes may be where.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code)]
 
 pub mod alone;
 pub mod target;

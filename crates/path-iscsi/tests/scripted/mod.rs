@@ -1,7 +1,5 @@
 //! A target that does what a test wants, for what no real one does on demand. One LUN, which reads as
 //! zeros, or is a [`Disk`] that several targets can be ports of.
-// The tests of this crate and those of the multi-path layer each use a part of it.
-#![allow(dead_code)]
 
 pub mod disk;
 
