@@ -336,12 +336,18 @@ fn a_thread_that_was_not_running_suspects_nobody() {
     // Time enough for a machine that stalls by itself.
     let lun = pair.lun(|a| a.silence_ms = 800);
     let mut queue = lun.queue().unwrap();
-    until("both are up", || {
-        queue.kick().unwrap();
-        states(&lun) == [PathState::Active; 2]
+    // A path that is active may still be on its way to this queue: I/O that it carried tells.
+    until("both carry", || {
+        queue.submit(read(0, 0)).unwrap();
+        queue.submit(read(1, 1)).unwrap();
+        while queue.in_flight() > 0 {
+            reap(&mut *queue, WITHIN);
+        }
+        lun.status().paths.iter().all(|p| p.reads > 0)
     });
-    // One path answers while nobody listens, the other after that.
-    pair.sims[1].run("delay=1300").unwrap();
+    let before = [carried(&lun, 0), carried(&lun, 1)];
+    // One path answers while nobody listens, the other after that: the delay is there and back.
+    pair.sims[1].run("delay=650").unwrap();
     for _ in 0..3 {
         for tag in 0..16 {
             queue.submit(read(tag, tag)).unwrap();
@@ -355,7 +361,9 @@ fn a_thread_that_was_not_running_suspects_nobody() {
         }
     }
     let paths = lun.status().paths;
-    assert!(paths.iter().all(|p| p.reads > 10), "both carried some");
+    for (path, before) in before.into_iter().enumerate() {
+        assert!(carried(&lun, path) > before + 10, "path {path}: {paths:?}");
+    }
     assert!(
         paths
             .iter()
