@@ -57,7 +57,9 @@ enum Phase {
     Closing,
     /// All is said, TLS' goodbye too. A socket that is closed before the client's goodbye was read
     /// would be reset, which the client takes for an accident.
-    Lingering { until: Instant },
+    Lingering {
+        until: Instant,
+    },
 }
 
 /// A write whose payload has not arrived whole.
@@ -582,7 +584,8 @@ impl Connection {
             self.send();
             closing = false;
         }
-        if self.broken || matches!(self.phase, Phase::Lingering { until } if until <= Instant::now())
+        if self.broken
+            || matches!(self.phase, Phase::Lingering { until } if until <= Instant::now())
         {
             return Status::Closed;
         }
