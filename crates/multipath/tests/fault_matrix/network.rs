@@ -340,8 +340,8 @@ fn a_thread_that_was_not_running_suspects_nobody() {
         queue.kick().unwrap();
         states(&lun) == [PathState::Active; 2]
     });
-    // One path answers while nobody listens, the other after that.
-    pair.sims[1].run("delay=1300").unwrap();
+    // One path answers while nobody listens, the other after that: the delay is there and back.
+    pair.sims[1].run("delay=650").unwrap();
     for _ in 0..3 {
         for tag in 0..16 {
             queue.submit(read(tag, tag)).unwrap();
