@@ -27,7 +27,7 @@ const EVERY: Nanos = 5_000_000_000;
 /// How often while I/O waits for a port.
 const EVERY_URGENT: Nanos = 200_000_000;
 /// Least time between two questions, for a target that says one thing and does another.
-const AT_LEAST: Nanos = 20_000_000;
+const AT_LEAST: Nanos = 100_000_000;
 
 /// What one path's port gives.
 #[derive(Debug)]
@@ -81,6 +81,9 @@ impl PortAccess {
 
 /// Notes what a port gives.
 pub(crate) fn note(shared: &Shared, path: &SharedPath, access: Access) {
+    if access != Access::Optimized {
+        path.access.set_varies(true);
+    }
     let before = path.access.state.swap(access as u8, AcqRel);
     if before != access as u8 {
         let what = format!("its port is {}", access.name().replace('_', "-"));

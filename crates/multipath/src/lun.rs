@@ -232,8 +232,10 @@ impl Shared {
         loop {
             opened.kick()?;
             let paths = self.paths();
-            let wants =
-                |p: &&Arc<SharedPath>| crate::monitor::wants_link(p, only) && p.access.carries();
+            let heeded = self.attributes().alua_enabled;
+            let wants = |p: &&Arc<SharedPath>| {
+                crate::monitor::wants_link(p, only) && (p.access.carries() || !heeded)
+            };
             let wanted = paths.iter().filter(wants);
             let states: Vec<u8> = wanted.map(|p| queue.links[p.id].load(Acquire)).collect();
             let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
@@ -543,7 +545,7 @@ impl Lun {
             product: identity.product,
             size: self.shared.info.size,
             block_size: self.shared.info.logical_block_size,
-            health: health(&paths),
+            health: health(&paths, self.shared.attributes().alua_enabled),
             policy: self.shared.policy().to_string(),
             queues: count,
             waiting: sum(|q| q.waiting.load(Relaxed)),

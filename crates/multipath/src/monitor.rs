@@ -71,8 +71,11 @@ fn watch(shared: &Arc<Shared>) {
 /// Starts a connection where one is missing; says whether one is.
 fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<SharedPath>) -> bool {
     let cell = &queue.links[path.id];
+    if !wants_link(path, queue.only) || cell.load(Acquire) == LINK_UP {
+        return false;
+    }
     // A port that carries nothing is asked, until it does, and not connected to.
-    if !wants_link(path, queue.only) || cell.load(Acquire) == LINK_UP || !path.access.carries() {
+    if !path.access.carries() && shared.attributes().alua_enabled {
         return false;
     }
     let due = queue.next_try[path.id].load(Relaxed) <= shared.clock.now();
@@ -164,7 +167,8 @@ fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Optio
         .filter(|p| p.id != path.id && p.eligible() && p.proven.load(Acquire))
         .peekable();
     let none = proven.peek().is_none();
-    match proven.find(|p| p.access.carries()) {
+    let heeded = shared.attributes().alua_enabled;
+    match proven.find(|p| p.access.carries() || !heeded) {
         Some(reference) => shared.prove(reference, path),
         // The ports that were used until now cannot be read: when an array moves a LUN, who answers
         // has to be enough, if the ID is one that no other LUN has.

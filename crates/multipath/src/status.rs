@@ -120,15 +120,19 @@ pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
     }
 }
 
-/// Health of a LUN (`scsimgr`, `ioscan -P health`).
-pub(crate) fn health(paths: &[PathStatus]) -> &'static str {
+/// Health of a LUN (`scsimgr`, `ioscan -P health`). `heeded`: what ports give counts.
+pub(crate) fn health(paths: &[PathStatus], heeded: bool) -> &'static str {
     let works = |p: &PathStatus| {
         matches!(
             p.state,
             PathState::Active | PathState::Standby | PathState::Unopen
         )
     };
-    let carries = |p: &PathStatus| works(p) && matches!(p.access, "optimized" | "non_optimized");
+    // While nobody has it open, nobody hears of a change either.
+    let carries = |p: &PathStatus| {
+        let access = !heeded || matches!(p.access, "optimized" | "non_optimized");
+        works(p) && (access || p.state == PathState::Unopen)
+    };
     if !paths.iter().any(carries) {
         "offline"
     } else if paths.iter().all(works) {

@@ -365,6 +365,10 @@ impl IscsiQueue {
         }
     }
 
+    fn is_held(&self) -> bool {
+        self.hold.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Commands go out again when the time has come.
     fn end_hold(&mut self) {
         if self.hold.is_some_and(|until| until <= Instant::now()) {
@@ -478,9 +482,9 @@ impl Queue for IscsiQueue {
     }
 
     fn room(&self) -> usize {
-        match self.hold {
-            Some(until) if Instant::now() < until => 0,
-            _ => self.depth.saturating_sub(self.in_flight()),
+        match self.is_held() {
+            true => 0,
+            false => self.depth.saturating_sub(self.in_flight()),
         }
     }
 
@@ -494,6 +498,10 @@ impl Queue for IscsiQueue {
         let idle = matches!(op, Op::Flush) && self.info.read_only;
         let result = match self.info.check(&op) {
             Ok(()) if self.link.is_none() => Err(self.path_lost().in_op(&op)),
+            Ok(()) if self.retries == Retries::Above && self.is_held() => {
+                let why = "the target wants to be left alone for a while";
+                Err(Error::new(ErrorKind::NotNow, &self.info.name, why).in_op(&op))
+            }
             Ok(()) if !empty && !idle => {
                 self.waiting.push_back(Job::new(tag, op, &self.unit));
                 return Ok(());

@@ -154,6 +154,7 @@ fn a_block_size_that_changes_is_refused_and_carries_nothing() {
     b.kill();
     b.extra.clear();
     b.start();
+    lun.set("transient_secs", "120").unwrap();
     lun.replace_wwid("c1t0d0").unwrap();
     becomes(&lun, &mut *queue, 1, PathState::Active);
 }
