@@ -2,9 +2,9 @@
 //! full, settle how much work a run is, measure the floor if asked, measure the series.
 
 use crate::environment::Environment;
-use crate::result::{ArmRuns, Comparison, Floor};
-use crate::series::Series;
-use crate::stats::paired;
+use crate::result::{ArmRuns, Comparison, Floor, Run, pairs, values};
+use crate::series::{Ran, Rules, Series};
+use crate::stats::{Verdict, paired, verdict};
 use crate::{DeviceBytes, Error, Result, Sample, Spec, Workload, engine};
 use block::BlockDevice;
 use serde::{Deserialize, Serialize};
@@ -107,6 +107,18 @@ impl Default for Plan {
     }
 }
 
+impl Plan {
+    fn rules(&self) -> Rules {
+        Rules {
+            pairs: self.pairs,
+            max_pairs: self.max_pairs,
+            budget: self.budget,
+            discard_first: self.discard_first,
+            seed: self.seed,
+        }
+    }
+}
+
 /// What a comparison is doing, told before or after each step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
@@ -182,11 +194,12 @@ pub fn compare(
         pairs => Some(measure_floor(pairs, &mut || run(0, &spec), progress)?),
     };
     let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
-    let mut series = Series::new(&names, plan);
+    let mut series = Series::new(names.len(), plan.rules());
     let end = series.measure(
         &|| start.elapsed(),
         &mut |index| run(index, &spec),
-        progress,
+        &|runs| decided(runs, plan.theta),
+        &mut |ran| progress(told(&names, plan, &ran)),
     )?;
     let extended = series.extended;
     let runs = series
@@ -213,6 +226,32 @@ pub fn compare(
     };
     comparison.analyse();
     Ok(comparison)
+}
+
+fn told(names: &[&str], plan: &Plan, ran: &Ran<'_, Sample>) -> Progress {
+    Progress::Ran {
+        arm: names[ran.arm].to_owned(),
+        mib_per_s: ran.sample.mib_per_s(),
+        pairs: ran.pairs,
+        of: plan.pairs,
+        warm_up: ran.warm_up,
+    }
+}
+
+/// Whether no verdict over the runs is undecided.
+fn decided(runs: &[Vec<Run>], theta: f64) -> bool {
+    let (a, others) = runs.split_first().expect("at least two arms");
+    others.iter().all(|b| {
+        [
+            Sample::mib_per_s as fn(&Sample) -> f64,
+            Sample::cpu_s_per_gib,
+        ]
+        .into_iter()
+        .all(|value| {
+            let ratio = paired(&values(&pairs(a, b), value));
+            ratio.is_some_and(|r| verdict(&r, theta) != Verdict::Undecided)
+        })
+    })
 }
 
 fn check(arms: &[&Arm], spec: &Spec, plan: &Plan) -> Result<()> {

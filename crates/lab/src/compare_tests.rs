@@ -34,7 +34,7 @@ fn series(
     make: &mut dyn FnMut(usize) -> Sample,
 ) -> (Vec<Vec<Run>>, End, bool) {
     let clock = std::cell::Cell::new(Duration::ZERO);
-    let mut series = Series::new(names, plan);
+    let mut series = Series::new(names.len(), plan.rules());
     let end = series
         .measure(
             &|| clock.get(),
@@ -42,6 +42,7 @@ fn series(
                 clock.set(clock.get() + Duration::from_secs(1));
                 Ok(make(arm))
             },
+            &|runs| decided(runs, plan.theta),
             &mut |_| ControlFlow::Continue(()),
         )
         .unwrap();
@@ -201,11 +202,12 @@ fn a_stopped_series_keeps_whole_pairs_and_every_run() {
     let plan = plan();
     let names = &ARMS[..2];
     let run_until = |stop_after: u32| {
-        let mut series = Series::new(names, &plan);
+        let mut series = Series::new(names.len(), plan.rules());
         let mut left = stop_after;
         let end = series.measure(
             &|| Duration::ZERO,
             &mut |_| Ok(sample(100.0, 1.0)),
+            &|_| true,
             &mut |_| {
                 left -= 1;
                 if left == 0 {

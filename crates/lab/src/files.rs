@@ -4,7 +4,8 @@
 //! them, so a target need not check. Every call is one operation of the file system below, so that a
 //! workload's counts are those that `strace` shows.
 
-use rustix::fs::{self as sys, AtFlags, Dir, FileType, Mode, OFlags};
+use crate::map::Mapping;
+use rustix::fs::{self as sys, Advice, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Result};
@@ -38,6 +39,8 @@ pub struct Open {
     pub direct: bool,
     /// Writes are durable when they return.
     pub sync: bool,
+    /// As `sync`, but for times and such, which may be lost.
+    pub data_sync: bool,
 }
 
 impl Open {
@@ -49,6 +52,7 @@ impl Open {
         append: false,
         direct: false,
         sync: false,
+        data_sync: false,
     };
     /// For writing, made if missing, cut to nothing.
     pub const CREATE: Open = Open {
@@ -90,6 +94,38 @@ pub trait OpenFile: Send + Sync {
     /// # Errors
     /// What the file system says.
     fn sync(&self) -> Result<()>;
+
+    /// Drops what caches hold of the file, as far as the target can; what was not yet written is
+    /// written first.
+    ///
+    /// # Errors
+    /// `Unsupported` where the target has no means; what the file system says.
+    fn forget(&self) -> Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Its first `len` bytes in memory, shared with everybody who has the file open.
+    ///
+    /// # Errors
+    /// `Unsupported` where the target has no mappings; `InvalidInput` for more than the file has.
+    fn map(&self, _len: u64, _write: bool) -> Result<Box<dyn Mapped>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// A file in memory. Offsets beyond the mapped length are the caller's bug, and panic.
+pub trait Mapped: Send + Sync {
+    /// Copies out.
+    fn read(&self, at: u64, out: &mut [u8]);
+
+    /// Copies in.
+    fn write(&self, at: u64, data: &[u8]);
+
+    /// Writes the pages of these bytes back; waits for them if asked to.
+    ///
+    /// # Errors
+    /// What the file system says.
+    fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()>;
 }
 
 /// A target for workloads on files.
@@ -189,6 +225,16 @@ impl OpenFile for FolderFile {
     fn sync(&self) -> Result<()> {
         self.file.sync_all()
     }
+
+    fn forget(&self) -> Result<()> {
+        // Dirty pages cannot be dropped, so they are written first.
+        self.file.sync_data()?;
+        Ok(sys::fadvise(&self.file, 0, None, Advice::DontNeed)?)
+    }
+
+    fn map(&self, len: u64, write: bool) -> Result<Box<dyn Mapped>> {
+        Ok(Box::new(Mapping::new(&self.file, len, write)?))
+    }
 }
 
 impl Files for Folder {
@@ -207,6 +253,7 @@ impl Files for Folder {
         flags.set(OFlags::APPEND, how.append);
         flags.set(OFlags::DIRECT, how.direct);
         flags.set(OFlags::SYNC, how.sync);
+        flags.set(OFlags::DSYNC, how.data_sync);
         let fd = sys::openat(&self.dir, path, flags, Mode::from_raw_mode(0o644))?;
         let append = how.append;
         Ok(Box::new(FolderFile {

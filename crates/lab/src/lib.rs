@@ -16,7 +16,7 @@
 //!
 //! Absent on purpose: building volumes (the caller hands in devices), the page cache (whether a
 //! device is direct is its own matter, and is passed in and printed), and throwing out outliers.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod compare;
 mod engine;
@@ -25,23 +25,29 @@ mod error;
 pub mod files;
 mod gate;
 mod histogram;
+#[allow(unsafe_code)]
+mod map;
 mod meter;
+mod record;
 mod report;
 mod result;
 mod rng;
 mod series;
 mod spec;
 mod stats;
+mod target;
 pub mod workload;
 
 pub use compare::{Arm, ArmFacts, Plan, Probe, Progress, compare};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};
-pub use meter::{CpuTime, DeviceBytes, Noise, ProofSource, process_cpu};
+pub use meter::{CpuTime, DeviceBytes, Noise, Others, ProofSource, process_cpu};
+pub use record::{Better, Cell, Phase, Record};
 pub use report::{SCHEMA, from_json, table};
 pub use result::{ArmRuns, Comparison, End, Floor, Run, Summary, Versus};
 pub use spec::{Spec, Workload};
 pub use stats::{
     Interval, Ratio, Verdict, geometric_mean, median, order_statistic_ranks, paired, verdict,
 };
+pub use target::{Place, Target};

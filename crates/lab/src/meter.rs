@@ -107,6 +107,17 @@ impl Noise {
         self.steal.is_some_and(|s| s > STEAL_LIMIT)
             || self.outside_cores.is_some_and(|c| c > OUTSIDE_LIMIT)
     }
+
+    /// Joins what was seen during another run: the worse of shares, the sum of times.
+    pub(crate) fn join(&mut self, other: Noise) {
+        let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        let worse = |a: Option<f64>, b: Option<f64>| Some(a?.max(b?));
+        self.steal = worse(self.steal, other.steal);
+        self.outside_cores = worse(self.outside_cores, other.outside_cores);
+        self.psi_cpu_us = sum(self.psi_cpu_us, other.psi_cpu_us);
+        self.psi_io_us = sum(self.psi_io_us, other.psi_io_us);
+        self.run_queue_ns = sum(self.run_queue_ns, other.run_queue_ns);
+    }
 }
 
 /// The counters at one edge of a run.
@@ -117,12 +128,51 @@ pub(crate) struct Edge {
     host: Option<HostTicks>,
     psi_cpu_us: Option<u64>,
     psi_io_us: Option<u64>,
+    others: Others,
+}
+
+/// CPU of other processes that work for this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Others {
+    /// Children that were waited for, with theirs, in ticks of 10 ms.
+    pub children_ns: u64,
+    /// Processes that were named, for example the one behind a mounted folder, in ticks of 10 ms.
+    pub daemons_ns: u64,
+}
+
+impl Others {
+    fn now(daemons: &[u32]) -> Others {
+        let ticks = |pid: String, skip: usize| ticks_of(&pid, skip).map_or(0, |(u, s)| u + s);
+        let daemons = daemons.iter().map(|pid| ticks(pid.to_string(), 11));
+        Others {
+            children_ns: ticks("self".into(), 13) * TICK_NS,
+            daemons_ns: daemons.sum::<u64>() * TICK_NS,
+        }
+    }
+
+    fn since(self, start: Others) -> Others {
+        Others {
+            children_ns: self.children_ns.saturating_sub(start.children_ns),
+            daemons_ns: self.daemons_ns.saturating_sub(start.daemons_ns),
+        }
+    }
+
+    /// Both together.
+    pub fn total_ns(self) -> u64 {
+        self.children_ns + self.daemons_ns
+    }
 }
 
 impl Edge {
     /// The counters now. `probe` replaces the kernel's count of device bytes.
     pub(crate) fn now(probe: Option<&dyn Fn() -> DeviceBytes>) -> Edge {
+        Edge::with_daemons(probe, &[])
+    }
+
+    /// The counters now, with those of `daemons`, which are process ids.
+    pub(crate) fn with_daemons(probe: Option<&dyn Fn() -> DeviceBytes>, daemons: &[u32]) -> Edge {
         Edge {
+            others: Others::now(daemons),
             psi_cpu_us: psi_some_us("/proc/pressure/cpu"),
             psi_io_us: psi_some_us("/proc/pressure/io"),
             host: host_ticks(),
@@ -139,6 +189,7 @@ impl Edge {
     /// What lies between `start` and this edge. `run_queue_ns` comes from the threads.
     pub(crate) fn since(&self, start: &Edge, run_queue_ns: Option<u64>) -> Used {
         let cpu = self.cpu.since(start.cpu);
+        let others = self.others.since(start.others);
         let elapsed = self.at.duration_since(start.at);
         let host = self
             .host
@@ -146,13 +197,15 @@ impl Edge {
             .map(|(end, start)| end.since(start));
         Used {
             cpu,
+            others,
             device: self
                 .device
                 .zip(start.device)
                 .map(|(end, start)| end.since(start)),
             noise: Noise {
                 steal: host.and_then(HostTicks::steal),
-                outside_cores: host.map(|h| h.outside_cores(cpu, elapsed)),
+                outside_cores: host
+                    .map(|h| h.outside_cores(cpu.total_ns + others.total_ns(), elapsed)),
                 psi_cpu_us: difference(self.psi_cpu_us, start.psi_cpu_us),
                 psi_io_us: difference(self.psi_io_us, start.psi_io_us),
                 run_queue_ns,
@@ -163,6 +216,7 @@ impl Edge {
 
 pub(crate) struct Used {
     pub(crate) cpu: CpuTime,
+    pub(crate) others: Others,
     pub(crate) device: Option<DeviceBytes>,
     pub(crate) noise: Noise,
 }
@@ -192,8 +246,8 @@ impl HostTicks {
         (self.total > 0).then(|| self.steal as f64 / self.total as f64)
     }
 
-    fn outside_cores(self, own: CpuTime, elapsed: Duration) -> f64 {
-        let outside = (self.busy * TICK_NS) as f64 - own.total_ns as f64;
+    fn outside_cores(self, own_ns: u64, elapsed: Duration) -> f64 {
+        let outside = (self.busy * TICK_NS) as f64 - own_ns as f64;
         // A tick either way: the host's figure is counted in ticks, ours is not.
         (outside / (elapsed.as_nanos() as f64).max(1.0)).max(0.0)
     }
@@ -223,11 +277,15 @@ fn parse_host_ticks(stat: &str) -> Option<HostTicks> {
     })
 }
 
-/// Fields 14 and 15 of proc_pid_stat(5). The command, which may hold blanks and parentheses, ends
-/// at the last closing one.
 fn own_ticks() -> Option<(u64, u64)> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    ticks_of("self", 11)
+}
+
+/// User and system ticks of proc_pid_stat(5): fields 14 and 15 after `skip` 11 others, those of its
+/// children after 13. The command, which may hold blanks and parentheses, ends at the last closing one.
+fn ticks_of(pid: &str, skip: usize) -> Option<(u64, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(skip);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
@@ -296,11 +354,7 @@ mod tests {
             steal: 10,
             total: 400,
         };
-        let own = CpuTime {
-            total_ns: 1_000_000_000,
-            ..CpuTime::default()
-        };
-        let cores = host.outside_cores(own, Duration::from_secs(2));
+        let cores = host.outside_cores(1_000_000_000, Duration::from_secs(2));
         assert!((cores - 1.0).abs() < 1e-9);
         assert!((host.steal().unwrap() - 0.025).abs() < 1e-9);
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 const PROOF_TOLERANCE: f64 = 0.05;
 /// A run and its place in the comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct Run<S = Sample> {
     /// Which block of two halves.
     pub block: u32,
     /// 0 or 1: runs of one half are a pair.
@@ -23,7 +23,7 @@ pub struct Run {
     /// It belongs to the warm-up block and is not counted.
     pub warm_up: bool,
     /// What it did and took.
-    pub sample: Sample,
+    pub sample: S,
 }
 
 /// Medians over the counted runs of an arm.
@@ -171,8 +171,8 @@ impl Comparison {
 }
 
 /// The counted pairs of two arms: runs of the same half of the same block.
-pub(crate) fn pairs<'a>(a: &'a [Run], b: &'a [Run]) -> Vec<(&'a Sample, &'a Sample)> {
-    let place = |run: &Run| (run.block, run.half);
+pub(crate) fn pairs<'a, S>(a: &'a [Run<S>], b: &'a [Run<S>]) -> Vec<(&'a S, &'a S)> {
+    let place = |run: &Run<S>| (run.block, run.half);
     a.iter()
         .filter(|run| !run.warm_up)
         .filter_map(|run| {

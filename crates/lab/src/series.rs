@@ -9,48 +9,68 @@
 //! so a drift of the machine that is even over the block falls out of the comparison. Half a block
 //! gives one pair for each other arm. The first block is a warm-up: kept, marked, never counted.
 
-use crate::compare::Progress;
-use crate::result::{End, Run, pairs, values};
+use crate::result::{End, Run};
 use crate::rng::Rng;
-use crate::stats::{Verdict, paired, verdict};
-use crate::{Error, Plan, Result, Sample};
+use crate::{Error, Result};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// The runs of a comparison as they come in.
-pub(crate) struct Series<'a> {
-    names: &'a [&'a str],
-    plan: &'a Plan,
+/// How many blocks, and when to stop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// Pairs to measure, rounded up to whole blocks of two.
+    pub(crate) pairs: u32,
+    /// Goes on up to this many while it is not enough.
+    pub(crate) max_pairs: u32,
+    /// No block is begun that would probably end later.
+    pub(crate) budget: Duration,
+    /// The first block is a warm-up.
+    pub(crate) discard_first: bool,
+    /// Where the order of the arms is drawn from.
+    pub(crate) seed: u64,
+}
+
+/// A run that has just ended.
+pub(crate) struct Ran<'s, S> {
+    pub(crate) arm: usize,
+    pub(crate) sample: &'s S,
+    pub(crate) pairs: u32,
+    pub(crate) warm_up: bool,
+}
+
+/// The runs of a comparison as they come in, an `S` each.
+pub(crate) struct Series<S> {
+    rules: Rules,
     rng: Rng,
-    pub(crate) runs: Vec<Vec<Run>>,
+    pub(crate) runs: Vec<Vec<Run<S>>>,
     pub(crate) pairs: u32,
     pub(crate) extended: bool,
 }
 
-impl<'a> Series<'a> {
-    pub(crate) fn new(names: &'a [&'a str], plan: &'a Plan) -> Series<'a> {
+impl<S> Series<S> {
+    pub(crate) fn new(arms: usize, rules: Rules) -> Series<S> {
         Series {
-            names,
-            plan,
-            rng: Rng::new(plan.seed),
-            runs: vec![Vec::new(); names.len()],
+            rules,
+            rng: Rng::new(rules.seed),
+            runs: (0..arms).map(|_| Vec::new()).collect(),
             pairs: 0,
             extended: false,
         }
     }
 
-    /// Measures block after block until the plan says stop. `elapsed` is the time since the
-    /// comparison began.
+    /// Measures block after block until the rules say stop. `elapsed` is the time since the
+    /// comparison began; `enough` says of the runs so far that no more pairs are needed.
     pub(crate) fn measure(
         &mut self,
         elapsed: &dyn Fn() -> Duration,
-        run: &mut dyn FnMut(usize) -> Result<Sample>,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        run: &mut dyn FnMut(usize) -> Result<S>,
+        enough: &dyn Fn(&[Vec<Run<S>>]) -> bool,
+        progress: &mut dyn FnMut(Ran<'_, S>) -> ControlFlow<()>,
     ) -> Result<End> {
         let mut block = 0;
         loop {
             let began = elapsed();
-            let warm_up = self.plan.discard_first && block == 0;
+            let warm_up = self.rules.discard_first && block == 0;
             if self.block(block, warm_up, run, progress)?.is_break() {
                 return match self.pairs {
                     0 => Err(Error::Stopped),
@@ -61,16 +81,16 @@ impl<'a> Series<'a> {
             if warm_up {
                 continue;
             }
-            if self.pairs >= self.plan.pairs {
-                if self.pairs >= self.plan.max_pairs || self.decided() {
+            if self.pairs >= self.rules.pairs {
+                if self.pairs >= self.rules.max_pairs || enough(&self.runs) {
                     return Ok(End::Complete);
                 }
                 self.extended = true;
             }
             let now = elapsed();
-            if now + (now - began) > self.plan.budget {
+            if now + (now - began) > self.rules.budget {
                 // A pair beyond the plan was a bonus: its absence is no shortfall.
-                let short = self.pairs < self.plan.pairs;
+                let short = self.pairs < self.rules.pairs;
                 return Ok(if short { End::Budget } else { End::Complete });
             }
         }
@@ -80,15 +100,21 @@ impl<'a> Series<'a> {
         &mut self,
         block: u32,
         warm_up: bool,
-        run: &mut dyn FnMut(usize) -> Result<Sample>,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        run: &mut dyn FnMut(usize) -> Result<S>,
+        progress: &mut dyn FnMut(Ran<'_, S>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut order = self.draw_order();
         let mut position = 0;
         for half in 0..2 {
             for (i, &arm) in order.iter().enumerate() {
                 let sample = run(arm)?;
-                let mib_per_s = sample.mib_per_s();
+                self.pairs += u32::from(!warm_up && i + 1 == order.len());
+                let told = progress(Ran {
+                    arm,
+                    sample: &sample,
+                    pairs: self.pairs,
+                    warm_up,
+                });
                 self.runs[arm].push(Run {
                     block,
                     half,
@@ -97,14 +123,6 @@ impl<'a> Series<'a> {
                     sample,
                 });
                 position += 1;
-                self.pairs += u32::from(!warm_up && i + 1 == order.len());
-                let told = progress(Progress::Ran {
-                    arm: self.names[arm].to_owned(),
-                    mib_per_s,
-                    pairs: self.pairs,
-                    of: self.plan.pairs,
-                    warm_up,
-                });
                 if told.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
@@ -116,7 +134,7 @@ impl<'a> Series<'a> {
 
     /// The first half of a block: the other arms in a drawn order, the first arm in their middle.
     fn draw_order(&mut self) -> Vec<usize> {
-        let mut order: Vec<usize> = (1..self.names.len()).collect();
+        let mut order: Vec<usize> = (1..self.runs.len()).collect();
         self.rng.shuffle(&mut order);
         let middle = match order.len() {
             1 => self.rng.below(2) as usize,
@@ -124,20 +142,5 @@ impl<'a> Series<'a> {
         };
         order.insert(middle, 0);
         order
-    }
-
-    fn decided(&self) -> bool {
-        let (a, others) = self.runs.split_first().expect("at least two arms");
-        others.iter().all(|b| {
-            [
-                Sample::mib_per_s as fn(&Sample) -> f64,
-                Sample::cpu_s_per_gib,
-            ]
-            .into_iter()
-            .all(|value| {
-                let ratio = paired(&values(&pairs(a, b), value));
-                ratio.is_some_and(|r| verdict(&r, self.plan.theta) != Verdict::Undecided)
-            })
-        })
     }
 }

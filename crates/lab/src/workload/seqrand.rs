@@ -15,8 +15,9 @@
 //! Differences from the original: threads and not processes, times in nanoseconds, data that no two
 //! blocks share and nobody can compress, and no pause of seconds between phases.
 
+use super::access::Way;
 use super::mersenne::Mersenne;
-use crate::files::{Files, Open, OpenFile};
+use crate::files::{Files, Open};
 use crate::rng::Rng;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,16 @@ impl Phase {
         }
     }
 
+    fn in_order(self) -> bool {
+        use Phase::{Read, Reread, Rewrite, Write};
+        matches!(self, Write | Rewrite | Read | Reread)
+    }
+
+    /// Whether all threads write.
+    pub fn all_write(self) -> bool {
+        self.writes(0)
+    }
+
     fn writes(self, thread: usize) -> bool {
         match self {
             Phase::Write | Phase::Rewrite | Phase::RandomWrite => true,
@@ -113,6 +124,23 @@ fn permutation(records: u64, seed: u32) -> Vec<u64> {
     order
 }
 
+/// By which calls records move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// `pread` and `pwrite` of a record each.
+    #[default]
+    Calls,
+    /// Copies in and out of a shared mapping.
+    Mapped,
+    /// As `Mapped`; the pages of each written record are handed to the kernel to be written.
+    MappedAsync,
+    /// As `Mapped`; each written record is durable before the next.
+    MappedSync,
+    /// Through a buffer of the standard library, in order only: the original's fwrite and fread.
+    Buffered,
+}
+
 /// What is run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
@@ -128,6 +156,10 @@ pub struct Config {
     pub direct: bool,
     /// Every write is durable when it returns.
     pub sync_writes: bool,
+    /// As `sync_writes`, but for the times of the file.
+    pub data_sync_writes: bool,
+    /// By which calls records move.
+    pub access: Access,
     /// The time of a phase that writes has the sync at its end in it.
     pub with_sync: bool,
     /// The time of a phase has the closing of its files in it.
@@ -151,6 +183,8 @@ impl Default for Config {
             shared: false,
             direct: false,
             sync_writes: false,
+            data_sync_writes: false,
+            access: Access::Calls,
             with_sync: false,
             with_close: false,
             stonewall: true,
@@ -184,6 +218,12 @@ impl Config {
                 "a file of {} bytes is no whole number of records of {}",
                 self.file, self.record
             ));
+        }
+        if self.access != Access::Calls && self.direct {
+            return refuse("direct I/O is for reads and writes of records by calls".into());
+        }
+        if self.access == Access::Buffered && self.shared {
+            return refuse("a buffer over a file that others write is of no use".into());
         }
         Ok(())
     }
@@ -222,6 +262,14 @@ impl Outcome {
 /// [`Error::Spec`], [`Error::Files`], [`Error::Verify`]. What a phase began is left behind.
 pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<Outcome>> {
     config.check()?;
+    if config.access == Access::Buffered
+        && let Some(phase) = phases.iter().find(|p| !p.in_order())
+    {
+        return Err(Error::Spec(format!(
+            "{} is not in order, and so not for buffered access",
+            phase.name()
+        )));
+    }
     phases
         .iter()
         .map(|phase| run_phase(files, config, *phase))
@@ -334,12 +382,12 @@ impl Shared<'_> {
         let _ = self
             .began_ns
             .compare_exchange(0, began_ns.max(1), Relaxed, Relaxed);
-        let done = prepared.and_then(|(file, buffers)| self.records(n, file, buffers, began));
+        let done = prepared.and_then(|(way, buffers)| self.records(n, way, buffers, began));
         self.stop.store(true, Relaxed);
         done
     }
 
-    fn prepare(&self, n: usize) -> Result<(Box<dyn OpenFile>, Buffers)> {
+    fn prepare(&self, n: usize) -> Result<(Way, Buffers)> {
         let (config, name) = (self.config, name(self.config, n));
         let writes = self.phase.writes(n);
         let how = Open {
@@ -348,20 +396,23 @@ impl Shared<'_> {
             truncate: self.phase == Phase::Write && !config.shared,
             direct: config.direct,
             sync: config.sync_writes,
+            data_sync: config.data_sync_writes,
             append: false,
         };
         let file = self
             .files
             .open(&name, how)
             .map_err(|e| failed(self.files, "open", &name, e))?;
+        let way =
+            Way::new(file, config, writes).map_err(|e| failed(self.files, "map", &name, e))?;
         let part = if config.shared { 0 } else { n as u64 };
-        Ok((file, Buffers::new(config, part)))
+        Ok((way, Buffers::new(config, part)))
     }
 
     fn records(
         &self,
         n: usize,
-        file: Box<dyn OpenFile>,
+        mut way: Way,
         mut buffers: Buffers,
         began: Instant,
     ) -> Result<Clocked> {
@@ -386,20 +437,20 @@ impl Shared<'_> {
             match writes {
                 true => {
                     let data = buffers.data(*record);
-                    file.write_at(at, data)
+                    way.write(at, data)
                         .map_err(|e| failed(self.files, "write", &name, e))?;
                 }
-                false => self.read(&*file, &name, *record, &mut buffers)?,
+                false => self.read(&mut way, &name, *record, &mut buffers)?,
             }
             bytes += config.record;
         }
         let first = clocked.is_none();
-        if writes && config.with_sync {
-            file.sync()
+        if writes {
+            way.finish(config.with_sync)
                 .map_err(|e| failed(self.files, "fsync", &name, e))?;
         }
         if config.with_close {
-            drop(file);
+            drop(way);
         }
         let now = began.elapsed().as_secs_f64();
         // Who was not stopped was timed to its end, with what belongs to it.
@@ -415,19 +466,13 @@ impl Shared<'_> {
         })
     }
 
-    fn read(
-        &self,
-        file: &dyn OpenFile,
-        name: &str,
-        record: u64,
-        buffers: &mut Buffers,
-    ) -> Result<()> {
+    fn read(&self, way: &mut Way, name: &str, record: u64, buffers: &mut Buffers) -> Result<()> {
         let at = record * self.config.record;
         let mut have = 0;
         while have < buffers.read().len() {
             let to = &mut buffers.read()[have..];
-            match file
-                .read_at(at + have as u64, to)
+            match way
+                .read(at + have as u64, to)
                 .map_err(|e| failed(self.files, "read", name, e))?
             {
                 0 => break,

@@ -1,0 +1,127 @@
+//! A file of the kernel in memory: the one place of this crate with unsafe code.
+//!
+//! **Invariant:** bytes are copied in and out; no reference into the mapping leaves this module, because
+//! another process may change the file at any moment. A file that somebody cuts off while it is mapped
+//! ends this process by SIGBUS: there is no error to return from a load.
+
+use crate::files::Mapped;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::ffi::c_void;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+
+/// A shared mapping of the first bytes of a file.
+pub(crate) struct Mapping {
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: the mapping is memory of the process and not of a thread; who copies through it at the same
+// time as another does what two processes may do to the file anyway, and sees some mix of the bytes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file`, which has to be that long.
+    pub(crate) fn new(file: &File, len: u64, write: bool) -> Result<Mapping> {
+        let len = usize::try_from(len).map_err(|_| ErrorKind::InvalidInput)?;
+        if len == 0 || file.metadata()?.len() < len as u64 {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "a file is mapped as far as it goes",
+            ));
+        }
+        let mut protection = ProtFlags::READ;
+        protection.set(ProtFlags::WRITE, write);
+        // SAFETY: a new mapping at a place of the kernel's choice touches no memory that is in use.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        Ok(Mapping { start, len })
+    }
+
+    /// The address of `len` bytes at `at`.
+    fn at(&self, at: u64, len: usize) -> *mut u8 {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let end = at.checked_add(len).unwrap_or(usize::MAX);
+        assert!(end <= self.len, "{at}+{len} is outside of the mapping");
+        self.start.cast::<u8>().wrapping_add(at)
+    }
+}
+
+impl Mapped for Mapping {
+    fn read(&self, at: u64, out: &mut [u8]) {
+        let from = self.at(at, out.len());
+        // SAFETY: `at` checked that the bytes lie within the mapping, which lives as long as `self`; `out`
+        // is memory of its own.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
+    }
+
+    fn write(&self, at: u64, data: &[u8]) {
+        let to = self.at(at, data.len());
+        // SAFETY: as in `read`; a mapping made without leave to write faults, as the kernel has it.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
+    }
+
+    fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()> {
+        let page = rustix::param::page_size() as u64;
+        let first = at / page * page;
+        let len = len + (at - first) as usize;
+        let flags = match wait {
+            true => MsyncFlags::SYNC,
+            false => MsyncFlags::ASYNC,
+        };
+        let start = self.at(first, len).cast();
+        // SAFETY: the pages lie within the mapping; msync reads them and changes no memory.
+        Ok(unsafe { msync(start, len, flags) }?)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with these bounds, and nothing refers to it any more.
+        let unmapped = unsafe { munmap(self.start, self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping of ours can be taken down");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn the_file_and_the_mapping_are_the_same_bytes() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 10_000], 0).unwrap();
+        let mapping = Mapping::new(&file, 10_000, true).unwrap();
+        let mut out = [0; 3];
+        file.write_all_at(b"abc", 5_000).unwrap();
+        mapping.read(5_000, &mut out);
+        assert_eq!(&out, b"abc");
+        mapping.write(9_997, b"xyz");
+        mapping.sync(9_997, 3, true).unwrap();
+        file.read_exact_at(&mut out, 9_997).unwrap();
+        assert_eq!(&out, b"xyz");
+        assert!(Mapping::new(&file, 10_001, true).is_err());
+        assert!(Mapping::new(&file, 0, true).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the mapping")]
+    fn nothing_is_read_beyond_the_end() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 100], 0).unwrap();
+        Mapping::new(&file, 100, false)
+            .unwrap()
+            .read(98, &mut [0; 3]);
+    }
+}

@@ -1,0 +1,253 @@
+//! What one run of a job gave: phases, each with its figures, its CPU and who else was there.
+//!
+//! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
+//! Runs that repeat their work add both up; nothing is averaged before it is stored.
+
+use crate::Latency;
+use crate::meter::{CpuTime, DeviceBytes, Edge, Noise, Others};
+use crate::target::Target;
+use serde::{Deserialize, Serialize};
+
+const MIB: f64 = 1_048_576.0;
+const GIB: f64 = 1_073_741_824.0;
+
+/// Which way is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Better {
+    /// A rate: the amount for each unit spent.
+    Higher,
+    /// A cost: what is spent for each unit of the amount.
+    Lower,
+}
+
+/// One figure of a phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// What it is, `parent` or `CPU`; the phase's own name is not repeated.
+    pub name: String,
+    /// Unit of the value, as printed.
+    pub unit: String,
+    /// Which way is good.
+    pub better: Better,
+    /// How much was done.
+    pub amount: f64,
+    /// What it took.
+    pub spent: f64,
+}
+
+impl Cell {
+    /// A rate.
+    pub fn rate(name: &str, unit: &str, amount: f64, spent: f64) -> Cell {
+        Cell {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            better: Better::Higher,
+            amount,
+            spent,
+        }
+    }
+
+    /// A cost.
+    pub fn cost(name: &str, unit: &str, spent: f64, amount: f64) -> Cell {
+        Cell {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            better: Better::Lower,
+            amount,
+            spent,
+        }
+    }
+
+    /// MiB (2^20 bytes) a second.
+    pub fn throughput(name: &str, bytes: u64, secs: f64) -> Cell {
+        Cell::rate(name, "MiB/s", bytes as f64 / MIB, secs)
+    }
+
+    /// The figure in its unit; not a number where nothing was done.
+    pub fn value(&self) -> f64 {
+        match self.better {
+            Better::Higher => self.amount / self.spent,
+            Better::Lower => self.spent / self.amount,
+        }
+    }
+}
+
+/// A timed part of a run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name, unique within the run.
+    pub name: String,
+    /// Its figures, the headline first. The last is CPU.
+    pub cells: Vec<Cell>,
+    /// Nanoseconds between its two edges, with what is untimed within.
+    pub wall_ns: u64,
+    /// CPU of this process.
+    pub cpu: CpuTime,
+    /// CPU of children and named processes.
+    pub others: Others,
+    /// Bytes asked of the target, 0 where bytes are not the point.
+    pub asked: u64,
+    /// Whether the bytes were written.
+    pub writes: bool,
+    /// What reached the device, where known.
+    pub device: Option<DeviceBytes>,
+    /// Service times, where each request was timed.
+    pub latency: Option<Latency>,
+    /// Who else was on the machine.
+    pub noise: Noise,
+}
+
+impl Phase {
+    /// Device bytes for each byte asked: about 1 where nothing in between cached.
+    pub fn device_per_asked(&self) -> Option<f64> {
+        let device = self.device?;
+        let moved = match self.writes {
+            true => device.written,
+            false => device.read,
+        };
+        (self.asked > 0).then(|| moved as f64 / self.asked as f64)
+    }
+
+    /// Cores in use, those of children and named processes with it.
+    pub fn cores(&self) -> f64 {
+        (self.cpu.total_ns + self.others.total_ns()) as f64 / self.wall_ns.max(1) as f64
+    }
+
+    fn add(&mut self, more: Phase) {
+        for (cell, other) in self.cells.iter_mut().zip(more.cells) {
+            cell.amount += other.amount;
+            cell.spent += other.spent;
+        }
+        self.wall_ns += more.wall_ns;
+        self.cpu.total_ns += more.cpu.total_ns;
+        self.cpu.user_ns += more.cpu.user_ns;
+        self.cpu.system_ns += more.cpu.system_ns;
+        self.others.children_ns += more.others.children_ns;
+        self.others.daemons_ns += more.others.daemons_ns;
+        self.asked += more.asked;
+        if let (Some(mine), Some(theirs)) = (&mut self.device, more.device) {
+            mine.read += theirs.read;
+            mine.written += theirs.written;
+        }
+        self.noise.join(more.noise);
+    }
+}
+
+/// All phases of a run, in their order.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Record {
+    /// The phases.
+    pub phases: Vec<Phase>,
+}
+
+impl Record {
+    /// Adds a repetition of the same work: same phases, same cells. Percentiles stay those of the
+    /// first, which no addition could mend.
+    pub(crate) fn add(&mut self, more: Record) {
+        for (phase, other) in self.phases.iter_mut().zip(more.phases) {
+            phase.add(other);
+        }
+    }
+
+    /// The value of one figure.
+    pub fn value(&self, phase: &str, cell: &str) -> Option<f64> {
+        let phase = self.phases.iter().find(|p| p.name == phase)?;
+        Some(phase.cells.iter().find(|c| c.name == cell)?.value())
+    }
+
+    /// From the first edge to the last, without what lies between phases.
+    pub fn wall_ns(&self) -> u64 {
+        self.phases.iter().map(|p| p.wall_ns).sum()
+    }
+
+    /// Whether foreign load stood beside any phase.
+    pub fn tainted(&self) -> bool {
+        self.phases.iter().any(|p| p.noise.tainted())
+    }
+}
+
+/// Takes the counters at the beginning of a phase, to close it later.
+pub(crate) struct Watch<'a> {
+    target: &'a Target,
+    start: Edge,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn start(target: &'a Target) -> Watch<'a> {
+        Watch {
+            target,
+            start: target.edge(),
+        }
+    }
+
+    /// Closes a phase that moved bytes; its CPU is for each GiB.
+    pub(crate) fn bytes(self, name: &str, asked: u64, writes: bool, cells: Vec<Cell>) -> Phase {
+        let mut phase = self.close(name, cells);
+        (phase.asked, phase.writes) = (asked, writes);
+        let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
+        let cpu = Cell::cost("CPU", "s/GiB", spent, asked as f64 / GIB);
+        phase.cells.push(cpu);
+        phase
+    }
+
+    /// Closes a phase that did `count` things; its CPU is for each of them.
+    pub(crate) fn operations(self, name: &str, count: f64, cells: Vec<Cell>) -> Phase {
+        let mut phase = self.close(name, cells);
+        let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e3;
+        phase.cells.push(Cell::cost("CPU", "µs/op", spent, count));
+        phase
+    }
+
+    fn close(self, name: &str, cells: Vec<Cell>) -> Phase {
+        let end = self.target.edge();
+        let used = end.since(&self.start, None);
+        Phase {
+            name: name.to_owned(),
+            cells,
+            wall_ns: end.at().duration_since(self.start.at()).as_nanos() as u64,
+            cpu: used.cpu,
+            others: used.others,
+            asked: 0,
+            writes: false,
+            device: used.device,
+            latency: None,
+            noise: used.noise,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(amount: f64, spent: f64) -> Record {
+        Record {
+            phases: vec![Phase {
+                name: "read".into(),
+                cells: vec![
+                    Cell::rate("rate", "MiB/s", amount, spent),
+                    Cell::cost("time", "µs", spent, amount),
+                ],
+                asked: 100,
+                device: Some(DeviceBytes {
+                    read: 50,
+                    ..DeviceBytes::default()
+                }),
+                ..Phase::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn repetitions_add_up_and_are_not_averaged() {
+        let mut twice = record(100.0, 1.0);
+        twice.add(record(100.0, 3.0));
+        // The mean of 100 and 33 would be 67; what was done in four seconds is 50 a second.
+        assert_eq!(twice.value("read", "rate"), Some(50.0));
+        assert_eq!(twice.value("read", "time"), Some(0.02));
+        assert_eq!(twice.phases[0].asked, 200);
+        assert_eq!(twice.phases[0].device_per_asked(), Some(0.5));
+        assert_eq!(twice.value("read", "none"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! What a job runs on: a folder, a device, or only this machine.
+
+use crate::files::{Files, Folder};
+use crate::meter::{DeviceBytes, Edge};
+use crate::{Error, Probe, Result};
+use block::BlockDevice;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where the work is done.
+#[derive(Clone)]
+pub enum Place {
+    /// Files, with the folder's path where the kernel has one: programs can only be run there.
+    Files(Arc<dyn Files>, Option<PathBuf>),
+    /// A device. **What is on it is overwritten.**
+    Device(Arc<dyn BlockDevice>),
+    /// Nothing but the machine.
+    Machine,
+}
+
+/// A place, and whose CPU belongs to it.
+#[derive(Clone)]
+pub struct Target {
+    /// What it is called in errors and reports.
+    pub name: String,
+    /// Where.
+    pub place: Place,
+    /// Processes behind it, for example the one that serves a mounted folder.
+    pub daemons: Vec<u32>,
+    /// Counts device bytes, where the kernel's count for this process does not see them.
+    pub probe: Option<Probe>,
+}
+
+impl Target {
+    /// A folder of this machine.
+    ///
+    /// # Errors
+    /// [`Error::Files`] when it is not there.
+    pub fn folder(path: &Path) -> Result<Target> {
+        let name = path.display().to_string();
+        let files = Folder::open(path).map_err(|source| Error::Files {
+            target: name.clone(),
+            call: "open",
+            path: ".".into(),
+            source,
+        })?;
+        let place = Place::Files(Arc::new(files), Some(path.to_owned()));
+        Ok(Target::new(name, place))
+    }
+
+    /// A device, which is overwritten.
+    pub fn device(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Target {
+        Target::new(name.into(), Place::Device(device))
+    }
+
+    /// This machine.
+    pub fn machine() -> Target {
+        Target::new("this machine".into(), Place::Machine)
+    }
+
+    fn new(name: String, place: Place) -> Target {
+        Target {
+            name,
+            place,
+            daemons: Vec::new(),
+            probe: None,
+        }
+    }
+
+    pub(crate) fn edge(&self) -> Edge {
+        let probe = self.probe.as_deref().map(|p| p as &dyn Fn() -> DeviceBytes);
+        Edge::with_daemons(probe, &self.daemons)
+    }
+
+    pub(crate) fn files(&self) -> Result<&dyn Files> {
+        match &self.place {
+            Place::Files(files, _) => Ok(&**files),
+            _ => Err(self.unfit("a folder")),
+        }
+    }
+
+    pub(crate) fn path(&self) -> Result<&Path> {
+        match &self.place {
+            Place::Files(_, Some(path)) => Ok(path),
+            _ => Err(self.unfit("a folder that programs can use")),
+        }
+    }
+
+    pub(crate) fn block(&self) -> Result<&Arc<dyn BlockDevice>> {
+        match &self.place {
+            Place::Device(device) => Ok(device),
+            _ => Err(self.unfit("a device")),
+        }
+    }
+
+    fn unfit(&self, wanted: &str) -> Error {
+        Error::Spec(format!(
+            "this workload needs {wanted}; {} is none",
+            self.name
+        ))
+    }
+}

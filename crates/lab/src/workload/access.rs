@@ -1,0 +1,140 @@
+//! The ways in which `seqrand` moves a record: by calls, through a mapping, or through a buffer.
+
+use super::seqrand::{Access, Config};
+use crate::files::{Mapped, OpenFile};
+use std::io::Result;
+
+/// Bytes of the buffer, as stdio has it on the usual file systems (`st_blksize`).
+const BUFFER: usize = 4096;
+
+/// An open file, ready for one thread.
+pub(super) enum Way {
+    Calls(Box<dyn OpenFile>),
+    Mapped {
+        file: Box<dyn OpenFile>,
+        map: Box<dyn Mapped>,
+        access: Access,
+    },
+    Buffered(Buffer),
+}
+
+impl Way {
+    /// Makes a file ready. One that is to be mapped for writing gets its length here, by its last byte,
+    /// which is outside of the time.
+    pub(super) fn new(file: Box<dyn OpenFile>, config: &Config, writes: bool) -> Result<Way> {
+        match config.access {
+            Access::Calls => Ok(Way::Calls(file)),
+            Access::Buffered => Ok(Way::Buffered(Buffer::new(file))),
+            access => {
+                if writes && file.size()? < config.file {
+                    file.write_at(config.file - 1, &[0])?;
+                }
+                let map = file.map(config.file, writes)?;
+                Ok(Way::Mapped { file, map, access })
+            }
+        }
+    }
+
+    pub(super) fn read(&mut self, at: u64, out: &mut [u8]) -> Result<usize> {
+        match self {
+            Way::Calls(file) => file.read_at(at, out),
+            Way::Mapped { map, .. } => {
+                map.read(at, out);
+                Ok(out.len())
+            }
+            Way::Buffered(buffer) => buffer.read(at, out),
+        }
+    }
+
+    pub(super) fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        match self {
+            Way::Calls(file) => file.write_at(at, data),
+            Way::Mapped { map, access, .. } => {
+                map.write(at, data);
+                match access {
+                    Access::MappedSync => map.sync(at, data.len(), true),
+                    Access::MappedAsync => map.sync(at, data.len(), false),
+                    _ => Ok(()),
+                }
+            }
+            Way::Buffered(buffer) => buffer.write(at, data),
+        }
+    }
+
+    /// What belongs to the end of a phase that wrote: a buffer is emptied always, the file made durable
+    /// if asked for.
+    pub(super) fn finish(&mut self, sync: bool) -> Result<()> {
+        if let Way::Buffered(buffer) = self {
+            buffer.flush()?;
+        }
+        if !sync {
+            return Ok(());
+        }
+        match self {
+            Way::Calls(file) => file.sync(),
+            // fsync writes the pages of shared mappings, too.
+            Way::Mapped { file, .. } => file.sync(),
+            Way::Buffered(buffer) => buffer.file.sync(),
+        }
+    }
+}
+
+/// A buffer over a file that is gone over in order. As stdio does, it moves what is at least as long as
+/// itself past itself.
+pub(super) struct Buffer {
+    file: Box<dyn OpenFile>,
+    bytes: Vec<u8>,
+    /// Where in the file the buffer begins.
+    start: u64,
+}
+
+impl Buffer {
+    fn new(file: Box<dyn OpenFile>) -> Buffer {
+        Buffer {
+            file,
+            bytes: Vec::with_capacity(BUFFER),
+            start: 0,
+        }
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        if self.bytes.len() + data.len() > BUFFER {
+            self.flush()?;
+        }
+        if data.len() >= BUFFER {
+            return self.file.write_at(at, data);
+        }
+        if self.bytes.is_empty() {
+            self.start = at;
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.bytes.is_empty() {
+            self.file.write_at(self.start, &self.bytes)?;
+            self.bytes.clear();
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<usize> {
+        let within = at.checked_sub(self.start).unwrap_or(u64::MAX) as usize;
+        if let Some(have) = self.bytes.get(within..).filter(|have| !have.is_empty()) {
+            let n = have.len().min(out.len());
+            out[..n].copy_from_slice(&have[..n]);
+            return Ok(n);
+        }
+        if out.len() >= BUFFER {
+            return self.file.read_at(at, out);
+        }
+        self.bytes.resize(BUFFER, 0);
+        let n = self.file.read_at(at, &mut self.bytes)?;
+        self.bytes.truncate(n);
+        self.start = at;
+        let n = n.min(out.len());
+        out[..n].copy_from_slice(&self.bytes[..n]);
+        Ok(n)
+    }
+}

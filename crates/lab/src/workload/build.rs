@@ -1,0 +1,272 @@
+//! `build`: a C program that comes with this workload is unpacked, compiled and linked by `make`, run, and
+//! compiled again with nothing to do.
+//!
+//! The tree is generated from a seed, so every target builds the same files: sources of a few hundred lines
+//! that include common headers, in folders of 25. The program adds its own functions up, and its answer is
+//! known. A build is bound by the processor: a file system many times slower makes it a few
+//! percent slower (Traeger, Zadok, Joukov, Wright 2008), so it is never the headline of a claim about
+//! storage.
+
+use super::programs::output;
+use crate::rng::Rng;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Sources of one folder.
+const FOLDER: usize = 25;
+const FUNCTIONS: usize = 12;
+
+/// How much.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Source files.
+    pub files: usize,
+    /// Compilers at the same time.
+    pub jobs: usize,
+    /// The tree.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            files: 300,
+            jobs: 2,
+            seed: 1,
+        }
+    }
+}
+
+/// The parts of a build, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The tree is written.
+    Unpack,
+    /// Everything is compiled and linked.
+    Build,
+    /// Nothing is to be done: all files are looked at.
+    Again,
+    /// What was made is removed.
+    Clean,
+}
+
+impl Part {
+    /// All, in order.
+    pub const ALL: [Part; 4] = [Part::Unpack, Part::Build, Part::Again, Part::Clean];
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Unpack => "unpack",
+            Part::Build => "build",
+            Part::Again => "nothing to do",
+            Part::Clean => "clean",
+        }
+    }
+}
+
+/// A tree of sources, made and not yet written.
+pub struct Tree {
+    files: Vec<(String, String)>,
+    /// What the program prints.
+    answer: u32,
+    jobs: usize,
+}
+
+impl Tree {
+    /// The tree of a configuration.
+    ///
+    /// # Errors
+    /// [`Error::Spec`].
+    pub fn new(config: &Config) -> Result<Tree> {
+        if !(1..=10_000).contains(&config.files) || !(1..=1024).contains(&config.jobs) {
+            return Err(Error::Spec(
+                "a build has 1 to 10000 files and 1 to 1024 jobs".into(),
+            ));
+        }
+        let mut rng = Rng::new(config.seed);
+        let mut files = vec![("all.h".to_owned(), header(config.files))];
+        let mut answer = 0u32;
+        for n in 0..config.files {
+            let (text, value) = source(n, &mut rng);
+            answer = answer.wrapping_add(value);
+            files.push((path(n), text));
+        }
+        files.push(("main.c".to_owned(), main_file(config.files)));
+        files.push(("Makefile".to_owned(), makefile(config.files)));
+        Ok(Tree {
+            files,
+            answer,
+            jobs: config.jobs,
+        })
+    }
+
+    /// Files of the tree, and their bytes.
+    pub fn size(&self) -> (usize, u64) {
+        let bytes = self.files.iter().map(|(_, text)| text.len() as u64).sum();
+        (self.files.len(), bytes)
+    }
+
+    /// Carries a part out in the folder `at`, which [`Part::Unpack`] makes.
+    ///
+    /// # Errors
+    /// [`Error::Worker`]: no `make` or `cc`, a file that cannot be written, a wrong answer of the program.
+    pub fn part(&self, at: &Path, part: Part) -> Result<()> {
+        let jobs = format!("-j{}", self.jobs);
+        match part {
+            Part::Unpack => self.unpack(at).map_err(|e| failed(at, e.to_string())),
+            Part::Build => {
+                make(at, &[&jobs])?;
+                let printed = output(&mut Command::new(at.join("program")), "the program built")?;
+                let wanted = format!("{}\n", self.answer);
+                match printed == wanted.as_bytes() {
+                    true => Ok(()),
+                    false => Err(failed(at, "the program that was built is wrong".into())),
+                }
+            }
+            Part::Again => make(at, &[&jobs]),
+            Part::Clean => make(at, &["clean"]),
+        }
+    }
+
+    fn unpack(&self, at: &Path) -> std::io::Result<()> {
+        fs::create_dir(at)?;
+        for (name, text) in &self.files {
+            let path = at.join(name);
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            fs::write(path, text)?;
+        }
+        Ok(())
+    }
+}
+
+fn make(at: &Path, arguments: &[&str]) -> Result<()> {
+    let mut make = Command::new("make");
+    // Flags of a make that runs this program are not for this build.
+    make.env_remove("MAKEFLAGS").env_remove("MFLAGS");
+    make.arg("-s").args(arguments).current_dir(at);
+    output(&mut make, "make").map(drop)
+}
+
+fn failed(at: &Path, detail: String) -> Error {
+    Error::Worker {
+        arm: "build".into(),
+        detail: format!("{}: {detail}", at.display()),
+    }
+}
+
+fn path(n: usize) -> String {
+    format!("part{}/unit{n}.c", n / FOLDER)
+}
+
+fn header(files: usize) -> String {
+    let mut text = String::from(
+        "#ifndef ALL_H\n#define ALL_H\n#include <stdint.h>\n#include <stdio.h>\n#include <string.h>\n",
+    );
+    for n in 0..files {
+        let _ = writeln!(text, "uint32_t unit{n}(void);");
+    }
+    text + "#endif\n"
+}
+
+/// A source and what its function returns.
+fn source(n: usize, rng: &mut Rng) -> (String, u32) {
+    let mut text = String::from("#include \"../all.h\"\n\n");
+    let mut value = n as u32;
+    for f in 0..FUNCTIONS {
+        let (add, times) = (rng.next() as u32, rng.next() as u32 | 1);
+        let turn = 1 + rng.below(31);
+        let _ = write!(
+            text,
+            "static uint32_t step{f}(uint32_t value)\n{{\n    uint32_t table[8];\n    unsigned i;\n\n    \
+             for (i = 0; i < 8; i++)\n        table[i] = value + i * {add}u;\n    \
+             for (i = 0; i < 64; i++)\n        table[i % 8] = table[(i + 1) % 8] * {times}u ^ (table[i % 8] << {turn});\n    \
+             return table[0] + table[7];\n}}\n\n"
+        );
+        value = step(value, add, times, turn);
+    }
+    let calls = (0..FUNCTIONS).fold("SEED".to_owned(), |inner, f| format!("step{f}({inner})"));
+    let _ = write!(
+        text,
+        "uint32_t unit{n}(void)\n{{\n    return {};\n}}\n",
+        calls.replace("SEED", &format!("{n}u"))
+    );
+    (text, value)
+}
+
+/// What one of the functions of a source returns, computed here as in C.
+fn step(value: u32, add: u32, times: u32, turn: u32) -> u32 {
+    let mut table = [0u32; 8];
+    for i in 0..8u32 {
+        table[i as usize] = value.wrapping_add(i.wrapping_mul(add));
+    }
+    for i in 0..64 {
+        table[i % 8] = table[(i + 1) % 8].wrapping_mul(times) ^ (table[i % 8] << turn);
+    }
+    table[0].wrapping_add(table[7])
+}
+
+fn main_file(files: usize) -> String {
+    let mut text = String::from("#include \"all.h\"\n\nint main(void)\n{\n    uint32_t sum = 0;\n");
+    for n in 0..files {
+        let _ = writeln!(text, "    sum += unit{n}();");
+    }
+    text + "    printf(\"%u\\n\", sum);\n    return 0;\n}\n"
+}
+
+fn makefile(files: usize) -> String {
+    let objects: Vec<String> = (0..files).map(|n| path(n).replace(".c", ".o")).collect();
+    format!(
+        "CFLAGS = -O1\nOBJECTS = main.o {}\n\nprogram: $(OBJECTS)\n\t$(CC) -o $@ $(OBJECTS)\n\n\
+         $(OBJECTS): all.h\n\nclean:\n\trm -f program $(OBJECTS)\n",
+        objects.join(" ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_builds_and_the_program_gives_the_known_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("tree");
+        let config = Config {
+            files: 30,
+            ..Config::default()
+        };
+        let tree = Tree::new(&config).unwrap();
+        assert_eq!(tree.size().0, 33);
+        for part in Part::ALL {
+            tree.part(&at, part).unwrap();
+            let built = at.join("part1/unit29.o").exists();
+            assert_eq!(built, matches!(part, Part::Build | Part::Again), "{part:?}");
+        }
+        let wrong = Tree {
+            answer: tree.answer + 1,
+            ..tree
+        };
+        assert!(wrong.part(&at, Part::Build).is_err());
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_tree() {
+        let tree = |seed| {
+            let config = Config {
+                files: 3,
+                seed,
+                ..Config::default()
+            };
+            Tree::new(&config).unwrap().files
+        };
+        assert_eq!(tree(1), tree(1));
+        assert_ne!(tree(1), tree(2));
+    }
+}

@@ -1,0 +1,179 @@
+//! `clientload`: clients that read one file at the same moment, after each dropped what it held of it;
+//! how long the first and the last of them wait. After the test of the 1990 report.
+//!
+//! Each client is a thread. With a folder for each, a mount of its own makes it a client with its own cache
+//! and its own connection; with one folder for all, the cache is one and it is dropped once by each.
+
+use crate::files::{Files, Open};
+use crate::rng::Rng;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::Instant;
+
+const NAME: &str = "clientload.file";
+
+/// Who reads what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Clients.
+    pub clients: usize,
+    /// Bytes of the file.
+    pub file: u64,
+    /// Bytes of a read.
+    pub record: u64,
+    /// Further mounts of the same file system, shared out among the clients; the target is the first.
+    pub folders: Vec<PathBuf>,
+    /// Data.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    /// The report's own: 15 clients, 1 MiB.
+    fn default() -> Config {
+        Config {
+            clients: 15,
+            file: 1 << 20,
+            record: 64 << 10,
+            folders: Vec::new(),
+            seed: 1,
+        }
+    }
+}
+
+/// What the clients saw.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Seconds of each client, from the release to its last byte.
+    pub secs: Vec<f64>,
+    /// Bytes of all.
+    pub bytes: u64,
+    /// Whether every client dropped what was cached; a target without the means cannot.
+    pub flushed: bool,
+}
+
+impl Outcome {
+    /// Seconds until the last client was done.
+    pub fn last(&self) -> f64 {
+        self.secs.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Seconds until the first client was done.
+    pub fn first(&self) -> f64 {
+        self.secs.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// Makes the file, lets all clients read it, and removes it. `clients` are the folders, at least one.
+///
+/// # Errors
+/// [`Error::Spec`], [`Error::Files`]; [`Error::Verify`] for a client that reads something else.
+pub fn run(clients: &[&dyn Files], config: &Config) -> Result<Outcome> {
+    let fits = (1..=4096).contains(&config.clients) && (1..=1 << 30).contains(&config.file);
+    let Some(first) = clients.first().filter(|_| fits && config.record > 0) else {
+        return Err(Error::Spec(
+            "clients are 1 to 4096, in at least one folder, and the file is 1 byte to 1 GiB".into(),
+        ));
+    };
+    let mut content = vec![0; config.file as usize];
+    Rng::new(config.seed).fill(&mut content);
+    let make = || -> std::io::Result<()> {
+        let file = first.open(NAME, Open::CREATE)?;
+        file.write_at(0, &content)?;
+        file.sync()
+    };
+    make().map_err(|e| failed(*first, "write", e))?;
+    let gate = Barrier::new(config.clients);
+    let done: Vec<Result<(f64, bool)>> = std::thread::scope(|scope| {
+        let client = |n: usize| {
+            let (gate, content, files) = (&gate, &content, clients[n % clients.len()]);
+            scope.spawn(move || client(files, config, content, gate))
+        };
+        let threads: Vec<_> = (0..config.clients).map(client).collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, _>| {
+            t.join().expect("a client's thread does not panic")
+        };
+        threads.into_iter().map(join).collect()
+    });
+    first
+        .unlink(NAME)
+        .map_err(|e| failed(*first, "unlink", e))?;
+    let done = done.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(Outcome {
+        secs: done.iter().map(|(secs, _)| *secs).collect(),
+        bytes: config.file * config.clients as u64,
+        flushed: done.iter().all(|(_, flushed)| *flushed),
+    })
+}
+
+fn client(
+    files: &dyn Files,
+    config: &Config,
+    content: &[u8],
+    gate: &Barrier,
+) -> Result<(f64, bool)> {
+    let opened = files.open(NAME, Open::READ).and_then(|file| {
+        let flushed = match file.forget() {
+            Ok(()) => true,
+            Err(e) if e.kind() == ErrorKind::Unsupported => false,
+            Err(e) => return Err(e),
+        };
+        Ok((file, flushed))
+    });
+    let mut buffer = vec![0; config.record as usize];
+    // Everybody comes to the gate, also who cannot go on: the others wait there.
+    gate.wait();
+    let began = Instant::now();
+    let (file, flushed) = opened.map_err(|e| failed(files, "open", e))?;
+    let mut at = 0;
+    while at < content.len() {
+        let got = file
+            .read_at(at as u64, &mut buffer)
+            .map_err(|e| failed(files, "read", e))?;
+        if got == 0 || content.get(at..at + got) != Some(&buffer[..got]) {
+            return Err(Error::Verify {
+                arm: files.name(),
+                offset: at as u64,
+            });
+        }
+        at += got;
+    }
+    Ok((began.elapsed().as_secs_f64(), flushed))
+}
+
+fn failed(files: &dyn Files, call: &'static str, source: std::io::Error) -> Error {
+    Error::Files {
+        target: files.name(),
+        call,
+        path: NAME.into(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::Folder;
+
+    #[test]
+    fn every_client_reads_the_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (
+            Folder::open(dir.path()).unwrap(),
+            Folder::open(dir.path()).unwrap(),
+        );
+        let config = Config {
+            clients: 5,
+            file: 100_001,
+            ..Config::default()
+        };
+        let outcome = run(&[&one, &two], &config).unwrap();
+        assert_eq!((outcome.secs.len(), outcome.bytes), (5, 500_005));
+        assert!(outcome.flushed && outcome.first() > 0.0 && outcome.first() <= outcome.last());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(matches!(run(&[], &config), Err(Error::Spec(_))));
+    }
+}

@@ -1,0 +1,216 @@
+//! `devmix`, after HP's Disk Bench: small requests on a raw device, many of them outstanding; requests a
+//! second against their size, their number in flight and the number of threads.
+//!
+//! Each point of the grid does the same number of requests by [`crate::engine`], every record of a span
+//! in order or in a drawn order, past the page cache as far as the device is; writes end with a flush
+//! inside the time. No source of the original is public; what it did is known from the report that used it.
+//!
+//! The loop is closed: a thread submits its next request when one has come back, so the latencies are
+//! service times.
+
+use crate::engine::{self, Sample};
+use crate::{Error, Probe, Result, Spec, Workload};
+use block::BlockDevice;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The most points of a grid.
+const POINTS_MAX: usize = 10_000;
+
+/// The grid. Every combination is a point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What is asked.
+    pub patterns: Vec<Workload>,
+    /// Bytes of a request.
+    pub blocks: Vec<u32>,
+    /// Requests in flight of each thread.
+    pub depths: Vec<u32>,
+    /// Threads.
+    pub threads: Vec<u32>,
+    /// Requests of a point, all threads together, at least as many as are in flight.
+    pub requests: u64,
+    /// Bytes of the device that are used, from its start; 0: all.
+    pub span: u64,
+    /// Orders and data.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            patterns: Workload::ALL.to_vec(),
+            blocks: vec![2048, 4096, 8192, 65536],
+            depths: vec![1, 8, 32],
+            threads: vec![1, 4],
+            requests: 20_000,
+            span: 0,
+            seed: 1,
+        }
+    }
+}
+
+/// A point that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Its specification.
+    pub spec: Spec,
+    /// What it did and took.
+    pub sample: Sample,
+}
+
+impl Config {
+    /// The points, in the order in which they are measured.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] for an empty grid, or one of more than 10,000 points.
+    pub fn points(&self) -> Result<Vec<Spec>> {
+        let lengths = [
+            self.patterns.len(),
+            self.blocks.len(),
+            self.depths.len(),
+            self.threads.len(),
+        ];
+        let count: usize = lengths.iter().product();
+        if !(1..=POINTS_MAX).contains(&count) || self.requests == 0 {
+            return Err(Error::Spec(format!(
+                "a grid of {count} points of {} requests; 1 to {POINTS_MAX} points of at least one are possible",
+                self.requests
+            )));
+        }
+        let mut points = Vec::with_capacity(count);
+        for &workload in &self.patterns {
+            for &block in &self.blocks {
+                for &threads in &self.threads {
+                    for &depth in &self.depths {
+                        points.push(self.spec(workload, block, threads, depth));
+                    }
+                }
+            }
+        }
+        Ok(points)
+    }
+
+    fn spec(&self, workload: Workload, block: u32, threads: u32, depth: u32) -> Spec {
+        let records = self.requests.div_ceil(u64::from(threads.max(1)));
+        Spec {
+            workload,
+            block,
+            threads,
+            depth,
+            bytes_per_thread: Some(records.max(u64::from(depth)) * u64::from(block)),
+            passes: 1,
+            span: (self.span > 0).then_some(self.span),
+            verify: false,
+            seed: self.seed,
+        }
+    }
+
+    /// Sets the passes of a point so that it does its number of requests also where the device is
+    /// smaller than they are.
+    fn fit(&self, spec: &mut Spec, device: &dyn BlockDevice) -> Result<()> {
+        let once = spec.layout(device.info())?;
+        let records = u64::from(once.records) * u64::from(spec.threads);
+        let passes = self.requests.div_ceil(records.max(1));
+        spec.passes = u32::try_from(passes.max(1)).unwrap_or(u32::MAX);
+        Ok(())
+    }
+}
+
+/// Measures every point.
+///
+/// # Errors
+/// [`Error::Spec`], [`Error::Device`].
+pub fn run(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Result<Vec<Point>> {
+    config
+        .points()?
+        .into_iter()
+        .map(|spec| point(name, device, config, spec, None))
+        .collect()
+}
+
+/// Measures one point.
+pub(crate) fn point(
+    name: &str,
+    device: &Arc<dyn BlockDevice>,
+    config: &Config,
+    mut spec: Spec,
+    probe: Option<&Probe>,
+) -> Result<Point> {
+    config.fit(&mut spec, device)?;
+    let probe = probe.map(|p| &**p as &dyn Fn() -> crate::DeviceBytes);
+    let sample = engine::run_probed(name, device, &spec, probe)?;
+    Ok(Point { spec, sample })
+}
+
+/// Writes what the points will read, so that no read meets a hole and no write allocates.
+///
+/// # Errors
+/// [`Error::Device`]; [`Error::Spec`] for a device that is read-only.
+pub fn prepare(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Result<()> {
+    let info = device.info();
+    let size = match config.span {
+        0 => info.size,
+        span => span.min(info.size),
+    };
+    let block = info.max_transfer.min(1 << 20);
+    let fill = Spec {
+        workload: Workload::SeqWrite,
+        block,
+        depth: 4,
+        bytes_per_thread: None,
+        span: Some(size),
+        seed: config.seed,
+        ..Spec::default()
+    };
+    engine::run_probed(name, device, &fill, None).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Mem;
+
+    #[test]
+    fn every_point_does_its_requests_on_a_small_device_too() {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(1 << 20, 512));
+        let config = Config {
+            blocks: vec![4096, 16384],
+            depths: vec![1, 4],
+            threads: vec![1, 2],
+            requests: 1000,
+            ..Config::default()
+        };
+        prepare("mem", &device, &config).unwrap();
+        let points = run("mem", &device, &config).unwrap();
+        assert_eq!(points.len(), 4 * 2 * 2 * 2);
+        for point in &points {
+            let (spec, sample) = (&point.spec, &point.sample);
+            // Whole passes: at least as many as asked, and less than a pass more.
+            let pass = sample.requests / u64::from(spec.passes);
+            assert!(sample.requests >= 1000 && sample.requests < 1000 + pass);
+            assert_eq!(sample.bytes, sample.requests * u64::from(spec.block));
+        }
+    }
+
+    #[test]
+    fn an_empty_grid_and_a_huge_one_are_refused() {
+        for config in [
+            Config {
+                depths: Vec::new(),
+                ..Config::default()
+            },
+            Config {
+                requests: 0,
+                ..Config::default()
+            },
+            Config {
+                blocks: vec![512; 5000],
+                ..Config::default()
+            },
+        ] {
+            assert!(matches!(config.points(), Err(Error::Spec(_))));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! `fio`, by Jens Axboe: the well-kept program is run, and its own JSON read. A check of what the workloads
+//! of this crate say about the same target, and a workload for who knows it.
+//!
+//! Fixed bytes and not fixed time: over a small file, fixed time changes the state of caches half way.
+
+use super::programs::output;
+use crate::{Error, Latency, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// `read`, `write`, `randread`, `randwrite`, `rw`, `randrw`.
+    pub rw: String,
+    /// Bytes of a request.
+    pub block: u64,
+    /// Bytes of each job.
+    pub size: u64,
+    /// Requests in flight of each job.
+    pub depth: u32,
+    /// Jobs, each with a file of its own.
+    pub jobs: u32,
+    /// Past the page cache.
+    pub direct: bool,
+    /// `psync`, `libaio`, `io_uring`, ...
+    pub engine: String,
+    /// Each job ends with fsync, inside its time.
+    pub fsync: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            rw: "randread".into(),
+            block: 4096,
+            size: 64 << 20,
+            depth: 1,
+            jobs: 1,
+            direct: false,
+            engine: "psync".into(),
+            fsync: true,
+        }
+    }
+}
+
+/// One direction of what it did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Side {
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Seconds, of the longest job.
+    pub secs: f64,
+    /// Completion latency.
+    pub latency: Latency,
+}
+
+/// What it says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its version.
+    pub version: String,
+    /// Reads, where there were some.
+    pub read: Option<Side>,
+    /// Writes, where there were some.
+    pub write: Option<Side>,
+}
+
+/// Runs it in `folder` and removes its files.
+///
+/// # Errors
+/// [`Error::Worker`]: it is not installed, or fails, or says something else than its JSON.
+pub fn run(folder: &Path, config: &Config) -> Result<Outcome> {
+    check(config)?;
+    let mut fio = Command::new("fio");
+    fio.args(arguments(config))
+        .arg(format!("--directory={}", folder.display()));
+    let printed = output(&mut fio, "fio");
+    for job in 0..config.jobs {
+        // It is not there if fio failed early, and that error says more than this one.
+        let _ = std::fs::remove_file(folder.join(format!("evfs-lab.{job}.0")));
+    }
+    parse(&printed?)
+}
+
+fn check(config: &Config) -> Result<()> {
+    let known = ["read", "write", "randread", "randwrite", "rw", "randrw"];
+    let word = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    if known.contains(&config.rw.as_str()) && word(&config.engine) && config.jobs <= 1024 {
+        return Ok(());
+    }
+    Err(Error::Spec(format!("rw is one of {}", known.join(", "))))
+}
+
+fn arguments(c: &Config) -> Vec<String> {
+    vec![
+        "--output-format=json".into(),
+        "--name=evfs-lab".into(),
+        "--group_reporting".into(),
+        format!("--rw={}", c.rw),
+        format!("--bs={}", c.block),
+        format!("--size={}", c.size),
+        format!("--iodepth={}", c.depth),
+        format!("--numjobs={}", c.jobs),
+        format!("--direct={}", u8::from(c.direct)),
+        format!("--ioengine={}", c.engine),
+        format!("--end_fsync={}", u8::from(c.fsync)),
+        "--randrepeat=1".into(),
+        "--refill_buffers".into(),
+        "--invalidate=0".into(),
+        "--thread".into(),
+    ]
+}
+
+/// Reads the JSON. Lines before it are warnings of fio's.
+fn parse(printed: &[u8]) -> Result<Outcome> {
+    let wrong = |what: &str| Error::Worker {
+        arm: "fio".into(),
+        detail: format!("its JSON has no {what}"),
+    };
+    let start = printed
+        .iter()
+        .position(|b| *b == b'{')
+        .ok_or_else(|| wrong("beginning"))?;
+    let value: Value = serde_json::from_slice(&printed[start..])
+        .map_err(|e| Error::Format(format!("the JSON of fio: {e}")))?;
+    let job = value["jobs"].get(0).ok_or_else(|| wrong("jobs"))?;
+    let side = |name: &str| -> Result<Option<Side>> {
+        let side = &job[name];
+        let number = |key: &str| side[key].as_u64().ok_or_else(|| wrong(key));
+        if number("total_ios")? == 0 {
+            return Ok(None);
+        }
+        let clat = &side["clat_ns"];
+        let nanos = |v: &Value| v.as_f64().unwrap_or(0.0) as u64;
+        Ok(Some(Side {
+            bytes: number("io_bytes")?,
+            requests: number("total_ios")?,
+            secs: number("runtime")? as f64 / 1e3,
+            latency: Latency {
+                mean_ns: nanos(&clat["mean"]),
+                p50_ns: nanos(&clat["percentile"]["50.000000"]),
+                p99_ns: nanos(&clat["percentile"]["99.000000"]),
+                max_ns: nanos(&clat["max"]),
+            },
+        }))
+    };
+    Ok(Outcome {
+        version: value["fio version"]
+            .as_str()
+            .unwrap_or("unknown")
+            .to_owned(),
+        read: side("read")?,
+        write: side("write")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shortened output of fio 3.33, `--rw=randread --bs=4096 --size=1M`.
+    const PRINTED: &str = r#"note: both iodepth >= 1 and synchronous I/O engine are selected
+{ "fio version" : "fio-3.33", "jobs" : [ { "jobname" : "evfs-lab",
+  "read" : { "io_bytes" : 1048576, "total_ios" : 256, "runtime" : 12, "bw_bytes" : 87381333,
+    "clat_ns" : { "min" : 1000, "max" : 90000, "mean" : 4321.5, "percentile" : { "50.000000" : 4000, "99.000000" : 60000 } } },
+  "write" : { "io_bytes" : 0, "total_ios" : 0, "runtime" : 0 } } ] }"#;
+
+    #[test]
+    fn its_json_is_read() {
+        let outcome = parse(PRINTED.as_bytes()).unwrap();
+        let read = outcome.read.unwrap();
+        assert_eq!(outcome.version, "fio-3.33");
+        assert_eq!(
+            (read.bytes, read.requests, read.secs),
+            (1 << 20, 256, 0.012)
+        );
+        assert_eq!((read.latency.p50_ns, read.latency.p99_ns), (4000, 60000));
+        assert_eq!(outcome.write, None);
+    }
+
+    #[test]
+    fn what_is_no_json_of_fio_is_an_error() {
+        for text in ["", "fio: failed", "{", "{}", r#"{"jobs":[{"read":{}}]}"#] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_that_are_none_of_fios_are_refused() {
+        let config = Config {
+            engine: "psync --rw=write".into(),
+            ..Config::default()
+        };
+        assert!(matches!(check(&config), Err(Error::Spec(_))));
+    }
+}

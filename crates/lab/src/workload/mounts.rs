@@ -1,0 +1,201 @@
+//! `mounts`: how long a mount and an unmount take, the latter after work on metadata, over many turns.
+//!
+//! ```text
+//!   command ──► the mount point is another folder and answers statfs │ files made, read, listed │ command ──► its own again
+//!   ├──────────────── mount ──────────────────────────────────────┤        untimed           ├──────── unmount ────┤
+//! ```
+//!
+//! The commands are the user's, so any file system can be measured: ours, a rival's, the kernel's. A mount
+//! is done when the mount point has become another folder (device and number) and `statfs` answers;
+//! an unmount when its command has ended and the mount point is what it was.
+
+use super::programs::shell;
+use crate::files::{Files, Folder, Open};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a mount point to change after its command has ended.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at the mount point.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// What is mounted, and how often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Command that mounts on `$MOUNTPOINT`.
+    pub mount: String,
+    /// Command that unmounts it.
+    pub unmount: String,
+    /// Turns; 20 or more, for a figure at the far end.
+    pub times: u32,
+    /// Files that are made, read and removed between mount and unmount.
+    pub files: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            mount: String::new(),
+            unmount: "umount \"$MOUNTPOINT\"".into(),
+            times: 20,
+            files: 200,
+        }
+    }
+}
+
+/// Seconds of each turn.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Mounts.
+    pub mount_secs: Vec<f64>,
+    /// Unmounts.
+    pub unmount_secs: Vec<f64>,
+}
+
+/// Mounts and unmounts.
+///
+/// # Errors
+/// [`Error::Spec`]; [`Error::Worker`] for a command that fails or has no effect; [`Error::Files`] for
+/// what the mounted file system says.
+pub fn run(point: &Path, config: &Config) -> Result<Outcome> {
+    if config.mount.is_empty() || config.unmount.is_empty() || config.times == 0 {
+        return Err(Error::Spec(
+            "mounts needs its commands: --set mount='...' --set unmount='...'".into(),
+        ));
+    }
+    let bare = identity(point)?;
+    let mut outcome = Outcome::default();
+    for turn in 0..config.times {
+        outcome
+            .mount_secs
+            .push(timed(point, &config.mount, &|now| now != bare)?);
+        let loaded = load(point, config.files, turn);
+        // Also after a failure: a mount of ours does not stay behind.
+        let took = timed(point, &config.unmount, &|now| now == bare);
+        loaded?;
+        outcome.unmount_secs.push(took?);
+    }
+    Ok(outcome)
+}
+
+/// Runs a command and waits until the mount point is as it should be.
+fn timed(point: &Path, command: &str, there: &dyn Fn((u64, u64)) -> bool) -> Result<f64> {
+    let began = Instant::now();
+    shell(
+        Path::new("/"),
+        command,
+        &[("MOUNTPOINT", &point.display().to_string())],
+    )?;
+    loop {
+        // A mount that is not ready yet may refuse to be looked at.
+        if identity(point).is_ok_and(there) && Folder::open(point).is_ok_and(|f| f.statfs().is_ok())
+        {
+            return Ok(began.elapsed().as_secs_f64());
+        }
+        if began.elapsed() > PATIENCE {
+            return Err(Error::Worker {
+                arm: command.to_owned(),
+                detail: format!("{} did not change within a minute", point.display()),
+            });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Which folder the mount point is now.
+fn identity(point: &Path) -> Result<(u64, u64)> {
+    let found = fs::metadata(point).map_err(|e| failed(point, "stat", "", e))?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Work on metadata: files made, listed, looked at, and removed.
+fn load(point: &Path, files: u64, turn: u32) -> Result<()> {
+    let folder = Folder::open(point).map_err(|e| failed(point, "open", "", e))?;
+    let name = |n: u64| format!("mounts.{turn}.{n}");
+    for n in 0..files {
+        let file = folder
+            .open(&name(n), Open::CREATE)
+            .map_err(|e| failed(point, "creat", &name(n), e))?;
+        file.write_at(0, b"metadata\n")
+            .map_err(|e| failed(point, "write", &name(n), e))?;
+    }
+    folder
+        .readdir(".")
+        .map_err(|e| failed(point, "readdir", ".", e))?;
+    for n in 0..files {
+        folder
+            .stat(&name(n))
+            .map_err(|e| failed(point, "stat", &name(n), e))?;
+        folder
+            .unlink(&name(n))
+            .map_err(|e| failed(point, "unlink", &name(n), e))?;
+    }
+    Ok(())
+}
+
+fn failed(point: &Path, call: &'static str, path: &str, source: io::Error) -> Error {
+    Error::Files {
+        target: point.display().to_string(),
+        call,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A mount point that needs no rights: a symbolic link that a command turns from one folder to
+    /// another.
+    fn switch() -> (tempfile::TempDir, PathBuf, Config) {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["bare", "mounted"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let point = dir.path().join("point");
+        std::os::unix::fs::symlink("bare", &point).unwrap();
+        let config = Config {
+            mount: "ln -sfn mounted \"$MOUNTPOINT\"".into(),
+            unmount: "ln -sfn bare \"$MOUNTPOINT\"".into(),
+            times: 3,
+            files: 5,
+        };
+        (dir, point, config)
+    }
+
+    #[test]
+    fn every_turn_is_timed_and_the_point_is_bare_again() {
+        let (dir, point, config) = switch();
+        let outcome = run(&point, &config).unwrap();
+        assert_eq!(
+            (outcome.mount_secs.len(), outcome.unmount_secs.len()),
+            (3, 3)
+        );
+        assert!(outcome.mount_secs.iter().all(|secs| *secs > 0.0));
+        assert_eq!(fs::read_link(&point).unwrap(), PathBuf::from("bare"));
+        assert_eq!(fs::read_dir(dir.path().join("mounted")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_command_that_fails_says_why_and_none_is_refused() {
+        let (_dir, point, config) = switch();
+        let wrong = Config {
+            mount: "echo no device >&2; exit 32".into(),
+            ..config
+        };
+        let error = run(&point, &wrong).unwrap_err().to_string();
+        assert!(error.contains("no device"), "{error}");
+        assert!(matches!(
+            run(&point, &Config::default()),
+            Err(Error::Spec(_))
+        ));
+    }
+}

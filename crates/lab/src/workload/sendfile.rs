@@ -1,0 +1,231 @@
+//! `sendfile`: a file goes to a socket, by read and send, by a mapping and send, and by `sendfile`, which
+//! copies nothing in this process; after the test of the unified file cache.
+//!
+//! The receiver is a thread on the loopback that counts and drops; its CPU is in every row alike. Time ends
+//! when it has all bytes.
+
+use crate::files::{Files, Folder, Open};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Instant;
+
+const NAME: &str = "sendfile.file";
+
+/// How much.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Bytes of the file.
+    pub file: u64,
+    /// Bytes of a send.
+    pub record: usize,
+    /// Times that the file is sent.
+    pub passes: u64,
+    /// Drop what is cached of the file before each pass.
+    pub cold: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            file: 64 << 20,
+            record: 64 << 10,
+            passes: 4,
+            cold: false,
+        }
+    }
+}
+
+/// A way of sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// `read`, then `send`.
+    Read,
+    /// Copied out of a mapping, then `send`.
+    Mapped,
+    /// `sendfile`.
+    Sendfile,
+}
+
+impl Way {
+    /// All.
+    pub const ALL: [Way; 3] = [Way::Read, Way::Mapped, Way::Sendfile];
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Read => "read and send",
+            Way::Mapped => "mmap and send",
+            Way::Sendfile => "sendfile",
+        }
+    }
+}
+
+/// The file, made; it is removed with this.
+pub struct Prepared<'a> {
+    folder: &'a Path,
+    files: Folder,
+    config: &'a Config,
+}
+
+impl<'a> Prepared<'a> {
+    /// Makes the file in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Spec`], [`Error::Files`].
+    pub fn new(folder: &'a Path, config: &'a Config) -> Result<Prepared<'a>> {
+        let fits =
+            (1..=1 << 40).contains(&config.file) && (512..=16 << 20).contains(&config.record);
+        if !fits || config.passes == 0 {
+            return Err(Error::Spec(
+                "a file is 1 byte to 1 TiB, and a record 512 bytes to 16 MiB".into(),
+            ));
+        }
+        let files = Folder::open(folder).map_err(|e| failed(folder, "open", e))?;
+        let prepared = Prepared {
+            folder,
+            files,
+            config,
+        };
+        prepared.make().map_err(|e| failed(folder, "write", e))?;
+        Ok(prepared)
+    }
+
+    fn make(&self) -> io::Result<()> {
+        let file = self.files.open(NAME, Open::CREATE)?;
+        let mut record = vec![0; self.config.record];
+        let mut at = 0;
+        while at < self.config.file {
+            crate::rng::Rng::stream(1, at).fill(&mut record);
+            let n = (self.config.file - at).min(record.len() as u64) as usize;
+            file.write_at(at, &record[..n])?;
+            at += n as u64;
+        }
+        file.sync()
+    }
+
+    /// Sends the file by one way, and gives the seconds.
+    ///
+    /// # Errors
+    /// [`Error::Files`], [`Error::Worker`] for bytes that did not arrive.
+    pub fn send(&self, way: Way) -> Result<f64> {
+        let wrong = |e: io::Error| failed(self.folder, "send", e);
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong)?;
+        let address = listener.local_addr().map_err(wrong)?;
+        let total = self.config.file * self.config.passes;
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(move || -> io::Result<(u64, Instant)> {
+                let (mut stream, _) = listener.accept()?;
+                let mut buffer = vec![0; 256 << 10];
+                let mut got = 0;
+                loop {
+                    match stream.read(&mut buffer)? {
+                        0 => return Ok((got, Instant::now())),
+                        n => got += n as u64,
+                    }
+                }
+            });
+            let sent = TcpStream::connect(address).and_then(|stream| {
+                let began = Instant::now();
+                for _ in 0..self.config.passes {
+                    self.pass(way, &stream)?;
+                }
+                Ok(began)
+            });
+            let received = receiver.join().expect("the receiver does not panic");
+            let began = sent.map_err(wrong)?;
+            let (got, ended) = received.map_err(wrong)?;
+            match got == total {
+                true => Ok(ended.duration_since(began).as_secs_f64()),
+                false => Err(Error::Worker {
+                    arm: "sendfile".into(),
+                    detail: format!("{got} of {total} bytes arrived"),
+                }),
+            }
+        })
+    }
+
+    fn pass(&self, way: Way, mut stream: &TcpStream) -> io::Result<()> {
+        let size = self.config.file;
+        if self.config.cold {
+            self.files.open(NAME, Open::READ)?.forget()?;
+        }
+        let mut buffer = vec![0; self.config.record];
+        match way {
+            Way::Read => {
+                let mut file = File::open(self.folder.join(NAME))?;
+                loop {
+                    match file.read(&mut buffer)? {
+                        0 => return Ok(()),
+                        n => stream.write_all(&buffer[..n])?,
+                    }
+                }
+            }
+            Way::Mapped => {
+                let map = self.files.open(NAME, Open::READ)?.map(size, false)?;
+                let mut at = 0;
+                while at < size {
+                    let n = (size - at).min(buffer.len() as u64) as usize;
+                    map.read(at, &mut buffer[..n]);
+                    stream.write_all(&buffer[..n])?;
+                    at += n as u64;
+                }
+                Ok(())
+            }
+            Way::Sendfile => {
+                let file = File::open(self.folder.join(NAME))?;
+                let mut at = 0;
+                while at < size {
+                    let count = (size - at).min(self.config.record as u64) as usize;
+                    let sent = rustix::fs::sendfile(stream, &file, Some(&mut at), count)?;
+                    if sent == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Prepared<'_> {
+    fn drop(&mut self) {
+        // Best effort: what failed before this says more.
+        let _ = self.files.unlink(NAME);
+    }
+}
+
+fn failed(folder: &Path, call: &'static str, source: io::Error) -> Error {
+    Error::Files {
+        target: folder.display().to_string(),
+        call,
+        path: NAME.into(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_sends_every_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            file: 1_000_003,
+            passes: 2,
+            cold: true,
+            ..Config::default()
+        };
+        let prepared = Prepared::new(dir.path(), &config).unwrap();
+        for way in Way::ALL {
+            assert!(prepared.send(way).unwrap() > 0.0, "{way:?}");
+        }
+        drop(prepared);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
