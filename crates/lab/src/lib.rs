@@ -25,6 +25,7 @@ mod error;
 pub mod files;
 mod gate;
 mod histogram;
+mod job;
 #[allow(unsafe_code)]
 mod map;
 mod meter;
@@ -42,8 +43,9 @@ pub use compare::{Arm, ArmFacts, Plan, Probe, Progress, compare};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};
+pub use job::{CATALOGUE, Entry, Extent, Job, Needs};
 pub use meter::{CpuTime, DeviceBytes, Noise, Others, ProofSource, process_cpu};
-pub use record::{Better, Cell, Phase, Record};
+pub use record::{Better, Cell, Phase, Point, Record};
 pub use report::{SCHEMA, from_json, table};
 pub use result::{ArmRuns, Comparison, End, Floor, Run, Summary, Versus};
 pub use spec::{Spec, Workload};

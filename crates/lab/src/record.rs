@@ -3,9 +3,9 @@
 //! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
 //! Runs that repeat their work add both up; nothing is averaged before it is stored.
 
-use crate::Latency;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Noise, Others};
 use crate::target::Target;
+use crate::{Latency, Sample};
 use serde::{Deserialize, Serialize};
 
 const MIB: f64 = 1_048_576.0;
@@ -73,11 +73,26 @@ impl Cell {
     }
 }
 
+/// Where a phase lies in a figure: phases of one series are a line over an axis.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Name of the line.
+    pub series: String,
+    /// What the axis counts, `threads` or `bytes of a record`.
+    pub axis: String,
+    /// The place on it.
+    pub x: f64,
+    /// The place on a second axis, where the figure is a table: bytes of a file.
+    pub y: Option<f64>,
+}
+
 /// A timed part of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Phase {
     /// Its name, unique within the run.
     pub name: String,
+    /// Its place in a figure, if it has one.
+    pub point: Option<Point>,
     /// Its figures, the headline first. The last is CPU.
     pub cells: Vec<Cell>,
     /// Nanoseconds between its two edges, with what is untimed within.
@@ -107,6 +122,41 @@ impl Phase {
             false => device.read,
         };
         (self.asked > 0).then(|| moved as f64 / self.asked as f64)
+    }
+
+    /// A phase that the block engine measured.
+    pub(crate) fn of_sample(name: String, sample: &Sample, writes: bool) -> Phase {
+        let secs = sample.wall_ns as f64 / 1e9;
+        let cpu = sample.cpu.total_ns as f64;
+        let requests = sample.requests as f64;
+        Phase {
+            name,
+            point: None,
+            cells: vec![
+                Cell::rate("requests", "IOPS", requests, secs),
+                Cell::throughput("bytes", sample.bytes, secs),
+                Cell::cost("CPU", "µs/op", cpu / 1e3, requests),
+            ],
+            wall_ns: sample.wall_ns,
+            cpu: sample.cpu,
+            others: Others::default(),
+            asked: sample.bytes,
+            writes,
+            device: sample.device,
+            latency: Some(sample.latency),
+            noise: sample.noise,
+        }
+    }
+
+    /// The same phase at a place of a figure.
+    pub(crate) fn at(mut self, series: &str, axis: &str, x: f64, y: Option<f64>) -> Phase {
+        self.point = Some(Point {
+            series: series.to_owned(),
+            axis: axis.to_owned(),
+            x,
+            y,
+        });
+        self
     }
 
     /// Cores in use, those of children and named processes with it.
@@ -199,11 +249,20 @@ impl<'a> Watch<'a> {
         phase
     }
 
+    /// Closes a phase that is one thing; its CPU is in seconds.
+    pub(crate) fn whole(self, name: &str, cells: Vec<Cell>) -> Phase {
+        let mut phase = self.close(name, cells);
+        let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
+        phase.cells.push(Cell::cost("CPU", "s", spent, 1.0));
+        phase
+    }
+
     fn close(self, name: &str, cells: Vec<Cell>) -> Phase {
         let end = self.target.edge();
         let used = end.since(&self.start, None);
         Phase {
             name: name.to_owned(),
+            point: None,
             cells,
             wall_ns: end.at().duration_since(self.start.at()).as_nanos() as u64,
             cpu: used.cpu,

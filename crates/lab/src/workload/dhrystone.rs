@@ -77,13 +77,13 @@ pub fn run(config: &Config) -> Result<Outcome> {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+/// The original has a fifth, which its loop never meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ident {
     One,
     Two,
     Three,
     Four,
-    Five,
 }
 
 /// A record of the original's linked list; `next` is its place in [`State::records`].
@@ -264,7 +264,6 @@ fn procedure_6(s: &State, from: Ident, to: &mut Ident) {
         Ident::Two => *to = Ident::Four,
         Ident::Three => *to = Ident::Two,
         Ident::Four => {}
-        Ident::Five => *to = Ident::Three,
     }
 }
 

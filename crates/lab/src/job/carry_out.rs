@@ -1,0 +1,413 @@
+//! Jobs at work: each workload's own outcome becomes a record of phases and cells.
+
+use super::{Job, Needs, Sweep, Throughput};
+use crate::files::{Files, Folder};
+use crate::record::{Cell, Phase, Record, Watch};
+use crate::target::Target;
+use crate::workload::seqrand::{self, Access};
+use crate::workload::{
+    build, clientload, coherence, devmix, dhrystone, fio, mailmix, micro, mounts, nfsbasic,
+    packets, scriptmix, sendfile,
+};
+use crate::{Result, median};
+use std::time::Duration;
+
+impl Job {
+    /// Whether it can be run on a target, without running it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Spec`].
+    pub fn check(&self, target: &Target) -> Result<()> {
+        match self.entry().needs {
+            Needs::Files => target.files().map(drop),
+            Needs::Folder => target.path().map(drop),
+            Needs::Device => target.block().map(drop),
+            Needs::Machine => Ok(()),
+        }
+    }
+
+    /// What has to be on a target before the first run: a device is written as far as it will be read.
+    ///
+    /// # Errors
+    /// What the target says.
+    pub fn prepare(&self, target: &Target) -> Result<()> {
+        match self {
+            Job::Devmix(config) if !target.block()?.info().read_only => {
+                devmix::prepare(&target.name, target.block()?, config)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Carries the job out `times` times, and adds up.
+    ///
+    /// # Errors
+    /// What the workload says; a target may be left with files of the run.
+    pub fn run(&self, target: &Target, times: u32) -> Result<Record> {
+        self.check(target)?;
+        let mut record = self.once(target)?;
+        for _ in 1..times {
+            record.add(self.once(target)?);
+        }
+        Ok(record)
+    }
+
+    fn once(&self, target: &Target) -> Result<Record> {
+        let phases = match self {
+            Job::Seqrand(job) => throughput(target, job),
+            Job::Sweep(job) => sweep(target, job),
+            Job::Mailmix(config) => mail(target, config),
+            Job::Nfsbasic(job) => basic(target, job.scale),
+            Job::Micro(job) => costs(target, Duration::from_millis(job.millis)),
+            Job::Devmix(config) => devices(target, config),
+            Job::Scriptmix(config) => scripts(target, config),
+            Job::Mounts(config) => mounting(target, config),
+            Job::Clientload(config) => clients(target, config),
+            Job::Packets(config) => pumping(target, config),
+            Job::Dhrystone(config) => processor(target, config),
+            Job::Build(config) => building(target, config),
+            Job::Fio(config) => by_fio(target, config),
+            Job::Coherence(config) => mixed_mode(target, config),
+            Job::Sendfile(config) => sending(target, config),
+        }?;
+        Ok(Record { phases })
+    }
+}
+
+/// Runs phases of `seqrand` one by one, and removes the files, also after a failure.
+fn passes(
+    target: &Target,
+    config: &seqrand::Config,
+    phases: &[seqrand::Phase],
+    name: &dyn Fn(seqrand::Phase) -> String,
+) -> Result<Vec<Phase>> {
+    let files = target.files()?;
+    let one = |phase: &seqrand::Phase| {
+        let watch = Watch::start(target);
+        let outcome = seqrand::run(files, config, &[*phase])?.remove(0);
+        let bytes: u64 = outcome.bytes.iter().sum();
+        // The sum of the threads' own rates, over the mean of their clocks.
+        let clock = outcome.secs.iter().sum::<f64>() / outcome.secs.len() as f64;
+        let moved = (outcome.children() * clock) as u64;
+        let cells = vec![
+            Cell::throughput("parent", bytes, outcome.parent_secs),
+            Cell::throughput("children", moved, clock),
+        ];
+        Ok(watch.bytes(&name(*phase), bytes, phase.all_write(), cells))
+    };
+    let done: Result<Vec<Phase>> = phases.iter().map(one).collect();
+    let removed = seqrand::remove(files, config);
+    let done = done?;
+    removed.map(|()| done)
+}
+
+fn throughput(target: &Target, job: &Throughput) -> Result<Vec<Phase>> {
+    let mut all = Vec::new();
+    for &threads in &job.threads {
+        let config = seqrand::Config {
+            threads,
+            ..job.options.clone()
+        };
+        let name =
+            |phase: seqrand::Phase| format!("{}, {}", phase.name(), plural(threads, "thread"));
+        let done = passes(target, &config, &job.phases, &name)?;
+        let series = job.phases.iter().map(|phase| phase.name());
+        all.extend(
+            done.into_iter()
+                .zip(series)
+                .map(|(phase, series)| phase.at(series, "threads", threads as f64, None)),
+        );
+    }
+    Ok(all)
+}
+
+fn plural(n: usize, what: &str) -> String {
+    match n {
+        1 => format!("1 {what}"),
+        _ => format!("{n} {what}s"),
+    }
+}
+
+fn sweep(target: &Target, job: &Sweep) -> Result<Vec<Phase>> {
+    use seqrand::Phase::{Read, Reread, Rewrite, Write};
+    let mut all = Vec::new();
+    for (file, record) in job.cells()? {
+        let config = seqrand::Config {
+            file,
+            record,
+            threads: 1,
+            ..job.options.clone()
+        };
+        let mut column = |config: &seqrand::Config, phases: &[seqrand::Phase], prefix: &str| {
+            let series = |phase: seqrand::Phase| format!("{prefix}{}", phase.name());
+            let (kib, of) = (file >> 10, record >> 10);
+            let name = |phase: seqrand::Phase| format!("{}, {kib} KiB by {of} KiB", series(phase));
+            let done = passes(target, config, phases, &name)?;
+            let axis = "bytes of a record";
+            let (x, y) = (record as f64, Some(file as f64));
+            all.extend(
+                done.into_iter()
+                    .zip(phases)
+                    .map(|(phase, of)| phase.at(&series(*of), axis, x, y)),
+            );
+            Ok(())
+        };
+        column(&config, &job.phases, "")?;
+        if job.buffered {
+            let config = seqrand::Config {
+                access: Access::Buffered,
+                direct: false,
+                ..config
+            };
+            column(&config, &[Write, Rewrite, Read, Reread], "buffered ")?;
+        }
+    }
+    Ok(all)
+}
+
+fn mail(target: &Target, config: &mailmix::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let r = mailmix::run(target.files()?, config)?;
+    let created = (r.created_alone + r.created_mixed) as f64;
+    let deleted = (r.deleted_alone + r.deleted_mixed) as f64;
+    let transactions = r.transactions as f64;
+    let cells = vec![
+        Cell::rate("transactions", "tx/s", transactions, r.transaction_secs),
+        Cell::throughput("read", r.bytes_read, r.total_secs),
+        Cell::throughput("written", r.bytes_written, r.total_secs),
+        Cell::rate("created", "files/s", created, r.total_secs),
+        Cell::rate("files read", "files/s", r.read as f64, r.transaction_secs),
+        Cell::rate("appended", "files/s", r.appended as f64, r.transaction_secs),
+        Cell::rate("deleted", "files/s", deleted, r.total_secs),
+        Cell::cost("total", "s", r.total_secs, 1.0),
+    ];
+    Ok(vec![watch.operations("mailmix", transactions, cells)])
+}
+
+fn basic(target: &Target, scale: u64) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let outcomes = nfsbasic::run(target.files()?, &nfsbasic::Config::scaled(scale.max(1)))?;
+    let cell = |o: &nfsbasic::Outcome| {
+        let name = format!("{}: {}", o.test, o.what);
+        Some(match (o.bytes, o.operations?) {
+            (0, operations) => Cell::cost(&name, "µs/op", o.secs * 1e6, operations as f64),
+            (bytes, _) => Cell::throughput(&name, bytes, o.secs),
+        })
+    };
+    let count: u64 = outcomes.iter().filter_map(|o| o.operations).sum();
+    let cells = outcomes.iter().filter_map(cell).collect();
+    Ok(vec![watch.operations("nfsbasic", count as f64, cells)])
+}
+
+fn costs(target: &Target, long_enough: Duration) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let rows = micro::run(target.files()?, long_enough)?;
+    let cells = rows.iter().flat_map(|row| {
+        let count = row.count as f64;
+        [
+            Cell::cost(&row.what, "µs/op", row.wall_us * count, count),
+            Cell::cost(
+                &format!("{}, CPU", row.what),
+                "µs/op",
+                row.cpu_us * count,
+                count,
+            ),
+        ]
+    });
+    let cells = cells.collect();
+    Ok(vec![watch.whole("micro", cells)])
+}
+
+fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
+    let device = target.block()?;
+    config
+        .points()?
+        .into_iter()
+        .map(|spec| {
+            let (block, depth) = (spec.block, spec.depth);
+            let series = format!(
+                "{}, {block} bytes, {}",
+                spec.workload,
+                plural(spec.threads as usize, "thread")
+            );
+            let point = devmix::point(&target.name, device, config, spec, target.probe.as_ref())?;
+            let writes = point.spec.workload.writes();
+            let name = format!("{series}, depth {depth}");
+            let phase = Phase::of_sample(name, &point.sample, writes);
+            Ok(phase.at(&series, "requests in flight", f64::from(depth), None))
+        })
+        .collect()
+}
+
+fn scripts(target: &Target, config: &scriptmix::Config) -> Result<Vec<Phase>> {
+    scriptmix::check(config)?;
+    let point = |&users: &usize| {
+        let watch = Watch::start(target);
+        let outcome = scriptmix::point(target.path()?, config, users)?;
+        let count = outcome.scripts as f64;
+        let rate = Cell::rate("scripts", "scripts/h", count, outcome.secs / 3600.0);
+        let name = plural(users, "user");
+        let phase = watch.operations(&name, count, vec![rate]);
+        Ok(phase.at("scripts", "users", users as f64, None))
+    };
+    config.users.iter().map(point).collect()
+}
+
+fn mounting(target: &Target, config: &mounts::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let outcome = mounts::run(target.path()?, config)?;
+    let cells = [
+        ("mount", &outcome.mount_secs),
+        ("unmount", &outcome.unmount_secs),
+    ]
+    .into_iter()
+    .flat_map(|(name, secs)| {
+        let middle = median(secs).unwrap_or(f64::NAN) * 1e3;
+        [
+            Cell::cost(name, "ms", middle, 1.0),
+            Cell::cost(&format!("{name}, p95"), "ms", p95(secs) * 1e3, 1.0),
+        ]
+    })
+    .collect();
+    let turns = outcome.mount_secs.len() as f64;
+    Ok(vec![watch.operations("mount and unmount", turns, cells)])
+}
+
+/// The value that 95 of 100 do not exceed.
+fn p95(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let rank = (values.len() * 95).div_ceil(100);
+    sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
+}
+
+fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
+    let others = config
+        .folders
+        .iter()
+        .map(|path| {
+            Folder::open(path).map_err(|source| crate::Error::Files {
+                target: path.display().to_string(),
+                call: "open",
+                path: ".".into(),
+                source,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let own = std::iter::once(target.files()?);
+    let folders: Vec<&dyn Files> = own.chain(others.iter().map(|f| f as &dyn Files)).collect();
+    let watch = Watch::start(target);
+    let outcome = clientload::run(&folders, config)?;
+    let (first, last) = (outcome.first(), outcome.last());
+    let mean = outcome.secs.iter().sum::<f64>() / outcome.secs.len() as f64;
+    let cells = vec![
+        Cell::cost("last client", "s", last, 1.0),
+        Cell::cost("mean of clients", "s", mean, 1.0),
+        Cell::cost("first client", "s", first, 1.0),
+        Cell::cost("spread, last / first", "x", last, first),
+        Cell::throughput("all together", outcome.bytes, last),
+    ];
+    let name = match outcome.flushed {
+        true => format!("{} after flushing", plural(config.clients, "client")),
+        false => format!("{}, caches kept", plural(config.clients, "client")),
+    };
+    Ok(vec![watch.bytes(&name, outcome.bytes, false, cells)])
+}
+
+fn pumping(target: &Target, config: &packets::Config) -> Result<Vec<Phase>> {
+    packets::check(config)?;
+    packets::with_peer(config, |socket, local| {
+        let one = |size: &usize| {
+            let watch = Watch::start(target);
+            let o = packets::exchange(socket, *size, config.exchanges, local)?;
+            let count = o.exchanges as f64;
+            let cells = vec![
+                Cell::cost("exchange", "µs/exchange", o.secs * 1e6, count),
+                Cell::cost("all", "s", o.secs, 1.0),
+                Cell::cost("sent again", "of 1", o.again as f64, count),
+            ];
+            let whole = match o.fragments {
+                Some(true) => ", in fragments",
+                Some(false) => ", not in fragments",
+                None => "",
+            };
+            let name = format!("{size} bytes{whole}");
+            Ok(watch.operations(&name, count, cells))
+        };
+        config.sizes.iter().map(one).collect()
+    })
+}
+
+fn processor(target: &Target, config: &dhrystone::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let outcome = dhrystone::run(config)?;
+    let runs = outcome.runs as f64;
+    let cells = vec![
+        Cell::rate("rate", "Dhrystones/s", runs, outcome.secs),
+        Cell::rate("of a VAX", "MIPS", runs / dhrystone::VAX, outcome.secs),
+    ];
+    Ok(vec![watch.whole("dhrystone", cells)])
+}
+
+fn building(target: &Target, config: &build::Config) -> Result<Vec<Phase>> {
+    let tree = build::Tree::new(config)?;
+    let at = target.path()?.join("evfs-lab.build");
+    let part = |part: build::Part| {
+        let watch = Watch::start(target);
+        let began = std::time::Instant::now();
+        tree.part(&at, part)?;
+        let secs = began.elapsed().as_secs_f64();
+        let cells = vec![Cell::cost("time", "s", secs, 1.0)];
+        Ok(watch.whole(part.name(), cells))
+    };
+    let done = build::Part::ALL.into_iter().map(part).collect();
+    // Also after a failure: the next run begins with an empty folder.
+    let _ = std::fs::remove_dir_all(&at);
+    done
+}
+
+fn by_fio(target: &Target, config: &fio::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let outcome = fio::run(target.path()?, config)?;
+    let sides = [("read", &outcome.read), ("write", &outcome.write)];
+    let mut cells = Vec::new();
+    let mut bytes = 0;
+    for (name, side) in sides {
+        if let Some(side) = side {
+            bytes += side.bytes;
+            let requests = side.requests as f64;
+            cells.push(Cell::throughput(name, side.bytes, side.secs));
+            let requests = Cell::rate(&format!("{name} requests"), "IOPS", requests, side.secs);
+            cells.push(requests);
+        }
+    }
+    let writes = outcome.read.is_none();
+    let mut phase = watch.bytes(&format!("fio {}", config.rw), bytes, writes, cells);
+    phase.latency = outcome.read.or(outcome.write).map(|side| side.latency);
+    Ok(vec![phase])
+}
+
+fn mixed_mode(target: &Target, config: &coherence::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let outcomes = coherence::run(target.files()?, config)?;
+    let steps: u64 = outcomes.iter().map(|o| o.steps).sum();
+    let cell = |o: &coherence::Outcome| Cell::rate(&o.what, "ops/s", o.steps as f64, o.secs);
+    let cells = outcomes.iter().map(cell).collect();
+    let name = match config.sync {
+        true => "with sync between",
+        false => "without sync",
+    };
+    Ok(vec![watch.operations(name, steps as f64, cells)])
+}
+
+fn sending(target: &Target, config: &sendfile::Config) -> Result<Vec<Phase>> {
+    let prepared = sendfile::Prepared::new(target.path()?, config)?;
+    let bytes = config.file * config.passes;
+    let one = |way: sendfile::Way| {
+        let watch = Watch::start(target);
+        let secs = prepared.send(way)?;
+        let cells = vec![Cell::throughput("sent", bytes, secs)];
+        Ok(watch.bytes(way.name(), bytes, false, cells))
+    };
+    sendfile::Way::ALL.into_iter().map(one).collect()
+}

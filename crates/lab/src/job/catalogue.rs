@@ -1,0 +1,166 @@
+//! What workloads there are.
+
+/// What a workload needs for a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// A folder, or anything with files.
+    Files,
+    /// A folder of this machine, because programs are run in it.
+    Folder,
+    /// A device, which is overwritten.
+    Device,
+    /// Nothing.
+    Machine,
+}
+
+impl Needs {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Needs::Files => "files",
+            Needs::Folder => "folder",
+            Needs::Device => "device",
+            Needs::Machine => "none",
+        }
+    }
+}
+
+/// A workload, for lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name here.
+    pub name: &'static str,
+    /// What it follows.
+    pub after: &'static str,
+    /// What it does, in a line.
+    pub what: &'static str,
+    /// The unit of its headline.
+    pub unit: &'static str,
+    /// What it runs on.
+    pub needs: Needs,
+}
+
+const fn entry(
+    name: &'static str,
+    needs: Needs,
+    unit: &'static str,
+    after: &'static str,
+    what: &'static str,
+) -> Entry {
+    Entry {
+        name,
+        after,
+        what,
+        unit,
+        needs,
+    }
+}
+
+/// All workloads, in the order of lists.
+pub const CATALOGUE: &[Entry] = &[
+    entry(
+        "seqrand",
+        Needs::Files,
+        "MiB/s",
+        "IOzone 3.489, throughput mode",
+        "files written and read in order and at random, against threads",
+    ),
+    entry(
+        "sweep",
+        Needs::Files,
+        "MiB/s",
+        "IOzone 3.489, automatic mode",
+        "the same by one thread, against sizes of file and record",
+    ),
+    entry(
+        "mailmix",
+        Needs::Files,
+        "tx/s",
+        "PostMark 1.53",
+        "the life of small files in a mail server",
+    ),
+    entry(
+        "nfsbasic",
+        Needs::Files,
+        "µs/op",
+        "Connectathon 2004, basic tests",
+        "nine tests of what a client asks of a file server",
+    ),
+    entry(
+        "micro",
+        Needs::Files,
+        "µs/op",
+        "Ousterhout 1990",
+        "a system call, a switch, opening, a temporary file",
+    ),
+    entry(
+        "devmix",
+        Needs::Device,
+        "IOPS",
+        "HP Disk Bench",
+        "requests a second against their size, depth and threads",
+    ),
+    entry(
+        "scriptmix",
+        Needs::Folder,
+        "scripts/h",
+        "SPEC SDET",
+        "scripts of small commands, against users",
+    ),
+    entry(
+        "mounts",
+        Needs::Folder,
+        "ms",
+        "the cache document's mount test",
+        "mount and unmount by given commands",
+    ),
+    entry(
+        "clientload",
+        Needs::Files,
+        "s",
+        "the 1990 report's clientload",
+        "clients that read one file at once after flushing",
+    ),
+    entry(
+        "packets",
+        Needs::Machine,
+        "µs/exchange",
+        "the 1990 report's packet pumping",
+        "UDP requests and echoes of 4, 1500 and 1526 bytes",
+    ),
+    entry(
+        "dhrystone",
+        Needs::Machine,
+        "Dhrystones/s",
+        "Dhrystone 2.1",
+        "the processor and the compiler",
+    ),
+    entry(
+        "build",
+        Needs::Folder,
+        "s",
+        "the reports' compile tests",
+        "a C program that comes with it: unpack, build, build again",
+    ),
+    entry(
+        "fio",
+        Needs::Folder,
+        "MiB/s",
+        "fio, which is run",
+        "what fio says of the same target",
+    ),
+    entry(
+        "coherence",
+        Needs::Files,
+        "ops/s",
+        "the cache document's mixed mode",
+        "a page written by a call and read through a mapping, and back",
+    ),
+    entry(
+        "sendfile",
+        Needs::Folder,
+        "MiB/s",
+        "the cache document's sendfile test",
+        "a file to a socket, by read, by mapping and by sendfile",
+    ),
+];

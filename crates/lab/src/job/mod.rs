@@ -1,0 +1,447 @@
+//! A workload with its parameters, ready to be run on a target, and stored with every result.
+//!
+//! **Invariant:** a job is all that decides what is done: two runs of one job on two targets do the same
+//! work. Parameters have the names of the workloads' own configurations, and are set by these names.
+
+mod carry_out;
+mod catalogue;
+
+pub use catalogue::{CATALOGUE, Entry, Needs};
+
+use crate::workload::{
+    build, clientload, coherence, devmix, dhrystone, fio, mailmix, mounts, packets, scriptmix,
+    sendfile, seqrand,
+};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Part of the machine's memory that all files of a run together may have, so that a cached run stays
+/// cached: the published runs had 10 GB on a machine of 64.
+const MEMORY_PART: f64 = 0.16;
+const MIB: u64 = 1 << 20;
+
+/// How much is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Seconds a run: to see it work, and for tests.
+    Quick,
+    /// Half a minute a run: for figures.
+    Standard,
+    /// The sizes and counts of the original.
+    Faithful,
+}
+
+/// A workload and its parameters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "workload", rename_all = "kebab-case")]
+pub enum Job {
+    /// Files in order and at random, against threads.
+    Seqrand(Throughput),
+    /// Files in order and at random, against sizes of files and records.
+    Sweep(Sweep),
+    /// The life of small files.
+    Mailmix(mailmix::Config),
+    /// Nine tests of metadata.
+    Nfsbasic(Scaled),
+    /// System calls, switches, small files.
+    Micro(Timed),
+    /// Requests a second of a device.
+    Devmix(devmix::Config),
+    /// Scripts an hour.
+    Scriptmix(scriptmix::Config),
+    /// Mounts and unmounts.
+    Mounts(mounts::Config),
+    /// Clients that read one file.
+    Clientload(clientload::Config),
+    /// UDP exchanges.
+    Packets(packets::Config),
+    /// The processor.
+    Dhrystone(dhrystone::Config),
+    /// Compiling a tree.
+    Build(build::Config),
+    /// By the program fio.
+    Fio(fio::Config),
+    /// Calls and mappings by turns.
+    Coherence(coherence::Config),
+    /// A file to a socket.
+    Sendfile(sendfile::Config),
+}
+
+/// `seqrand` against threads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Throughput {
+    /// Numbers of threads, a point each.
+    pub threads: Vec<usize>,
+    /// Phases; the first has to make the files.
+    pub phases: Vec<seqrand::Phase>,
+    /// The rest; its number of threads is replaced by those above.
+    pub options: seqrand::Config,
+}
+
+/// `seqrand` against sizes, after IOzone's automatic mode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// Smallest and largest file in bytes; those between are powers of two apart.
+    pub files: (u64, u64),
+    /// Smallest and largest record in bytes, likewise; no record is longer than its file.
+    pub records: (u64, u64),
+    /// Small records on large files, too, which take long: beyond 16 MiB, below 64 KiB.
+    pub all: bool,
+    /// Phases; the first has to make the file.
+    pub phases: Vec<seqrand::Phase>,
+    /// Also through a buffer: write, rewrite, read, reread.
+    pub buffered: bool,
+    /// The rest; its sizes are replaced by those above.
+    pub options: seqrand::Config,
+}
+
+impl Sweep {
+    /// The sizes of file and record, in order.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] for bounds that leave nothing.
+    pub fn cells(&self) -> Result<Vec<(u64, u64)>> {
+        let powers = |(low, high): (u64, u64)| {
+            std::iter::successors(Some(low), |n| n.checked_mul(2)).take_while(move |n| *n <= high)
+        };
+        if self.files.0 == 0 || self.records.0 == 0 {
+            return Err(Error::Spec("sizes of a sweep begin above 0".into()));
+        }
+        let cells: Vec<(u64, u64)> = powers(self.files)
+            .flat_map(|file| powers(self.records).map(move |record| (file, record)))
+            .filter(|(file, record)| record <= file)
+            .filter(|(file, record)| self.all || *file <= 16 * MIB || *record >= 64 << 10)
+            .collect();
+        match cells.is_empty() {
+            true => Err(Error::Spec("a sweep without a cell".into())),
+            false => Ok(cells),
+        }
+    }
+}
+
+/// A workload whose counts are multiplied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scaled {
+    /// The original's counts times this.
+    pub scale: u64,
+}
+
+/// A workload whose rows last this long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timed {
+    /// Shortest time of a row in milliseconds.
+    pub millis: u64,
+}
+
+impl Job {
+    /// The workload of this name with the parameters that belong to an extent.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with the names there are.
+    pub fn named(name: &str, extent: Extent) -> Result<Job> {
+        use Extent::{Faithful, Quick, Standard};
+        let pick = |quick: u64, standard: u64, faithful: u64| match extent {
+            Quick => quick,
+            Standard => standard,
+            Faithful => faithful,
+        };
+        Ok(match name {
+            "seqrand" => Job::Seqrand(throughput(extent)),
+            "sweep" => Job::Sweep(sweep(extent)),
+            "mailmix" => Job::Mailmix(mail(extent)),
+            "nfsbasic" => Job::Nfsbasic(Scaled {
+                scale: pick(1, 10, 1),
+            }),
+            "micro" => Job::Micro(Timed {
+                millis: pick(50, 500, 1000),
+            }),
+            "devmix" => Job::Devmix(devices(extent)),
+            "scriptmix" => Job::Scriptmix(scriptmix::Config {
+                users: match extent {
+                    Quick => vec![1, 2, 4],
+                    _ => vec![1, 2, 4, 8, 16],
+                },
+                scripts: pick(1, 5, 20),
+                ..scriptmix::Config::default()
+            }),
+            "mounts" => Job::Mounts(mounts::Config {
+                times: pick(5, 20, 100) as u32,
+                ..mounts::Config::default()
+            }),
+            "clientload" => Job::Clientload(clientload::Config::default()),
+            "packets" => Job::Packets(packets::Config {
+                exchanges: pick(1000, 10_000, 10_000),
+                ..packets::Config::default()
+            }),
+            "dhrystone" => Job::Dhrystone(dhrystone::Config {
+                millis: pick(200, 2000, 2000),
+            }),
+            "build" => Job::Build(build::Config {
+                files: pick(30, 300, 300) as usize,
+                ..build::Config::default()
+            }),
+            "fio" => Job::Fio(fio::Config {
+                size: pick(16, 64, 1024) * MIB,
+                ..fio::Config::default()
+            }),
+            "coherence" => Job::Coherence(coherence::Config::default()),
+            "sendfile" => Job::Sendfile(sendfile::Config {
+                passes: pick(1, 4, 16),
+                ..sendfile::Config::default()
+            }),
+            _ => {
+                let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
+                return Err(Error::Spec(format!(
+                    "no workload {name}; there are {}",
+                    names.join(", ")
+                )));
+            }
+        })
+    }
+
+    /// Its entry of the catalogue.
+    pub fn entry(&self) -> &'static Entry {
+        let value = serde_json::to_value(self).expect("plain data has a JSON form");
+        let name = value["workload"].as_str().unwrap_or_default();
+        CATALOGUE
+            .iter()
+            .find(|entry| entry.name == name)
+            .expect("every workload is in the catalogue")
+    }
+
+    /// Sets a parameter, for example `record` to `4k` or `phases` to `write,read`.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] for a name that this workload does not have, with those it has, or for a value that
+    /// does not fit.
+    pub fn set(&mut self, key: &str, text: &str) -> Result<()> {
+        let mut value = serde_json::to_value(&*self).expect("plain data has a JSON form");
+        let known = names(&value);
+        let place = find(&mut value, key).ok_or_else(|| {
+            Error::Spec(format!(
+                "{} has no parameter {key}; it has {}",
+                self.entry().name,
+                known.join(", ")
+            ))
+        })?;
+        *place = parse(place, text);
+        *self =
+            serde_json::from_value(value).map_err(|e| Error::Spec(format!("{key}={text}: {e}")))?;
+        Ok(())
+    }
+
+    /// The parameters, by name.
+    pub fn parameters(&self) -> Vec<(String, Value)> {
+        let mut value = serde_json::to_value(self).expect("plain data has a JSON form");
+        names(&value)
+            .into_iter()
+            .filter_map(|name| {
+                let found = find(&mut value, &name)?.clone();
+                Some((name, found))
+            })
+            .collect()
+    }
+}
+
+/// Names that can be set: those of the job, and those of `options`, which the former hide.
+fn names(value: &Value) -> Vec<String> {
+    let own = value.as_object().into_iter().flatten();
+    let inner = value["options"].as_object().into_iter().flatten();
+    let mut names: Vec<String> = Vec::new();
+    for (name, _) in own.chain(inner) {
+        if !["workload", "options"].contains(&name.as_str()) && !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
+fn find<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+    if ["workload", "options"].contains(&key) {
+        return None;
+    }
+    if value.get(key).is_some() {
+        return value.get_mut(key);
+    }
+    value.get_mut("options")?.get_mut(key)
+}
+
+/// What a text means where `old` stands: a list stays a list, and a size may have its unit.
+fn parse(old: &Value, text: &str) -> Value {
+    match old {
+        Value::Array(items) => {
+            let like = items.first().cloned().unwrap_or(Value::Null);
+            let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
+            Value::Array(parts.map(|part| parse(&like, part)).collect())
+        }
+        Value::String(_) => Value::String(text.to_owned()),
+        _ => match text {
+            "true" | "false" => Value::Bool(text == "true"),
+            "none" => Value::Null,
+            _ => size(text).map_or_else(|| Value::String(text.to_owned()), Value::from),
+        },
+    }
+}
+
+/// A number with an optional binary unit.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+fn throughput(extent: Extent) -> Throughput {
+    use seqrand::Phase::{RandomRead, RandomWrite, Read, Reread, Rewrite, Write};
+    let (threads, wanted) = match extent {
+        Extent::Quick => (vec![1, 4], 8 * MIB),
+        Extent::Standard => (vec![1, 10, 25], 100 * MIB),
+        Extent::Faithful => (vec![1, 10, 25, 50, 100], 100 * MIB),
+    };
+    let most = threads.iter().copied().max().unwrap_or(1) as u64;
+    Throughput {
+        threads,
+        phases: vec![Write, Rewrite, Read, Reread, RandomRead, RandomWrite],
+        options: seqrand::Config {
+            file: fit(wanted, most),
+            ..seqrand::Config::default()
+        },
+    }
+}
+
+/// `wanted` bytes for each of `threads`, or what memory has room for, in whole MiB.
+fn fit(wanted: u64, threads: u64) -> u64 {
+    let memory = crate::Environment::capture().memory_mib.unwrap_or(1024);
+    let room = (memory as f64 * MEMORY_PART / threads as f64) as u64;
+    wanted.min(room.max(1) * MIB)
+}
+
+fn sweep(extent: Extent) -> Sweep {
+    let (files, records) = match extent {
+        Extent::Quick => ((256 << 10, MIB), (4 << 10, 64 << 10)),
+        // 56 cells of file and record.
+        Extent::Standard => ((64 << 10, 4 * MIB), (4 << 10, 4 * MIB)),
+        Extent::Faithful => ((64 << 10, 512 * MIB), (4 << 10, 16 * MIB)),
+    };
+    let mut phases = seqrand::Phase::ALL.to_vec();
+    phases.retain(|phase| *phase != seqrand::Phase::Mixed);
+    Sweep {
+        files,
+        records,
+        all: false,
+        phases,
+        buffered: true,
+        options: seqrand::Config::default(),
+    }
+}
+
+fn mail(extent: Extent) -> mailmix::Config {
+    let (files, low, high) = match extent {
+        Extent::Quick => (500, 500, 10_000),
+        Extent::Standard => (1_000, 10_240, 1_048_576),
+        Extent::Faithful => (100_000, 10_240, 1_048_576),
+    };
+    mailmix::Config {
+        number: files,
+        transactions: files,
+        size_low: low,
+        size_high: high,
+        read: 8192,
+        write: 8192,
+        ..mailmix::Config::default()
+    }
+}
+
+fn devices(extent: Extent) -> devmix::Config {
+    let own = devmix::Config::default();
+    match extent {
+        Extent::Quick => devmix::Config {
+            blocks: vec![4096, 65536],
+            depths: vec![1, 8],
+            threads: vec![1],
+            requests: 2_000,
+            ..own
+        },
+        Extent::Standard => own,
+        Extent::Faithful => devmix::Config {
+            depths: vec![1, 4, 16, 64],
+            threads: vec![1, 4, 16],
+            requests: 200_000,
+            ..own
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_workload_of_the_catalogue_can_be_named_and_stored() {
+        for entry in CATALOGUE {
+            for extent in [Extent::Quick, Extent::Standard, Extent::Faithful] {
+                let job = Job::named(entry.name, extent).unwrap();
+                assert_eq!(job.entry().name, entry.name);
+                let text = serde_json::to_string(&job).unwrap();
+                assert_eq!(serde_json::from_str::<Job>(&text).unwrap(), job);
+                assert!(!job.parameters().is_empty());
+            }
+        }
+        let unknown = Job::named("iozone", Extent::Quick).unwrap_err().to_string();
+        assert!(unknown.contains("seqrand, sweep"), "{unknown}");
+    }
+
+    #[test]
+    fn parameters_are_set_by_name() {
+        let mut job = Job::named("seqrand", Extent::Quick).unwrap();
+        for (key, text) in [
+            ("threads", "1,10"),
+            ("record", "4k"),
+            ("direct", "true"),
+            ("phases", "write,random-read"),
+            ("access", "mapped-sync"),
+        ] {
+            job.set(key, text).unwrap();
+        }
+        let Job::Seqrand(throughput) = &job else {
+            panic!("{job:?}");
+        };
+        assert_eq!(throughput.threads, [1, 10]);
+        assert_eq!(throughput.phases.len(), 2);
+        assert!(throughput.options.direct && throughput.options.record == 4096);
+        for (key, text) in [("block", "4k"), ("record", "fast"), ("workload", "fio")] {
+            assert!(job.set(key, text).is_err(), "{key}={text}");
+        }
+        let mut packets = Job::named("packets", Extent::Quick).unwrap();
+        packets.set("peer", "10.0.0.1:7").unwrap();
+        packets.set("peer", "none").unwrap();
+        let mut fio = Job::named("fio", Extent::Quick).unwrap();
+        fio.set("rw", "write").unwrap();
+        fio.set("size", "1G").unwrap();
+        assert!(matches!(fio, Job::Fio(c) if c.size == 1 << 30 && c.rw == "write"));
+    }
+
+    #[test]
+    fn a_sweep_has_the_cells_of_the_automatic_mode() {
+        let Job::Sweep(sweep) = Job::named("sweep", Extent::Standard).unwrap() else {
+            panic!("a sweep");
+        };
+        // Seven sizes from 64 KiB to 4 MiB, records from 4 KiB up to the size.
+        assert_eq!(sweep.cells().unwrap().len(), 5 + 6 + 7 + 8 + 9 + 10 + 11);
+        let mut whole = sweep.clone();
+        whole.files = (64 << 10, 512 * MIB);
+        whole.records = (4 << 10, 16 * MIB);
+        whole.all = true;
+        assert_eq!(whole.cells().unwrap().len(), 146);
+        whole.files = (2, 1);
+        assert!(whole.cells().is_err());
+    }
+}
