@@ -48,6 +48,14 @@ pub enum Error {
     /// Stopped by the caller before the first pair was complete.
     #[error("stopped before the first pair was complete")]
     Stopped,
+    /// The file of a result cannot be read or written.
+    #[error("{path}")]
+    Journal {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// A stored result does not parse, or is of another schema.
     #[error("not a result of this laboratory: {0}")]
     Format(String),

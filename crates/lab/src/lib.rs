@@ -36,7 +36,9 @@ mod rng;
 mod series;
 mod spec;
 mod stats;
+pub mod study;
 mod target;
+mod unpaired;
 pub mod workload;
 
 pub use compare::{Arm, ArmFacts, Plan, Probe, Progress, compare};
@@ -53,3 +55,4 @@ pub use stats::{
     Interval, Ratio, Verdict, geometric_mean, median, order_statistic_ranks, paired, verdict,
 };
 pub use target::{Place, Target};
+pub use unpaired::unpaired;

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Confidence that every interval keeps or exceeds.
-const CONFIDENCE: f64 = 0.95;
+pub(crate) const CONFIDENCE: f64 = 0.95;
 
 /// The middle value; the mean of the two middle ones for an even count. `None` of nothing or when
 /// a value is not a number.
@@ -128,7 +128,7 @@ pub fn paired(pairs: &[(f64, f64)]) -> Option<Ratio> {
     })
 }
 
-fn usable(value: f64) -> bool {
+pub(crate) fn usable(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 

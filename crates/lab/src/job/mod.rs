@@ -277,7 +277,7 @@ fn parse(old: &Value, text: &str) -> Value {
             let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
             Value::Array(parts.map(|part| parse(&like, part)).collect())
         }
-        Value::String(_) => Value::String(text.to_owned()),
+        Value::String(_) if text != "none" => Value::String(text.to_owned()),
         _ => match text {
             "true" | "false" => Value::Bool(text == "true"),
             "none" => Value::Null,

@@ -19,4 +19,6 @@ pub mod packets;
 mod programs;
 pub mod scriptmix;
 pub mod sendfile;
+
+pub(crate) use programs::shell;
 pub mod seqrand;

@@ -1,0 +1,148 @@
+//! An old result and a new one: what became slower.
+//!
+//! Where both compare the same sides, it is their paired ratios that are compared, from which the machine of
+//! the day has fallen out; where they have one side, it is the values themselves. Either way the two sets are
+//! not paired with one another, and the report says so.
+
+use super::Study;
+use super::analysis::{Judgement, judge};
+use crate::record::{Better, Record};
+use crate::result::{Run, pairs};
+use crate::stats::Ratio;
+use crate::unpaired::unpaired;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// How a figure changed from the old result to the new one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The workload.
+    pub workload: String,
+    /// The side; `B / A` where ratios are compared.
+    pub side: String,
+    /// The phase.
+    pub phase: String,
+    /// The figure.
+    pub cell: String,
+    /// Its unit, that of the values also where ratios are compared.
+    pub unit: String,
+    /// Which way is good.
+    pub better: Better,
+    /// new / old.
+    pub ratio: Option<Ratio>,
+    /// What may be said.
+    pub judgement: Judgement,
+}
+
+/// Every figure that two results have in common.
+///
+/// # Errors
+/// [`Error::Spec`] for results that have none, or that did not do the same.
+pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
+    let refuse = |why: String| Err(Error::Spec(why));
+    if old.workload != new.workload {
+        return refuse(format!(
+            "the old result is of {}, the new one of {}",
+            old.workload, new.workload
+        ));
+    }
+    let mut all = Vec::new();
+    for (index, side) in new.sides.iter().enumerate() {
+        let Some(before) = old.sides.iter().position(|s| s.name == side.name) else {
+            continue;
+        };
+        if old.sides[before].job != side.job || old.times != new.times {
+            return refuse(format!(
+                "{} did something else in the old result: other parameters or repetitions",
+                side.name
+            ));
+        }
+        match (index, before) {
+            // The first of several is what the others are compared with.
+            (0, 0) if new.sides.len() > 1 && old.sides.len() > 1 => {}
+            (0, 0) => all.extend(of_side(old, new, (0, 0), &side.name, theta)),
+            (n, o) if old.sides[0].name == new.sides[0].name && o > 0 => {
+                let name = format!("{} / {}", side.name, new.sides[0].name);
+                all.extend(of_side(old, new, (o, n), &name, theta));
+            }
+            _ => {}
+        }
+    }
+    match all.is_empty() {
+        true => refuse("the two results have no side in common".into()),
+        false => Ok(all),
+    }
+}
+
+/// The figures of side `o` of the old result and `n` of the new one.
+fn of_side(
+    old: &Study,
+    new: &Study,
+    (o, n): (usize, usize),
+    name: &str,
+    theta: f64,
+) -> Vec<Change> {
+    let Some(run) = new.runs[n].first() else {
+        return Vec::new();
+    };
+    let cells = run
+        .sample
+        .phases
+        .iter()
+        .flat_map(|phase| phase.cells.iter().map(move |cell| (phase, cell)));
+    cells
+        .filter_map(|(phase, cell)| {
+            let (before, after) = (
+                samples(old, o, &phase.name, &cell.name),
+                samples(new, n, &phase.name, &cell.name),
+            );
+            if before.is_empty() || after.is_empty() {
+                return None;
+            }
+            let ratio = unpaired(&before, &after);
+            Some(Change {
+                workload: new.workload.clone(),
+                side: name.to_owned(),
+                phase: phase.name.clone(),
+                cell: cell.name.clone(),
+                unit: cell.unit.clone(),
+                better: cell.better,
+                judgement: ratio.map_or(Judgement::NoInterval, |r| {
+                    judge(&r, None, cell.better, theta)
+                }),
+                ratio,
+            })
+        })
+        .collect()
+}
+
+/// The values of a figure, or its ratios to the first side.
+fn samples(study: &Study, side: usize, phase: &str, cell: &str) -> Vec<f64> {
+    let value = |record: &Record| record.value(phase, cell);
+    let counted = |runs: &[Run<Record>]| -> Vec<f64> {
+        let counted = runs.iter().filter(|run| !run.warm_up);
+        counted.filter_map(|run| value(&run.sample)).collect()
+    };
+    match (side, study.sides.len()) {
+        (0, _) => counted(&study.runs[0]),
+        _ => pairs(&study.runs[0], &study.runs[side])
+            .into_iter()
+            .filter_map(|(a, b)| Some(value(b)? / value(a)?))
+            .collect(),
+    }
+}
+
+/// The changes for the worse whose whole interval is beyond `threshold`, for example 0.05: those that a gate
+/// closes for.
+pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
+    let beyond = |change: &&Change| {
+        let Some(interval) = change.ratio.and_then(|r| r.interval) else {
+            return false;
+        };
+        match change.better {
+            Better::Higher => interval.high < 1.0 / (1.0 + threshold),
+            Better::Lower => interval.low > 1.0 + threshold,
+        }
+    };
+    changes.iter().filter(beyond).collect()
+}

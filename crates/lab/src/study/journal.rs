@@ -1,0 +1,273 @@
+//! The journal of a study: a file of JSON lines that only grows.
+//!
+//! **Invariant:** a line is written by one call and ends with a line feed, so whatever ends this process,
+//! all lines but perhaps the last are whole; a last line without its end is taken off when the study is
+//! taken up, and passed over when it is read.
+
+use super::{SideFacts, Study, StudyPlan};
+use crate::environment::Environment;
+use crate::result::{End, Run};
+use crate::{Error, Record, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// Name and version of the layout of a study. A reader refuses what it does not know.
+pub const STUDY_SCHEMA: &str = "evfs-lab-study/1";
+/// Longest journal that is read, in bytes: 100 pairs of a sweep of 700 cells are a tenth of it.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Line {
+    /// The first line.
+    Head(Box<Head>),
+    /// A session began: the first after the head, and each that took the study up.
+    Session(Box<Environment>),
+    /// The number of repetitions is settled.
+    Times(u32),
+    /// A run ended.
+    Run(Box<Logged>),
+    /// The study ended.
+    End(End),
+    /// A run failed, and with it the session.
+    Failed(String),
+}
+
+/// What a study is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    schema: String,
+    workload: String,
+    sides: Vec<SideFacts>,
+    plan: StudyPlan,
+}
+
+/// A run and whose it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Logged {
+    arm: usize,
+    pub(crate) run: Run<Record>,
+}
+
+impl Logged {
+    pub(crate) fn new(
+        arm: usize,
+        (block, half, position): (u32, u32, u32),
+        discard_first: bool,
+        sample: Record,
+    ) -> Logged {
+        let run = Run {
+            block,
+            half,
+            position,
+            warm_up: discard_first && block == 0,
+            sample,
+        };
+        Logged { arm, run }
+    }
+
+    /// The record, which has to be that of the arm whose turn it is.
+    pub(crate) fn expect_arm(self, arm: usize) -> Result<Record> {
+        match self.arm == arm {
+            true => Ok(self.run.sample),
+            false => Err(Error::Format("its runs are in another order".into())),
+        }
+    }
+}
+
+/// An open journal.
+pub struct Journal {
+    file: File,
+    study: Option<Study>,
+}
+
+impl Journal {
+    /// Opens the journal at `path`, or makes it.
+    ///
+    /// # Errors
+    /// [`Error::Journal`] for what the file system says, [`Error::Format`] for another file.
+    pub fn open(path: &Path) -> Result<Journal> {
+        let failed = |source| Error::Journal {
+            path: path.display().to_string(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(failed)?;
+        let text = read(&mut file).map_err(failed)?;
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let study = parse(&text[..whole])?;
+        file.set_len(whole as u64).map_err(failed)?;
+        Ok(Journal { file, study })
+    }
+
+    /// What was read or written so far.
+    ///
+    /// # Panics
+    /// Before a study was begun.
+    pub fn study(&self) -> &Study {
+        self.study.as_ref().expect("a study was begun")
+    }
+
+    /// Begins a study, or takes it up.
+    pub(crate) fn begin(
+        &mut self,
+        workload: &str,
+        sides: Vec<SideFacts>,
+        plan: &StudyPlan,
+    ) -> Result<()> {
+        let head = Head {
+            schema: STUDY_SCHEMA.to_owned(),
+            workload: workload.to_owned(),
+            sides,
+            plan: plan.clone(),
+        };
+        match &mut self.study {
+            None => self.append(&Line::Head(Box::new(head)))?,
+            Some(study) => {
+                // How long this session may take is its own matter.
+                let plan = StudyPlan {
+                    budget: head.plan.budget,
+                    ..study.plan.clone()
+                };
+                let same = study.workload == head.workload
+                    && study.sides == head.sides
+                    && plan == head.plan;
+                if !same {
+                    return Err(Error::Spec(
+                        "the folder has a result of another study; take another one with --out"
+                            .into(),
+                    ));
+                }
+            }
+        }
+        self.append(&Line::Session(Box::new(Environment::capture())))
+    }
+
+    /// Repetitions, where they were settled already.
+    pub(crate) fn times(&self) -> Option<u32> {
+        Some(self.study().times).filter(|times| *times > 0)
+    }
+
+    pub(crate) fn settle(&mut self, times: u32) -> Result<()> {
+        match self.times() {
+            Some(_) => Ok(()),
+            None => self.append(&Line::Times(times)),
+        }
+    }
+
+    /// The runs so far, in the order in which they were made.
+    pub(crate) fn replay(&self) -> std::vec::IntoIter<Logged> {
+        let mut all: Vec<Logged> = Vec::new();
+        for (arm, runs) in self.study().runs.iter().enumerate() {
+            all.extend(runs.iter().cloned().map(|run| Logged { arm, run }));
+        }
+        all.sort_by_key(|logged| (logged.run.block, logged.run.position));
+        all.into_iter()
+    }
+
+    /// Writes a line, and takes it into the study.
+    pub(crate) fn append(&mut self, line: &Line) -> Result<()> {
+        let mut text = serde_json::to_vec(line).expect("plain data has a JSON form");
+        text.push(b'\n');
+        self.file
+            .write_all(&text)
+            .map_err(|source| Error::Journal {
+                path: "the journal".into(),
+                source,
+            })?;
+        take(&mut self.study, line.clone())
+    }
+}
+
+fn read(file: &mut File) -> std::io::Result<String> {
+    let mut text = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Reads a journal, whole or cut off.
+///
+/// # Errors
+/// [`Error::Journal`], [`Error::Format`].
+pub fn load(path: &Path) -> Result<Study> {
+    let mut file = File::open(path).map_err(|source| Error::Journal {
+        path: path.display().to_string(),
+        source,
+    })?;
+    let text = read(&mut file).map_err(|source| Error::Journal {
+        path: path.display().to_string(),
+        source,
+    })?;
+    let whole = text.rfind('\n').map_or(0, |end| end + 1);
+    parse(&text[..whole])?.ok_or_else(|| Error::Format("the journal is empty".into()))
+}
+
+fn parse(text: &str) -> Result<Option<Study>> {
+    let mut study = None;
+    for (number, line) in text.lines().enumerate() {
+        let bad = |why: String| Error::Format(format!("line {}: {why}", number + 1));
+        let line: Line = serde_json::from_str(line).map_err(|e| bad(e.to_string()))?;
+        take(&mut study, line).map_err(|e| bad(e.to_string()))?;
+    }
+    Ok(study)
+}
+
+/// Takes a line into the study.
+fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
+    let bad = |why: &str| Err(Error::Format(why.to_owned()));
+    let study = match (study, line) {
+        (none @ None, Line::Head(head)) => return fresh(*head).map(|study| *none = Some(study)),
+        (None, _) => return bad("a journal begins with its head"),
+        (Some(_), Line::Head(_)) => return bad("a second head"),
+        (Some(study), line) => (study, line),
+    };
+    match study {
+        (study, Line::Session(environment)) => {
+            study.sessions.push(*environment);
+            (study.end, study.failure) = (None, None);
+        }
+        (study, Line::Times(times)) => study.times = times,
+        (study, Line::Run(logged)) => {
+            let Some(runs) = study.runs.get_mut(logged.arm) else {
+                return bad("a run of a side that is not there");
+            };
+            runs.push(logged.run);
+            let counted = runs.iter().filter(|run| !run.warm_up).count();
+            study.extended = counted > study.plan.pairs as usize + 1;
+        }
+        (study, Line::End(end)) => study.end = Some(end),
+        (study, Line::Failed(why)) => study.failure = Some(why),
+        (_, Line::Head(_)) => unreachable!("handled above"),
+    }
+    Ok(())
+}
+
+fn fresh(head: Head) -> Result<Study> {
+    if head.schema != STUDY_SCHEMA {
+        return Err(Error::Format(format!(
+            "schema {}, not {STUDY_SCHEMA}",
+            head.schema
+        )));
+    }
+    let controlled = head.plan.control && head.sides.len() > 1;
+    let arms = head.sides.len() + usize::from(controlled);
+    Ok(Study {
+        schema: head.schema,
+        workload: head.workload,
+        sides: head.sides,
+        plan: head.plan,
+        sessions: Vec::new(),
+        times: 0,
+        runs: vec![Vec::new(); arms],
+        end: None,
+        failure: None,
+        extended: false,
+    })
+}

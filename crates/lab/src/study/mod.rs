@@ -1,0 +1,355 @@
+//! A study: one job on one side, or the same on several, run by turns, kept in a journal run by run.
+//!
+//! ```text
+//!   sides ──► order (A B · B A, with a control: B A A' · A' A B) ──► run ──► journal line ──► analysis
+//!                        ▲ drawn from the seed                        │
+//!                        └──────── runs of an earlier session ◄───────┘
+//! ```
+//!
+//! **Invariant:** the journal is the result. The order of runs follows from the plan alone, so an
+//! interrupted study is taken up by reading its journal as if its runs had just been made, and a
+//! journal that was cut off anywhere is a valid result of what it holds.
+//!
+//! The **control** is the first side once more: what it differs from itself is what this machine cannot tell
+//! apart now, measured among the other runs and not before them.
+
+mod analysis;
+mod difference;
+mod journal;
+
+pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
+pub use difference::{Change, changes, gate};
+pub use journal::{Journal, STUDY_SCHEMA, load};
+
+use crate::environment::Environment;
+use crate::result::{End, Run};
+use crate::series::{Ran, Rules, Series};
+use crate::workload::shell;
+use crate::{ArmFacts, Error, Job, Record, Result, Target};
+use journal::{Line, Logged};
+use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The most repetitions that a calibration may settle on.
+const TIMES_MAX: u32 = 10_000;
+
+/// What state caches are in when a run begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Caches {
+    /// As the runs before left them.
+    #[default]
+    AsTheyAre,
+    /// Written back and dropped by the kernel before each run, which takes root.
+    Dropped,
+}
+
+/// How a study is carried out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StudyPlan {
+    /// Pairs at least; six give an interval.
+    pub pairs: u32,
+    /// Goes on up to this many while intervals are wide.
+    pub max_pairs: u32,
+    /// An interval is narrow enough when it reaches no further than this part to either side of its middle.
+    pub width: f64,
+    /// A difference that does not matter.
+    pub theta: f64,
+    /// A run repeats its job until it lasts this long; found before the first block, the same for all.
+    pub min_wall: Duration,
+    /// No block is begun that would probably end later than this after the start of the session.
+    pub budget: Duration,
+    /// The first block is a warm-up.
+    pub discard_first: bool,
+    /// The first side runs once more in each half of a block.
+    pub control: bool,
+    /// State of caches.
+    pub caches: Caches,
+    /// Where the order is drawn from.
+    pub seed: u64,
+}
+
+impl Default for StudyPlan {
+    /// Six to twenty pairs, five percent, half an hour, with a control.
+    fn default() -> StudyPlan {
+        StudyPlan {
+            pairs: 6,
+            max_pairs: 20,
+            width: 0.05,
+            theta: 0.05,
+            min_wall: Duration::ZERO,
+            budget: Duration::from_secs(1800),
+            discard_first: true,
+            control: true,
+            caches: Caches::AsTheyAre,
+            seed: 1,
+        }
+    }
+}
+
+impl StudyPlan {
+    fn rules(&self) -> Rules {
+        Rules {
+            pairs: self.pairs,
+            max_pairs: self.max_pairs,
+            budget: self.budget,
+            discard_first: self.discard_first,
+            seed: self.seed,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let part = |v: f64| v > 0.0 && v < 1.0;
+        if self.pairs == 0 || !part(self.width) || !part(self.theta) {
+            return Err(Error::Spec(
+                "a plan has at least one pair, and its width and threshold lie between 0 and 1"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One configuration.
+#[derive(Clone)]
+pub struct Side {
+    /// Short name.
+    pub name: String,
+    /// What is run on.
+    pub target: Target,
+    /// What is run.
+    pub job: Job,
+    /// What a reader has to know.
+    pub facts: ArmFacts,
+    /// Command of the shell before each run, untimed.
+    pub before: Option<String>,
+    /// Command of the shell after each run, untimed.
+    pub after: Option<String>,
+}
+
+/// What is stored of a side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SideFacts {
+    /// Short name.
+    pub name: String,
+    /// Name of its target.
+    pub target: String,
+    /// What is run.
+    pub job: Job,
+    /// What a reader has to know.
+    pub facts: ArmFacts,
+    /// Command before each run.
+    pub before: Option<String>,
+    /// Command after each run.
+    pub after: Option<String>,
+}
+
+impl Side {
+    fn stored(&self) -> SideFacts {
+        SideFacts {
+            name: self.name.clone(),
+            target: self.target.name.clone(),
+            job: self.job.clone(),
+            facts: self.facts.clone(),
+            before: self.before.clone(),
+            after: self.after.clone(),
+        }
+    }
+
+    fn run(&self, times: u32, caches: Caches) -> Result<Record> {
+        if let Some(command) = &self.before {
+            shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
+        }
+        let made_ready = match caches {
+            Caches::AsTheyAre => Ok(()),
+            Caches::Dropped => drop_caches(),
+        };
+        let record = made_ready.and_then(|()| self.job.run(&self.target, times));
+        if let Some(command) = &self.after {
+            shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
+        }
+        record
+    }
+}
+
+/// Writes everything back and drops the kernel's caches (proc_sys_vm(5), drop_caches).
+fn drop_caches() -> Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| {
+        Error::Spec(format!(
+            "caches cannot be dropped, which takes root: {e}; leave them as they are, or use direct I/O"
+        ))
+    })
+}
+
+/// A study as it is stored: everything that was run, and nothing derived.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Study {
+    /// Name and version of this layout.
+    pub schema: String,
+    /// Name of the workload.
+    pub workload: String,
+    /// The sides; the first is what others are compared with.
+    pub sides: Vec<SideFacts>,
+    /// How it was planned.
+    pub plan: StudyPlan,
+    /// The machine, at the beginning of each session.
+    pub sessions: Vec<Environment>,
+    /// Repetitions of the job in each run.
+    pub times: u32,
+    /// Runs of each side, then those of the control if there is one.
+    pub runs: Vec<Vec<Run<Record>>>,
+    /// Why it ended; `None`: it was interrupted, and can be taken up.
+    pub end: Option<End>,
+    /// A run that failed, and why. It ended its session.
+    pub failure: Option<String>,
+    /// Pairs were added because intervals were wide.
+    pub extended: bool,
+}
+
+/// What a study is doing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step<'a> {
+    /// A side's target is being written.
+    Preparing(&'a str),
+    /// The number of repetitions is settled.
+    Calibrated(u32),
+    /// A run ended, or was found in the journal.
+    Ran {
+        /// Name of the side, `control` for the control.
+        side: &'a str,
+        /// Its first figure, for people that wait.
+        figure: Option<(f64, &'a str)>,
+        /// Pairs so far.
+        pairs: u32,
+        /// It is in the warm-up block.
+        warm_up: bool,
+        /// It was found in the journal.
+        replayed: bool,
+    },
+}
+
+/// Carries a study out, run by run into `journal`, taking up what is in it already.
+///
+/// # Errors
+/// [`Error::Spec`] for a plan or a job that does not fit, or a journal of another study. What a run says; it
+/// is noted in the journal, and what was run before it stays.
+pub fn study(
+    sides: &[Side],
+    plan: &StudyPlan,
+    journal: &mut Journal,
+    progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<Study> {
+    plan.check()?;
+    let Some(first) = sides.first() else {
+        return Err(Error::Spec("a study needs a side".into()));
+    };
+    if (1..sides.len()).any(|i| sides[..i].iter().any(|s| s.name == sides[i].name)) {
+        return Err(Error::Spec("two sides have the same name".into()));
+    }
+    sides
+        .iter()
+        .try_for_each(|side| side.job.check(&side.target))?;
+    let stored = sides.iter().map(Side::stored).collect();
+    journal.begin(first.job.entry().name, stored, plan)?;
+    let done = match carry_out(sides, plan, journal, progress) {
+        Ok(end) => journal.append(&Line::End(end)),
+        // Nobody is to blame for being stopped.
+        Err(Error::Stopped) => Ok(()),
+        Err(error) => {
+            journal.append(&Line::Failed(error.to_string()))?;
+            Err(error)
+        }
+    };
+    done?;
+    Ok(journal.study().clone())
+}
+
+fn carry_out(
+    sides: &[Side],
+    plan: &StudyPlan,
+    journal: &mut Journal,
+    progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<End> {
+    for side in sides {
+        if progress(Step::Preparing(&side.name)).is_break() {
+            return Err(Error::Stopped);
+        }
+        side.job.prepare(&side.target)?;
+    }
+    let times = match journal.times() {
+        Some(times) => times,
+        None => calibrate(sides, plan)?,
+    };
+    journal.settle(times)?;
+    if progress(Step::Calibrated(times)).is_break() {
+        return Err(Error::Stopped);
+    }
+    let controlled = plan.control && sides.len() > 1;
+    let arms = sides.len() + usize::from(controlled);
+    let mut earlier = journal.replay();
+    let began = Instant::now();
+    let mut series = Series::new(arms, plan.rules());
+    let replayed = std::cell::Cell::new(false);
+    let mut places = Places::default();
+    series.measure(
+        &|| began.elapsed(),
+        &mut |arm| {
+            let place = places.next(arms);
+            if let Some(logged) = earlier.next() {
+                replayed.set(true);
+                return logged.expect_arm(arm);
+            }
+            replayed.set(false);
+            let side = sides.get(arm).unwrap_or(&sides[0]);
+            let record = side.run(times, plan.caches)?;
+            let logged = Logged::new(arm, place, plan.discard_first, record);
+            journal.append(&Line::Run(Box::new(logged.clone())))?;
+            Ok(logged.run.sample)
+        },
+        &|runs| analysis::narrow(runs, sides.len(), plan.width),
+        &mut |ran: Ran<'_, Record>| {
+            let side = sides.get(ran.arm).map_or("control", |side| &side.name);
+            let cell = ran.sample.phases.first().and_then(|p| p.cells.first());
+            progress(Step::Ran {
+                side,
+                figure: cell.map(|c| (c.value(), c.unit.as_str())),
+                pairs: ran.pairs,
+                warm_up: ran.warm_up,
+                replayed: replayed.get(),
+            })
+        },
+    )
+}
+
+/// Where in the series a run stands: block, half, position.
+#[derive(Debug, Default)]
+struct Places(u32);
+
+impl Places {
+    fn next(&mut self, arms: usize) -> (u32, u32, u32) {
+        let (arms, n) = (arms as u32, self.0);
+        self.0 += 1;
+        (n / (2 * arms), n / arms % 2, n % (2 * arms))
+    }
+}
+
+/// Repetitions with which the fastest side takes `min_wall`.
+fn calibrate(sides: &[Side], plan: &StudyPlan) -> Result<u32> {
+    if plan.min_wall.is_zero() {
+        return Ok(1);
+    }
+    let mut times = 1;
+    for side in sides {
+        let wall = side.run(1, plan.caches)?.wall_ns().max(1) as f64;
+        let wanted = (1.1 * plan.min_wall.as_nanos() as f64 / wall).ceil();
+        times = times.max((wanted as u32).min(TIMES_MAX));
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
