@@ -25,6 +25,7 @@ mod error;
 pub mod files;
 mod gate;
 mod histogram;
+mod html;
 mod job;
 #[allow(unsafe_code)]
 mod map;

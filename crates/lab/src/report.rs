@@ -101,7 +101,7 @@ fn row(comparison: &Comparison, arm: &ArmRuns) -> [String; 13] {
 }
 
 /// `0.97 [0.95, 0.99]`, or the range and the words "no interval".
-fn ratio(r: &Ratio) -> String {
+pub(crate) fn ratio(r: &Ratio) -> String {
     match r.interval {
         Some(i) => format!("{:.3} [{:.3}, {:.3}]", r.median, i.low, i.high),
         None => format!(
@@ -280,7 +280,7 @@ fn load(comparisons: &[Comparison]) -> Option<String> {
 }
 
 /// Three significant figures, more in front of the point.
-fn figures(value: f64) -> String {
+pub(crate) fn figures(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),

@@ -15,11 +15,15 @@
 
 mod analysis;
 mod difference;
+mod folder;
 mod journal;
+mod table;
 
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, changes, gate};
+pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
+pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
 use crate::environment::Environment;
 use crate::result::{End, Run};

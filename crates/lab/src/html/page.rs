@@ -1,0 +1,179 @@
+//! The page: what was found in words, figures, tables, what speaks against it, the machine, and the raw data.
+
+use super::charts::figures;
+use super::svg::escape;
+use crate::report::{figures as number, ratio as ratio_text};
+use crate::study::{Finding, Kind, Results, Study, findings, notes, title, verdicts};
+use std::fmt::Write;
+
+/// A longer table is folded.
+const OPEN_ROWS: usize = 24;
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
+table{border-collapse:collapse;margin:1rem 0;font-size:13px}td,th{border:1px solid #ccc;padding:.2rem .5rem;text-align:left}\
+td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.worse{color:#b2182b}.verdict{font-size:1.1rem}\
+.box{border:1px solid #ccc;border-left:4px solid #888;padding:.2rem 1rem;margin:1rem 0}svg{max-width:100%;height:auto}pre{overflow:auto}\
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#1a1a1a}td,th,.box{border-color:#555}.better{color:#7fbf7b}.worse{color:#ef8a62}}";
+
+/// Studies as one page of HTML.
+pub fn page(studies: &[Study]) -> String {
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>What was measured</h1>\n"
+    );
+    for study in studies {
+        let (_, means) = findings(study);
+        for line in verdicts(study, &means) {
+            let _ = writeln!(
+                out,
+                "<p class=\"verdict\">{}: {}</p>",
+                escape(&study.workload),
+                escape(&line)
+            );
+        }
+    }
+    let drawn = figures(studies);
+    for study in studies {
+        section(&mut out, study, &drawn);
+    }
+    machine(&mut out, studies);
+    raw(&mut out, studies);
+    out.push_str("</body></html>\n");
+    out
+}
+
+fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
+    let (found, _) = findings(study);
+    let _ = writeln!(out, "<h2>{}</h2>", escape(&title(study)));
+    let entry = study.sides.first().map(|side| side.job.entry());
+    if let Some(entry) = entry {
+        let text = format!("{}; after {}.", entry.what, entry.after);
+        let _ = writeln!(out, "<p>{}</p>", escape(&text));
+    }
+    let prefix = format!("{}-", study.workload);
+    for (name, svg) in drawn.iter().filter(|(name, _)| name.starts_with(&prefix)) {
+        let _ = writeln!(out, "<figure id=\"{}\">{svg}</figure>", escape(name));
+    }
+    let folded = found.len() > OPEN_ROWS;
+    if folded {
+        let _ = writeln!(
+            out,
+            "<details><summary>All {} figures</summary>",
+            found.len()
+        );
+    }
+    table(out, study, &found);
+    if folded {
+        out.push_str("</details>\n");
+    }
+    out.push_str("<div class=\"box\"><p>What a reader has to know:</p><ul>\n");
+    for note in notes(study, &found) {
+        let _ = writeln!(out, "<li>{}</li>", escape(&note));
+    }
+    out.push_str("</ul></div>\n");
+}
+
+fn table(out: &mut String, study: &Study, found: &[Finding]) {
+    let one = study.sides.len() == 1;
+    let base = study.sides.first().map_or("", |s| s.name.as_str());
+    let heads: Vec<&str> = match one {
+        true => vec!["phase", "figure", "median", "unit"],
+        false => vec![
+            "phase",
+            "figure",
+            "side",
+            base,
+            "side's",
+            "unit",
+            "change %",
+            "gain %",
+            "ratio",
+            "pairs",
+            "control",
+            "judgement",
+        ],
+    };
+    out.push_str("<table><tr>");
+    for head in heads {
+        let _ = write!(out, "<th>{}</th>", escape(head));
+    }
+    out.push_str("</tr>\n");
+    for f in found {
+        row(out, f, one);
+    }
+    out.push_str("</table>\n");
+}
+
+fn row(out: &mut String, f: &Finding, one: bool) {
+    let show = |v: f64| if v.is_finite() { number(v) } else { "-".into() };
+    let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:+.1}"));
+    let weight = if f.kind == Kind::Headline { "<b>" } else { "" };
+    let _ = write!(
+        out,
+        "<tr><td>{}</td><td>{weight}{}</td>",
+        escape(&f.phase),
+        escape(&f.cell)
+    );
+    let unit = escape(&f.unit);
+    if one {
+        let _ = writeln!(
+            out,
+            "<td class=\"n\">{}</td><td>{unit}</td></tr>",
+            show(f.value)
+        );
+        return;
+    }
+    let _ = write!(
+        out,
+        "<td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td>{unit}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>",
+        escape(&f.side),
+        show(f.base),
+        show(f.value),
+        percent(f.change()),
+        percent(f.gain()),
+    );
+    let _ = writeln!(
+        out,
+        "<td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"{}\">{}</td></tr>",
+        f.ratio.map_or("-".into(), |r| escape(&ratio_text(&r))),
+        f.ratio.map_or(0, |r| r.n),
+        f.control.map_or("-".into(), |c| format!("{:.3}", c.median)),
+        f.judgement.name().replace(' ', "-"),
+        f.judgement.name(),
+    );
+}
+
+fn machine(out: &mut String, studies: &[Study]) {
+    out.push_str("<h2>The machine and the parameters</h2>\n");
+    let sessions = studies.iter().flat_map(|s| s.sessions.first());
+    if let Some(environment) = sessions.into_iter().next() {
+        let json = serde_json::to_string_pretty(environment).expect("plain data has a JSON form");
+        let _ = writeln!(
+            out,
+            "<details open><summary>Machine</summary><pre>{}</pre></details>",
+            escape(&json)
+        );
+    }
+    for study in studies {
+        let json = serde_json::to_string_pretty(&(&study.sides, &study.plan))
+            .expect("plain data has a JSON form");
+        let _ = writeln!(
+            out,
+            "<details><summary>{}: sides and plan</summary><pre>{}</pre></details>",
+            escape(&study.workload),
+            escape(&json)
+        );
+    }
+}
+
+/// Everything, for programs: the same as `result.json`.
+fn raw(out: &mut String, studies: &[Study]) {
+    let results = Results::of(studies.to_vec());
+    let json = serde_json::to_string(&results).expect("plain data has a JSON form");
+    // The only way out of such an element is its end tag; in JSON it can be spelt otherwise.
+    let json = json.replace("</", "<\\/");
+    let _ = writeln!(
+        out,
+        "<script type=\"application/json\" id=\"result\">{json}</script>"
+    );
+}

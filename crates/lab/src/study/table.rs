@@ -1,0 +1,417 @@
+//! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
+
+use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
+use crate::record::{Phase, Record};
+use crate::report::{figures, ratio as ratio_text};
+use crate::result::{End, Run};
+use std::fmt::Write;
+
+/// Two sides touched the device differently when their device bytes for each asked byte are further
+/// apart than this.
+const PROOF_TOLERANCE: f64 = 0.05;
+/// Written bytes of which less than this part reached the device went to a cache.
+const TO_DEVICE: f64 = 0.9;
+/// A table with more rows than this shows headlines alone, and a still longer one only the worst and the best.
+const ROWS_MAX: usize = 60;
+/// So many of each.
+const ENDS: usize = 5;
+
+/// Tables of studies, one after the other.
+pub fn tables(studies: &[Study]) -> String {
+    let mut out = String::new();
+    for study in studies {
+        let (found, means) = findings(study);
+        let _ = writeln!(out, "## {}\n", title(study));
+        for line in verdicts(study, &means) {
+            let _ = writeln!(out, "{line}");
+        }
+        if !means.is_empty() {
+            out.push('\n');
+        }
+        out.push_str(&rows(study, &found));
+        out.push('\n');
+        for note in notes(study, &found) {
+            let _ = writeln!(out, "- {note}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The workload and its sides.
+pub fn title(study: &Study) -> String {
+    let names: Vec<&str> = study.sides.iter().map(|s| s.name.as_str()).collect();
+    match names.split_first() {
+        Some((first, [])) => format!("{} on {first}", study.workload),
+        Some((first, others)) => {
+            format!("{}: {} against {first}", study.workload, others.join(", "))
+        }
+        None => study.workload.clone(),
+    }
+}
+
+/// The verdict over each other side, in plain words.
+pub fn verdicts(study: &Study, means: &[Aggregate]) -> Vec<String> {
+    let base = study.sides.first().map_or("", |s| s.name.as_str());
+    means
+        .iter()
+        .map(|mean| {
+            let what = match mean.kind {
+                Kind::Cpu => "CPU for the same work",
+                _ => "headline figures",
+            };
+            let counts: Vec<String> = mean
+                .counts
+                .iter()
+                .map(|(judgement, n)| format!("{n} {}", judgement.name()))
+                .collect();
+            format!(
+                "{} against {base}, {what}: {} ({} figures: {}).",
+                mean.side,
+                words(mean, study.plan.theta),
+                mean.cells,
+                counts.join(", ")
+            )
+        })
+        .collect()
+}
+
+fn words(mean: &Aggregate, theta: f64) -> String {
+    let Some(gain) = mean.gain else {
+        return "nothing to compare".into();
+    };
+    let percent = |value: f64| format!("{:.1} %", (value.max(1.0 / value) - 1.0) * 100.0);
+    let Some(i) = gain.interval else {
+        return format!(
+            "between {:.3} and {:.3} times as good, no interval from {} pairs",
+            gain.min, gain.max, gain.n
+        );
+    };
+    let band = (1.0 / (1.0 + theta), 1.0 + theta);
+    let sure = i.confidence * 100.0;
+    if i.low >= band.0 && i.high <= band.1 {
+        format!("the same within {:.0} %", theta * 100.0)
+    } else if i.high < 1.0 {
+        format!(
+            "worse by {} to {} ({sure:.0} % sure)",
+            percent(i.high),
+            percent(i.low)
+        )
+    } else if i.low > 1.0 {
+        format!(
+            "better by {} to {} ({sure:.0} % sure)",
+            percent(i.low),
+            percent(i.high)
+        )
+    } else {
+        format!(
+            "undecided, between {:.3} and {:.3} times as good",
+            i.low, i.high
+        )
+    }
+}
+
+/// The table, shortened where it would be too long to read.
+fn rows(study: &Study, found: &[Finding]) -> String {
+    let headlines = || found.iter().filter(|f| f.kind == Kind::Headline);
+    let shown: Vec<&Finding> = match (found.len(), headlines().count()) {
+        (all, _) if all <= ROWS_MAX => found.iter().collect(),
+        (_, some) if some <= ROWS_MAX => headlines().collect(),
+        _ => extremes(headlines().collect()),
+    };
+    let mut lines = match study.sides.len() {
+        1 => vec![
+            ["phase", "figure", "median", "unit", "runs"]
+                .map(str::to_owned)
+                .to_vec(),
+        ],
+        _ => {
+            let base = &study.sides[0].name;
+            let head = [
+                "phase",
+                "figure",
+                "side",
+                base,
+                "side's",
+                "unit",
+                "change %",
+                "ratio",
+                "pairs",
+                "judgement",
+            ];
+            vec![head.map(str::to_owned).to_vec()]
+        }
+    };
+    lines.extend(shown.iter().map(|f| row(study, f)));
+    let mut text = align(&lines);
+    if shown.len() < found.len() {
+        let _ = writeln!(
+            text,
+            "\n{} of {} figures are shown; all are in the JSON and the CSV.",
+            shown.len(),
+            found.len()
+        );
+    }
+    text
+}
+
+fn extremes(mut found: Vec<&Finding>) -> Vec<&Finding> {
+    let gain = |f: &&Finding| f.gain().unwrap_or(0.0);
+    found.sort_by(|a, b| gain(a).total_cmp(&gain(b)));
+    let best = found.split_off(found.len() - ENDS);
+    found.truncate(ENDS);
+    found.extend(best);
+    found
+}
+
+fn row(study: &Study, f: &Finding) -> Vec<String> {
+    let common = [f.phase.clone(), f.cell.clone()];
+    let number = |v: f64| {
+        if v.is_finite() {
+            figures(v)
+        } else {
+            "-".into()
+        }
+    };
+    let own = match study.sides.len() {
+        1 => {
+            let runs = study.runs[0].iter().filter(|r| !r.warm_up).count();
+            vec![number(f.value), f.unit.clone(), runs.to_string()]
+        }
+        _ => vec![
+            f.side.clone(),
+            number(f.base),
+            number(f.value),
+            f.unit.clone(),
+            f.change().map_or("-".into(), |c| format!("{c:+.1}")),
+            f.ratio.map_or("-".into(), |r| ratio_text(&r)),
+            f.ratio.map_or("0".into(), |r| r.n.to_string()),
+            f.judgement.name().to_owned(),
+        ],
+    };
+    common.into_iter().chain(own).collect()
+}
+
+/// What a reader has to know, each once.
+pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(environment) = study.sessions.first() {
+        notes.push(environment.line());
+        if !environment.optimised {
+            notes.push("WITHOUT OPTIMISATION: a debug build's figures are of no use".into());
+        }
+    }
+    notes.extend(differences(study));
+    if study.sides.len() > 1 {
+        notes.push(
+            "Ratios are medians of paired runs with an exact interval of 95 % (order statistics); runs of a pair are next \
+             to each other, in mirrored order; a warm-up block is left out"
+                .into(),
+        );
+    }
+    notes.push("CPU is that of this process, its children and the named processes; times are service times in a closed loop".into());
+    notes.extend(taint(study));
+    notes.extend(proof(study));
+    notes.extend(control(found));
+    let far: usize = found.iter().map(|f| f.far).sum();
+    if far > 0 {
+        notes.push(format!(
+            "{far} pairs are far from the others of their figure; they are counted"
+        ));
+    }
+    if study.extended {
+        notes.push("Pairs were added while intervals were wide, which makes them a little looser than they say".into());
+    }
+    match (&study.failure, study.end) {
+        (Some(why), _) => notes.push(format!("INCOMPLETE, a run failed: {why}")),
+        (None, None | Some(End::Stopped)) => notes.push(
+            "INCOMPLETE: it was interrupted; run it again with the same folder to go on".into(),
+        ),
+        (None, Some(End::Budget)) => notes.push("The budget ended before the planned pairs".into()),
+        (None, Some(End::Complete)) => {}
+    }
+    let intervals = found.iter().filter(|f| f.ratio.is_some()).count();
+    if intervals >= 10 {
+        notes.push(format!(
+            "Of {intervals} intervals of 95 %, up to one in twenty misses by chance"
+        ));
+    }
+    notes
+}
+
+/// In what the sides differ from the first: parameter by parameter.
+pub fn differences(study: &Study) -> Vec<String> {
+    let Some((first, others)) = study.sides.split_first() else {
+        return Vec::new();
+    };
+    let compare = |other: &super::SideFacts| {
+        let mut differ = Vec::new();
+        let mut add = |what: &str, a: String, b: String| {
+            if a != b {
+                differ.push(format!("{what} {a} / {b}"));
+            }
+        };
+        add("target", first.target.clone(), other.target.clone());
+        let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "none".into());
+        add(
+            "cipher",
+            text(&first.facts.cipher),
+            text(&other.facts.cipher),
+        );
+        add("note", text(&first.facts.note), text(&other.facts.note));
+        add(
+            "direct",
+            format!("{:?}", first.facts.direct),
+            format!("{:?}", other.facts.direct),
+        );
+        add("before", text(&first.before), text(&other.before));
+        add("after", text(&first.after), text(&other.after));
+        for (a, b) in first.job.parameters().iter().zip(other.job.parameters()) {
+            add(&a.0, a.1.to_string(), b.1.to_string());
+        }
+        match differ.is_empty() {
+            true => format!("{} and {} differ in nothing", first.name, other.name),
+            false => format!(
+                "{} and {} differ in: {}",
+                first.name,
+                other.name,
+                differ.join("; ")
+            ),
+        }
+    };
+    others.iter().map(compare).collect()
+}
+
+fn counted(runs: &[Run<Record>]) -> impl Iterator<Item = &Record> {
+    runs.iter().filter(|r| !r.warm_up).map(|r| &r.sample)
+}
+
+fn taint(study: &Study) -> Option<String> {
+    let all = study.runs.iter().flat_map(|runs| counted(runs));
+    let (n, bad) = all.fold((0, 0), |(n, bad), record| {
+        (n + 1, bad + usize::from(record.tainted()))
+    });
+    (bad > 0).then(|| format!("{bad} of {n} runs stood beside foreign load (more than a quarter of a core, or stolen time)"))
+}
+
+/// The median, over runs, of device bytes for each byte asked in a phase.
+pub fn device_per_asked(runs: &[Run<Record>], phase: usize) -> Option<f64> {
+    let of = |record: &Record| record.phases.get(phase).and_then(Phase::device_per_asked);
+    let values: Vec<f64> = counted(runs).filter_map(of).collect();
+    crate::median(&values)
+}
+
+/// Whether the sides moved the same to and from the device, and whether what was written got there.
+fn proof(study: &Study) -> Vec<String> {
+    let Some(record) = study.runs.first().and_then(|runs| runs.first()) else {
+        return Vec::new();
+    };
+    let (mut unequal, mut cached) = (Vec::new(), Vec::new());
+    for (index, phase) in record.sample.phases.iter().enumerate() {
+        let of = |side: usize| device_per_asked(&study.runs[side], index);
+        let first = of(0);
+        for side in 1..study.sides.len() {
+            if let Some((a, b)) = first.zip(of(side))
+                && (a - b).abs() > PROOF_TOLERANCE * a.max(b).max(1.0)
+            {
+                unequal.push(format!("{} ({a:.2} / {b:.2})", phase.name));
+            }
+        }
+        if phase.writes && first.is_some_and(|f| f < TO_DEVICE) {
+            cached.push(phase.name.as_str());
+        }
+    }
+    let few = |list: &[String]| list.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+    let mut notes = Vec::new();
+    if !unequal.is_empty() {
+        notes.push(format!(
+            "NOT COMPARABLE in {} phases, as far as this process sees: the sides moved different amounts to or from the device: {}",
+            unequal.len(),
+            few(&unequal)
+        ));
+    }
+    if !cached.is_empty() {
+        notes.push(format!(
+            "{} writing phases went to a cache: less reached the device than was written",
+            cached.len()
+        ));
+    }
+    notes
+}
+
+fn control(found: &[Finding]) -> Option<String> {
+    let strays: Vec<f64> = found
+        .iter()
+        .filter(|f| f.kind != Kind::Further)
+        .filter_map(|f| Some((f.control?.median.ln().abs().exp() - 1.0) * 100.0))
+        .collect();
+    let worst = strays.iter().copied().reduce(f64::max)?;
+    let noise = found
+        .iter()
+        .filter(|f| f.judgement == Judgement::Noise)
+        .count();
+    Some(format!(
+        "Control: the first side against itself strayed by {:.1} % in the median of its figures, {worst:.1} % at worst; {noise} claims \
+         are withheld for it",
+        crate::median(&strays)?
+    ))
+}
+
+/// A Markdown table whose source is aligned too.
+fn align(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut out = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(out, "| {cell:<width$} ");
+        }
+        out.push_str("|\n");
+        if index == 0 {
+            for width in &widths {
+                let _ = write!(out, "|{}", "-".repeat(width + 2));
+            }
+            out.push_str("|\n");
+        }
+    }
+    out
+}
+
+/// Every figure as comma-separated values, a line each.
+pub fn csv(studies: &[Study]) -> String {
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let number = |v: Option<f64>| {
+        v.filter(|v| v.is_finite())
+            .map_or(String::new(), |v| v.to_string())
+    };
+    let mut out = String::from(
+        "workload,base,side,phase,figure,unit,better,base_median,side_median,pairs,ratio,low,high,control,judgement\n",
+    );
+    for study in studies {
+        let base = study.sides.first().map_or("", |s| s.name.as_str());
+        for f in findings(study).0 {
+            let interval = f.ratio.and_then(|r| r.interval);
+            let fields = [
+                quoted(&study.workload),
+                quoted(base),
+                quoted(&f.side),
+                quoted(&f.phase),
+                quoted(&f.cell),
+                quoted(&f.unit),
+                format!("{:?}", f.better).to_lowercase(),
+                number(Some(f.base)),
+                number(Some(f.value)),
+                f.ratio.map_or(0, |r| r.n).to_string(),
+                number(f.ratio.map(|r| r.median)),
+                number(interval.map(|i| i.low)),
+                number(interval.map(|i| i.high)),
+                number(f.control.map(|c| c.median)),
+                quoted(f.judgement.name()),
+            ];
+            out.push_str(&fields.join(","));
+            out.push('\n');
+        }
+    }
+    out
+}
