@@ -6,6 +6,8 @@ use crate::report::{figures as number, ratio as ratio_text};
 use crate::study::{Finding, Kind, Results, Study, findings, notes, title, verdicts};
 use std::fmt::Write;
 
+/// Most bytes of raw data in a page.
+const RAW_MAX: usize = 4 << 20;
 /// A longer table is folded.
 const OPEN_ROWS: usize = 24;
 
@@ -166,10 +168,14 @@ fn machine(out: &mut String, studies: &[Study]) {
     }
 }
 
-/// Everything, for programs: the same as `result.json`.
+/// Everything, for programs: the same as `result.json`, as long as a page can bear it.
 fn raw(out: &mut String, studies: &[Study]) {
     let results = Results::of(studies.to_vec());
     let json = serde_json::to_string(&results).expect("plain data has a JSON form");
+    if json.len() > RAW_MAX {
+        out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
+        return;
+    }
     // The only way out of such an element is its end tag; in JSON it can be spelt otherwise.
     let json = json.replace("</", "<\\/");
     let _ = writeln!(

@@ -28,6 +28,8 @@ pub struct Change {
     pub unit: String,
     /// Which way is good.
     pub better: Better,
+    /// It is a headline, or CPU.
+    pub counts: bool,
     /// new / old.
     pub ratio: Option<Ratio>,
     /// What may be said.
@@ -85,13 +87,13 @@ fn of_side(
     let Some(run) = new.runs[n].first() else {
         return Vec::new();
     };
-    let cells = run
-        .sample
-        .phases
-        .iter()
-        .flat_map(|phase| phase.cells.iter().map(move |cell| (phase, cell)));
+    let cells = run.sample.phases.iter().flat_map(|phase| {
+        let last = phase.cells.len().saturating_sub(1);
+        let cells = phase.cells.iter().enumerate();
+        cells.map(move |(n, cell)| (phase, cell, n == 0 || n == last))
+    });
     cells
-        .filter_map(|(phase, cell)| {
+        .filter_map(|(phase, cell, counts)| {
             let (before, after) = (
                 samples(old, o, &phase.name, &cell.name),
                 samples(new, n, &phase.name, &cell.name),
@@ -107,6 +109,7 @@ fn of_side(
                 cell: cell.name.clone(),
                 unit: cell.unit.clone(),
                 better: cell.better,
+                counts,
                 judgement: ratio.map_or(Judgement::NoInterval, |r| {
                     judge(&r, None, cell.better, theta)
                 }),
@@ -145,4 +148,28 @@ pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
         }
     };
     changes.iter().filter(beyond).collect()
+}
+
+/// Changes as a table.
+pub fn change_table(changes: &[Change]) -> String {
+    let head = [
+        "workload",
+        "side",
+        "phase",
+        "figure",
+        "new / old",
+        "judgement",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(changes.iter().map(|c| {
+        vec![
+            c.workload.clone(),
+            c.side.clone(),
+            c.phase.clone(),
+            format!("{} ({})", c.cell, c.unit),
+            c.ratio.map_or("-".into(), |r| crate::report::ratio(&r)),
+            c.judgement.name().to_owned(),
+        ]
+    }));
+    super::table::align(&rows)
 }

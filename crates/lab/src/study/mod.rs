@@ -20,7 +20,7 @@ mod journal;
 mod table;
 
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
-pub use difference::{Change, changes, gate};
+pub use difference::{Change, change_table, changes, gate};
 pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};

@@ -1,0 +1,273 @@
+//! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
+
+mod devices;
+mod measure;
+mod sides;
+
+pub use devices::measure;
+
+use super::Context;
+use crate::output;
+use clap::Subcommand;
+use lab::study::{self, Results};
+use lab::{CATALOGUE, Extent, Job};
+use measure::MeasureArgs;
+use serde_json::json;
+use stack::{Error, Result, exit};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the workloads, or the parameters of one
+    List {
+        /// Workload whose parameters are shown
+        workload: Option<String>,
+    },
+    /// Run workloads on one target
+    #[command(after_help = "\
+Runs each workload several times and prints the medians. Nothing is compared, so noise of the
+machine is in the figures.
+
+Examples:
+  evfs lab run dhrystone packets --quick
+  evfs lab run seqrand nfsbasic --target /mnt/data --out results
+  evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
+    Run(RunArgs),
+    /// Run the same work on two sides by turns and compare
+    #[command(after_help = "\
+A side is a stack that is built in this process over the same bytes of one device (clear, encrypted,
+encrypted-128, encrypted-256), a folder, device:PATH, or a TOML file with name, one of folder, device and
+stack, and optionally daemons, before, after, note and a table set. Runs are made by turns (A B B A), with
+the first side once more as a control, until intervals are narrow; the result is the median of paired
+ratios with a 95 % interval. With --out each run is kept as it is made: interrupted, the same command
+goes on.
+
+Examples:
+  evfs lab compare clear encrypted
+  evfs lab compare clear encrypted-256 --workload rand-write --block 4k --threads 10
+  evfs lab compare /mnt/plain /mnt/secret --workload seqrand --workload mailmix --out results
+  evfs lab compare /mnt/data /mnt/data --workload seqrand --set-b direct=true
+  evfs lab compare ours.toml theirs.toml --quick --json")]
+    Compare(CompareArgs),
+    /// Print a result again, and write its tables, figures and HTML
+    Report {
+        /// Folder of a result, or its result.json
+        result: PathBuf,
+        /// Write the report into this folder [default: the folder of the result]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Compare an old result with a new one, and fail where something became worse
+    #[command(after_help = "\
+Fails with exit code 26 where a figure's whole interval is beyond the threshold. Comparisons of the same
+sides are compared by their ratios, from which the machine of the day has fallen out; single runs by their
+values. CPU and headlines count; --all counts every figure.
+
+Example:
+  evfs lab diff results/old results/new --threshold 5%")]
+    Diff(DiffArgs),
+    /// Echo UDP packets, as the peer of the workload packets on another machine
+    Echo {
+        /// Address and port to listen on
+        listen: std::net::SocketAddr,
+    },
+}
+
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// Workloads; see `evfs lab list`
+    #[arg(required = true)]
+    workload: Vec<String>,
+    /// What to run on: a side, as for compare [default: a folder for temporary files]
+    #[arg(long, value_name = "SIDE")]
+    target: Option<String>,
+    #[command(flatten)]
+    how: MeasureArgs,
+}
+
+#[derive(clap::Args)]
+pub struct CompareArgs {
+    /// What the other is compared with
+    base: String,
+    /// What is compared with it
+    other: String,
+    /// Workload, or seq-read, seq-write, rand-read, rand-write on devices; may be repeated [default: what
+    /// fits the sides]
+    #[arg(long)]
+    workload: Vec<String>,
+    /// Parameter of the first side alone
+    #[arg(long, value_name = "NAME=VALUE")]
+    set_a: Vec<String>,
+    /// Parameter of the other side alone
+    #[arg(long, value_name = "NAME=VALUE")]
+    set_b: Vec<String>,
+    /// No third arm that repeats the first side
+    #[arg(long)]
+    no_control: bool,
+    #[command(flatten)]
+    how: MeasureArgs,
+}
+
+#[derive(clap::Args)]
+pub struct DiffArgs {
+    /// Folder of the old result, or its result.json
+    old: PathBuf,
+    /// That of the new one
+    new: PathBuf,
+    /// A change for the worse that is allowed
+    #[arg(long, default_value = "5%", value_parser = measure::part)]
+    threshold: f64,
+    /// Every figure counts, not headlines and CPU alone
+    #[arg(long)]
+    all: bool,
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    match command {
+        Command::List { workload: None } => Ok(list(context)),
+        Command::List {
+            workload: Some(name),
+        } => parameters(context, &name),
+        Command::Run(args) => {
+            let target = args.target.as_deref();
+            measure::run(context, &args.workload, target, &args.how)
+        }
+        Command::Compare(args) => measure::compare(context, &args),
+        Command::Report { result, out } => report(context, &result, out),
+        Command::Diff(args) => diff(context, &args),
+        Command::Echo { listen } => echo(context, listen),
+    }
+}
+
+/// An error of the laboratory with what caused it, as one of the program.
+fn wrong(error: lab::Error) -> Error {
+    let cause = std::error::Error::source(&error);
+    let text = cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+    match error {
+        lab::Error::Spec(_) => Error::Usage(text),
+        _ => Error::Failed(text),
+    }
+}
+
+fn list(context: &Context) -> u8 {
+    let value = json!({ "workloads": CATALOGUE.iter().map(|e| json!({
+        "name": e.name, "after": e.after, "what": e.what, "unit": e.unit, "needs": e.needs.name(),
+    })).collect::<Vec<_>>() });
+    output::show(context.json, &value, || {
+        let mut text = format!(
+            "{:<12}{:<9}{:<14}what it does; what it follows\n",
+            "workload", "needs", "unit"
+        );
+        for e in CATALOGUE {
+            let (name, needs, unit) = (e.name, e.needs.name(), e.unit);
+            let _ = writeln!(
+                text,
+                "{name:<12}{needs:<9}{unit:<14}{}; after {}",
+                e.what, e.after
+            );
+        }
+        text
+    });
+    exit::OK
+}
+
+fn parameters(context: &Context, name: &str) -> Result<u8> {
+    let of = |extent| Job::named(name, extent).map(|job| job.parameters());
+    let standard = of(Extent::Standard).map_err(wrong)?;
+    let quick = of(Extent::Quick).map_err(wrong)?;
+    let faithful = of(Extent::Faithful).map_err(wrong)?;
+    let rows: Vec<_> = standard.iter().zip(&quick).zip(&faithful).collect();
+    let value = json!({ "workload": name, "parameters": rows.iter().map(|((s, q), f)| json!({
+        "name": s.0, "standard": s.1, "quick": q.1, "faithful": f.1,
+    })).collect::<Vec<_>>() });
+    output::show(context.json, &value, || {
+        let mut text = String::from(
+            "--set name=value; the defaults, and where --quick and --faithful differ\n",
+        );
+        for ((s, q), f) in &rows {
+            let _ = write!(text, "{:<18}{}", s.0, s.1);
+            for (extent, other) in [("quick", &q.1), ("faithful", &f.1)] {
+                if *other != s.1 {
+                    let _ = write!(text, "   {extent} {other}");
+                }
+            }
+            text.push('\n');
+        }
+        text
+    });
+    Ok(exit::OK)
+}
+
+fn report(context: &Context, result: &std::path::Path, out: Option<PathBuf>) -> Result<u8> {
+    let results = Results::read(result).map_err(wrong)?;
+    let own = || match result.is_dir() {
+        true => result.to_owned(),
+        false => result.parent().unwrap_or(result).to_owned(),
+    };
+    let folder = out.unwrap_or_else(own);
+    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
+    results.write(&folder).map_err(wrong)?;
+    measure::show(context, &results);
+    output::say(
+        context.json,
+        &format!("see {}", folder.join("report.html").display()),
+    );
+    Ok(exit::OK)
+}
+
+fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
+    let read = |path| Results::read(path).map_err(wrong);
+    let (old, new) = (read(&args.old)?, read(&args.new)?);
+    let mut changes = Vec::new();
+    for after in &new.studies {
+        let before = old.studies.iter().find(|s| s.workload == after.workload);
+        if let Some(before) = before {
+            changes.extend(study::changes(before, after, args.threshold).map_err(wrong)?);
+        }
+    }
+    if changes.is_empty() {
+        return Err(Error::Usage(
+            "the two results have no workload in common".into(),
+        ));
+    }
+    if !args.all {
+        changes.retain(|c| c.counts);
+    }
+    let closed = study::gate(&changes, args.threshold);
+    let value = json!({ "changes": changes, "worse": closed });
+    output::show(context.json, &value, || {
+        let mut text = study::change_table(&changes);
+        let _ = writeln!(
+            text,
+            "\n{} figures, {} worse by more than {:.1} %; the two results are not paired: what changed on the machine is in \
+             the values of single runs",
+            changes.len(),
+            closed.len(),
+            args.threshold * 100.0
+        );
+        for c in &closed {
+            let _ = writeln!(
+                text,
+                "WORSE {} {} {} {}",
+                c.workload, c.side, c.phase, c.cell
+            );
+        }
+        text
+    });
+    Ok(match closed.is_empty() {
+        true => exit::OK,
+        false => exit::CHECK_FOUND_ERRORS,
+    })
+}
+
+fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
+    let failed = |e: std::io::Error| Error::Failed(format!("cannot echo at {listen}: {e}"));
+    let socket = std::net::UdpSocket::bind(listen).map_err(failed)?;
+    output::say(context.json, &format!("echoing at {listen}; ^C ends it"));
+    // Nobody sets it: a signal ends the process, which holds nothing.
+    let never = AtomicBool::new(false);
+    lab::workload::packets::echo(&socket, &never).map_err(failed)?;
+    Ok(exit::OK)
+}

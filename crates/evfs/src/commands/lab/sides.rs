@@ -1,0 +1,195 @@
+//! Sides as they are written on a command line, and what they become: targets with a name and facts.
+
+use super::wrong;
+use lab::{ArmFacts, Place, Target};
+use serde::Deserialize;
+use stack::arms::{ArmKind, Bench};
+use stack::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// A side without its job.
+pub struct Built {
+    pub name: String,
+    pub target: Target,
+    pub facts: ArmFacts,
+    pub before: Option<String>,
+    pub after: Option<String>,
+    /// Parameters that this side sets.
+    pub set: Vec<(String, String)>,
+    /// Kept as long as the side: the device under a stack.
+    _bench: Option<Rc<Bench>>,
+}
+
+impl Built {
+    pub fn is_device(&self) -> bool {
+        matches!(self.target.place, Place::Device(_))
+    }
+}
+
+/// A file that describes a side.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    folder: Option<PathBuf>,
+    device: Option<PathBuf>,
+    stack: Option<String>,
+    #[serde(default)]
+    daemons: Vec<u32>,
+    before: Option<String>,
+    after: Option<String>,
+    note: Option<String>,
+    #[serde(default)]
+    set: BTreeMap<String, toml::Value>,
+}
+
+/// Builds sides; stacks share one device.
+pub struct Builder<'a> {
+    pub device: Option<&'a Path>,
+    pub size: u64,
+    pub force: bool,
+    pub bench: Option<Rc<Bench>>,
+}
+
+impl Builder<'_> {
+    /// The sides that a text stands for: `encrypted` is two.
+    pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
+        if let Some(kinds) = stacks(text) {
+            return kinds.into_iter().map(|kind| self.stack(kind)).collect();
+        }
+        if let Some(path) = text.strip_prefix("device:") {
+            return Ok(vec![self.disk(Path::new(path))?]);
+        }
+        if text.ends_with(".toml") {
+            return Ok(vec![self.file(Path::new(text))?]);
+        }
+        if Path::new(text).is_dir() {
+            return Ok(vec![folder(Path::new(text))?]);
+        }
+        Err(Error::Usage(format!(
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, a folder, device:PATH or a file .toml"
+        )))
+    }
+
+    fn stack(&mut self, kind: ArmKind) -> Result<Built> {
+        let bench = match &self.bench {
+            Some(bench) => Rc::clone(bench),
+            None => Rc::new(Bench::open(self.device, self.size, self.force)?),
+        };
+        self.bench = Some(Rc::clone(&bench));
+        over(bench, kind)
+    }
+
+    /// A device by itself, which is overwritten: as the clear stack over it.
+    fn disk(&self, path: &Path) -> Result<Built> {
+        if !path.exists() {
+            let name = path.display();
+            return Err(Error::NotFound(format!("there is no device {name}")));
+        }
+        let bench = Rc::new(Bench::open(Some(path), self.size, self.force)?);
+        let mut built = over(bench, ArmKind::Clear)?;
+        built.name = path.display().to_string();
+        built.target.name.clone_from(&built.name);
+        Ok(built)
+    }
+
+    fn file(&mut self, path: &Path) -> Result<Built> {
+        let place = path.display().to_string();
+        let bad = |detail: String| Error::Config {
+            place: place.clone(),
+            detail,
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io("cannot read", path, e))?;
+        let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let mut built = match (&file.folder, &file.device, &file.stack) {
+            (Some(path), None, None) => folder(path)?,
+            (None, Some(path), None) => self.disk(path)?,
+            (None, None, Some(name)) => match stacks(name).as_deref() {
+                Some([kind]) => self.stack(*kind)?,
+                _ => return Err(bad(format!("`{name}` is no stack, or two"))),
+            },
+            _ => return Err(bad("exactly one of folder, device and stack is set".into())),
+        };
+        built.name = file.name;
+        built.target.daemons = file.daemons;
+        (built.before, built.after) = (file.before, file.after);
+        built.facts.note = file.note;
+        built.set = file
+            .set
+            .into_iter()
+            .map(|(name, value)| (name, plain(&value)))
+            .collect();
+        Ok(built)
+    }
+}
+
+/// A value as it would be written on a command line.
+fn plain(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+fn stacks(text: &str) -> Option<Vec<ArmKind>> {
+    Some(match text {
+        "clear" => vec![ArmKind::Clear],
+        "encrypted" => vec![ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
+        "encrypted-128" => vec![ArmKind::Encrypted(128)],
+        "encrypted-256" => vec![ArmKind::Encrypted(256)],
+        _ => return None,
+    })
+}
+
+fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
+    let built = bench.build(kind)?;
+    let facts = ArmFacts {
+        direct: Some(built.direct),
+        cipher: Some(built.cipher),
+        cipher_kernel: built.kernel,
+        note: None,
+    };
+    Ok(Built {
+        target: Target::device(built.name.clone(), built.device),
+        name: built.name,
+        facts,
+        before: None,
+        after: None,
+        set: Vec::new(),
+        _bench: Some(bench),
+    })
+}
+
+/// A folder of this machine.
+pub fn folder(path: &Path) -> Result<Built> {
+    let target = Target::folder(path).map_err(wrong)?;
+    Ok(bare(target))
+}
+
+/// This machine, for what needs no more.
+pub fn machine() -> Built {
+    bare(Target::machine())
+}
+
+fn bare(target: Target) -> Built {
+    Built {
+        name: target.name.clone(),
+        target,
+        facts: ArmFacts::default(),
+        before: None,
+        after: None,
+        set: Vec::new(),
+        _bench: None,
+    }
+}
+
+/// `name=value`.
+pub fn assignment(text: &str) -> Result<(String, String)> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(Error::Usage(format!("`{text}` is no NAME=VALUE"))),
+    }
+}
