@@ -10,6 +10,9 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 
+/// The longest page of any processor that this runs on: what is aligned to it is aligned to a page.
+const PAGE_MAX: u64 = 64 << 10;
+
 /// A shared mapping of the first bytes of a file.
 pub(crate) struct Mapping {
     start: *mut c_void,
@@ -72,8 +75,7 @@ impl Mapped for Mapping {
     }
 
     fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()> {
-        let page = rustix::param::page_size() as u64;
-        let first = at / page * page;
+        let first = at / PAGE_MAX * PAGE_MAX;
         let len = len + (at - first) as usize;
         let flags = match wait {
             true => MsyncFlags::SYNC,
