@@ -45,6 +45,14 @@ pub enum Error {
         /// What is known about it.
         detail: String,
     },
+    /// Another program, or a peer, that a workload needs did not do its part.
+    #[error("{what}: {detail}")]
+    Program {
+        /// The program, the script or the peer.
+        what: String,
+        /// What is known about it.
+        detail: String,
+    },
     /// Stopped by the caller before the first pair was complete.
     #[error("stopped before the first pair was complete")]
     Stopped,

@@ -7,7 +7,12 @@
 //!                    engine ── Sample ──► compare ── pairs ──► stats ──► report, JSON
 //!                      │                     │
 //!                    meter: CPU, device bytes, and who else was on the machine
+//!
+//!   Side (a target and a job)  ──► study ── Record ──► journal ──► analysis ──► tables, HTML, regressions
 //! ```
+//!
+//! Two ways share order, statistics and meter: `compare` is for devices and the block engine alone, in
+//! memory; [`study`] is for every workload on every target, and keeps each run as it is made.
 //!
 //! **Invariant:** two arms are only ever compared by runs that did the same work (the same bytes in
 //! the same order), stood next to each other in time, and are all in the result, raw. A number that

@@ -115,7 +115,7 @@ impl Tree {
     /// Carries a part out in the folder `at`, which [`Part::Unpack`] makes.
     ///
     /// # Errors
-    /// [`Error::Worker`]: no `make` or `cc`, a file that cannot be written, a wrong answer of the program.
+    /// [`Error::Program`]: no `make` or `cc`, a file that cannot be written, a wrong answer of the program.
     pub fn part(&self, at: &Path, part: Part) -> Result<()> {
         let jobs = format!("-j{}", self.jobs);
         match part {
@@ -156,8 +156,8 @@ fn make(at: &Path, arguments: &[&str]) -> Result<()> {
 }
 
 fn failed(at: &Path, detail: String) -> Error {
-    Error::Worker {
-        arm: "build".into(),
+    Error::Program {
+        what: "build".into(),
         detail: format!("{}: {detail}", at.display()),
     }
 }

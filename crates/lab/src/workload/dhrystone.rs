@@ -59,7 +59,7 @@ impl Outcome {
 /// Turns the loop until one measurement lasts long enough.
 ///
 /// # Errors
-/// [`Error::Worker`] when a final value is wrong: the compiler, or the processor, is broken.
+/// [`Error::Program`] when a final value is wrong: the compiler, or the processor, is broken.
 pub fn run(config: &Config) -> Result<Outcome> {
     let enough = Duration::from_millis(config.millis);
     let mut runs = 50_000_i32;
@@ -358,8 +358,8 @@ fn check(s: &State, last: &Last, runs: i32) -> Result<()> {
     ];
     match right.iter().find(|(_, right)| !right) {
         None => Ok(()),
-        Some((what, _)) => Err(Error::Worker {
-            arm: "dhrystone".into(),
+        Some((what, _)) => Err(Error::Program {
+            what: "dhrystone".into(),
             detail: format!("{what} came out wrong after {runs} turns"),
         }),
     }

@@ -74,7 +74,7 @@ pub struct Outcome {
 /// Runs it in `folder` and removes its files.
 ///
 /// # Errors
-/// [`Error::Worker`]: it is not installed, or fails, or says something else than its JSON.
+/// [`Error::Program`]: it is not installed, or fails, or says something else than its JSON.
 pub fn run(folder: &Path, config: &Config) -> Result<Outcome> {
     check(config)?;
     let mut fio = Command::new("fio");
@@ -121,8 +121,8 @@ fn arguments(c: &Config) -> Vec<String> {
 
 /// Reads the JSON. Lines before it are warnings of fio's.
 fn parse(printed: &[u8]) -> Result<Outcome> {
-    let wrong = |what: &str| Error::Worker {
-        arm: "fio".into(),
+    let wrong = |what: &str| Error::Program {
+        what: "fio".into(),
         detail: format!("its JSON has no {what}"),
     };
     let start = printed
@@ -137,6 +137,12 @@ fn parse(printed: &[u8]) -> Result<Outcome> {
         let number = |key: &str| side[key].as_u64().ok_or_else(|| wrong(key));
         if number("total_ios")? == 0 {
             return Ok(None);
+        }
+        if number("runtime")? == 0 {
+            return Err(Error::Program {
+                what: "fio".into(),
+                detail: "it took less than a millisecond; give it a larger size".into(),
+            });
         }
         let clat = &side["clat_ns"];
         let nanos = |v: &Value| v.as_f64().unwrap_or(0.0) as u64;

@@ -61,7 +61,7 @@ pub struct Outcome {
 /// Mounts and unmounts.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Worker`] for a command that fails or has no effect; [`Error::Files`] for
+/// [`Error::Spec`]; [`Error::Program`] for a command that fails or has no effect; [`Error::Files`] for
 /// what the mounted file system says.
 pub fn run(point: &Path, config: &Config) -> Result<Outcome> {
     if config.mount.is_empty() || config.unmount.is_empty() || config.times == 0 {
@@ -99,8 +99,8 @@ fn timed(point: &Path, command: &str, there: &dyn Fn((u64, u64)) -> bool) -> Res
             return Ok(began.elapsed().as_secs_f64());
         }
         if began.elapsed() > PATIENCE {
-            return Err(Error::Worker {
-                arm: command.to_owned(),
+            return Err(Error::Program {
+                what: command.to_owned(),
                 detail: format!("{} did not change within a minute", point.display()),
             });
         }

@@ -63,7 +63,7 @@ pub struct Outcome {
 /// Sends everything.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Worker`] for a peer that does not answer.
+/// [`Error::Spec`]; [`Error::Program`] for a peer that does not answer.
 pub fn run(config: &Config) -> Result<Vec<Outcome>> {
     check(config)?;
     with_peer(config, |socket, local| {
@@ -196,8 +196,8 @@ fn loopback_mtu() -> Option<usize> {
 }
 
 fn failed(source: io::Error) -> Error {
-    Error::Worker {
-        arm: "packets".into(),
+    Error::Program {
+        what: "packets".into(),
         detail: format!("no answer from the peer: {source}"),
     }
 }

@@ -17,8 +17,8 @@ pub(crate) fn shell(folder: &Path, script: &str, variables: &[(&str, &str)]) -> 
 
 /// Runs a program to its end and gives what it printed.
 pub(crate) fn output(command: &mut Command, what: &str) -> Result<Vec<u8>> {
-    let failed = |detail: String| Error::Worker {
-        arm: what.to_owned(),
+    let failed = |detail: String| Error::Program {
+        what: what.to_owned(),
         detail,
     };
     let done = command

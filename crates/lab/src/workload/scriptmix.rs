@@ -124,7 +124,7 @@ pub fn check(config: &Config) -> Result<()> {
 /// Measures one number of users in `folder`, and leaves it as it was.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Worker`] for a step that fails, with its complaint.
+/// [`Error::Spec`]; [`Error::Program`] for a step that fails, with its complaint.
 pub fn point(folder: &Path, config: &Config, users: usize) -> Result<Outcome> {
     check(config)?;
     let homes: Vec<_> = (0..users)
@@ -208,8 +208,8 @@ fn text(config: &Config, user: u64) -> String {
 }
 
 fn failed(path: &Path, e: &std::io::Error) -> Error {
-    Error::Worker {
-        arm: "scriptmix".into(),
+    Error::Program {
+        what: "scriptmix".into(),
         detail: format!("{}: {e}", path.display()),
     }
 }

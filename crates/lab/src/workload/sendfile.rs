@@ -111,7 +111,7 @@ impl<'a> Prepared<'a> {
     /// Sends the file by one way, and gives the seconds.
     ///
     /// # Errors
-    /// [`Error::Files`], [`Error::Worker`] for bytes that did not arrive.
+    /// [`Error::Files`], [`Error::Program`] for bytes that did not arrive.
     pub fn send(&self, way: Way) -> Result<f64> {
         let wrong = |e: io::Error| failed(self.folder, "send", e);
         let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong)?;
@@ -141,8 +141,8 @@ impl<'a> Prepared<'a> {
             let (got, ended) = received.map_err(wrong)?;
             match got == total {
                 true => Ok(ended.duration_since(began).as_secs_f64()),
-                false => Err(Error::Worker {
-                    arm: "sendfile".into(),
+                false => Err(Error::Program {
+                    what: "sendfile".into(),
                     detail: format!("{got} of {total} bytes arrived"),
                 }),
             }

@@ -114,13 +114,12 @@ pub fn run(
     how: &MeasureArgs,
 ) -> Result<u8> {
     let mut builder = how.builder();
-    let scratch;
     let mut studies = Vec::new();
     // Kept until all studies are done: the folder goes with it.
     let mut temporary = None;
     let jobs = how.jobs(workloads)?;
     let needs = |job: &Job| job.entry().needs;
-    scratch = match target {
+    let scratch = match target {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
         None => {
             let dir = temporary.insert(
@@ -196,7 +195,9 @@ fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) 
     for (name, value) in built.set.iter().chain(more) {
         job.set(name, value).map_err(wrong)?;
     }
-    if let Job::Devmix(config) = &mut job {
+    if let Job::Devmix(config) = &mut job
+        && config.span == 0
+    {
         config.span = how.size;
     }
     Ok(Side {

@@ -202,9 +202,10 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
 
 fn report(context: &Context, result: &std::path::Path, out: Option<PathBuf>) -> Result<u8> {
     let results = Results::read(result).map_err(wrong)?;
-    let own = || match result.is_dir() {
-        true => result.to_owned(),
-        false => result.parent().unwrap_or(result).to_owned(),
+    let own = || match (result.is_dir(), result.parent()) {
+        (true, _) => result.to_owned(),
+        (false, Some(parent)) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
     };
     let folder = out.unwrap_or_else(own);
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
