@@ -182,7 +182,9 @@ fn a_known_speed_is_measured_and_a_slower_device_is_found() {
 fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     let dir = tempfile::tempdir().unwrap();
     let (one, two) = (dir.path().join("<one>"), dir.path().join("two"));
-    [&one, &two].map(|path| std::fs::create_dir(path).unwrap());
+    for path in [&one, &two] {
+        std::fs::create_dir(path).unwrap();
+    }
     let out = dir.path().join("out");
     std::fs::create_dir(&out).unwrap();
     let sides = |name: &str| {
