@@ -48,6 +48,7 @@ pub struct Pool {
     inner: Mutex<Inner>,
     /// Frames that are out, for those who want to know without the lock.
     used: AtomicUsize,
+    limit: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
     evicted: AtomicU64,
@@ -126,6 +127,7 @@ impl Pool {
                 victims: Vec::with_capacity(BATCH),
             }),
             used: AtomicUsize::new(0),
+            limit: AtomicUsize::new(limit),
             waiters: WaitList::default(),
             evicted: AtomicU64::new(0),
         }))
@@ -174,7 +176,7 @@ impl Pool {
 
     /// Most frames that may be out.
     pub fn limit(&self) -> usize {
-        self.lock().limit
+        self.limit.load(Relaxed)
     }
 
     /// Bytes of memory that the pool takes, free frames included.
@@ -282,6 +284,7 @@ impl Pool {
         let mut inner = self.lock();
         inner.limit = limit.clamp(1, self.frames.len());
         let limit = inner.limit;
+        self.limit.store(limit, Relaxed);
         inner.policy.resize(limit);
         drop(inner);
         self.shrink_to(limit, emptied);

@@ -152,6 +152,18 @@ impl Snap {
         self.0 & WINDOW != 0
     }
 
+    /// There is no room for another pin.
+    #[inline]
+    pub fn is_full(self) -> bool {
+        self.pins() == PINS_MAX
+    }
+
+    /// The same with the pin that was taken on it.
+    #[inline]
+    pub fn pinned(self) -> Snap {
+        Snap(self.0 + STATE_ONE)
+    }
+
     /// How often the page was touched since somebody asked, 0 to 3.
     #[inline]
     pub fn frequency(self) -> u8 {
