@@ -1,0 +1,323 @@
+//! A page that one thread has for itself, and pages that many hold.
+//!
+//! **Invariant:** a latch is given back before anything that may wait: no I/O, no other page's latch,
+//! no message to anybody happens under it.
+
+use crate::copy;
+use crate::frames::{PAGE_BYTES, Pool};
+use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::policy::FrameNo;
+use crate::vnode::Vnode;
+use crate::word::{Home, Snap, Word};
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Where the pages of a vnode lie that are mapped by programs: the window.
+///
+/// All calls come under the latch of the page, except [`View::at`].
+pub trait View: Send + Sync {
+    /// The page in the cache's own view of the window, where no fault happens.
+    fn at(&self, page: u64) -> NonNull<u8>;
+
+    /// Takes care that no program stores into the page until it has asked again.
+    fn seal(&self, page: u64);
+
+    /// The page leaves the window: programs cannot reach it, and its memory is given back.
+    fn vacate(&self, page: u64);
+}
+
+/// The latch of a resident page. Dropped, it gives the page back, with a new version if it changed.
+pub struct Latch<'a> {
+    vnode: &'a Vnode,
+    leaf: &'a Leaf,
+    at: LeafAt,
+    page: u64,
+    snap: Snap,
+    home: Home,
+    changed: bool,
+}
+
+/// Looks at a word that takes another thread a copy's time; then the thread may have lost its
+/// processor, and ours is better given away.
+const SPINS: u32 = 64;
+
+/// Waits a moment for somebody who has a latch.
+pub(crate) fn pause(turn: &mut u32) {
+    *turn += 1;
+    if *turn < SPINS {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+impl<'a> Latch<'a> {
+    /// Takes the latch of a page; waits for others who have it. `None`: the page is not there, or on
+    /// its way, or the leaf is another's by now.
+    pub(crate) fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
+        let leaf = vnode.index().leaf(at);
+        let word = leaf.word(index);
+        let pool = &vnode.below().core.pool;
+        let mut turn = 0;
+        loop {
+            let snap = word.look();
+            if snap.is_exclusive() {
+                pause(&mut turn);
+                continue;
+            }
+            if !snap.is_resident() {
+                return None;
+            }
+            let frame = FrameNo(if snap.in_window() { 0 } else { snap.frame() });
+            let free = || pool.put([frame]);
+            let Some(latched) = word.latch(snap, pool.holds(frame), free) else {
+                pause(&mut turn);
+                continue;
+            };
+            if !vnode.owns(leaf, page) {
+                word.unlatch(latched);
+                return None;
+            }
+            let home = match snap.in_window() {
+                true => Home::Window,
+                false => Home::Frame(snap.frame()),
+            };
+            return Some(Latch {
+                vnode,
+                leaf,
+                at,
+                page,
+                snap: latched,
+                home,
+                changed: false,
+            });
+        }
+    }
+
+    /// Where the page lies.
+    pub fn home(&self) -> Home {
+        self.home
+    }
+
+    /// The bytes of the page. Whoever changes them has called [`Latch::make_private`].
+    pub fn data(&self) -> NonNull<u8> {
+        match self.home {
+            Home::Frame(frame) => self.pool().at(FrameNo(frame)),
+            Home::Window => {
+                let view = self.vnode.view();
+                view.expect("a page in a window has one").at(self.page)
+            }
+        }
+    }
+
+    /// The page holds what is not below yet.
+    pub fn is_dirty(&self) -> bool {
+        self.leaf.dirty() & self.bit() != 0
+    }
+
+    /// The page's content is on its way below.
+    pub fn is_in_writeback(&self) -> bool {
+        self.leaf.writeback() & self.bit() != 0
+    }
+
+    /// Somebody holds the frame of the page.
+    pub fn is_held(&self) -> bool {
+        match self.home {
+            Home::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
+            Home::Window => false,
+        }
+    }
+
+    /// Makes the page's bytes the latch holder's to change: if somebody holds the frame, the page
+    /// moves to one of `spare`, with its content if `keep`. `None`: there is no spare frame.
+    #[must_use]
+    pub fn make_private(&mut self, spare: &mut Vec<FrameNo>, keep: bool) -> Option<bool> {
+        self.changed = true;
+        if !self.is_held() {
+            return Some(false);
+        }
+        let Some(to) = spare.pop() else {
+            self.changed = false;
+            return None;
+        };
+        self.move_to(to, keep);
+        Some(true)
+    }
+
+    /// Moves the page to another frame of the pool, with its content if `keep`.
+    pub fn move_to(&mut self, to: FrameNo, keep: bool) {
+        let pool = self.pool();
+        if keep {
+            // SAFETY: the latch keeps others from changing the page, and `to` is nobody's yet.
+            unsafe {
+                copy::out_of_page(self.data().as_ptr(), pool.at(to).as_ptr(), PAGE_BYTES);
+            }
+        }
+        match self.home {
+            Home::Frame(from) => {
+                pool.moved(FrameNo(from), to);
+                self.settle(Home::Frame(to.0));
+                pool.abandon(FrameNo(from));
+            }
+            Home::Window => {
+                self.vnode.view().expect("it lies there").vacate(self.page);
+                pool.assign(to, self.at, self.index());
+                let key = self.leaf.key(self.index());
+                pool.inserted([(to, key)], crate::policy::Entry::Read);
+                self.settle(Home::Frame(to.0));
+            }
+        }
+    }
+
+    /// Moves the page from its frame to its place in the window. The caller has put the content
+    /// there, with the latch held.
+    pub fn move_to_window(&mut self) {
+        let Home::Frame(from) = self.home else { return };
+        self.pool().removed(FrameNo(from));
+        self.settle(Home::Window);
+        self.pool().abandon(FrameNo(from));
+    }
+
+    /// Notes that the page has changed and is not below yet.
+    pub fn mark_dirty(&mut self) {
+        self.changed = true;
+        self.vnode.mark_dirty(self.at, self.page);
+    }
+
+    /// Sends a dirty page on its way: clean from here on, and the frame given is held until
+    /// [`Latch::end_writeback`]. A page in a window is sealed and copied to one of `spare`. `None`:
+    /// it is clean, on its way already, or there is no spare frame.
+    pub(crate) fn begin_writeback(&mut self, spare: &mut Vec<FrameNo>) -> Option<FrameNo> {
+        if !self.is_dirty() || self.is_in_writeback() {
+            return None;
+        }
+        let frame = match self.home {
+            Home::Frame(frame) => FrameNo(frame),
+            Home::Window => {
+                let copy = spare.pop()?;
+                self.vnode.view().expect("it lies there").seal(self.page);
+                let to = self.pool().at(copy).as_ptr();
+                // SAFETY: programs cannot store into the page, the latch keeps everybody else away,
+                // and the frame is nobody's yet.
+                unsafe { copy::out_of_page(self.data().as_ptr(), to, PAGE_BYTES) };
+                copy
+            }
+        };
+        self.pool().holds(frame).add(1);
+        if self.home == Home::Window {
+            let held = !self.pool().holds(frame).orphan();
+            debug_assert!(held, "it is held by the line above");
+        }
+        self.leaf.set_writeback(self.index());
+        self.leaf.clear_dirty(self.index());
+        Some(frame)
+    }
+
+    /// The page has arrived below, or not, and then it is dirty again.
+    pub(crate) fn end_writeback(&mut self, good: bool) {
+        if !good {
+            self.vnode.mark_dirty(self.at, self.page);
+        }
+        self.leaf.clear_writeback(self.index());
+        if !self.is_dirty() {
+            self.vnode.count_clean();
+        }
+    }
+
+    /// Makes the page vanish, dirty or not. It must not be on its way below.
+    pub fn discard(self) {
+        debug_assert!(!self.is_in_writeback());
+        if self.leaf.clear_dirty(self.index()) {
+            self.vnode.count_clean();
+        }
+        let pool = Arc::clone(self.pool());
+        match self.home {
+            Home::Frame(frame) => pool.removed(FrameNo(frame)),
+            Home::Window => self.vnode.view().expect("it lies there").vacate(self.page),
+        }
+        self.word().clear(self.snap);
+        if let Home::Frame(frame) = self.home {
+            pool.abandon(FrameNo(frame));
+        }
+        self.vnode.below().core.dropped.fetch_add(1, Relaxed);
+        self.vnode.index().let_go(self.page / LEAF_PAGES, self.at);
+        std::mem::forget(self);
+    }
+
+    fn settle(&mut self, home: Home) {
+        self.home = home;
+        self.changed = true;
+    }
+
+    fn pool(&self) -> &'a Arc<Pool> {
+        &self.vnode.below().core.pool
+    }
+
+    fn word(&self) -> &'a Word {
+        self.leaf.word(self.index())
+    }
+
+    fn index(&self) -> u32 {
+        (self.page % LEAF_PAGES) as u32
+    }
+
+    fn bit(&self) -> u64 {
+        1 << self.index()
+    }
+}
+
+impl Drop for Latch<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.word().unlatch_changed(self.snap, self.home);
+        } else {
+            self.word().unlatch(self.snap);
+        }
+    }
+}
+
+/// A page that is held in place: its bytes do not change, whatever happens to the file.
+pub struct PageRef<'a> {
+    pool: &'a Pool,
+    word: &'a Word,
+    frame: u32,
+}
+
+impl<'a> PageRef<'a> {
+    /// Of a pin that the caller has taken.
+    #[inline]
+    pub(crate) fn of(vnode: &'a Vnode, at: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
+        PageRef {
+            pool: &vnode.below().core.pool,
+            word: vnode.index().leaf(at).word(index),
+            frame,
+        }
+    }
+
+    /// The address of the page, good while the reference lives.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.pool.at(FrameNo(self.frame)).as_ptr()
+    }
+}
+
+impl Deref for PageRef<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let at = self.pool.at(FrameNo(self.frame)).as_ptr();
+        // SAFETY: a frame that is held is not changed, and the pool lives as long as the reference.
+        unsafe { std::slice::from_raw_parts(at, PAGE_BYTES) }
+    }
+}
+
+impl Drop for PageRef<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.word.unpin(self.frame) {
+            self.pool.release(FrameNo(self.frame), 1);
+        }
+    }
+}
