@@ -11,7 +11,7 @@
 
 mod common;
 
-use block::{BlockDevice, Buf, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, Random};
+use block::{Buf, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, Random};
 use cache::{Cache, Config, FileId, OpenFile, Session, Volume};
 use common::{Parts, setting};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
