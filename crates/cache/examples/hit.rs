@@ -27,19 +27,23 @@ const MISSES: usize = 20_000;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let file = args.iter().position(|a| a == "--file").map(|at| args[at + 1].clone());
+    let file = args
+        .iter()
+        .position(|a| a == "--file")
+        .map(|at| args[at + 1].clone());
     for threads in [1, 2] {
-        println!("hits, {threads} thread(s), random pages of {} MiB", RESIDENT >> 20);
+        println!(
+            "hits, {threads} thread(s), random pages of {} MiB",
+            RESIDENT >> 20
+        );
         hits(threads);
     }
     println!("misses of 4 KiB over a disk in memory");
     misses(Arc::new(Mem::new(256 << 20, 4096)));
     if let Some(path) = file {
         println!("misses of 4 KiB over {path}");
-        misses(Arc::new(
-            path_file::FileDevice::open(path.as_ref(), path_file::FileConfig::default())
-                .expect("the file opens"),
-        ));
+        let options = path_file::Options::default();
+        misses(path_file::FileDevice::open(path.as_ref(), &options).expect("the file opens"));
     }
 }
 
@@ -90,7 +94,9 @@ fn hits(threads: usize) {
     let mut open = volume.open(&vnode);
     let mut block = vec![1; 1 << 20];
     for at in (0..RESIDENT).step_by(1 << 20) {
-        session.read(&mut open, at, &mut block).expect("nothing fails here");
+        session
+            .read(&mut open, at, &mut block)
+            .expect("nothing fails here");
     }
     // Plain memory of the same kind as the cache's: a mapping with large pages.
     let flat = block::BufPool::new(RESIDENT as usize, 1).take(RESIDENT as usize);
@@ -114,12 +120,19 @@ fn hits(threads: usize) {
             })
         };
         let running: Vec<_> = (0..threads).map(run).collect();
-        running.into_iter().map(|t| t.join().expect("no panic")).collect()
+        running
+            .into_iter()
+            .map(|t| t.join().expect("no panic"))
+            .collect()
     });
     let all: Vec<&Vec<f64>> = results.iter().flatten().collect();
     let row = |i: usize| median(all.iter().map(|r| r[i]).collect());
     for (i, name) in NAMES.iter().enumerate() {
-        println!("  {name:48} {:8.1} ns  {:6.2}", row(i), row(i) / row(AGAINST[i]));
+        println!(
+            "  {name:48} {:8.1} ns  {:6.2}",
+            row(i),
+            row(i) / row(AGAINST[i])
+        );
     }
 }
 
@@ -161,9 +174,17 @@ fn hit_round(
     costs[4] = cost(OPS, |page| read(page, &mut out), pages, seed);
     costs[5] = through_queue(session, open, pages, seed);
     let data = out.clone();
-    let mut write = |page: u64| session.write(open, page * PAGE, &data).expect("it is there");
+    let mut write = |page: u64| {
+        session
+            .write(open, page * PAGE, &data)
+            .expect("it is there")
+    };
     costs[6] = cost(OPS / 10, |page| write(page % 1024), pages, seed);
-    let mut pread = |page: u64| kernel.read_exact_at(&mut out, page * PAGE).expect("it is there");
+    let mut pread = |page: u64| {
+        kernel
+            .read_exact_at(&mut out, page * PAGE)
+            .expect("it is there")
+    };
     costs[7] = cost(OPS, &mut pread, pages, seed);
     black_box(sum);
     costs
@@ -176,8 +197,12 @@ fn through_queue(session: &mut Session, open: &mut OpenFile, pages: u64, seed: u
         let bufs = buf.take().expect("it came back").into();
         let offset = page * PAGE;
         let op = Op::Read { offset, bufs };
-        session.submit(open, false, Request { tag: 0, op }).expect("there is room");
-        session.reap(Wait::Poll, &mut done).expect("the queue works");
+        session
+            .submit(open, false, Request { tag: 0, op })
+            .expect("there is room");
+        session
+            .reap(Wait::Poll, &mut done)
+            .expect("the queue works");
         let Some(Op::Read { bufs, .. }) = done.pop().map(|d| d.op) else {
             panic!("a hit is there at once")
         };
@@ -196,7 +221,9 @@ fn misses(device: Arc<dyn BlockDevice>) {
     let mut out = vec![0u8; PAGE as usize];
     // The cache is full, so that each miss also makes a page leave.
     for at in (0..size).step_by(PAGE as usize) {
-        session.read(&mut open, at, &mut out).expect("nothing fails here");
+        session
+            .read(&mut open, at, &mut out)
+            .expect("nothing fails here");
     }
     let mut queue = device.queue().expect("a queue");
     let mut done = Vec::with_capacity(1);
@@ -217,7 +244,9 @@ fn misses(device: Arc<dyn BlockDevice>) {
     for round in 0..ROUNDS as u64 {
         below.push(cost(MISSES, &mut bare, pages, round));
         let mut read = |page: u64| {
-            session.read(&mut open, page * PAGE, &mut out).expect("nothing fails here");
+            session
+                .read(&mut open, page * PAGE, &mut out)
+                .expect("nothing fails here");
         };
         through.push(cost(MISSES, &mut read, pages, round));
     }
@@ -226,6 +255,12 @@ fn misses(device: Arc<dyn BlockDevice>) {
         / (after.misses + after.hits - before.misses - before.hits) as f64;
     let (below, through) = (median(below), median(through));
     println!("  bare read of the device {below:26.0} ns");
-    println!("  read through the cache, {:.0} % of them misses {through:12.0} ns", share * 100.0);
-    println!("  a miss adds {:38.0} ns", (through - below * share) / share);
+    println!(
+        "  read through the cache, {:.0} % of them misses {through:12.0} ns",
+        share * 100.0
+    );
+    println!(
+        "  a miss adds {:38.0} ns",
+        (through - below * share) / share
+    );
 }
