@@ -72,11 +72,6 @@ impl Index {
         }
     }
 
-    /// The slab of the leaves.
-    pub fn slab(&self) -> &Slab {
-        &self.slab
-    }
-
     /// The leaf of this number, if the table has it. Takes no lock.
     #[inline]
     pub fn find(&self, number: u64) -> Option<LeafAt> {

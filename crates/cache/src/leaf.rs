@@ -146,11 +146,6 @@ impl Leaf {
         self.live.fetch_sub(1, AcqRel) == 1
     }
 
-    /// Whether all words are empty.
-    pub fn is_idle(&self) -> bool {
-        self.live.load(Acquire) == 0
-    }
-
     /// Gives the leaf up if nothing keeps it.
     pub fn retire(&self) -> bool {
         let idle = self.live.compare_exchange(0, DEAD, AcqRel, Relaxed).is_ok();
@@ -269,7 +264,7 @@ mod tests {
         let slab = Slab::default();
         let at = slab.adopt(1, 10);
         let leaf = slab.get(at);
-        assert!(leaf.is(1, 10) && !leaf.is_idle() && !leaf.retire());
+        assert!(leaf.is(1, 10) && !leaf.retire());
         assert!(leaf.keep(1, 10) && !leaf.keep(2, 10) && !leaf.keep(1, 11));
         assert!(!leaf.let_go());
         assert!(leaf.let_go() && leaf.retire());

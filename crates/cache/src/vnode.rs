@@ -278,7 +278,9 @@ impl Vnode {
             }
         }
         // Whoever makes a page of one of these dirty just now puts the leaf back afterwards.
-        clean.iter().for_each(|number| drop(dirty.remove(number)));
+        for number in clean {
+            dirty.remove(&number);
+        }
         found
     }
 

@@ -50,7 +50,7 @@ pub(super) enum Target {
     /// A request, with its buffers.
     Op(Op),
     /// The memory of a blocking caller, which outlives the call; a null pointer is never followed.
-    Memory(*mut u8, usize),
+    Memory(*mut u8),
     /// There is none.
     Nothing,
 }
@@ -130,11 +130,7 @@ impl Job {
         Job {
             offset,
             len: len as u64,
-            ..Job::new(
-                open,
-                Target::Memory(at, len),
-                work(pages_of(offset, len as u64)),
-            )
+            ..Job::new(open, Target::Memory(at), work(pages_of(offset, len as u64)))
         }
     }
 
@@ -183,7 +179,7 @@ impl Job {
         };
         match &mut self.target {
             Target::Op(Op::Read { bufs, .. }) => parts_mut(bufs, at, len, each),
-            Target::Memory(base, _) => parts_of_memory(*base, at, len, each),
+            Target::Memory(base) => parts_of_memory(*base, at, len, each),
             Target::Op(_) | Target::Nothing => {}
         }
     }
@@ -201,7 +197,7 @@ impl Job {
         };
         match &self.target {
             Target::Op(Op::Write { bufs, .. }) => parts(bufs, at, len, each),
-            Target::Memory(base, _) => parts_of_memory(*base, at, len, each),
+            Target::Memory(base) => parts_of_memory(*base, at, len, each),
             // SAFETY: as above.
             Target::Op(_) | Target::Nothing => unsafe { copy::zero_page(to, len) },
         }

@@ -398,7 +398,7 @@ impl Session {
                 self.ready.push_back(Completion { tag, op, result });
             }
             (_, Target::Op(op)) => self.outcome = Some(result.map(|()| Some(op))),
-            (_, Target::Memory(..) | Target::Nothing) => self.outcome = Some(result.map(|()| None)),
+            (_, Target::Memory(_) | Target::Nothing) => self.outcome = Some(result.map(|()| None)),
         }
     }
 }

@@ -131,7 +131,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
             }
             Look::Hit
         }
-        Target::Memory(base, _) => {
+        Target::Memory(base) => {
             // SAFETY: the memory is that of a caller who waits for this job, and lent to it alone.
             let part = unsafe { std::slice::from_raw_parts_mut(base.add(at), len) };
             copy_page(vnode, last, page, within, part)

@@ -8,6 +8,7 @@ use super::job::{Job, Pages};
 use super::load::Begun;
 use super::sync::Sync;
 use super::{PAGE, Session};
+use crate::attributes::FlushBehind;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{Latch, pause};
@@ -106,13 +107,35 @@ impl Session {
             return self.step_write(id, job, write);
         }
         add(&job.open.counters.writes, write.all.end - write.all.start);
-        if !write.fua {
+        let Some(mut sync) = self.behind(&vnode, job, write) else {
             return true;
-        }
-        let mut sync = Sync::pages(&vnode, write.all.clone(), true);
+        };
         let done = self.step_sync(id, job, &mut sync);
         write.sync = Some(sync);
         done
+    }
+
+    /// What a finished write sends below and waits for: itself with FUA, or by the file's attribute
+    /// the cluster that it has completed.
+    fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<Sync> {
+        if write.fua {
+            return Some(Sync::pages(vnode, write.all.clone(), true));
+        }
+        let policy = vnode.attributes().flush_behind;
+        if policy == FlushBehind::None {
+            return None;
+        }
+        let cluster = self.below.cluster_pages() as u64;
+        let end = (job.offset + job.len) / PAGE / cluster * cluster;
+        if end <= write.all.start {
+            return None;
+        }
+        let done = (write.all.start / cluster * cluster)..end;
+        if policy == FlushBehind::Inline {
+            return Some(Sync::pages(vnode, done, false));
+        }
+        self.below.errands.write_behind(vnode, done);
+        None
     }
 
     fn write_page(&mut self, id: usize, job: &mut Job, write: &mut Write, page: u64) -> Tried {
