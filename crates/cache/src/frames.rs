@@ -310,7 +310,11 @@ impl Pool {
     /// Gives chunks back to the system that the limit leaves no use for. `relocate` moves the page in
     /// a frame to another frame, and says whether it could.
     pub fn trim(&self, mut relocate: impl FnMut(FrameNo) -> bool) {
-        while let Some(chunk) = self.lock().close_one() {
+        loop {
+            // Not the head of a `while let`: its lock would be held through the body.
+            let Some(chunk) = self.lock().close_one() else {
+                return;
+            };
             let first = chunk * CHUNK_FRAMES;
             for frame in first..first + CHUNK_FRAMES {
                 if self.frames[frame].page.load(Relaxed) != 0 && !relocate(FrameNo(frame as u32)) {
