@@ -7,7 +7,7 @@
 use crate::attributes::Attributes;
 use crate::core::Below;
 use crate::errors::ErrorSequence;
-use crate::frames::PAGE_BYTES;
+use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
 use crate::latch::{Latch, View};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
@@ -34,6 +34,7 @@ pub struct Vnode {
     file: FileId,
     below: Arc<Below>,
     index: Index,
+    base: Base,
     size: AtomicU64,
     /// How often the size was lowered.
     cuts: AtomicU64,
@@ -79,6 +80,7 @@ impl Vnode {
             number,
             file,
             index: Index::new(number, slab),
+            base: below.core.pool.base(),
             below,
             size: AtomicU64::new(size),
             cuts: AtomicU64::new(0),
@@ -210,17 +212,16 @@ impl Vnode {
             let view = self.view.get();
             return view.expect("a page in a window has one").at(page);
         }
-        self.below.core.pool.at(FrameNo(snap.frame()))
+        self.base.at(FrameNo(snap.frame()))
+    }
+
+    /// Where the frames of the pool begin.
+    #[inline]
+    pub(crate) fn base(&self) -> Base {
+        self.base
     }
 
     /// The leaf and the index of a page, if it has a leaf.
-    #[inline]
-    pub(crate) fn find(&self, page: u64) -> Option<(LeafAt, u32)> {
-        let at = self.index.find(page / LEAF_PAGES)?;
-        Some((at, (page % LEAF_PAGES) as u32))
-    }
-
-    /// The same, surely.
     pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
         let at = self.index.find_surely(page / LEAF_PAGES)?;
         Some((at, (page % LEAF_PAGES) as u32))
