@@ -95,7 +95,7 @@ pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
     if from >= to {
         return 0;
     }
-    (u64::MAX >> (LEAF_PAGES - (to - from))) << from
+    (u64::MAX >> (64 - (to - from))) << from
 }
 
 /// Pages side by side that are about to be sent.
@@ -349,11 +349,11 @@ mod tests {
 
     #[test]
     fn the_mask_of_a_leaf_has_the_pages_of_the_range() {
-        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX);
-        assert_eq!(mask_of(1, &(0..64)), 0);
-        assert_eq!(mask_of(1, &(0..65)), 1);
-        assert_eq!(mask_of(1, &(127..500)), 1 << 63);
-        assert_eq!(mask_of(2, &(130..133)), 0b11100);
+        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX >> 8);
+        assert_eq!(mask_of(1, &(0..56)), 0);
+        assert_eq!(mask_of(1, &(0..57)), 1);
+        assert_eq!(mask_of(1, &(111..500)), 1 << 55);
+        assert_eq!(mask_of(2, &(114..117)), 0b11100);
         assert_eq!(mask_of(3, &(5..5)), 0);
     }
 }
