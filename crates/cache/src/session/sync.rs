@@ -147,7 +147,7 @@ impl Session {
     /// Sends what can be sent now, and forgets what has arrived.
     fn send_dirty(&mut self, id: usize, job: &mut Job, sync: &mut Sync, vnode: &Arc<Vnode>) {
         let mut run = Run::default();
-        let fua = sync.fua;
+        let (fua, durable) = (sync.fua, sync.fua || sync.whole);
         for work in &mut sync.leaves {
             let leaf = vnode.index().leaf(work.at);
             if !leaf.is(vnode.number(), work.number) {
@@ -164,7 +164,8 @@ impl Session {
                         work.send &= !(1 << index);
                         let full = run.pages.len() >= self.below.cluster_pages();
                         if !run.pages.is_empty() && (run.end() != page || full) {
-                            self.store(Some(id), vnode, std::mem::take(&mut run), fua);
+                            let run = std::mem::take(&mut run);
+                            self.store(Some(id), vnode, run, fua, durable);
                             job.in_flight += 1;
                         }
                         if run.pages.is_empty() {
@@ -189,7 +190,7 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(Some(id), vnode, run, fua);
+            self.store(Some(id), vnode, run, fua, durable);
             job.in_flight += 1;
         }
         sync.leaves.retain(|work| work.send | work.wait != 0);
@@ -221,7 +222,14 @@ impl Session {
         }
     }
 
-    fn store(&mut self, job: Option<usize>, vnode: &Arc<Vnode>, run: Run, fua: bool) {
+    fn store(
+        &mut self,
+        job: Option<usize>,
+        vnode: &Arc<Vnode>,
+        run: Run,
+        fua: bool,
+        durable: bool,
+    ) {
         // SAFETY: the frames are held, so nobody writes to them before `stored` lets them go, and
         // the device below only reads.
         let bufs = unsafe { bufs_over(&self.below.core.pool, &run.pages) };
@@ -235,6 +243,7 @@ impl Session {
             first: run.first,
             pages: run.pages,
             job,
+            durable,
             started: Instant::now(),
         };
         self.submit_below(vnode.file(), Io::Store(store), op);
@@ -265,7 +274,7 @@ impl Session {
                 count += 1;
                 let full = run.pages.len() >= self.below.cluster_pages();
                 if !run.pages.is_empty() && (run.end() != page || full) {
-                    self.store(None, vnode, std::mem::take(&mut run), false);
+                    self.store(None, vnode, std::mem::take(&mut run), false, false);
                 }
                 if run.pages.is_empty() {
                     run.first = page;
@@ -274,12 +283,18 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(None, vnode, run, false);
+            self.store(None, vnode, run, false, false);
         }
         if !self.spare.is_empty() {
             self.below.core.pool.put(self.spare.drain(..));
         }
         count
+    }
+
+    /// Makes what was written of a file behind everybody's back survive a power cut.
+    pub(crate) fn flush_behind(&mut self, vnode: Arc<Vnode>) {
+        let file = vnode.file();
+        self.submit_below(file, Io::FlushBehind(vnode), Op::Flush);
     }
 
     /// The write of a run has ended.
@@ -289,6 +304,9 @@ impl Session {
         if good {
             self.below
                 .saw_speed(store.pages.len(), store.started.elapsed());
+        }
+        if good && !store.durable {
+            self.below.errands.unflushed(vnode.number());
         }
         self.arrived(&store, good);
         self.note_store(vnode, &result);
