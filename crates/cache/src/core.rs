@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::frames::{Emptied, PAGE_BYTES, Pool};
 use crate::keeper::Errands;
-use crate::leaf::Slab;
+use crate::leaf::{Slab, VNODES_MAX};
 use crate::pager::{Pager, PagerInfo};
 use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
@@ -115,9 +115,15 @@ impl Core {
 
     /// Makes a vnode by its number.
     pub(crate) fn register(&self, make: impl FnOnce(u64) -> Vnode) -> Arc<Vnode> {
-        let number = self.next_vnode.fetch_add(1, Relaxed);
-        let vnode = Arc::new(make(number));
         let mut vnodes = self.vnodes.write().expect("no panic under this lock");
+        // Numbers begin again after 2^28; one that is in use is passed by.
+        let number = loop {
+            let number = self.next_vnode.fetch_add(1, Relaxed) % VNODES_MAX;
+            if number != 0 && !vnodes.contains_key(&number) {
+                break number;
+            }
+        };
+        let vnode = Arc::new(make(number));
         vnodes.insert(number, Arc::downgrade(&vnode));
         vnode
     }

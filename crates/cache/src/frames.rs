@@ -95,6 +95,24 @@ impl Chunk {
     };
 }
 
+/// Where the frames of a pool begin, for those who look often and hold the pool anyway.
+#[derive(Clone, Copy)]
+pub struct Base(NonNull<u8>);
+
+// SAFETY: an address of memory that all threads share.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
+impl Base {
+    /// The first byte of a frame.
+    #[inline]
+    pub fn at(self, frame: FrameNo) -> NonNull<u8> {
+        // SAFETY: frame numbers come from `Pool::take`, so the frame lies in the mapping.
+        unsafe { self.0.add(frame.0 as usize * PAGE_BYTES) }
+    }
+}
+
 /// Which leaves became empty when pages left: vnode and number.
 pub type Emptied = Vec<(u64, u64)>;
 
@@ -142,8 +160,12 @@ impl Pool {
     #[inline]
     pub fn at(&self, frame: FrameNo) -> NonNull<u8> {
         debug_assert!((frame.0 as usize) < self.frames.len());
-        // SAFETY: frame numbers come from `Pool::take`, so the frame lies in the mapping.
-        unsafe { self.memory.base().add(frame.0 as usize * PAGE_BYTES) }
+        self.base().at(frame)
+    }
+
+    /// Where the frames begin.
+    pub fn base(&self) -> Base {
+        Base(self.memory.base())
     }
 
     /// Who holds a frame beyond pins.

@@ -30,6 +30,8 @@ pub struct Index {
 /// Addresses of leaves at the place of their number's hash, or one of the next; 0 for none.
 struct Table {
     places: Box<[AtomicU64]>,
+    /// By how much a hash is shifted to give a place: its top bits, which spread neighbours evenly.
+    shift: u32,
 }
 
 struct Truth {
@@ -42,18 +44,25 @@ struct Truth {
 
 impl Table {
     fn new(places: usize) -> Table {
+        debug_assert!(places.is_power_of_two());
         Table {
             places: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            shift: 64 - places.trailing_zeros(),
         }
     }
 
-    /// The places where a leaf of this number may stand.
+    /// The first place where a leaf of this number may stand.
     #[inline]
+    fn place(&self, number: u64) -> usize {
+        // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so the
+        // leaves of a file that is read through meet at no place, and the first look finds.
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    /// All places where a leaf of this number may stand.
     fn probe(&self, number: u64) -> impl Iterator<Item = &AtomicU64> {
-        // Fibonacci hashing: neighbouring numbers land far apart.
-        let hash = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let mask = self.places.len() - 1;
-        (0..PROBES).map(move |i| &self.places[(hash as usize + i) & mask])
+        let (first, mask) = (self.place(number), self.places.len() - 1);
+        (0..PROBES).map(move |i| &self.places[(first + i) & mask])
     }
 }
 
@@ -72,8 +81,15 @@ impl Index {
         }
     }
 
-    /// The leaf of this number, if the table has it. Takes no lock.
+    /// The leaf that is probably of this number, in a few instructions: the caller asks the leaf.
     #[inline]
+    pub fn guess(&self, number: u64) -> Option<LeafAt> {
+        // SAFETY: tables live in `truth.tables` until the index is dropped.
+        let table = unsafe { &*self.table.load(Acquire) };
+        LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
+    }
+
+    /// The leaf of this number, if the table has it. Takes no lock.
     pub fn find(&self, number: u64) -> Option<LeafAt> {
         // SAFETY: tables live in `truth.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };

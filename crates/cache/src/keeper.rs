@@ -1,7 +1,8 @@
 //! The background of one volume: writes out what is due, brings what was asked for ahead, and gives
 //! memory back.
 //!
-//! **Invariant:** what is not below yet is tried again for ever: an error keeps the page dirty, is
+//! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
+//! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
 //! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
 //! frame to write a page out, so it can always make room.
 
@@ -22,12 +23,15 @@ use std::sync::atomic::{
 };
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 /// What a volume's background is to do.
 pub(crate) struct Errands {
     waker: Arc<Waker>,
     /// Vnodes with dirty pages, by number.
     dirty: Mutex<BTreeSet<u64>>,
+    /// Vnodes of which something was written that no flush has followed.
+    unflushed: Mutex<BTreeSet<u64>>,
     ranges: Mutex<VecDeque<Errand>>,
     /// Somebody waits for a clean page.
     clean: AtomicBool,
@@ -54,6 +58,7 @@ impl Errands {
         Ok(Errands {
             waker: Waker::new()?,
             dirty: Mutex::default(),
+            unflushed: Mutex::default(),
             ranges: Mutex::default(),
             clean: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -83,6 +88,17 @@ impl Errands {
             .lock()
             .expect("no panic under this lock")
             .remove(&number);
+    }
+
+    /// Something of a vnode was written, and nobody is going to flush it.
+    pub(crate) fn unflushed(&self, number: u64) {
+        let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
+        unflushed.insert(number);
+    }
+
+    fn take_unflushed(&self) -> BTreeSet<u64> {
+        let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
+        std::mem::take(&mut *unflushed)
     }
 
     /// There is more to write out than there should be.
@@ -153,6 +169,7 @@ pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
 
 fn work(below: &Below, session: &mut Session) -> Result<()> {
     let core = &below.core;
+    let mut flushed = Instant::now();
     while !below.errands.stop.load(Acquire) {
         while session.ios_in_flight() < STORES_MAX
             && let Some(errand) = below.errands.next()
@@ -160,6 +177,10 @@ fn work(below: &Below, session: &mut Session) -> Result<()> {
             carry_out(session, errand);
         }
         let more = write_due(below, session);
+        if flushed.elapsed() >= core.limits.tick {
+            flushed = Instant::now();
+            flush_behind(below, session);
+        }
         give_memory_back(core);
         if more || session.ios_in_flight() >= STORES_MAX {
             session.wait_for_io()?;
@@ -241,6 +262,16 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
         }
     }
     false
+}
+
+/// Flushes below what was written behind everybody's back.
+fn flush_behind(below: &Below, session: &mut Session) {
+    for number in below.errands.take_unflushed() {
+        // A vnode that is gone was flushed when its volume was, or removed.
+        if let Some(vnode) = below.core.vnode(number) {
+            session.flush_behind(vnode);
+        }
+    }
 }
 
 /// Makes pages leave that are too many, and gives memory back that has no use.

@@ -280,25 +280,33 @@ impl Drop for Latch<'_> {
 
 /// A page that is held in place: its bytes do not change, whatever happens to the file.
 pub struct PageRef<'a> {
-    pool: &'a Pool,
+    at: NonNull<u8>,
     word: &'a Word,
     frame: u32,
+    vnode: &'a Vnode,
 }
 
 impl<'a> PageRef<'a> {
     /// Of a pin that the caller has taken.
     #[inline]
-    pub(crate) fn of(vnode: &'a Vnode, at: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
+    pub(crate) fn of(vnode: &'a Vnode, leaf: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
         PageRef {
-            pool: &vnode.below().core.pool,
-            word: vnode.index().leaf(at).word(index),
+            at: vnode.base().at(FrameNo(frame)),
+            word: vnode.index().leaf(leaf).word(index),
             frame,
+            vnode,
         }
     }
 
     /// The address of the page, good while the reference lives.
     pub fn as_ptr(&self) -> *const u8 {
-        self.pool.at(FrameNo(self.frame)).as_ptr()
+        self.at.as_ptr()
+    }
+
+    #[cold]
+    fn release(&self) {
+        let pool = &self.vnode.below().core.pool;
+        pool.release(FrameNo(self.frame), 1);
     }
 }
 
@@ -307,9 +315,8 @@ impl Deref for PageRef<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let at = self.pool.at(FrameNo(self.frame)).as_ptr();
-        // SAFETY: a frame that is held is not changed, and the pool lives as long as the reference.
-        unsafe { std::slice::from_raw_parts(at, PAGE_BYTES) }
+        // SAFETY: a frame that is held is not changed, and the pool lives as long as the vnode.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), PAGE_BYTES) }
     }
 }
 
@@ -317,7 +324,7 @@ impl Drop for PageRef<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.word.unpin(self.frame) {
-            self.pool.release(FrameNo(self.frame), 1);
+            self.release();
         }
     }
 }

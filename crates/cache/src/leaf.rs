@@ -1,13 +1,20 @@
-//! A leaf: the words of 64 neighbouring pages of one vnode, and what is known of them as bit sets.
+//! A leaf: the words of 56 neighbouring pages of one vnode, and what is known of them as bit sets.
+//!
+//! ```text
+//!   tag  dirty  writeback  since  live            one line of the processor's cache
+//!   tag  word 0  ...  word 6                      eight more
+//!   tag  word 7  ...
+//! ```
 //!
 //! **Invariant:** the memory of a leaf is a leaf for as long as the [`Slab`] lives, whichever range of
 //! whichever vnode it stands for. A reader may therefore keep the address of a leaf without a count
 //! on it, and asks the leaf whose it is between its two looks at a word: a leaf changes hands only
 //! while all its words are empty, so a word that was resident at both looks belonged all the time to
-//! whom the leaf named between them.
+//! whom the leaf named between them. It asks the tag that lies in one line with the word, so a hit on
+//! a page that was not used of late waits for one line and not for two.
 //!
-//! Sixty-four pages, because then a set of pages is one integer that changes in one step, and a
-//! device that is used thinly all over takes half a kilobyte for a lone page and not four.
+//! So few pages, because then a set of them is one integer that changes in one step, and a device
+//! that is used thinly all over takes half a kilobyte for a lone page and not four.
 
 use crate::policy::PageKey;
 use crate::word::Word;
@@ -18,18 +25,43 @@ use std::sync::atomic::{
 };
 
 /// Pages of a leaf.
-pub const LEAF_PAGES: u64 = 64;
+pub const LEAF_PAGES: u64 = (LINES * LINE_WORDS) as u64;
+/// Lines of words.
+const LINES: usize = 8;
+/// Words in a line, beside its tag.
+const LINE_WORDS: usize = 7;
+
+/// Bits of a tag that say which leaf of the vnode it is: enough for files of 14 PiB.
+const NUMBER_BITS: u32 = 36;
+/// Numbers of vnodes end before this.
+pub const VNODES_MAX: u64 = 1 << (64 - NUMBER_BITS);
+/// Longest file in bytes.
+pub const FILE_BYTES_MAX: u64 = LEAF_PAGES * 4096 << NUMBER_BITS;
+
+/// Vnode and number in one: what a leaf stands for. Zero: nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag(u64);
+
+impl Tag {
+    /// Of a leaf of a vnode, whose number is not zero.
+    #[inline]
+    pub fn of(vnode: u64, number: u64) -> Tag {
+        debug_assert!(vnode < VNODES_MAX && number < 1 << NUMBER_BITS);
+        Tag(vnode << NUMBER_BITS | number)
+    }
+
+    fn split(self) -> (u64, u64) {
+        (self.0 >> NUMBER_BITS, self.0 & ((1 << NUMBER_BITS) - 1))
+    }
+}
 
 /// `live` of a leaf that stands for nothing.
 const DEAD: u32 = u32::MAX;
 
-/// The words of 64 neighbouring pages. Sixty-four bytes of what belongs to all of them come first.
+/// The words of 56 neighbouring pages. What belongs to all of them comes first.
 #[repr(C, align(64))]
 pub struct Leaf {
-    /// Number of the vnode, 0 for none.
-    vnode: AtomicU64,
-    /// Which range of 64 pages of the vnode.
-    number: AtomicU64,
+    tag: AtomicU64,
     /// Pages that hold what is not below; changed under the latch of the page.
     dirty: AtomicU64,
     /// Pages whose content is on its way below; changed under the latch of the page.
@@ -38,31 +70,48 @@ pub struct Leaf {
     dirty_since_ms: AtomicU64,
     /// Words that are not empty, and callers about to fill one. At zero the leaf may be given up.
     live: AtomicU32,
-    words: [Word; LEAF_PAGES as usize],
+    lines: [Line; LINES],
+}
+
+/// Seven words, and whose they are.
+#[repr(C, align(64))]
+struct Line {
+    /// That of the leaf when it was last given out; words of one that has been given up are empty.
+    tag: AtomicU64,
+    words: [Word; LINE_WORDS],
 }
 
 impl Leaf {
     fn new() -> Leaf {
         Leaf {
-            vnode: AtomicU64::new(0),
-            number: AtomicU64::new(0),
+            tag: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             writeback: AtomicU64::new(0),
             dirty_since_ms: AtomicU64::new(0),
             live: AtomicU32::new(DEAD),
-            words: std::array::from_fn(|_| Word::empty()),
+            lines: std::array::from_fn(|_| Line {
+                tag: AtomicU64::new(0),
+                words: std::array::from_fn(|_| Word::empty()),
+            }),
         }
     }
 
     /// Whether it stands for this range of this vnode at the moment.
     #[inline]
     pub fn is(&self, vnode: u64, number: u64) -> bool {
-        self.vnode.load(Acquire) == vnode && self.number.load(Relaxed) == number
+        self.tag.load(Acquire) == Tag::of(vnode, number).0
+    }
+
+    /// Whether a page that was resident at a look just now, and is at the next, is of this leaf.
+    #[inline]
+    pub fn has(&self, index: u32, tag: Tag) -> bool {
+        let line = &self.lines[index as usize / LINE_WORDS];
+        line.tag.load(Acquire) == tag.0
     }
 
     /// The vnode's number, and which range of it.
     pub fn owner(&self) -> (u64, u64) {
-        (self.vnode.load(Acquire), self.number.load(Relaxed))
+        Tag(self.tag.load(Acquire)).split()
     }
 
     /// Which page this index stands for at the moment.
@@ -77,7 +126,8 @@ impl Leaf {
     /// The word of a page.
     #[inline]
     pub fn word(&self, index: u32) -> &Word {
-        &self.words[index as usize]
+        let index = index as usize;
+        &self.lines[index / LINE_WORDS].words[index % LINE_WORDS]
     }
 
     /// The dirty pages.
@@ -151,14 +201,17 @@ impl Leaf {
         let idle = self.live.compare_exchange(0, DEAD, AcqRel, Relaxed).is_ok();
         if idle {
             debug_assert_eq!((self.dirty(), self.writeback()), (0, 0));
-            self.vnode.store(0, Release);
+            self.tag.store(0, Release);
         }
         idle
     }
 
     fn adopt(&self, vnode: u64, number: u64) {
-        self.number.store(number, Relaxed);
-        self.vnode.store(vnode, Release);
+        let tag = Tag::of(vnode, number).0;
+        self.lines
+            .iter()
+            .for_each(|line| line.tag.store(tag, Relaxed));
+        self.tag.store(tag, Release);
         // Kept once, for the caller.
         self.live.store(1, Release);
     }
@@ -182,7 +235,7 @@ impl LeafAt {
 
     /// The reverse of [`LeafAt::with_index`]; `None` for zero.
     pub fn split(both: u64) -> Option<(LeafAt, u32)> {
-        let low = LEAF_PAGES - 1;
+        let low = align_of::<Leaf>() as u64 - 1;
         (both != 0).then(|| (LeafAt((both & !low) as *const Leaf), (both & low) as u32))
     }
 
@@ -264,6 +317,7 @@ mod tests {
         let slab = Slab::default();
         let at = slab.adopt(1, 10);
         let leaf = slab.get(at);
+        assert!(leaf.has(0, Tag::of(1, 10)) && leaf.has(55, Tag::of(1, 10)));
         assert!(leaf.is(1, 10) && !leaf.retire());
         assert!(leaf.keep(1, 10) && !leaf.keep(2, 10) && !leaf.keep(1, 11));
         assert!(!leaf.let_go());
@@ -272,7 +326,7 @@ mod tests {
         slab.give_back(at);
         assert!(slab.adopt(2, 3) == at);
         assert!(leaf.is(2, 3));
-        assert_eq!(leaf.key(5).page, 3 * 64 + 5);
-        assert!(LeafAt::split(at.with_index(63)) == Some((at, 63)));
+        assert_eq!(leaf.key(5).page, 3 * LEAF_PAGES + 5);
+        assert!(LeafAt::split(at.with_index(55)) == Some((at, 55)));
     }
 }

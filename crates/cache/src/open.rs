@@ -28,7 +28,7 @@ pub(crate) struct OpenState {
     pub(crate) cursor: ErrorCursor,
 }
 
-/// A leaf that was found before, so that a stream searches once in 64 pages.
+/// A leaf that was found before, so that a stream searches once in 56 pages.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Last(Option<(u64, LeafAt)>);
 
@@ -74,6 +74,19 @@ impl OpenFile {
     /// The caller has seen to it that the range lies in the file.
     #[inline]
     pub(crate) fn copy_hits(&mut self, offset: u64, out: &mut [u8]) -> usize {
+        let within = offset as usize % PAGE_BYTES;
+        if within + out.len() <= PAGE_BYTES {
+            let page = offset / PAGE_BYTES as u64;
+            let look = copy_page(&self.state.vnode, &mut self.last, page, within, out);
+            let hit = look == Look::Hit;
+            add(&self.state.counters.hits, hit.into());
+            return if hit { out.len() } else { 0 };
+        }
+        self.copy_many(offset, out)
+    }
+
+    /// The same for more than one page.
+    fn copy_many(&mut self, offset: u64, out: &mut [u8]) -> usize {
         let mut done = 0;
         let mut pages = 0;
         while done < out.len() {
@@ -119,32 +132,49 @@ impl OpenFile {
     /// Pins a page that is there.
     #[inline]
     pub(crate) fn pin(&mut self, page: u64) -> Option<Pinned> {
-        let state = &*self.state;
-        let vnode = &*state.vnode;
-        let mut turn = 0;
-        loop {
-            let (at, index) = self.last.find(vnode, page)?;
+        let vnode = &*self.state.vnode;
+        if let Some((at, index)) = self.last.guess(vnode, page) {
             let leaf = vnode.index().leaf(at);
             let word = leaf.word(index);
             let snap = word.look();
-            if snap.is_resident() && !snap.in_window() && vnode.owns(leaf, page) {
+            // A leaf asked between the look and a pin that finds the word unchanged was the page's
+            // all the time.
+            if snap.has_room()
+                && vnode.owns(leaf, page)
+                && let Some(frame) = word.pin(snap)
+            {
+                word.touch(snap.pinned());
+                self.last.is(page, at);
+                add(&self.state.counters.hits, 1);
+                return Some(Pinned { at, index, frame });
+            }
+        }
+        self.pin_slowly(page)
+    }
+
+    #[cold]
+    fn pin_slowly(&mut self, page: u64) -> Option<Pinned> {
+        let vnode = &*self.state.vnode;
+        let mut turn = 0;
+        loop {
+            let (at, index) = vnode.find_surely(page)?;
+            let leaf = vnode.index().leaf(at);
+            let word = leaf.word(index);
+            let snap = word.look();
+            if vnode.owns(leaf, page) {
                 if let Some(frame) = word.pin(snap) {
-                    if vnode.owns(leaf, page) {
-                        word.touch(snap.pinned());
-                        add(&state.counters.hits, 1);
-                        return Some(Pinned { at, index, frame });
-                    }
-                    // The leaf has changed hands; the pin is on a page of somebody else.
-                    drop(PageRef::of(vnode, at, index, frame));
-                } else if snap.is_full() {
+                    word.touch(snap.pinned());
+                    self.last.is(page, at);
+                    add(&self.state.counters.hits, 1);
+                    return Some(Pinned { at, index, frame });
+                }
+                if snap.in_window() || snap.is_empty() || snap.is_loading() {
+                    return None;
+                }
+                if snap.is_full() {
                     // Taking the latch turns the pins into counts, which have room.
                     drop(vnode.latch(page));
                 }
-            } else if !vnode.owns(leaf, page) {
-                self.last = Last::default();
-                vnode.find(page)?;
-            } else if !snap.is_exclusive() {
-                return None;
             }
             pause(&mut turn);
         }
@@ -158,18 +188,20 @@ impl Drop for OpenState {
 }
 
 impl Last {
-    /// The leaf and the index of a page.
+    /// The leaf and the index of a page, probably: the caller asks the leaf.
     #[inline]
-    pub(crate) fn find(&mut self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
+    fn guess(&self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
         let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
-        if let Some((last, at)) = self.0
-            && last == number
-        {
-            return Some((at, index));
+        match self.0 {
+            Some((last, at)) if last == number => Some((at, index)),
+            _ => Some((vnode.index().guess(number)?, index)),
         }
-        let (at, index) = vnode.find_surely(page)?;
-        self.0 = Some((number, at));
-        Some((at, index))
+    }
+
+    /// The leaf of a page was this.
+    #[inline]
+    fn is(&mut self, page: u64, at: LeafAt) {
+        self.0 = Some((page / LEAF_PAGES, at));
     }
 }
 
@@ -183,34 +215,70 @@ pub(crate) fn copy_page(
     out: &mut [u8],
 ) -> Look {
     debug_assert!(within + out.len() <= PAGE_BYTES);
+    if let Some((at, index)) = last.guess(vnode, page)
+        && try_copy(vnode, at, index, page, within, out) == Some(Look::Hit)
+    {
+        last.is(page, at);
+        return Look::Hit;
+    }
+    copy_page_slowly(vnode, last, page, within, out)
+}
+
+#[cold]
+fn copy_page_slowly(
+    vnode: &Vnode,
+    last: &mut Last,
+    page: u64,
+    within: usize,
+    out: &mut [u8],
+) -> Look {
     let mut turn = 0;
     loop {
-        let Some((at, index)) = last.find(vnode, page) else {
+        let Some((at, index)) = vnode.find_surely(page) else {
             return Look::Absent;
         };
-        let leaf = vnode.index().leaf(at);
-        let word = leaf.word(index);
-        let snap = word.look();
-        if !vnode.owns(leaf, page) {
-            *last = Last::default();
-            continue;
-        }
-        if snap.is_resident() {
-            let from = vnode.place(snap, page).as_ptr();
-            // SAFETY: the frame lies in the pool or the window, which are mapped while the vnode
-            // lives; `out` is ours. If the page changes meanwhile, the look below tells.
-            unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
-            if word.still(snap) {
-                word.touch(snap);
-                return Look::Hit;
-            }
-        } else if snap.is_empty() {
-            return Look::Absent;
-        } else if snap.is_loading() {
-            return Look::Loading;
+        if let Some(look) = try_copy(vnode, at, index, page, within, out) {
+            last.is(page, at);
+            return look;
         }
         pause(&mut turn);
     }
+}
+
+/// One attempt at a copy. `None`: the leaf is another's, or the page changed meanwhile.
+#[inline]
+fn try_copy(
+    vnode: &Vnode,
+    at: LeafAt,
+    index: u32,
+    page: u64,
+    within: usize,
+    out: &mut [u8],
+) -> Option<Look> {
+    let leaf = vnode.index().leaf(at);
+    let word = leaf.word(index);
+    let snap = word.look();
+    if !vnode.owns(leaf, page) {
+        return None;
+    }
+    if snap.is_resident() {
+        let from = vnode.place(snap, page).as_ptr();
+        // SAFETY: the frame lies in the pool or the window, which are mapped while the vnode lives;
+        // `out` is ours. If the page changes meanwhile, the look below tells.
+        unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
+        if word.still(snap) {
+            word.touch(snap);
+            return Some(Look::Hit);
+        }
+        return None;
+    }
+    if snap.is_exclusive() {
+        return None;
+    }
+    Some(match snap.is_empty() {
+        true => Look::Absent,
+        false => Look::Loading,
+    })
 }
 
 /// The pages that a range of bytes touches.

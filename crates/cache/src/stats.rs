@@ -79,7 +79,7 @@ pub struct FileStats {
     pub dirty_bytes: u64,
     /// Age of the oldest of them in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
-    /// Leaves of 64 pages that have a page.
+    /// Leaves of 56 pages that have a page.
     pub leaves: usize,
 }
 

@@ -7,10 +7,10 @@
 use crate::attributes::Attributes;
 use crate::core::Below;
 use crate::errors::ErrorSequence;
-use crate::frames::PAGE_BYTES;
+use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
 use crate::latch::{Latch, View};
-use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
 use crate::open::OpenState;
 use crate::pager::FileId;
 use crate::policy::FrameNo;
@@ -34,6 +34,7 @@ pub struct Vnode {
     file: FileId,
     below: Arc<Below>,
     index: Index,
+    base: Base,
     size: AtomicU64,
     /// How often the size was lowered.
     cuts: AtomicU64,
@@ -79,8 +80,9 @@ impl Vnode {
             number,
             file,
             index: Index::new(number, slab),
+            base: below.core.pool.base(),
             below,
-            size: AtomicU64::new(size),
+            size: AtomicU64::new(size.min(FILE_BYTES_MAX)),
             cuts: AtomicU64::new(0),
             dirty: Mutex::default(),
             dirty_pages: AtomicU64::new(0),
@@ -102,7 +104,7 @@ impl Vnode {
         self.file
     }
 
-    /// The vnode's number in this cache; never used twice.
+    /// The vnode's number in this cache; used again when it is gone and 2^28 more have come.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -113,8 +115,9 @@ impl Vnode {
         self.size.load(Acquire)
     }
 
-    /// Makes the file at least this long; what is between reads as zeros.
+    /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
     pub fn extend(&self, size: u64) {
+        let size = size.min(FILE_BYTES_MAX);
         if self.size() < size {
             self.size.fetch_max(size, AcqRel);
         }
@@ -210,17 +213,16 @@ impl Vnode {
             let view = self.view.get();
             return view.expect("a page in a window has one").at(page);
         }
-        self.below.core.pool.at(FrameNo(snap.frame()))
+        self.base.at(FrameNo(snap.frame()))
+    }
+
+    /// Where the frames of the pool begin.
+    #[inline]
+    pub(crate) fn base(&self) -> Base {
+        self.base
     }
 
     /// The leaf and the index of a page, if it has a leaf.
-    #[inline]
-    pub(crate) fn find(&self, page: u64) -> Option<(LeafAt, u32)> {
-        let at = self.index.find(page / LEAF_PAGES)?;
-        Some((at, (page % LEAF_PAGES) as u32))
-    }
-
-    /// The same, surely.
     pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
         let at = self.index.find_surely(page / LEAF_PAGES)?;
         Some((at, (page % LEAF_PAGES) as u32))
@@ -229,7 +231,10 @@ impl Vnode {
     /// Whether the page in a leaf that was found earlier is still this vnode's.
     #[inline]
     pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
-        leaf.is(self.number, page / LEAF_PAGES)
+        leaf.has(
+            (page % LEAF_PAGES) as u32,
+            Tag::of(self.number, page / LEAF_PAGES),
+        )
     }
 
     /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is

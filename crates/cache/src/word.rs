@@ -152,6 +152,13 @@ impl Snap {
         self.0 & WINDOW != 0
     }
 
+    /// The page is there, in a frame, and there is room for another pin.
+    #[inline]
+    pub fn has_room(self) -> bool {
+        // One comparison of the top byte: the window's bit makes it too large.
+        (self.0 >> STATE_SHIFT).wrapping_sub(RESIDENT) < u64::from(PINS_MAX)
+    }
+
     /// There is no room for another pin.
     #[inline]
     pub fn is_full(self) -> bool {
@@ -252,7 +259,7 @@ impl<A: Atom<Int = u64>> Word<A> {
     /// something else by now, or has no room for a pin.
     #[inline]
     pub fn pin(&self, snap: Snap) -> Option<u32> {
-        if !snap.is_resident() || snap.in_window() || snap.pins() == PINS_MAX {
+        if !snap.has_room() {
             return None;
         }
         let pinned = snap.0 + STATE_ONE;
@@ -268,7 +275,7 @@ impl<A: Atom<Int = u64>> Word<A> {
     #[inline]
     pub fn unpin(&self, frame: u32) -> bool {
         let mut now = Snap(self.0.load(Ordering::Relaxed));
-        while now.pins() > 0 && now.frame() == frame && !now.in_window() {
+        while now.pins() > 0 && (now.0 ^ u64::from(frame)) & (WINDOW | FRAME_MASK) == 0 {
             match self.0.cas(now.0, now.0 - STATE_ONE, Ordering::Release) {
                 Ok(_) => return true,
                 Err(other) => now = Snap(other),

@@ -14,7 +14,7 @@ pub struct FrameNo(pub u32);
 /// Which page it is, for a policy that remembers pages it has given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageKey {
-    /// The vnode's number in this cache; never used twice.
+    /// The vnode's number in this cache; used again after 2^28 vnodes.
     pub vnode: u64,
     /// The page in the vnode.
     pub page: u64,

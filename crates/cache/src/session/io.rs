@@ -20,6 +20,8 @@ pub(super) enum Io {
     Store(Store),
     /// A flush below, for a job.
     Flush(usize),
+    /// A flush below for what was written behind everybody's back.
+    FlushBehind(Arc<Vnode>),
     /// A request of a job that goes past the cache.
     Through(usize),
 }
@@ -42,6 +44,8 @@ pub(super) struct Store {
     pub(super) first: u64,
     pub(super) pages: Vec<(LeafAt, FrameNo)>,
     pub(super) job: Option<usize>,
+    /// Its job sees to it that the pages survive a power cut.
+    pub(super) durable: bool,
     pub(super) started: Instant,
 }
 
@@ -91,6 +95,12 @@ impl Session {
                 }
                 self.runnable.push(id);
             }
+            Io::FlushBehind(vnode) => {
+                if let Err(error) = result {
+                    vnode.errors.record(error);
+                    self.below.errands.unflushed(vnode.number());
+                }
+            }
             Io::Through(id) => {
                 let job = self.jobs.get_mut(id).expect("it waits for this");
                 job.in_flight -= 1;
@@ -126,6 +136,10 @@ impl Session {
                 Some(Io::Store(store)) => self.store_lost(store, error),
                 Some(Io::Flush(job) | Io::Through(job)) => {
                     self.job_io_done(Some(job), Err(error.clone()));
+                }
+                Some(Io::FlushBehind(vnode)) => {
+                    vnode.errors.record(error.clone());
+                    self.below.errands.unflushed(vnode.number());
                 }
                 None => {}
             }

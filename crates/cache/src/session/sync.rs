@@ -95,7 +95,7 @@ pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
     if from >= to {
         return 0;
     }
-    (u64::MAX >> (LEAF_PAGES - (to - from))) << from
+    (u64::MAX >> (64 - (to - from))) << from
 }
 
 /// Pages side by side that are about to be sent.
@@ -147,7 +147,7 @@ impl Session {
     /// Sends what can be sent now, and forgets what has arrived.
     fn send_dirty(&mut self, id: usize, job: &mut Job, sync: &mut Sync, vnode: &Arc<Vnode>) {
         let mut run = Run::default();
-        let fua = sync.fua;
+        let (fua, durable) = (sync.fua, sync.fua || sync.whole);
         for work in &mut sync.leaves {
             let leaf = vnode.index().leaf(work.at);
             if !leaf.is(vnode.number(), work.number) {
@@ -164,7 +164,8 @@ impl Session {
                         work.send &= !(1 << index);
                         let full = run.pages.len() >= self.below.cluster_pages();
                         if !run.pages.is_empty() && (run.end() != page || full) {
-                            self.store(Some(id), vnode, std::mem::take(&mut run), fua);
+                            let run = std::mem::take(&mut run);
+                            self.store(Some(id), vnode, run, fua, durable);
                             job.in_flight += 1;
                         }
                         if run.pages.is_empty() {
@@ -189,7 +190,7 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(Some(id), vnode, run, fua);
+            self.store(Some(id), vnode, run, fua, durable);
             job.in_flight += 1;
         }
         sync.leaves.retain(|work| work.send | work.wait != 0);
@@ -221,7 +222,14 @@ impl Session {
         }
     }
 
-    fn store(&mut self, job: Option<usize>, vnode: &Arc<Vnode>, run: Run, fua: bool) {
+    fn store(
+        &mut self,
+        job: Option<usize>,
+        vnode: &Arc<Vnode>,
+        run: Run,
+        fua: bool,
+        durable: bool,
+    ) {
         // SAFETY: the frames are held, so nobody writes to them before `stored` lets them go, and
         // the device below only reads.
         let bufs = unsafe { bufs_over(&self.below.core.pool, &run.pages) };
@@ -235,6 +243,7 @@ impl Session {
             first: run.first,
             pages: run.pages,
             job,
+            durable,
             started: Instant::now(),
         };
         self.submit_below(vnode.file(), Io::Store(store), op);
@@ -265,7 +274,7 @@ impl Session {
                 count += 1;
                 let full = run.pages.len() >= self.below.cluster_pages();
                 if !run.pages.is_empty() && (run.end() != page || full) {
-                    self.store(None, vnode, std::mem::take(&mut run), false);
+                    self.store(None, vnode, std::mem::take(&mut run), false, false);
                 }
                 if run.pages.is_empty() {
                     run.first = page;
@@ -274,12 +283,18 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(None, vnode, run, false);
+            self.store(None, vnode, run, false, false);
         }
         if !self.spare.is_empty() {
             self.below.core.pool.put(self.spare.drain(..));
         }
         count
+    }
+
+    /// Makes what was written of a file behind everybody's back survive a power cut.
+    pub(crate) fn flush_behind(&mut self, vnode: Arc<Vnode>) {
+        let file = vnode.file();
+        self.submit_below(file, Io::FlushBehind(vnode), Op::Flush);
     }
 
     /// The write of a run has ended.
@@ -289,6 +304,9 @@ impl Session {
         if good {
             self.below
                 .saw_speed(store.pages.len(), store.started.elapsed());
+        }
+        if good && !store.durable {
+            self.below.errands.unflushed(vnode.number());
         }
         self.arrived(&store, good);
         self.note_store(vnode, &result);
@@ -349,11 +367,11 @@ mod tests {
 
     #[test]
     fn the_mask_of_a_leaf_has_the_pages_of_the_range() {
-        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX);
-        assert_eq!(mask_of(1, &(0..64)), 0);
-        assert_eq!(mask_of(1, &(0..65)), 1);
-        assert_eq!(mask_of(1, &(127..500)), 1 << 63);
-        assert_eq!(mask_of(2, &(130..133)), 0b11100);
+        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX >> 8);
+        assert_eq!(mask_of(1, &(0..56)), 0);
+        assert_eq!(mask_of(1, &(0..57)), 1);
+        assert_eq!(mask_of(1, &(111..500)), 1 << 55);
+        assert_eq!(mask_of(2, &(114..117)), 0b11100);
         assert_eq!(mask_of(3, &(5..5)), 0);
     }
 }

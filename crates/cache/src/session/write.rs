@@ -12,10 +12,11 @@ use crate::attributes::FlushBehind;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{Latch, pause};
+use crate::leaf::FILE_BYTES_MAX;
 use crate::policy::Entry;
 use crate::stats::add;
 use crate::vnode::Vnode;
-use block::Result;
+use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 
 /// A write on its way.
@@ -64,6 +65,14 @@ impl Session {
     pub(super) fn step_write(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         if let Some(sync) = &mut write.sync {
             return self.step_sync(id, job, sync);
+        }
+        if job.offset.saturating_add(job.len) > FILE_BYTES_MAX {
+            let name = &self.below.info.name;
+            job.fail(Error::new(
+                ErrorKind::OutOfRange,
+                name,
+                "a file ends at 14 PiB",
+            ));
         }
         for page in std::mem::take(&mut write.pages.again) {
             self.write_or_keep(id, job, write, page);
