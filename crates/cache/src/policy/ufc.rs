@@ -1,0 +1,282 @@
+//! The default: S3-FIFO, made safe for files.
+//!
+//! ```text
+//!   read   --> small ---(referenced)--> once more --(again)--> main --+
+//!                |  10 %                                        ^ |   | referenced: around again
+//!                v                                              | v---+
+//!            left small ----------(wanted again)----------------+ left main (wanted again: main)
+//!   written -> written --(referenced twice)--> once more
+//!                |  2 % .. 50 %, learned
+//!                v
+//!            left written (read again: more room for written pages)
+//! ```
+//!
+//! A page that is used once passes through `small` or `written` and never disturbs `main`. References that
+//! come soon after one another (records smaller than a page, four looks at one block) say nothing about
+//! the future: they buy a second passage through `small`, and only a reference in that one buys `main`.
+//!
+//! Written pages have a queue of their own, because a file that is written and read back at once must stay,
+//! and one that is written and never read must not push out anything. Which of the two is happening is
+//! learned: a written page that left and is read again makes room for written pages, a page of `main`
+//! that left and is wanted again takes room from them.
+//!
+//! Each queue has its own memory of what left it, with its own clock, so that writes do not shorten the
+//! memory that finds loops. Sources: Yang et al., "FIFO queues are all you need for cache eviction",
+//! SOSP 2023 (small, main, ghost); Johnson and Shasha, VLDB 1994 (correlated references); Megiddo
+//! and Modha, FAST 2003 (learning from ghosts).
+
+use super::ghost::Ghost;
+use super::lists::{Lists, Queue};
+use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
+
+const SMALL: Queue = 1;
+const MAIN: Queue = 2;
+const WRITTEN: Queue = 3;
+const NAMED: Queue = 4;
+
+/// What a frame's mark holds: frequency, passage, home while it is named.
+const FREQUENCY: u8 = 0b0000_0011;
+const AGAIN: u8 = 0b0000_0100;
+const HOME_SHIFT: u8 = 3;
+
+/// Second chances per wanted frame in one call; beyond them references are not heeded. They bound the time
+/// the queue lock is held where everything is hot.
+const PATIENCE: usize = 64;
+
+/// Shares of the cache, in percent of its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// Pages on their first passages.
+    pub small: u8,
+    /// Least room for written pages.
+    pub written_min: u8,
+    /// Most room for written pages.
+    pub written_max: u8,
+    /// Pages that left `small` and are remembered.
+    pub left_small: u16,
+    /// Pages that left `main` and are remembered.
+    pub left_main: u16,
+    /// Pages that left `written` and are remembered.
+    pub left_written: u16,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares {
+            small: 10,
+            written_min: 2,
+            written_max: 60,
+            left_small: 200,
+            left_main: 50,
+            left_written: 100,
+        }
+    }
+}
+
+impl Shares {
+    fn of(percent: u16, frames: usize) -> usize {
+        frames * usize::from(percent) / 100
+    }
+}
+
+/// S3-FIFO with a learned share for written pages.
+pub struct Ufc {
+    pub(super) lists: Lists,
+    hash: Vec<u64>,
+    mark: Vec<u8>,
+    left_small: Ghost,
+    left_main: Ghost,
+    left_written: Ghost,
+    shares: Shares,
+    frames: usize,
+    /// Room for written pages, between the shares.
+    written_room: usize,
+}
+
+impl Ufc {
+    /// For a cache of `frames` pages in frames numbered below `limit`.
+    pub fn new(limit: u32, frames: usize) -> Ufc {
+        Ufc::with_shares(limit, frames, Shares::default())
+    }
+
+    /// The same with other shares.
+    pub fn with_shares(limit: u32, frames: usize, shares: Shares) -> Ufc {
+        Ufc {
+            lists: Lists::new(NAMED, limit),
+            hash: vec![0; limit as usize],
+            mark: vec![0; limit as usize],
+            left_small: Ghost::new(Shares::of(shares.left_small, frames)),
+            left_main: Ghost::new(Shares::of(shares.left_main, frames)),
+            left_written: Ghost::new(Shares::of(shares.left_written, frames)),
+            shares,
+            frames,
+            written_room: Shares::of(shares.written_min.into(), frames),
+        }
+    }
+
+    /// Frames that written pages may hold before they are first to leave.
+    pub fn written_room(&self) -> usize {
+        self.written_room
+    }
+
+    /// The queue for a page that enters, by what is remembered of it.
+    fn place(&mut self, hash: u64, written: bool) -> Queue {
+        if self.left_main.recall(hash) {
+            self.written_room = self.written_room.saturating_sub(1).max(self.written_min());
+            return MAIN;
+        }
+        if self.left_small.recall(hash) {
+            return MAIN;
+        }
+        if self.left_written.recall(hash) && !written {
+            self.written_room = (self.written_room + 1).min(self.written_max());
+            return SMALL;
+        }
+        if written { WRITTEN } else { SMALL }
+    }
+
+    fn written_min(&self) -> usize {
+        Shares::of(self.shares.written_min.into(), self.frames)
+    }
+
+    fn written_max(&self) -> usize {
+        Shares::of(self.shares.written_max.into(), self.frames)
+    }
+
+    /// The queue that has to give next.
+    fn giver(&self, spent: [bool; 4]) -> Option<Queue> {
+        let can = |queue: Queue| !spent[usize::from(queue)] && self.lists.len(queue) > 0;
+        let over = |queue, room| self.lists.len(queue) > room;
+        let small_room = Shares::of(self.shares.small.into(), self.frames);
+        if can(WRITTEN) && over(WRITTEN, self.written_room) {
+            return Some(WRITTEN);
+        }
+        if can(SMALL) && over(SMALL, small_room) {
+            return Some(SMALL);
+        }
+        [MAIN, SMALL, WRITTEN].into_iter().find(|queue| can(*queue))
+    }
+
+    /// Where a frame that was referenced goes instead of leaving.
+    fn another_turn(&self, queue: Queue, mark: u8) -> Option<(Queue, u8)> {
+        let frequency = mark & FREQUENCY;
+        let again = mark & AGAIN != 0;
+        match queue {
+            MAIN if frequency > 0 => Some((MAIN, frequency - 1)),
+            SMALL if frequency > 0 && again => Some((MAIN, 0)),
+            SMALL if frequency > 0 => Some((SMALL, AGAIN)),
+            WRITTEN if frequency > 1 => Some((SMALL, AGAIN)),
+            _ => None,
+        }
+    }
+
+    fn name(&mut self, frame: FrameNo) {
+        let home = self.lists.remove(frame);
+        assert_ne!(home, NAMED, "frame {frame} is named already");
+        self.lists.push_front(NAMED, frame);
+        self.mark[frame as usize] |= (home as u8) << HOME_SHIFT;
+    }
+
+    fn home(&self, frame: FrameNo) -> Queue {
+        Queue::from(self.mark[frame as usize] >> HOME_SHIFT)
+    }
+}
+
+impl Policy for Ufc {
+    fn inserted(&mut self, frame: FrameNo, key: PageKey, entry: Entry) {
+        let hash = key.hash();
+        let queue = self.place(hash, entry.is_written());
+        self.lists.push_front(queue, frame);
+        self.hash[frame as usize] = hash;
+        self.mark[frame as usize] = 0;
+    }
+
+    fn removed(&mut self, frame: FrameNo) {
+        if self.lists.remove(frame) != NAMED {
+            return;
+        }
+        let hash = self.hash[frame as usize];
+        match self.home(frame) {
+            SMALL => self.left_small.remember(hash),
+            MAIN => self.left_main.remember(hash),
+            _ => self.left_written.remember(hash),
+        }
+    }
+
+    fn moved(&mut self, from: FrameNo, to: FrameNo) {
+        self.lists.replace(from, to);
+        self.hash[to as usize] = self.hash[from as usize];
+        self.mark[to as usize] = self.mark[from as usize];
+    }
+
+    fn victims(
+        &mut self,
+        want: usize,
+        touched: &mut dyn FnMut(FrameNo) -> Touched,
+        out: &mut Vec<FrameNo>,
+    ) {
+        let mut batch = Batch::new(want, out);
+        let mut patience = want.saturating_mul(PATIENCE);
+        // Busy frames met in each queue since one of its frames was of use.
+        let mut idle = [0; 4];
+        let mut spent = [false; 4];
+        while !batch.full() {
+            let Some(queue) = self.giver(spent) else {
+                return;
+            };
+            let at = usize::from(queue);
+            let frame = self.lists.back(queue).expect("a giver has frames");
+            let state = touched(frame);
+            let mark = &mut self.mark[frame as usize];
+            *mark = *mark & !FREQUENCY | ((*mark & FREQUENCY) + state.frequency).min(FREQUENCY);
+            let mark = *mark;
+            if state.busy {
+                self.lists.move_front(queue, frame);
+                idle[at] += 1;
+                spent[at] = idle[at] >= self.lists.len(queue);
+            } else if let Some((to, mark)) =
+                self.another_turn(queue, mark).filter(|_| patience > 0)
+            {
+                patience -= 1;
+                idle[at] = 0;
+                self.lists.move_front(to, frame);
+                self.mark[frame as usize] = mark;
+            } else if batch.takes(state.dirty) {
+                idle[at] = 0;
+                self.name(frame);
+                batch.push(frame, state.dirty);
+            } else {
+                spent[at] = true;
+            }
+        }
+    }
+
+    fn kept(&mut self, frame: FrameNo) {
+        assert_eq!(self.lists.queue_of(frame), NAMED);
+        self.lists.move_front(self.home(frame), frame);
+        self.mark[frame as usize] &= (1 << HOME_SHIFT) - 1;
+    }
+
+    fn claim(&mut self, frame: FrameNo) {
+        self.name(frame);
+    }
+
+    fn hit(&mut self, frame: FrameNo) {
+        let mark = &mut self.mark[frame as usize];
+        if *mark & FREQUENCY < FREQUENCY {
+            *mark += 1;
+        }
+    }
+
+    fn resize(&mut self, frames: usize) {
+        self.frames = frames;
+        self.left_small.resize(Shares::of(self.shares.left_small, frames));
+        self.left_main.resize(Shares::of(self.shares.left_main, frames));
+        self.left_written.resize(Shares::of(self.shares.left_written, frames));
+        self.written_room = self.written_room.clamp(self.written_min(), self.written_max());
+    }
+
+    fn resident(&self) -> usize {
+        self.lists.total()
+    }
+}
