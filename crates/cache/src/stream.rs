@@ -254,7 +254,9 @@ impl Streams {
                 Relation::Next
             }
             Shape::Forward if end <= stream.end && stream.end - start <= near => Relation::Late,
-            Shape::Backward if start >= stream.start && end - stream.start <= near => Relation::Late,
+            Shape::Backward if start >= stream.start && end - stream.start <= near => {
+                Relation::Late
+            }
             _ => Relation::None,
         }
     }
@@ -387,7 +389,11 @@ impl Streams {
             Shape::Backward => {
                 let top = stream.edge.min(up(file_size, page));
                 let range = self.clip_backward(n, top.saturating_sub(stream.window)..top);
-                (single(range.clone(), file_size, page)?, range.start, stream.window)
+                (
+                    single(range.clone(), file_size, page)?,
+                    range.start,
+                    stream.window,
+                )
             }
         };
         let (first, most) = (self.limits.first, self.limits.most);

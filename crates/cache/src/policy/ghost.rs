@@ -54,10 +54,9 @@ impl Ghost {
     pub(super) fn recall(&mut self, hash: u64) -> bool {
         let tick = self.tick;
         let wanted = fingerprint(hash);
-        let found = self
-            .bucket(hash)
-            .iter_mut()
-            .find(|slot| **slot & 0xffff_0000 == wanted && u64::from(age(**slot, tick)) <= TICKS_PER_SPAN);
+        let found = self.bucket(hash).iter_mut().find(|slot| {
+            **slot & 0xffff_0000 == wanted && u64::from(age(**slot, tick)) <= TICKS_PER_SPAN
+        });
         match found {
             Some(slot) => {
                 *slot = 0;
@@ -100,7 +99,9 @@ impl Ghost {
 }
 
 fn buckets_for(span: usize) -> usize {
-    (span * FILL_DEN / FILL_NUM).div_ceil(WAYS).next_power_of_two()
+    (span * FILL_DEN / FILL_NUM)
+        .div_ceil(WAYS)
+        .next_power_of_two()
 }
 
 fn fingerprint(hash: u64) -> Slot {

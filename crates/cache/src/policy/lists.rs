@@ -53,7 +53,11 @@ impl Lists {
 
     /// Links a frame that is in no list at the young end.
     pub(super) fn push_front(&mut self, queue: Queue, frame: FrameNo) {
-        assert_eq!(self.queue_of(frame), NONE, "frame {frame} holds a page already");
+        assert_eq!(
+            self.queue_of(frame),
+            NONE,
+            "frame {frame} holds a page already"
+        );
         let node = self.node(frame);
         let head = usize::from(queue);
         let first = self.links[head][NEXT];

@@ -41,9 +41,11 @@ pub struct PageKey {
 impl PageKey {
     /// A hash whose high and low bits are equally good (the finaliser of SplitMix64).
     fn hash(self) -> u64 {
-        let mut z = self
-            .page
-            .wrapping_add(self.vnode.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        let mut z = self.page.wrapping_add(
+            self.vnode
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(29),
+        );
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)

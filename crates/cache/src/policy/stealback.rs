@@ -151,7 +151,10 @@ impl Stealback {
             if batch.full() || !self.exceeded() {
                 return;
             }
-            let frame = self.streams.back(file).expect("a file over its limit has pages");
+            let frame = self
+                .streams
+                .back(file)
+                .expect("a file over its limit has pages");
             let state = touched(frame);
             if self.stealing == Stealing::BehindCursor && state.frequency > 0 {
                 // Others use it: it is no longer a page of the stream alone.

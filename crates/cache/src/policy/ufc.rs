@@ -4,9 +4,9 @@
 //!   read   --> small ---(referenced)--> once more --(again)--> main --+
 //!                |  10 %                                        ^ |   | referenced: around again
 //!                v                                              | v---+
-//!            left small ----------(wanted again)----------------+ left main (wanted again: main)
+//!            left small --(wanted again, and main gains by it)--+ left main (the same)
 //!   written -> written --(referenced twice)--> once more
-//!                |  2 % .. 50 %, learned
+//!                |  2 % .. 60 %, learned
 //!                v
 //!            left written (read again: more room for written pages)
 //! ```
@@ -21,7 +21,10 @@
 //! that left and is wanted again takes room from them.
 //!
 //! Each queue has its own memory of what left it, with its own clock, so that writes do not shorten the
-//! memory that finds loops. Sources: Yang et al., "FIFO queues are all you need for cache eviction",
+//! memory that finds loops. A loop longer than `main` would still empty it: each page is wanted again, enters, and is
+//! gone before its next turn. So `main` watches whether pages that enter are referenced by the time the hand
+//! first comes to them, and the fewer are, the fewer of those wanted again are let in: in a loop one
+//! in 32, and `main` keeps a part of the loop that hits in each lap. Sources: Yang et al., "FIFO queues are all you need for cache eviction",
 //! SOSP 2023 (small, main, ghost); Johnson and Shasha, VLDB 1994 (correlated references); Megiddo
 //! and Modha, FAST 2003 (learning from ghosts).
 
@@ -34,14 +37,26 @@ const MAIN: Queue = 2;
 const WRITTEN: Queue = 3;
 const NAMED: Queue = 4;
 
-/// What a frame's mark holds: frequency, passage, home while it is named.
+/// What a frame's mark holds: frequency, passage, first lap in `main`, home while it is named.
 const FREQUENCY: u8 = 0b0000_0011;
 const AGAIN: u8 = 0b0000_0100;
-const HOME_SHIFT: u8 = 3;
+/// The hand of `main` has come to it.
+const PROVEN: u8 = 0b0000_1000;
+const HOME_SHIFT: u8 = 4;
 
 /// Second chances per wanted frame in one call; beyond them references are not heeded. They bound the time
 /// the queue lock is held where everything is hot.
 const PATIENCE: usize = 64;
+
+/// One, for fractions.
+const ONE: u32 = 1 << 16;
+/// Least share of pages wanted again that `main` lets in.
+const ADMIT_MIN: u32 = ONE / 32;
+/// Weight of one page in the mean of what pages in `main` are worth.
+const WORTH_WEIGHT: u32 = 64;
+/// Room that written pages gain when one of them left too early. They lose one for a page of `main`:
+/// a file that is read back comes in bursts, the rest of the load all the time.
+const GAIN: usize = 2;
 
 /// Shares of the cache, in percent of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +81,7 @@ impl Default for Shares {
             small: 10,
             written_min: 2,
             written_max: 60,
-            left_small: 200,
+            left_small: 150,
             left_main: 50,
             left_written: 100,
         }
@@ -91,6 +106,10 @@ pub struct Ufc {
     frames: usize,
     /// Room for written pages, between the shares.
     written_room: usize,
+    /// Share of pages that were referenced in their first lap of `main`.
+    worth: u32,
+    /// What is left over from admissions, below `ONE`.
+    credit: u32,
 }
 
 impl Ufc {
@@ -111,6 +130,8 @@ impl Ufc {
             shares,
             frames,
             written_room: Shares::of(shares.written_min.into(), frames),
+            worth: ONE,
+            credit: 0,
         }
     }
 
@@ -121,18 +142,37 @@ impl Ufc {
 
     /// The queue for a page that enters, by what is remembered of it.
     fn place(&mut self, hash: u64, written: bool) -> Queue {
+        let first = if written { WRITTEN } else { SMALL };
         if self.left_main.recall(hash) {
             self.written_room = self.written_room.saturating_sub(1).max(self.written_min());
-            return MAIN;
+            return if self.admits() { MAIN } else { first };
         }
         if self.left_small.recall(hash) {
-            return MAIN;
+            return if self.admits() { MAIN } else { first };
         }
         if self.left_written.recall(hash) && !written {
-            self.written_room = (self.written_room + 1).min(self.written_max());
-            return SMALL;
+            self.written_room = (self.written_room + GAIN).min(self.written_max());
         }
-        if written { WRITTEN } else { SMALL }
+        first
+    }
+
+    /// Whether this page that is wanted again may enter `main`: the square of what pages there are worth is let in.
+    fn admits(&mut self) -> bool {
+        let share = (u64::from(self.worth).pow(2) / u64::from(ONE)) as u32;
+        self.credit += share.max(ADMIT_MIN);
+        let admitted = self.credit >= ONE;
+        self.credit %= ONE;
+        admitted
+    }
+
+    /// The hand comes to a page of `main`.
+    fn prove(&mut self, frame: FrameNo) {
+        let mark = &mut self.mark[frame as usize];
+        if *mark & PROVEN == 0 {
+            let gained = if *mark & FREQUENCY > 0 { ONE } else { 0 };
+            self.worth = (self.worth * (WORTH_WEIGHT - 1) + gained) / WORTH_WEIGHT;
+            *mark |= PROVEN;
+        }
     }
 
     fn written_min(&self) -> usize {
@@ -162,7 +202,7 @@ impl Ufc {
         let frequency = mark & FREQUENCY;
         let again = mark & AGAIN != 0;
         match queue {
-            MAIN if frequency > 0 => Some((MAIN, frequency - 1)),
+            MAIN if frequency > 0 => Some((MAIN, PROVEN | (frequency - 1))),
             SMALL if frequency > 0 && again => Some((MAIN, 0)),
             SMALL if frequency > 0 => Some((SMALL, AGAIN)),
             WRITTEN if frequency > 1 => Some((SMALL, AGAIN)),
@@ -229,13 +269,15 @@ impl Policy for Ufc {
             let state = touched(frame);
             let mark = &mut self.mark[frame as usize];
             *mark = *mark & !FREQUENCY | ((*mark & FREQUENCY) + state.frequency).min(FREQUENCY);
-            let mark = *mark;
+            if queue == MAIN && !state.busy {
+                self.prove(frame);
+            }
+            let mark = self.mark[frame as usize];
             if state.busy {
                 self.lists.move_front(queue, frame);
                 idle[at] += 1;
                 spent[at] = idle[at] >= self.lists.len(queue);
-            } else if let Some((to, mark)) =
-                self.another_turn(queue, mark).filter(|_| patience > 0)
+            } else if let Some((to, mark)) = self.another_turn(queue, mark).filter(|_| patience > 0)
             {
                 patience -= 1;
                 idle[at] = 0;
@@ -270,10 +312,15 @@ impl Policy for Ufc {
 
     fn resize(&mut self, frames: usize) {
         self.frames = frames;
-        self.left_small.resize(Shares::of(self.shares.left_small, frames));
-        self.left_main.resize(Shares::of(self.shares.left_main, frames));
-        self.left_written.resize(Shares::of(self.shares.left_written, frames));
-        self.written_room = self.written_room.clamp(self.written_min(), self.written_max());
+        self.left_small
+            .resize(Shares::of(self.shares.left_small, frames));
+        self.left_main
+            .resize(Shares::of(self.shares.left_main, frames));
+        self.left_written
+            .resize(Shares::of(self.shares.left_written, frames));
+        self.written_room = self
+            .written_room
+            .clamp(self.written_min(), self.written_max());
     }
 
     fn resident(&self) -> usize {
