@@ -55,7 +55,7 @@ impl Ghost {
         let tick = self.tick;
         let wanted = fingerprint(hash);
         let found = self.bucket(hash).iter_mut().find(|slot| {
-            **slot & 0xffff_0000 == wanted && u64::from(age(**slot, tick)) <= TICKS_PER_SPAN
+            **slot & 0xffff_0000 == wanted && u64::from(age(**slot, tick)) < TICKS_PER_SPAN
         });
         match found {
             Some(slot) => {

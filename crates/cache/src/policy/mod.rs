@@ -101,8 +101,9 @@ pub trait Policy: Send {
     /// The page in `from` lives in `to` now, which held none. A named page is named in `to`.
     fn moved(&mut self, from: FrameNo, to: FrameNo);
 
-    /// Names up to `want` clean frames, and behind them in `out` up to `want` dirty ones that the
-    /// policy came upon; `out` is appended to. Nothing is named only when all frames are busy or named.
+    /// Names up to `want` clean frames, and behind them in `out` dirty ones that the policy came upon
+    /// meanwhile, up to `want` and as many again that are stolen from a stream; `out` is appended to.
+    /// If some frame is neither busy nor named, at least one is named.
     fn victims(
         &mut self,
         want: usize,

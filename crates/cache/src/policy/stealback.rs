@@ -17,6 +17,9 @@ use std::collections::HashMap;
 /// files; pages of files beyond this number are not stolen.
 const FILES: Queue = 1024;
 
+/// Pages looked at for each that is wanted; what may not be stolen goes to the young end and is met later.
+const LOOKS: usize = 4;
+
 /// The two limits, in percent of the file cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqLimits {
@@ -147,7 +150,7 @@ impl Stealback {
     /// Steals from the growing file until it has what it may have, or `batch` what it wants.
     fn steal(&mut self, touched: &mut dyn FnMut(FrameNo) -> Touched, batch: &mut Batch<'_>) {
         let file = self.growing;
-        for _ in 0..self.streams.len(file) {
+        for _ in 0..self.streams.len(file).min(batch.want * LOOKS) {
             if batch.full() || !self.exceeded() {
                 return;
             }
@@ -205,17 +208,18 @@ impl Policy for Stealback {
         touched: &mut dyn FnMut(FrameNo) -> Touched,
         out: &mut Vec<FrameNo>,
     ) {
-        let mut stolen = 0;
+        let mut batch = Batch::new(want, out);
         if self.limits != SeqLimits::OFF && self.exceeded() {
-            let mut batch = Batch::new(want, out);
             self.steal(touched, &mut batch);
-            stolen = batch.clean;
         }
+        let (clean_end, stolen, dirty) = (batch.clean_end, batch.clean, batch.dirty);
         let first = out.len();
         self.inner.victims(want - stolen, touched, out);
         for frame in &out[first..] {
             self.forget(*frame);
         }
+        // What was stolen dirty goes behind all that is clean.
+        out[clean_end..].rotate_left(dirty);
     }
 
     fn kept(&mut self, frame: FrameNo) {

@@ -281,6 +281,9 @@ impl Policy for Ufc {
             {
                 patience -= 1;
                 idle[at] = 0;
+                // It is met again where it goes, even if that queue had nothing to give before.
+                idle[usize::from(to)] = 0;
+                spent[usize::from(to)] = false;
                 self.lists.move_front(to, frame);
                 self.mark[frame as usize] = mark;
             } else if batch.takes(state.dirty) {
