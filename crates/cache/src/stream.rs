@@ -6,9 +6,9 @@
 //! device and a reader of the same speed never wait for one another. A window shrinks when what was read
 //! ahead had gone before its use, and starts over when the opener goes elsewhere for a while.
 //!
-//! It is a function of the accesses it is told about: no clock, no I/O, no allocation. What it asks for lies in the
-//! file, does not overlap what it has asked for and what has not been reached yet (of any stream of this
-//! open file), and is at most a window and a half ahead of the reader.
+//! It is a function of the accesses it is told about: no clock, no I/O, no allocation. What it asks for
+//! lies in the file, is at most a window and a half ahead of the reader, and does not overlap what was
+//! asked for and not reached yet, by the same stream or by any other that is not strided.
 //!
 //! An access that hits and belongs to no stream costs a comparison for each stream there is; patterns are
 //! searched for only among misses, which pay for a device anyway.
@@ -123,6 +123,8 @@ struct Stream {
     used: u64,
     /// `Streams::elsewhere` at the last access.
     elsewhere: u32,
+    /// It has had no access after those that began it.
+    young: bool,
 }
 
 impl Stream {
@@ -142,6 +144,8 @@ enum Relation {
     None,
     /// It is the next one.
     Next,
+    /// It shows that the stream runs the other way: its first two accesses came in the wrong order.
+    Turned(Shape),
     /// It fills a gap that the stream has passed, as parallel readers do.
     Late,
 }
@@ -178,6 +182,7 @@ impl Streams {
             ceiling: 0,
             used: 0,
             elsewhere: 0,
+            young: false,
         };
         Streams {
             limits,
@@ -199,18 +204,35 @@ impl Streams {
         if access.len == 0 || end > i64::MAX as u64 {
             return Advice::default();
         }
+        let access = Access {
+            file_size: access.file_size.min(i64::MAX as u64),
+            ..access
+        };
         self.clock += 1;
+        let mut late = false;
         for n in 0..self.live {
             match self.relation(&self.streams[n], access.offset, end) {
                 Relation::None => {}
-                Relation::Next => return self.advance(n, access, end),
-                Relation::Late => {
-                    return Advice {
-                        in_stream: true,
-                        ..Advice::default()
-                    };
+                Relation::Next => {
+                    self.streams[n].young = false;
+                    return self.advance(n, access, end);
                 }
+                Relation::Turned(shape) => {
+                    let before = (self.streams[n].start, self.streams[n].end);
+                    self.streams[n] = Stream {
+                        young: false,
+                        ..self.fresh(shape, before)
+                    };
+                    return self.advance(n, access, end);
+                }
+                Relation::Late => late = true,
             }
+        }
+        if late {
+            return Advice {
+                in_stream: true,
+                ..Advice::default()
+            };
         }
         match self.recognise(access, end) {
             Some((shape, before)) => self.begin(shape, before, access, end),
@@ -252,6 +274,12 @@ impl Streams {
             Shape::Backward if end <= stream.start && stream.start - end <= gap => Relation::Next,
             Shape::Strided(stride) if stream.start.wrapping_add_signed(stride) == start => {
                 Relation::Next
+            }
+            Shape::Forward if stream.young && end <= stream.start && stream.start - end <= gap => {
+                Relation::Turned(Shape::Backward)
+            }
+            Shape::Backward if stream.young && start >= stream.end && start - stream.end <= gap => {
+                Relation::Turned(Shape::Forward)
             }
             Shape::Forward if end <= stream.end && stream.end - start <= near => Relation::Late,
             Shape::Backward if start >= stream.start && end - stream.start <= near => {
@@ -313,7 +341,12 @@ impl Streams {
             let idle = self.streams.iter().enumerate().min_by_key(|(_, s)| s.used);
             idle.expect("there are streams").0
         };
-        self.streams[slot] = Stream {
+        self.streams[slot] = self.fresh(shape, before);
+        self.advance(slot, access, end)
+    }
+
+    fn fresh(&self, shape: Shape, before: (u64, u64)) -> Stream {
+        Stream {
             shape,
             start: before.0,
             end: before.1,
@@ -326,8 +359,8 @@ impl Streams {
             ceiling: self.limits.most,
             used: self.clock,
             elsewhere: self.elsewhere,
-        };
-        self.advance(slot, access, end)
+            young: true,
+        }
     }
 
     /// The access is the next one of stream `n`.
@@ -428,7 +461,7 @@ impl Streams {
             page: self.limits.page,
         };
         let edge = first.wrapping_add_signed(stride.wrapping_mul(count as i64 - 1));
-        Some((ahead, edge, count * stride.unsigned_abs()))
+        Some((ahead, edge, stride.unsigned_abs().saturating_mul(count)))
     }
 
     /// Leaves out what other streams have asked for.
@@ -456,7 +489,7 @@ impl Streams {
 
     fn others(&self, n: usize) -> impl Iterator<Item = Range<u64>> + '_ {
         let live = self.streams[..self.live].iter().enumerate();
-        live.filter(move |(m, _)| *m != n)
+        live.filter(move |(m, s)| *m != n && !matches!(s.shape, Shape::Strided(_)))
             .map(|(_, stream)| stream.outstanding())
             .filter(|asked| !asked.is_empty())
     }

@@ -155,8 +155,8 @@ impl Tunables {
                 "lower filecache_min or raise filecache_max, both in one command if need be",
             ));
         }
-        let percent = |name| self.plain(name);
-        if percent(Name::DirtyBackground) > percent(Name::DirtyLimit) {
+        let plain = |name| self.plain(name);
+        if plain(Name::DirtyBackground) > plain(Name::DirtyLimit) {
             return Err(conflict(
                 self.given(Name::DirtyBackground),
                 format!(
@@ -166,20 +166,20 @@ impl Tunables {
                 "lower dirty_background or raise dirty_limit, both in one command if need be",
             ));
         }
-        let of_max = |name| share(max, percent(name));
+        let of_max = |name| share(max, plain(name));
         Ok(Settings {
             filecache_min: min,
             filecache_max: max,
             mapped_max: self.memory(Name::MappedMax, memory)?,
             metadata_max: of_max(Name::MetadataShare),
-            seqlimit_system: percent(Name::SeqlimitSystem) as u8,
-            seqlimit_file: percent(Name::SeqlimitFile) as u8,
-            fb_policy: percent(Name::FbPolicy) as u8,
-            async_cache_invalidate: percent(Name::AsyncCacheInvalidate) == 1,
+            seqlimit_system: plain(Name::SeqlimitSystem) as u8,
+            seqlimit_file: plain(Name::SeqlimitFile) as u8,
+            fb_policy: plain(Name::FbPolicy) as u8,
+            async_cache_invalidate: plain(Name::AsyncCacheInvalidate) == 1,
             dirty_background: of_max(Name::DirtyBackground),
             dirty_limit: of_max(Name::DirtyLimit),
-            sync_interval_ms: percent(Name::SyncIntervalMs),
-            read_ahead_max: percent(Name::ReadAheadMax),
+            sync_interval_ms: plain(Name::SyncIntervalMs),
+            read_ahead_max: plain(Name::ReadAheadMax),
         })
     }
 
