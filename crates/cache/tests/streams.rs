@@ -141,12 +141,12 @@ fn a_strided_stream_asks_for_records_and_not_for_what_lies_between() {
     let mut reader = Reader::new(SIZE);
     let asked = reader.asks((0..12).map(|n| M + n * M / 2), 16 * K);
     let record = |n: u64| M + n * M / 2..M + n * M / 2 + 16 * K;
-    let expected: [(u64, Vec<Range<u64>>); 3] = [
-        (2 * M, (3..7).map(record).collect()),
+    let expected = [
+        (2 * M, (3..7).map(record).collect::<Vec<_>>()),
         (3 * M, (7..15).map(record).collect()),
-        (6 * M - M / 2 - M / 2, Vec::new()),
+        (5 * M, (15..31).map(record).collect()),
     ];
-    assert_eq!(asked[..2], expected[..2]);
+    assert_eq!(asked, expected);
 }
 
 #[test]
@@ -398,7 +398,7 @@ proptest! {
             for range in ranges(&advice).into_iter().filter(|_| stream < 3) {
                 prop_assert!(range.end <= reader.file_size);
                 let near = offset + len + 3 * M + PAGE;
-                prop_assert!(range.end <= near && range.start + near >= offset);
+                prop_assert!(range.end <= near && range.start + 3 * M + PAGE >= offset);
                 for page in Reader::pages(range) {
                     prop_assert!(asked.insert(page), "page {} is asked for twice", page);
                 }
