@@ -170,8 +170,8 @@ impl Streams {
     /// None yet.
     pub fn new(limits: Limits) -> Streams {
         assert!(limits.page.is_power_of_two());
-        assert!(limits.first >= limits.page && limits.first % limits.page == 0);
-        assert!(limits.most % limits.page == 0);
+        assert!(limits.first >= limits.page && limits.first.is_multiple_of(limits.page));
+        assert!(limits.most.is_multiple_of(limits.page));
         let idle = Stream {
             shape: Shape::Forward,
             start: 0,
@@ -368,16 +368,16 @@ impl Streams {
         let page = self.limits.page;
         let floor = self.floor();
         let stream = &mut self.streams[n];
-        let repeat = match stream.shape {
-            Shape::Backward => (end - 1) / page == stream.start / page,
-            _ => stream.end > 0 && access.offset / page == (stream.end - 1) / page,
+        let (lowest, highest) = (access.offset, end - 1);
+        let touched = match stream.shape {
+            Shape::Backward => Some((highest, stream.start)),
+            _ => stream.end.checked_sub(1).map(|last| (lowest, last)),
         };
-        let repeat = repeat.then(|| match stream.shape {
-            Shape::Backward => (end - 1) / page,
-            _ => access.offset / page,
-        });
+        let repeat = touched
+            .filter(|(again, before)| same_page(*again, *before, page))
+            .map(|(again, _)| again >> page.trailing_zeros());
         // Records within one page say nothing yet about the pages behind it.
-        let in_one_page = repeat.is_some() && access.offset / page == (end - 1) / page;
+        let in_one_page = repeat.is_some() && same_page(lowest, highest, page);
         let lost = !access.hit && stream.asked > 0 && reached(stream, access.offset, end);
         if lost {
             shrink(stream, floor);
@@ -554,6 +554,11 @@ fn single(range: Range<u64>, file_size: u64, page: u64) -> Option<Ahead> {
         file_size,
         page,
     })
+}
+
+/// `page` is a power of two.
+fn same_page(a: u64, b: u64, page: u64) -> bool {
+    (a ^ b) < page
 }
 
 fn down(offset: u64, page: u64) -> u64 {

@@ -144,7 +144,7 @@ fn a_strided_stream_asks_for_records_and_not_for_what_lies_between() {
     let expected = [
         (2 * M, (3..7).map(record).collect::<Vec<_>>()),
         (3 * M, (7..15).map(record).collect()),
-        (5 * M, (15..31).map(record).collect()),
+        (6 * M, (15..31).map(record).collect()),
     ];
     assert_eq!(asked, expected);
 }

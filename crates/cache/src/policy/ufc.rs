@@ -28,7 +28,7 @@
 //! SOSP 2023 (small, main, ghost); Johnson and Shasha, VLDB 1994 (correlated references); Megiddo
 //! and Modha, FAST 2003 (learning from ghosts).
 
-use super::ghost::Ghost;
+use super::ghost::{Ghost, SOURCES};
 use super::lists::{Lists, Queue};
 use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
 
@@ -36,6 +36,11 @@ const SMALL: Queue = 1;
 const MAIN: Queue = 2;
 const WRITTEN: Queue = 3;
 const NAMED: Queue = 4;
+
+/// The queue that a source of the memory stands for.
+fn left(source: usize) -> Queue {
+    SMALL + source as Queue
+}
 
 /// What a frame's mark holds: frequency, passage, first lap in `main`, home while it is named.
 const FREQUENCY: u8 = 0b0000_0011;
@@ -92,6 +97,11 @@ impl Shares {
     fn of(percent: u16, frames: usize) -> usize {
         frames * usize::from(percent) / 100
     }
+
+    /// Pages of `SMALL`, `MAIN` and `WRITTEN` that are remembered.
+    fn spans(&self, frames: usize) -> [usize; SOURCES] {
+        [self.left_small, self.left_main, self.left_written].map(|share| Shares::of(share, frames))
+    }
 }
 
 /// S3-FIFO with a learned share for written pages.
@@ -99,9 +109,7 @@ pub struct Ufc {
     pub(super) lists: Lists,
     hash: Vec<u64>,
     mark: Vec<u8>,
-    left_small: Ghost,
-    left_main: Ghost,
-    left_written: Ghost,
+    left: Ghost,
     shares: Shares,
     frames: usize,
     /// Room for written pages, between the shares.
@@ -124,9 +132,7 @@ impl Ufc {
             lists: Lists::new(NAMED, limit),
             hash: vec![0; limit as usize],
             mark: vec![0; limit as usize],
-            left_small: Ghost::new(Shares::of(shares.left_small, frames)),
-            left_main: Ghost::new(Shares::of(shares.left_main, frames)),
-            left_written: Ghost::new(Shares::of(shares.left_written, frames)),
+            left: Ghost::new(shares.spans(frames)),
             shares,
             frames,
             written_room: Shares::of(shares.written_min.into(), frames),
@@ -143,17 +149,18 @@ impl Ufc {
     /// The queue for a page that enters, by what is remembered of it.
     fn place(&mut self, hash: u64, written: bool) -> Queue {
         let first = if written { WRITTEN } else { SMALL };
-        if self.left_main.recall(hash) {
-            self.written_room = self.written_room.saturating_sub(1).max(self.written_min());
-            return if self.admits() { MAIN } else { first };
+        match self.left.recall(hash).map(left) {
+            Some(MAIN) => {
+                self.written_room = self.written_room.saturating_sub(1).max(self.written_min());
+                if self.admits() { MAIN } else { first }
+            }
+            Some(SMALL) if self.admits() => MAIN,
+            Some(WRITTEN) if !written => {
+                self.written_room = (self.written_room + GAIN).min(self.written_max());
+                first
+            }
+            _ => first,
         }
-        if self.left_small.recall(hash) {
-            return if self.admits() { MAIN } else { first };
-        }
-        if self.left_written.recall(hash) && !written {
-            self.written_room = (self.written_room + GAIN).min(self.written_max());
-        }
-        first
     }
 
     /// Whether this page that is wanted again may enter `main`: the square of what pages there are worth is let in.
@@ -235,12 +242,8 @@ impl Policy for Ufc {
         if self.lists.remove(frame) != NAMED {
             return;
         }
-        let hash = self.hash[frame as usize];
-        match self.home(frame) {
-            SMALL => self.left_small.remember(hash),
-            MAIN => self.left_main.remember(hash),
-            _ => self.left_written.remember(hash),
-        }
+        let source = usize::from(self.home(frame) - SMALL);
+        self.left.remember(source, self.hash[frame as usize]);
     }
 
     fn moved(&mut self, from: FrameNo, to: FrameNo) {
@@ -315,12 +318,7 @@ impl Policy for Ufc {
 
     fn resize(&mut self, frames: usize) {
         self.frames = frames;
-        self.left_small
-            .resize(Shares::of(self.shares.left_small, frames));
-        self.left_main
-            .resize(Shares::of(self.shares.left_main, frames));
-        self.left_written
-            .resize(Shares::of(self.shares.left_written, frames));
+        self.left.resize(self.shares.spans(frames));
         self.written_room = self
             .written_room
             .clamp(self.written_min(), self.written_max());
