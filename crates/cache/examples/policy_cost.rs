@@ -68,7 +68,7 @@ fn main() {
     println!("\nstream recognition, ns an access: median (tenth percentile)\n");
     println!("| accesses | |");
     println!("|---|---|");
-    let kinds: [(&str, fn(u64, &mut Random) -> Access); 4] = [
+    let kinds: [(&str, Next); 4] = [
         ("sequential, 4 KiB, hits", |n, _| access(n * 4096, true)),
         ("sequential, 4 KiB, misses", |n, _| access(n * 4096, false)),
         ("random, hits", |_, random| {
@@ -82,6 +82,9 @@ fn main() {
         println!("| {name} | {} |", shown(&mut recognition(next)));
     }
 }
+
+/// The n-th access.
+type Next = fn(u64, &mut Random) -> Access;
 
 /// A full cache through which pages pass: every second one by a stream, every fourth referenced once.
 struct Churn {
@@ -99,7 +102,7 @@ impl Churn {
         let mut churn = Churn {
             policy,
             noted: vec![0; frames],
-            free: (0..frames as FrameNo).collect(),
+            free: (0..frames as u32).map(FrameNo).collect(),
             random: Random::new(1),
             inserting: Vec::new(),
             evicting: Vec::new(),
@@ -126,7 +129,7 @@ impl Churn {
                 self.random.below(1 << 22)
             };
             self.policy.inserted(frame, PageKey { vnode, page }, entry);
-            self.noted[frame as usize] = u8::from(self.page % 4 == 1);
+            self.noted[frame.0 as usize] = u8::from(self.page % 4 == 1);
         }
     }
 
@@ -135,7 +138,7 @@ impl Churn {
             let start = Instant::now();
             let noted = &mut self.noted;
             let mut touched = |frame: FrameNo| Touched {
-                frequency: std::mem::take(&mut noted[frame as usize]),
+                frequency: std::mem::take(&mut noted[frame.0 as usize]),
                 ..Touched::default()
             };
             self.policy.victims(BATCH, &mut touched, &mut self.free);
@@ -165,7 +168,7 @@ fn access(offset: u64, hit: bool) -> Access {
     }
 }
 
-fn recognition(next: fn(u64, &mut Random) -> Access) -> Vec<f64> {
+fn recognition(next: Next) -> Vec<f64> {
     let mut random = Random::new(7);
     let mut streams = Streams::new(Limits::default());
     (0..PAGES / BATCH)

@@ -1,5 +1,8 @@
 //! What is read ahead of which accesses: exact ranges, and what holds for any accesses.
 
+// What is asked for is often one range, and a list of ranges all the same.
+#![allow(clippy::single_range_in_vec_init)]
+
 use block::Random;
 use cache::stream::{Access, Advice, Limits, Streams};
 use proptest::prelude::*;
@@ -190,7 +193,7 @@ fn eight_interleaved_streams_are_followed() {
     let mut misses = 0;
     for n in 0..200 {
         for stream in 0..8 {
-            misses += u64::from(!reader.read((2 * M << stream) + n * PAGE, PAGE).0);
+            misses += u64::from(!reader.read(((2 * M) << stream) + n * PAGE, PAGE).0);
         }
     }
     assert_eq!(misses, 16);
@@ -281,7 +284,7 @@ fn an_opener_that_goes_elsewhere_starts_over() {
     let mut reader = Reader::new(SIZE);
     reader.asks((0..400).map(|n| n * PAGE), PAGE);
     for n in 0..8 {
-        reader.read(32 * M + (100 * K << n), PAGE);
+        reader.read(32 * M + ((100 * K) << n), PAGE);
     }
     // 1988 KB to 4036 KB were asked for last; the middle of it lies at 3012 KB.
     let asked = reader.asks((400..760).map(|n| n * PAGE), PAGE);

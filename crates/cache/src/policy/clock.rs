@@ -28,7 +28,7 @@ impl Clock {
 impl Policy for Clock {
     fn inserted(&mut self, frame: FrameNo, _key: PageKey, _entry: Entry) {
         self.lists.push_front(CIRCLE, frame);
-        self.marked[frame as usize] = false;
+        self.marked[frame.0 as usize] = false;
     }
 
     fn removed(&mut self, frame: FrameNo) {
@@ -37,7 +37,7 @@ impl Policy for Clock {
 
     fn moved(&mut self, from: FrameNo, to: FrameNo) {
         self.lists.replace(from, to);
-        self.marked[to as usize] = self.marked[from as usize];
+        self.marked[to.0 as usize] = self.marked[from.0 as usize];
     }
 
     fn victims(
@@ -49,7 +49,7 @@ impl Policy for Clock {
         let marked = &mut self.marked;
         let mut ask = |frame: FrameNo| {
             let mut state = touched(frame);
-            state.frequency |= u8::from(std::mem::take(&mut marked[frame as usize]));
+            state.frequency |= u8::from(std::mem::take(&mut marked[frame.0 as usize]));
             state
         };
         take_oldest(&mut self.lists, CIRCLE, NAMED, want, &mut ask, out);
@@ -66,7 +66,7 @@ impl Policy for Clock {
     }
 
     fn hit(&mut self, frame: FrameNo) {
-        self.marked[frame as usize] = true;
+        self.marked[frame.0 as usize] = true;
     }
 
     fn resize(&mut self, _frames: usize) {}

@@ -38,7 +38,7 @@ impl Lists {
     }
 
     pub(super) fn queue_of(&self, frame: FrameNo) -> Queue {
-        self.queue[frame as usize]
+        self.queue[frame.0 as usize]
     }
 
     pub(super) fn len(&self, queue: Queue) -> usize {
@@ -48,34 +48,31 @@ impl Lists {
     /// The oldest frame of a list.
     pub(super) fn back(&self, queue: Queue) -> Option<FrameNo> {
         let node = self.links[usize::from(queue)][PREV] as usize;
-        node.checked_sub(self.len.len()).map(|f| f as FrameNo)
+        let frame = node.checked_sub(self.len.len())?;
+        Some(FrameNo(frame as u32))
     }
 
     /// Links a frame that is in no list at the young end.
     pub(super) fn push_front(&mut self, queue: Queue, frame: FrameNo) {
-        assert_eq!(
-            self.queue_of(frame),
-            NONE,
-            "frame {frame} holds a page already"
-        );
+        assert_eq!(self.queue_of(frame), NONE, "{frame:?} holds a page already");
         let node = self.node(frame);
         let head = usize::from(queue);
         let first = self.links[head][NEXT];
         self.links[node] = [head as u32, first];
         self.links[head][NEXT] = node as u32;
         self.links[first as usize][PREV] = node as u32;
-        self.queue[frame as usize] = queue;
+        self.queue[frame.0 as usize] = queue;
         self.len[head] += 1;
     }
 
     /// Takes a frame out of its list.
     pub(super) fn remove(&mut self, frame: FrameNo) -> Queue {
         let queue = self.queue_of(frame);
-        assert_ne!(queue, NONE, "frame {frame} holds no page");
+        assert_ne!(queue, NONE, "{frame:?} holds no page");
         let [prev, next] = self.links[self.node(frame)];
         self.links[prev as usize][NEXT] = next;
         self.links[next as usize][PREV] = prev;
-        self.queue[frame as usize] = NONE;
+        self.queue[frame.0 as usize] = NONE;
         self.len[usize::from(queue)] -= 1;
         queue
     }
@@ -88,16 +85,16 @@ impl Lists {
 
     /// `to` takes the place of `from`.
     pub(super) fn replace(&mut self, from: FrameNo, to: FrameNo) {
-        assert_eq!(self.queue_of(to), NONE, "frame {to} holds a page already");
+        assert_eq!(self.queue_of(to), NONE, "{to:?} holds a page already");
         let queue = self.queue_of(from);
-        assert_ne!(queue, NONE, "frame {from} holds no page");
+        assert_ne!(queue, NONE, "{from:?} holds no page");
         let node = self.node(to);
         let [prev, next] = self.links[self.node(from)];
         self.links[node] = [prev, next];
         self.links[prev as usize][NEXT] = node as u32;
         self.links[next as usize][PREV] = node as u32;
-        self.queue[to as usize] = queue;
-        self.queue[from as usize] = NONE;
+        self.queue[to.0 as usize] = queue;
+        self.queue[from.0 as usize] = NONE;
     }
 
     /// Frames in all lists.
@@ -106,7 +103,7 @@ impl Lists {
     }
 
     fn node(&self, frame: FrameNo) -> usize {
-        self.len.len() + frame as usize
+        self.len.len() + frame.0 as usize
     }
 
     /// Walks everything: each list is whole in both directions and has the frames that name it.

@@ -27,12 +27,13 @@ pub use stealback::{SeqLimits, Stealback, Stealing};
 pub use ufc::{Shares, Ufc};
 
 /// A frame's number in its pool.
-pub type FrameNo = u32;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameNo(pub u32);
 
 /// The name of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey {
-    /// The vnode; never given to another file while a policy may remember it.
+    /// The vnode. Whoever reuses the number inherits what policies remember of it, for the better or not.
     pub vnode: u64,
     /// The page's number in it, in pages.
     pub page: u64,

@@ -119,30 +119,30 @@ impl Model {
     fn apply(&mut self, policy: &mut dyn Walked, call: Call) {
         match call {
             Call::Insert(f, vnode, page, entry) if self.frames[f] == Frame::Free => {
-                policy.inserted(f as FrameNo, PageKey { vnode, page }, entry);
+                policy.inserted(FrameNo(f as u32), PageKey { vnode, page }, entry);
                 self.frames[f] = Frame::Resident;
             }
             Call::Remove(f) if self.frames[f] != Frame::Free => {
-                policy.removed(f as FrameNo);
+                policy.removed(FrameNo(f as u32));
                 self.frames[f] = Frame::Free;
                 self.touched[f] = Touched::default();
             }
             Call::Move(from, to)
                 if self.frames[from] != Frame::Free && self.frames[to] == Frame::Free =>
             {
-                policy.moved(from as FrameNo, to as FrameNo);
+                policy.moved(FrameNo(from as u32), FrameNo(to as u32));
                 self.frames.swap(from, to);
                 self.touched.swap(from, to);
             }
             Call::Kept(f) if self.frames[f] == Frame::Named => {
-                policy.kept(f as FrameNo);
+                policy.kept(FrameNo(f as u32));
                 self.frames[f] = Frame::Resident;
             }
             Call::Claim(f) if self.frames[f] == Frame::Resident => {
-                policy.claim(f as FrameNo);
+                policy.claim(FrameNo(f as u32));
                 self.frames[f] = Frame::Named;
             }
-            Call::Hit(f) if self.frames[f] != Frame::Free => policy.hit(f as FrameNo),
+            Call::Hit(f) if self.frames[f] != Frame::Free => policy.hit(FrameNo(f as u32)),
             Call::Touch(f, touched) => self.touched[f] = touched,
             Call::Resize(frames) => policy.resize(frames),
             Call::Victims(want) => self.victims(policy, want),
@@ -153,18 +153,18 @@ impl Model {
     }
 
     fn victims(&mut self, policy: &mut dyn Walked, want: usize) {
-        let mut out = vec![FrameNo::MAX];
+        let mut out = vec![FrameNo(u32::MAX)];
         let (frames, touched) = (&self.frames, &mut self.touched);
         let mut ask = |f: FrameNo| {
-            let f = f as usize;
+            let f = f.0 as usize;
             assert_eq!(frames[f], Frame::Resident, "asked about frame {f}");
             let state = touched[f];
             touched[f].frequency = 0;
             state
         };
         policy.victims(want, &mut ask, &mut out);
-        assert_eq!(out.remove(0), FrameNo::MAX, "out is appended to");
-        let dirty: Vec<bool> = out.iter().map(|f| touched[*f as usize].dirty).collect();
+        assert_eq!(out.remove(0), FrameNo(u32::MAX), "out is appended to");
+        let dirty: Vec<bool> = out.iter().map(|f| touched[f.0 as usize].dirty).collect();
         let clean = dirty.iter().filter(|d| !**d).count();
         assert!(clean <= want && dirty.len() - clean <= 2 * want);
         assert!(dirty.is_sorted(), "clean ones come first");
@@ -172,7 +172,7 @@ impl Model {
         let some = (0..FRAMES).any(idle) && want > 0;
         assert_eq!(!out.is_empty(), some, "somebody is named if anybody can be");
         for f in out {
-            let f = f as usize;
+            let f = f.0 as usize;
             assert!(!self.touched[f].busy, "frame {f} is busy");
             assert_eq!(self.frames[f], Frame::Resident, "frame {f} is named twice");
             self.frames[f] = Frame::Named;
@@ -212,72 +212,68 @@ proptest! {
     }
 }
 
-fn page(page: u64) -> PageKey {
-    PageKey { vnode: 1, page }
+/// Pages of a file into the frames of the same numbers.
+fn fill(policy: &mut dyn Policy, vnode: u64, frames: std::ops::Range<u32>, entry: Entry) {
+    for f in frames {
+        let page = f.into();
+        policy.inserted(FrameNo(f), PageKey { vnode, page }, entry);
+    }
 }
 
-fn evict(policy: &mut dyn Policy, want: usize) -> Vec<FrameNo> {
+fn name(policy: &mut dyn Policy, want: usize, mut touched: impl FnMut(u32) -> Touched) -> Vec<u32> {
     let mut out = Vec::new();
-    policy.victims(want, &mut |_| Touched::default(), &mut out);
-    out.iter().for_each(|f| policy.removed(*f));
+    policy.victims(want, &mut |f| touched(f.0), &mut out);
+    out.iter().map(|f| f.0).collect()
+}
+
+fn evict(policy: &mut dyn Policy, want: usize) -> Vec<u32> {
+    let out = name(policy, want, |_| Touched::default());
+    out.iter().for_each(|f| policy.removed(FrameNo(*f)));
     out
 }
 
 #[test]
 fn lru_takes_what_was_hit_longest_ago() {
     let mut lru = Lru::new(4);
-    (0..4).for_each(|f| lru.inserted(f, page(f.into()), Entry::Read));
-    lru.hit(0);
-    lru.hit(2);
+    fill(&mut lru, 1, 0..4, Entry::Read);
+    lru.hit(FrameNo(0));
+    lru.hit(FrameNo(2));
     assert_eq!(evict(&mut lru, 4), [1, 3, 0, 2]);
 }
 
 #[test]
 fn clock_clears_the_mark_before_it_takes() {
     let mut clock = Clock::new(3);
-    (0..3).for_each(|f| clock.inserted(f, page(f.into()), Entry::Read));
-    clock.hit(0);
+    fill(&mut clock, 1, 0..3, Entry::Read);
+    clock.hit(FrameNo(0));
     assert_eq!(evict(&mut clock, 3), [1, 2, 0]);
 }
 
 #[test]
 fn a_named_frame_that_is_kept_is_young_again() {
     let mut ufc = Ufc::new(3, 3);
-    (0..3).for_each(|f| ufc.inserted(f, page(f.into()), Entry::Read));
-    let mut out = Vec::new();
-    ufc.victims(1, &mut |_| Touched::default(), &mut out);
-    assert_eq!(out, [0]);
-    ufc.kept(0);
+    fill(&mut ufc, 1, 0..3, Entry::Read);
+    assert_eq!(name(&mut ufc, 1, |_| Touched::default()), [0]);
+    ufc.kept(FrameNo(0));
     assert_eq!(evict(&mut ufc, 3), [1, 2, 0]);
 }
 
 #[test]
 fn dirty_frames_are_named_behind_clean_ones() {
     let mut lru = Lru::new(4);
-    (0..4).for_each(|f| lru.inserted(f, page(f.into()), Entry::Written));
-    let mut out = Vec::new();
-    let mut odd_is_clean = |f: FrameNo| Touched {
+    fill(&mut lru, 1, 0..4, Entry::Written);
+    let odd_is_clean = |f| Touched {
         dirty: f % 2 == 0,
         ..Touched::default()
     };
-    lru.victims(2, &mut odd_is_clean, &mut out);
-    assert_eq!(out, [1, 3, 2, 0]);
+    assert_eq!(name(&mut lru, 2, odd_is_clean), [1, 3, 2, 0]);
 }
 
 /// Ten stream pages of file 1 and ten pages that were read at random, in this order.
 fn streamed(limits: SeqLimits, how: Stealing) -> Stealback {
     let mut policy = Stealback::new(Box::new(Lru::new(20)), 20, 20, limits, how);
-    (0..10).for_each(|f| {
-        policy.inserted(
-            f,
-            PageKey {
-                vnode: 9,
-                page: f.into(),
-            },
-            Entry::Read,
-        )
-    });
-    (10..20).for_each(|f| policy.inserted(f, page(f.into()), Entry::Stream));
+    fill(&mut policy, 9, 0..10, Entry::Read);
+    fill(&mut policy, 1, 10..20, Entry::Stream);
     policy
 }
 
@@ -313,17 +309,13 @@ fn other_limits_count_at_once() {
 fn behind_the_cursor_only_clean_pages_that_nobody_else_uses_are_stolen() {
     let limits = SeqLimits { system: 0, file: 0 };
     let mut policy = streamed(limits, Stealing::BehindCursor);
-    let mut out = Vec::new();
-    let mut touched = |f: FrameNo| Touched {
+    let touched = |f| Touched {
         frequency: u8::from(f == 10),
         dirty: f == 11,
         busy: f == 12,
         ahead: f == 13,
     };
-    policy.victims(1, &mut touched, &mut out);
     // 10 is used by others, 11 is dirty, 12 busy, 13 ahead of the reader; four looks are all it gets.
-    assert_eq!(out, [0]);
-    out.clear();
-    policy.victims(1, &mut touched, &mut out);
-    assert_eq!(out, [14]);
+    assert_eq!(name(&mut policy, 1, touched), [0]);
+    assert_eq!(name(&mut policy, 1, touched), [14]);
 }

@@ -174,7 +174,7 @@ impl Ufc {
 
     /// The hand comes to a page of `main`.
     fn prove(&mut self, frame: FrameNo) {
-        let mark = &mut self.mark[frame as usize];
+        let mark = &mut self.mark[frame.0 as usize];
         if *mark & PROVEN == 0 {
             let gained = if *mark & FREQUENCY > 0 { ONE } else { 0 };
             self.worth = (self.worth * (WORTH_WEIGHT - 1) + gained) / WORTH_WEIGHT;
@@ -219,13 +219,13 @@ impl Ufc {
 
     fn name(&mut self, frame: FrameNo) {
         let home = self.lists.remove(frame);
-        assert_ne!(home, NAMED, "frame {frame} is named already");
+        assert_ne!(home, NAMED, "{frame:?} is named already");
         self.lists.push_front(NAMED, frame);
-        self.mark[frame as usize] |= (home as u8) << HOME_SHIFT;
+        self.mark[frame.0 as usize] |= (home as u8) << HOME_SHIFT;
     }
 
     fn home(&self, frame: FrameNo) -> Queue {
-        Queue::from(self.mark[frame as usize] >> HOME_SHIFT)
+        Queue::from(self.mark[frame.0 as usize] >> HOME_SHIFT)
     }
 }
 
@@ -234,8 +234,8 @@ impl Policy for Ufc {
         let hash = key.hash();
         let queue = self.place(hash, entry.is_written());
         self.lists.push_front(queue, frame);
-        self.hash[frame as usize] = hash;
-        self.mark[frame as usize] = 0;
+        self.hash[frame.0 as usize] = hash;
+        self.mark[frame.0 as usize] = 0;
     }
 
     fn removed(&mut self, frame: FrameNo) {
@@ -243,13 +243,13 @@ impl Policy for Ufc {
             return;
         }
         let source = usize::from(self.home(frame) - SMALL);
-        self.left.remember(source, self.hash[frame as usize]);
+        self.left.remember(source, self.hash[frame.0 as usize]);
     }
 
     fn moved(&mut self, from: FrameNo, to: FrameNo) {
         self.lists.replace(from, to);
-        self.hash[to as usize] = self.hash[from as usize];
-        self.mark[to as usize] = self.mark[from as usize];
+        self.hash[to.0 as usize] = self.hash[from.0 as usize];
+        self.mark[to.0 as usize] = self.mark[from.0 as usize];
     }
 
     fn victims(
@@ -270,12 +270,12 @@ impl Policy for Ufc {
             let at = usize::from(queue);
             let frame = self.lists.back(queue).expect("a giver has frames");
             let state = touched(frame);
-            let mark = &mut self.mark[frame as usize];
+            let mark = &mut self.mark[frame.0 as usize];
             *mark = *mark & !FREQUENCY | ((*mark & FREQUENCY) + state.frequency).min(FREQUENCY);
             if queue == MAIN && !state.busy {
                 self.prove(frame);
             }
-            let mark = self.mark[frame as usize];
+            let mark = self.mark[frame.0 as usize];
             if state.busy {
                 self.lists.move_front(queue, frame);
                 idle[at] += 1;
@@ -288,7 +288,7 @@ impl Policy for Ufc {
                 idle[usize::from(to)] = 0;
                 spent[usize::from(to)] = false;
                 self.lists.move_front(to, frame);
-                self.mark[frame as usize] = mark;
+                self.mark[frame.0 as usize] = mark;
             } else if batch.takes(state.dirty) {
                 idle[at] = 0;
                 self.name(frame);
@@ -302,7 +302,7 @@ impl Policy for Ufc {
     fn kept(&mut self, frame: FrameNo) {
         assert_eq!(self.lists.queue_of(frame), NAMED);
         self.lists.move_front(self.home(frame), frame);
-        self.mark[frame as usize] &= (1 << HOME_SHIFT) - 1;
+        self.mark[frame.0 as usize] &= (1 << HOME_SHIFT) - 1;
     }
 
     fn claim(&mut self, frame: FrameNo) {
@@ -310,7 +310,7 @@ impl Policy for Ufc {
     }
 
     fn hit(&mut self, frame: FrameNo) {
-        let mark = &mut self.mark[frame as usize];
+        let mark = &mut self.mark[frame.0 as usize];
         if *mark & FREQUENCY < FREQUENCY {
             *mark += 1;
         }

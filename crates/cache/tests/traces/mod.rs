@@ -123,7 +123,7 @@ impl Sim {
             frame_of: HashMap::default(),
             key_of: vec![PageKey { vnode: 0, page: 0 }; frames],
             noted: vec![0; frames],
-            free: (0..frames as FrameNo).rev().collect(),
+            free: (0..frames as u32).rev().map(FrameNo).collect(),
         }
     }
 
@@ -131,7 +131,7 @@ impl Sim {
     fn access(&mut self, key: PageKey, write: bool, in_stream: bool, repeat: bool) -> bool {
         if let Some(&frame) = self.frame_of.get(&key) {
             if !(repeat && self.filters) {
-                let noted = &mut self.noted[frame as usize];
+                let noted = &mut self.noted[frame.0 as usize];
                 *noted = (*noted + 1).min(3);
             }
             if self.wants_hits {
@@ -149,8 +149,8 @@ impl Sim {
             (false, true) => Entry::Stream,
             (false, false) => Entry::Read,
         };
-        self.noted[frame as usize] = 0;
-        self.key_of[frame as usize] = key;
+        self.noted[frame.0 as usize] = 0;
+        self.key_of[frame.0 as usize] = key;
         self.frame_of.insert(key, frame);
         self.policy.inserted(frame, key, entry);
         false
@@ -160,7 +160,7 @@ impl Sim {
         let noted = &mut self.noted;
         let wants_hits = self.wants_hits;
         let mut touched = |frame: FrameNo| Touched {
-            frequency: match std::mem::take(&mut noted[frame as usize]) {
+            frequency: match std::mem::take(&mut noted[frame.0 as usize]) {
                 _ if wants_hits => 0,
                 noted => noted,
             },
@@ -170,7 +170,7 @@ impl Sim {
         let want = BATCH.min(self.key_of.len() / 64);
         self.policy.victims(want, &mut touched, &mut self.free);
         for frame in &self.free {
-            self.frame_of.remove(&self.key_of[*frame as usize]);
+            self.frame_of.remove(&self.key_of[frame.0 as usize]);
             self.policy.removed(*frame);
         }
     }
