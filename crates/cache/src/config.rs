@@ -1,8 +1,11 @@
 //! What a cache is made with.
 
-use crate::policy::{Clock, Policy};
+use crate::policy::{Policy, Ufc};
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
+
+/// Makes a policy for frames numbered below the first, of which the second number may be in use.
+pub type MakePolicy = Box<dyn FnOnce(u32, usize) -> Box<dyn Policy> + Send>;
 
 /// Settings of a cache. Sizes are bytes.
 pub struct Config {
@@ -27,7 +30,7 @@ pub struct Config {
     /// [`ErrorKind::Busy`].
     pub patience: Duration,
     /// Order in which pages leave.
-    pub policy: Box<dyn Policy>,
+    pub policy: MakePolicy,
 }
 
 /// Age at which a dirty page is written out, as the `syncer` of HP-UX had it.
@@ -46,7 +49,7 @@ impl Config {
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
-            policy: Box::new(Clock::new()),
+            policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }
 

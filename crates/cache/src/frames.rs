@@ -7,6 +7,7 @@
 //! The order of locks is: latch of a page, then the lock in here. Under the lock a page is latched
 //! only by trying, never by waiting.
 
+use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, Slab};
 use crate::memory::{CHUNK_BYTES, Memory};
 use crate::policy::{Entry, FrameNo, PageKey, Policy, Touched};
@@ -124,15 +125,16 @@ impl Pool {
     pub fn new(
         reserve: usize,
         limit: usize,
-        mut policy: Box<dyn Policy>,
+        policy: MakePolicy,
         slab: Arc<Slab>,
     ) -> Result<Arc<Pool>> {
         let memory = Memory::reserve(reserve)?;
         let chunks = memory.chunks();
         let limit = limit.clamp(1, chunks * CHUNK_FRAMES);
-        policy.resize(limit);
+        let frames = chunks * CHUNK_FRAMES;
+        let policy = policy(u32::try_from(frames).unwrap_or(u32::MAX), limit);
         Ok(Arc::new(Pool {
-            frames: zeroed_frames(chunks * CHUNK_FRAMES),
+            frames: zeroed_frames(frames),
             memory,
             slab,
             inner: Mutex::new(Inner {
@@ -401,16 +403,12 @@ impl Pool {
         for frame in victims.drain(..) {
             match self.evict_one(frame, emptied) {
                 Evicted::Free => {
+                    inner.policy.removed(frame);
                     inner.free(frame);
                     gone += 1;
                 }
-                Evicted::Held => {}
-                Evicted::No => {
-                    if let Some((leaf, index)) = self.page_of(frame) {
-                        let key = self.slab.get(leaf).key(index);
-                        inner.policy.returned(frame, key);
-                    }
-                }
+                Evicted::Held => inner.policy.removed(frame),
+                Evicted::No => inner.policy.kept(frame),
             }
         }
         inner.victims = victims;
@@ -425,6 +423,7 @@ impl Pool {
             frequency: 0,
             dirty: false,
             busy: true,
+            ahead: false,
         };
         let Some((at, index)) = self.page_of(frame) else {
             return busy;
@@ -441,6 +440,7 @@ impl Pool {
             frequency: snap.frequency(),
             dirty: leaf.dirty() & bit != 0,
             busy: snap.pins() > 0 || leaf.writeback() & bit != 0 || self.holds(frame).any(),
+            ahead: false,
         }
     }
 

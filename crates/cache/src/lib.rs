@@ -40,6 +40,8 @@ mod pressure;
 mod ranges;
 mod session;
 mod stats;
+pub mod stream;
+pub mod tunables;
 mod vnode;
 mod volume;
 mod wait;
@@ -47,7 +49,7 @@ mod wait;
 pub mod word;
 
 pub use attributes::{Attributes, FlushBehind};
-pub use config::Config;
+pub use config::{Config, MakePolicy};
 pub use device::CachedDevice;
 pub use device_pager::{DEVICE_FILE, DevicePager};
 pub use frames::PAGE_BYTES;

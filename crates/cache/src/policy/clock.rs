@@ -1,52 +1,43 @@
-//! Second chance: one queue in the order of arrival; a page that was used goes round again.
+//! CLOCK: a circle of pages; the hand clears the mark of one that was referenced, and takes one that
+//! was not. The circle is a list whose back is where the hand stands.
 
+use super::lists::{Lists, Queue};
+use super::lru::take_oldest;
 use super::{Entry, FrameNo, PageKey, Policy, Touched};
-use std::collections::VecDeque;
 
-/// One queue of pages. A frame that is gone leaves its place in the queue behind, which is skipped
-/// when the hand passes it; a stamp tells an old place from a new one of the same frame.
-#[derive(Default)]
+const CIRCLE: Queue = 1;
+const NAMED: Queue = 2;
+
+/// One bit of reference for each page, however often it was touched.
 pub struct Clock {
-    queue: VecDeque<(FrameNo, u32)>,
-    /// The stamp of each frame's place, 0 for none.
-    places: Vec<u32>,
-    stamp: u32,
+    pub(super) lists: Lists,
+    /// Frames whose reference was asked for by somebody else.
+    marked: Vec<bool>,
 }
 
 impl Clock {
-    /// An empty queue.
-    pub fn new() -> Clock {
-        Clock::default()
-    }
-
-    fn place(&mut self, frame: FrameNo) -> &mut u32 {
-        let index = frame.0 as usize;
-        if index >= self.places.len() {
-            self.places.resize(index + 1, 0);
+    /// For frame numbers below `limit`.
+    pub fn new(limit: u32) -> Clock {
+        Clock {
+            lists: Lists::new(NAMED, limit),
+            marked: vec![false; limit as usize],
         }
-        &mut self.places[index]
-    }
-
-    fn push(&mut self, frame: FrameNo) {
-        self.stamp = self.stamp.checked_add(1).unwrap_or(1);
-        let stamp = self.stamp;
-        *self.place(frame) = stamp;
-        self.queue.push_back((frame, stamp));
     }
 }
 
 impl Policy for Clock {
     fn inserted(&mut self, frame: FrameNo, _key: PageKey, _entry: Entry) {
-        self.push(frame);
+        self.lists.push_front(CIRCLE, frame);
+        self.marked[frame.0 as usize] = false;
     }
 
     fn removed(&mut self, frame: FrameNo) {
-        *self.place(frame) = 0;
+        self.lists.remove(frame);
     }
 
     fn moved(&mut self, from: FrameNo, to: FrameNo) {
-        *self.place(from) = 0;
-        self.push(to);
+        self.lists.replace(from, to);
+        self.marked[to.0 as usize] = self.marked[from.0 as usize];
     }
 
     fn victims(
@@ -55,27 +46,32 @@ impl Policy for Clock {
         touched: &mut dyn FnMut(FrameNo) -> Touched,
         out: &mut Vec<FrameNo>,
     ) {
-        // A page in use is passed at most three times for its notes of use and once more.
-        let mut looks = 4 * self.queue.len();
-        let mut taken = 0;
-        while taken < want && looks > 0 {
-            looks -= 1;
-            let Some((frame, stamp)) = self.queue.pop_front() else {
-                return;
-            };
-            if *self.place(frame) != stamp {
-                continue;
-            }
-            let seen = touched(frame);
-            if seen.busy || seen.dirty || seen.frequency > 0 {
-                self.queue.push_back((frame, stamp));
-                continue;
-            }
-            *self.place(frame) = 0;
-            out.push(frame);
-            taken += 1;
-        }
+        let marked = &mut self.marked;
+        let mut ask = |frame: FrameNo| {
+            let mut state = touched(frame);
+            state.frequency |= u8::from(std::mem::take(&mut marked[frame.0 as usize]));
+            state
+        };
+        take_oldest(&mut self.lists, CIRCLE, NAMED, want, &mut ask, out);
+    }
+
+    fn kept(&mut self, frame: FrameNo) {
+        assert_eq!(self.lists.queue_of(frame), NAMED);
+        self.lists.move_front(CIRCLE, frame);
+    }
+
+    fn claim(&mut self, frame: FrameNo) {
+        assert_eq!(self.lists.queue_of(frame), CIRCLE);
+        self.lists.move_front(NAMED, frame);
+    }
+
+    fn hit(&mut self, frame: FrameNo) {
+        self.marked[frame.0 as usize] = true;
     }
 
     fn resize(&mut self, _frames: usize) {}
+
+    fn resident(&self) -> usize {
+        self.lists.total()
+    }
 }
