@@ -332,7 +332,9 @@ impl Pool {
     /// Gives chunks back to the system that the limit leaves no use for. `relocate` moves the page in
     /// a frame to another frame, and says whether it could.
     pub fn trim(&self, mut relocate: impl FnMut(FrameNo) -> bool) {
-        while let Some(chunk) = self.lock().close_one() {
+        loop {
+            let closed = self.lock().close_one();
+            let Some(chunk) = closed else { return };
             let first = chunk * CHUNK_FRAMES;
             for frame in first..first + CHUNK_FRAMES {
                 if self.frames[frame].page.load(Relaxed) != 0 && !relocate(FrameNo(frame as u32)) {
