@@ -328,3 +328,89 @@ impl Drop for PageRef<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cache, Config, DEVICE_FILE, DevicePager};
+    use block::Mem;
+    use std::sync::Mutex;
+
+    /// A window that is plain memory, and what was asked of it.
+    struct Plain {
+        pages: Box<[std::cell::UnsafeCell<[u8; PAGE_BYTES]>]>,
+        asked: Mutex<Vec<(&'static str, u64)>>,
+    }
+
+    // SAFETY: the pages are used under the latches of the cache's pages.
+    unsafe impl Send for Plain {}
+    // SAFETY: as above.
+    unsafe impl Sync for Plain {}
+
+    impl View for Plain {
+        fn at(&self, page: u64) -> NonNull<u8> {
+            NonNull::new(self.pages[page as usize].get().cast()).expect("memory")
+        }
+
+        fn seal(&self, page: u64) {
+            self.asked.lock().unwrap().push(("seal", page));
+        }
+
+        fn vacate(&self, page: u64) {
+            self.asked.lock().unwrap().push(("vacate", page));
+        }
+    }
+
+    fn move_in(vnode: &Vnode, view: &Plain, page: u64) {
+        let mut latch = vnode.latch(page).expect("it is there");
+        // SAFETY: both are pages, and the latch keeps others away.
+        unsafe {
+            copy::into_page(latch.data().as_ptr(), view.at(page).as_ptr(), PAGE_BYTES);
+        }
+        latch.move_to_window();
+    }
+
+    #[test]
+    fn a_page_in_a_window_is_read_written_sent_below_and_moved_back() {
+        let cache = Cache::new(Config::new(1 << 20)).unwrap();
+        let disk = Arc::new(Mem::new(1 << 20, 512));
+        let volume = cache
+            .volume(Arc::new(DevicePager::new(disk.clone()).unwrap()))
+            .unwrap();
+        let vnode = volume.vnode(DEVICE_FILE, 1 << 20);
+        let (mut session, mut open) = (volume.session().unwrap(), volume.open(&vnode));
+        let view = Arc::new(Plain {
+            pages: (0..4).map(|_| [0; PAGE_BYTES].into()).collect(),
+            asked: Mutex::default(),
+        });
+        assert!(vnode.set_view(view.clone()));
+        session.write(&mut open, 0, &[1; 3 * PAGE_BYTES]).unwrap();
+        session.flush(&mut open).unwrap();
+        let used = cache.stats().used_bytes;
+        (0..2).for_each(|page| move_in(&vnode, &view, page));
+        assert_eq!(cache.stats().used_bytes, used - 2 * PAGE_BYTES as u64);
+        session.write(&mut open, 10, &[2; PAGE_BYTES]).unwrap();
+        let mut back = [0; 2 * PAGE_BYTES];
+        session.read(&mut open, 0, &mut back).unwrap();
+        assert_eq!((back[9], back[10], back[10 + PAGE_BYTES]), (1, 2, 1));
+        assert!(
+            session.page(&mut open, 0).is_err(),
+            "programs may change it"
+        );
+        session.flush(&mut open).unwrap();
+        let mut below = [0; 2 * PAGE_BYTES];
+        disk.peek(0, &mut below);
+        assert!(below == back);
+        let mut frames = Vec::new();
+        assert_eq!(vnode.below().core.take_frames(1, &mut frames), 1);
+        vnode.latch(0).unwrap().move_to(frames[0], true);
+        assert!(*session.page(&mut open, 0).unwrap() == back[..PAGE_BYTES]);
+        session.invalidate(&mut open, 0..1 << 20).unwrap();
+        assert_eq!(cache.stats().used_bytes, 0);
+        let asked = view.asked.lock().unwrap().clone();
+        assert_eq!(
+            asked,
+            [("seal", 0), ("seal", 1), ("vacate", 0), ("vacate", 1)]
+        );
+    }
+}

@@ -36,7 +36,7 @@ const NUMBER_BITS: u32 = 36;
 /// Numbers of vnodes end before this.
 pub const VNODES_MAX: u64 = 1 << (64 - NUMBER_BITS);
 /// Longest file in bytes.
-pub const FILE_BYTES_MAX: u64 = LEAF_PAGES * 4096 << NUMBER_BITS;
+pub const FILE_BYTES_MAX: u64 = (LEAF_PAGES * 4096) << NUMBER_BITS;
 
 /// Vnode and number in one: what a leaf stands for. Zero: nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,7 +236,7 @@ impl LeafAt {
     /// The reverse of [`LeafAt::with_index`]; `None` for zero.
     pub fn split(both: u64) -> Option<(LeafAt, u32)> {
         let low = align_of::<Leaf>() as u64 - 1;
-        (both != 0).then(|| (LeafAt((both & !low) as *const Leaf), (both & low) as u32))
+        (both != 0).then_some((LeafAt((both & !low) as *const Leaf), (both & low) as u32))
     }
 
     /// The address as a number.

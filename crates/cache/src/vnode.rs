@@ -202,7 +202,7 @@ impl Vnode {
     }
 
     /// Gives the file its window, once.
-    pub(crate) fn set_view(&self, view: Arc<dyn View>) -> bool {
+    pub fn set_view(&self, view: Arc<dyn View>) -> bool {
         self.view.set(view).is_ok()
     }
 
@@ -239,7 +239,7 @@ impl Vnode {
 
     /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
     /// not there, or on its way.
-    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
+    pub fn latch(&self, page: u64) -> Option<Latch<'_>> {
         let (at, index) = self.find_surely(page)?;
         Latch::take(self, at, index, page)
     }

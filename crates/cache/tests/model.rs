@@ -7,6 +7,13 @@
 //! thread's alone at that moment. Write-behind that fails loses nothing, so what is read has to be
 //! right throughout; only an operation that itself fails is tried again.
 //!
+//! Under ThreadSanitizer, with the copies of `src/copy.rs` made through atomics:
+//!
+//! ```text
+//! RUSTFLAGS="-Zsanitizer=thread --cfg evfs_tsan" cargo +nightly test -Zbuild-std \
+//!     --target x86_64-unknown-linux-gnu -p cache --test model
+//! ```
+//!
 //! `EVFS_SEED=N` repeats a run, `EVFS_MODEL_OPS=N` sets the number of operations.
 
 mod common;

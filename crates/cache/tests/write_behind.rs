@@ -74,7 +74,7 @@ fn what_is_old_survives_a_power_cut_though_nobody_has_flushed() {
     }
     until("everything is on stable storage", || {
         let mut left = vec![0; data.len()];
-        cut.crash(cut.events(), Tear::Nothing).peek(0, &mut left);
+        cut.crash(cut.events(), Tear::Drop).peek(0, &mut left);
         left == data
     });
     assert!(session.flush(&mut open).is_ok());

@@ -2,14 +2,15 @@
 
 use super::Session;
 use super::job::Target;
-use crate::frames::Pool;
+use crate::copy;
+use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::LeafAt;
 use crate::open::OpenState;
 use crate::pager::FileId;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
 use crate::vnode::Vnode;
-use block::{Bufs, Completion, Error, Op, Request, Result};
+use block::{Buf, Bufs, Completion, Error, Op, Request, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -79,6 +80,9 @@ impl Session {
         let io = self.ios.remove(tag as usize);
         match io.expect("each tag below stands for one I/O") {
             Io::Load(load) => {
+                if cfg!(evfs_tsan) && result.is_ok() {
+                    fill_frames(&self.below.core.pool, &load.pages, &op);
+                }
                 // The buffers let go of the frames before anybody else may read them.
                 drop(op);
                 self.loaded(load, result);
@@ -151,6 +155,31 @@ impl Session {
             job.fail(error.clone());
             self.runnable.push(id);
         }
+    }
+}
+
+/// The buffers of a read into frames.
+///
+/// Whoever copied from a frame while it was another page's, and has not yet found out, may still read
+/// it while the device writes to it; the copy is thrown away then. A checker of races cannot know
+/// that of a device, so for one the device writes elsewhere and [`fill_frames`] takes it over.
+///
+/// # Safety
+/// As [`Pool::buf`], for each frame.
+pub(super) unsafe fn bufs_to_fill(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)]) -> Bufs {
+    if cfg!(evfs_tsan) {
+        return Buf::zeroed(pages.len() * PAGE_BYTES).into();
+    }
+    // SAFETY: passed on.
+    unsafe { bufs_over(pool, pages) }
+}
+
+fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
+    let Op::Read { bufs, .. } = op else { return };
+    let bytes = bufs.iter().flat_map(|buf| buf.chunks(PAGE_BYTES));
+    for ((_, frame), page) in pages.iter().zip(bytes) {
+        // SAFETY: the session brings the page, so its frame is the session's alone.
+        unsafe { copy::into_page(page.as_ptr(), pool.at(*frame).as_ptr(), page.len()) };
     }
 }
 

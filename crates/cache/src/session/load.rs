@@ -1,6 +1,6 @@
 //! Bringing pages.
 
-use super::io::{Io, Load, bufs_over};
+use super::io::{Io, Load, bufs_to_fill};
 use super::job::{Job, Work};
 use super::{PAGE, Session};
 use crate::copy;
@@ -72,7 +72,7 @@ impl Session {
         let count = pages.len() as u64;
         // SAFETY: the words say that this session brings the pages, so nobody else touches their
         // frames before it publishes them, which it does after the buffers are gone.
-        let bufs = unsafe { bufs_over(&self.below.core.pool, &pages) };
+        let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
         let load = Load {
             open: Arc::clone(open),
             first,
