@@ -60,7 +60,10 @@ fn the_first_to_finish_stops_the_clocks_and_not_the_writing() {
 fn a_wrong_byte_and_a_short_file_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let folder = Folder::open(dir.path()).unwrap();
-    let config = small(2);
+    let config = Config {
+        stonewall: false,
+        ..small(2)
+    };
     run(&folder, &config, &[Phase::Write]).unwrap();
     let file = folder
         .open(

@@ -5,5 +5,6 @@
 
 pub mod mailmix;
 pub mod mersenne;
+pub mod micro;
 pub mod nfsbasic;
 pub mod seqrand;
