@@ -10,7 +10,7 @@ const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
     &["luks2", "nbd-proto", "iscsi-proto", "xts", "keyring"],
     &["path-file", "path-nbd", "path-iscsi"],
-    &["crypt", "multipath"],
+    &["crypt", "multipath", "cache"],
     &[],
     &["export-nbd", "export-fuse"],
     &["stack"],
