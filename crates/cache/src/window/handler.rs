@@ -85,28 +85,29 @@ fn serve(shared: &Shared, fault: Fault) {
         Access::Read
     };
     let page = view.page_at(fault.address);
-    let mut answered = false;
+    let (mut answered, mut failed) = (false, false);
     let result = view.home.fault(page, access, &mut |pages, outcome| {
         let mine = pages.contains(&page);
-        match view.answer(pages, outcome) {
-            Ok(()) => answered |= mine,
-            Err(e) => tracing::error!("page {page} of a mapping cannot be mapped: {e}"),
+        answered |= mine;
+        failed |= mine && outcome == Outcome::Failed;
+        let Err(e) = view.answer(pages, outcome) else {
+            return;
+        };
+        // No memory for page tables, or somebody with a lease punched a hole. A neighbour just
+        // faults when it is touched.
+        tracing::error!("page {page} of a mapping cannot be mapped: {e}");
+        if mine {
+            failed = true;
+            let poisoned = view.answer(page..page + 1, Outcome::Failed);
+            poisoned.expect("a page that cannot be mapped can be poisoned");
         }
     });
-    if let Err(e) = &result {
-        tracing::warn!("page {page} of a mapping: {e}");
+    assert!(answered, "a home left page {page} without an answer");
+    if let Err(e) = result {
+        tracing::debug!("page {page} of a mapping: {e}");
     }
-    if result.is_err() || !answered {
+    if failed {
         shared.failed.fetch_add(1, Relaxed);
-    }
-    if !answered {
-        poison(&view, page);
-    }
-}
-
-fn poison(view: &View, page: u64) {
-    if let Err(e) = view.answer(page..page + 1, Outcome::Failed) {
-        panic!("page {page} of a mapping can neither be mapped nor poisoned: {e}");
     }
 }
 

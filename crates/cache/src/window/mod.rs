@@ -316,6 +316,13 @@ impl Window {
         unsafe { copy::into_page(data.as_ptr(), self.page(page).add(at), data.len()) }
     }
 
+    /// Makes an allocated page zero from byte `at` on: what lies behind the new end of the file.
+    pub fn zero(&self, page: u64, at: usize) {
+        assert!(at <= PAGE, "the tail of a page begins in it");
+        // SAFETY: as above.
+        unsafe { copy::zero_page(self.page(page).add(at), PAGE - at) }
+    }
+
     /// Makes the next store into each page fault, in every mapping; after this, and before the latch
     /// is given back, what the pages hold may be copied out and the pages called clean.
     ///
