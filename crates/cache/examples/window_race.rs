@@ -5,10 +5,12 @@
 #[path = "../tests/common/mod.rs"]
 #[allow(dead_code, reason = "tests use more of it")]
 mod common;
+#[path = "../tests/common/race.rs"]
+mod race;
 
 use clap::{Parser, ValueEnum};
 use common::Flaw;
-use common::race::{Counts, hunt};
+use race::{Counts, hunt};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

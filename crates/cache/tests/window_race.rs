@@ -3,10 +3,13 @@
 //!
 //! `cargo run --release -p cache --example window_race -- --seconds 600` hunts for longer.
 
+#[allow(dead_code, reason = "tests/window.rs uses more of it")]
 mod common;
+#[path = "common/race.rs"]
+mod race;
 
 use common::Flaw;
-use common::race::{Counts, hunt};
+use race::{Counts, hunt};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 

@@ -30,6 +30,7 @@ const REGISTER_WP: u64 = 2;
 const REGISTER_MINOR: u64 = 4;
 const CONTINUE_WP: u64 = 2;
 const WRITEPROTECT_WP: u64 = 1;
+const WRITEPROTECT_DONTWAKE: u64 = 2;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_WRITE: u64 = 1;
@@ -228,9 +229,13 @@ impl Uffd {
 
     /// Makes stores into a range fault (`on`), or go through; the latter wakes who waits.
     pub fn protect(&self, range: Range<usize>, on: bool) -> io::Result<()> {
+        self.write_protect(range, if on { WRITEPROTECT_WP } else { 0 })
+    }
+
+    fn write_protect(&self, range: Range<usize>, mode: u64) -> io::Result<()> {
         let mut protect = Protect {
             span: span(range),
-            mode: if on { WRITEPROTECT_WP } else { 0 },
+            mode,
         };
         loop {
             match self.ioctl(IOC_WRITEPROTECT, &mut protect) {
@@ -242,6 +247,9 @@ impl Uffd {
 
     /// Makes every touch of unmapped pages a SIGBUS, and wakes who waits for them.
     pub fn poison(&self, range: Range<usize>) -> io::Result<()> {
+        // A protected page that is unmapped leaves its protection behind, and poison only goes where
+        // there is nothing.
+        self.write_protect(range.clone(), WRITEPROTECT_DONTWAKE)?;
         let mut at = range.start;
         while at < range.end {
             let mut resolve = Resolve {

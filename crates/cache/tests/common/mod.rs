@@ -3,8 +3,6 @@
 //!
 //! On request it breaks one of the rules that windows stand on ([`Flaw`]); the race hunt must notice.
 
-pub mod race;
-
 use block::{BlockDevice, Blocking, Error, ErrorKind, Result};
 use cache::window::{Access, Home, Mapping, Outcome, PAGE_BYTES, Window, Windows};
 use std::collections::VecDeque;

@@ -4,7 +4,7 @@
 //! Each place in a page has one writer, which stores the numbers 1, 2, 3, ... there and so knows what
 //! it must find. Readers only know that a number never becomes smaller.
 
-use super::{File, Flaw, Options, PAGE};
+use crate::common::{File, Flaw, Options, PAGE};
 use block::{Blocking, Mem, Random};
 use cache::window::{Config, Home, Mapping, Windows};
 use std::sync::Arc;
