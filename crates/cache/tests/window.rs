@@ -9,7 +9,7 @@ use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind};
 use cache::window::{Access, Config, Home, Mapping, PAGE_BYTES, Windows};
 use common::{File, Options, PAGE};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -432,13 +432,11 @@ fn leased_pages_stay_and_other_processes_share_them() {
     evict(&file, 6);
     assert_eq!(file.evict(8), 0);
     assert!(file.in_window(2) && file.in_window(3) && !file.in_window(4));
-    other_process(
-        &lease.fd(),
-        "printf x | dd of=/proc/self/fd/0 bs=1 seek=8192 conv=notrunc",
-    );
-    assert_eq!(load(&mapping, 2), u64::from(b'x'));
+    other_process_stores(lease.fd(), 2 * PAGE, b'x');
+    let shared = u64::from(b'x');
+    assert_eq!(load(&mapping, 2), shared);
     mapping.flush(0..mapping.len()).unwrap();
-    assert_eq!(on_device(&mem, 2), u64::from(b'x'));
+    assert_eq!(on_device(&mem, 2), shared);
     assert!(file.is_dirty(2), "the other may store at any time");
     drop(lease);
     mapping.flush(0..mapping.len()).unwrap();
@@ -468,15 +466,15 @@ fn a_lease_for_reading_cannot_be_written_through() {
     evict(&file, 1);
 }
 
-/// Runs a shell with `fd` as its standard input.
-fn other_process(fd: &impl std::os::fd::AsFd, script: &str) {
-    let fd = fd.as_fd().try_clone_to_owned().unwrap();
-    let status = Command::new("sh")
-        .args([
-            "-c",
-            script.replace("/proc/self/fd/0", "/dev/fd/3").as_str(),
-        ])
-        .stdin(Stdio::from(fd))
+/// Has another process put one byte into the file behind `fd`.
+fn other_process_stores(fd: BorrowedFd<'_>, at: u64, byte: u8) {
+    let (reader, mut writer) = io::pipe().unwrap();
+    io::Write::write_all(&mut writer, &[byte]).unwrap();
+    drop(writer);
+    let status = Command::new("dd")
+        .args(["bs=1", &format!("seek={at}"), "conv=notrunc"])
+        .stdin(reader)
+        .stdout(fd.try_clone_to_owned().unwrap())
         .stderr(Stdio::null())
         .status();
     assert!(status.unwrap().success());
