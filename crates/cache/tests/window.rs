@@ -174,6 +174,55 @@ fn copies_in_and_out_cross_pages_at_any_offset() {
 }
 
 #[test]
+fn a_page_that_is_only_revoked_comes_back_as_it_was() {
+    let (file, _) = file(Options::new(2));
+    let mapping = file.all();
+    store(&mapping, 0, 50);
+    file.sweep();
+    assert_eq!((load(&mapping, 0), load(&mapping, 1)), (50, 1));
+    assert!(file.is_dirty(0) && !file.is_dirty(1));
+    file.sweep();
+    store(&mapping, 1, 51);
+    assert!(file.is_dirty(1));
+}
+
+#[test]
+fn mappings_come_and_go_while_others_store() {
+    let mut options = Options::new(64);
+    (options.mapped_max, options.frames) = (16, 8);
+    let (file, _) = file(options);
+    let threads = 4;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let file = &file;
+            scope.spawn(move || {
+                for round in 0..200 {
+                    let first = (thread + round) % 64;
+                    let mapping = file.map(first * PAGE..64 * PAGE, Access::Store);
+                    for page in first..64 {
+                        if page % threads == thread {
+                            let before = load(&mapping, page - first);
+                            store(&mapping, page - first, before + 1000);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let rounds = |page: u64| {
+        let maps_it = |round: &u64| (page % threads + round) % 64 <= page;
+        (0..200).filter(maps_it).count() as u64
+    };
+    for page in 0..64 {
+        assert_eq!(
+            in_file(&file, page),
+            page + 1000 * rounds(page),
+            "page {page}"
+        );
+    }
+}
+
+#[test]
 fn wrong_ranges_and_accesses_are_refused() {
     let (file, _) = file(Options::new(4));
     for bytes in [0..0, 1..PAGE, 0..1 << 60, (1 << 60)..(1 << 60) + 1] {

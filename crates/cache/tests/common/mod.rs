@@ -138,7 +138,7 @@ impl File {
             let mut latch = self.latch(page);
             if matches!(latch.place, Place::Nowhere) {
                 let frame = self.load(page)?;
-                self.into_pool(page, &mut latch, frame)?;
+                self.keep(page, &mut latch, frame);
             }
             match &latch.place {
                 Place::Pool(frame) => out.copy_from_slice(&frame[from..from + out.len()]),
@@ -158,7 +158,7 @@ impl File {
             let mut latch = self.latch(page);
             if matches!(latch.place, Place::Nowhere) {
                 let frame = self.load(page)?;
-                self.into_pool(page, &mut latch, frame)?;
+                self.keep(page, &mut latch, frame);
             }
             match &mut latch.place {
                 Place::Pool(frame) => frame[from..from + data.len()].copy_from_slice(data),
@@ -327,12 +327,12 @@ impl File {
         Ok(())
     }
 
-    fn into_pool(&self, page: u64, latch: &mut Page, frame: Frame) -> Result<()> {
+    /// Keeps what was loaded in the pool, if it has a frame.
+    fn keep(&self, page: u64, latch: &mut Page, frame: Frame) {
         if self.take_frame() {
             latch.place = Place::Pool(frame);
             self.pool.lock().unwrap().push_back(page);
         }
-        Ok(())
     }
 
     fn take_frame(&self) -> bool {
