@@ -31,8 +31,9 @@
 //!
 //! **Errors.** A page that cannot be had is poisoned: touching it is a SIGBUS, as with mmap(2), until
 //! somebody has it after all ([`Mapping::prefault`], `read`), or the file grows over it. So is every
-//! page wholly behind the end of the file. The signal's code is BUS_MCEERR_AR, and the kernel's log
-//! speaks of a hardware error: it knows of no other poison.
+//! page wholly behind the end of the file. The signal's code is BUS_ADRERR,
+//! or BUS_MCEERR_AR on a kernel with CONFIG_MEMORY_FAILURE, whose log then speaks of a hardware
+//! error: it knows no other poison.
 //!
 //! **Not sound, and not prevented:** I/O that pins pages (O_DIRECT, buffers registered with a ring)
 //! into a mapping, because a pinned page is written behind the protection; take a [`Lease`] for the
