@@ -29,11 +29,11 @@
 //! allocate, nor do I/O, it takes the signal from the program and from the standard library's stack
 //! guard, and system calls on a missing page fail. [`Mapping::prefault`] saves the same way, and more.
 //!
-//! **Errors.** A page that cannot be had is poisoned: touching it is a SIGBUS, as with mmap(2), until
-//! somebody has it after all ([`Mapping::prefault`], `read`), or the file grows over it. So is every
-//! page wholly behind the end of the file. The signal's code is BUS_ADRERR,
-//! or BUS_MCEERR_AR on a kernel with CONFIG_MEMORY_FAILURE, whose log then speaks of a hardware
-//! error: it knows no other poison.
+//! **Errors.** A page that cannot be had is poisoned: touching it is a SIGBUS, as with mmap(2), and
+//! does not ask again. The poison goes when the page is had after all, by [`Mapping::prefault`] or by a
+//! fault in another mapping, and with [`Window::heal`]. Every page wholly behind the end of the file
+//! is poisoned when it is touched, too. The signal's code is BUS_ADRERR, or BUS_MCEERR_AR on a kernel
+//! with CONFIG_MEMORY_FAILURE, whose log then speaks of a hardware error: it knows no other poison.
 //!
 //! **Not sound, and not prevented:** I/O that pins pages (O_DIRECT, buffers registered with a ring)
 //! into a mapping, because a pinned page is written behind the protection; take a [`Lease`] for the
