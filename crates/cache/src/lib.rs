@@ -45,6 +45,7 @@ pub mod tunables;
 mod vnode;
 mod volume;
 mod wait;
+pub mod window;
 #[doc(hidden)]
 pub mod word;
 
