@@ -1,6 +1,7 @@
 //! What a cache is made with.
 
 use crate::policy::{Policy, Ufc};
+use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub struct Config {
     pub patience: Duration,
     /// Order in which pages leave.
     pub policy: MakePolicy,
+    /// Nodes that memory lies on. Without any, or with one, all memory is the same.
+    pub topology: Topology,
 }
 
 /// Age at which a dirty page is written out, as the `syncer` of HP-UX had it.
@@ -49,6 +52,7 @@ impl Config {
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
+            topology: Topology::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }

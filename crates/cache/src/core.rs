@@ -9,6 +9,7 @@ use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
 use crate::vnode::Vnode;
 use crate::wait::WaitTable;
+use block::topology::Topology;
 use block::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) slab: Arc<Slab>,
+    /// Nodes that memory lies on.
+    topology: Topology,
     /// Sessions that wait for a page somebody else brings, by the address of its word.
     pub(crate) loads: WaitTable,
     pub(crate) limits: Limits,
@@ -53,9 +56,11 @@ impl Core {
         let slab = Arc::new(Slab::default());
         let limit = config.max_bytes as usize / PAGE_BYTES;
         let reserve = config.reserve_bytes as usize;
-        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab))?;
+        let nodes = config.topology.cells().collect();
+        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
         Ok(Core {
             pool,
+            topology: config.topology,
             slab,
             loads: WaitTable::default(),
             limits: Limits {
@@ -84,8 +89,21 @@ impl Core {
     /// Takes up to `want` frames and says how many. When there are none, the background is asked to
     /// make pages clean.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+        self.take_frames_near(None, want, out)
+    }
+
+    /// As [`Core::take_frames`], from the memory of `node`, or of the node that this thread runs on.
+    pub(crate) fn take_frames_near(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
         let mut emptied = Emptied::new();
-        let taken = self.pool.take(want, out, &mut emptied);
+        // With one node nobody needs to know where this thread runs.
+        let several = self.topology.cells().nth(1).is_some();
+        let here = || self.topology.current_cell().filter(|_| several);
+        let taken = self.pool.take(want, node.or_else(here), out, &mut emptied);
         self.give_up_leaves(emptied);
         if taken == 0 {
             self.ask_for_clean();

@@ -49,7 +49,8 @@ impl Session {
         let mut frames = std::mem::take(&mut self.spare);
         if frames.len() < want {
             let missing = want - frames.len();
-            self.below.core.take_frames(missing, &mut frames);
+            let node = vnode.attributes().numa_node;
+            self.below.core.take_frames_near(node, missing, &mut frames);
             frames.sort_unstable();
         }
         if frames.is_empty() {
