@@ -5,6 +5,7 @@
 
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
+use block::topology::Topology;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
 use cache::{Attributes, Backing, Cache, CachedDevice, Config, FlushBehind, PressureWatch};
@@ -59,6 +60,7 @@ pub const ADVICE: &[(&str, &str, &str)] = &[
 pub struct ProcessCache {
     tunables: Mutex<Tunables>,
     memory: u64,
+    topology: Topology,
     running: Mutex<Option<Arc<Running>>>,
 }
 
@@ -85,6 +87,8 @@ impl ProcessCache {
         Ok(Arc::new(ProcessCache {
             tunables: Mutex::new(tunables),
             memory,
+            // Where it cannot be read, memory is taken to be all the same.
+            topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
             running: Mutex::default(),
         }))
     }
@@ -107,6 +111,7 @@ impl ProcessCache {
         let cache = Cache::new(Config {
             min_bytes: settings.filecache_min,
             reserve_bytes: self.memory.max(settings.filecache_max),
+            topology: self.topology.clone(),
             ..Config::new(settings.filecache_max)
         })?;
         cache.set_max_bytes(settings.filecache_max);
@@ -163,10 +168,24 @@ impl ProcessCache {
                 for (name, value) in changes {
                     advise(&mut attributes, name, value).map_err(Error::Usage)?;
                 }
+                if let Some(node) = attributes.numa_node {
+                    self.has_node(node)?;
+                }
                 volume.vnode().set_attributes(attributes);
                 Ok(shown_attributes(&attributes))
             }
         }
+    }
+
+    fn has_node(&self, node: u32) -> Result<()> {
+        let nodes: Vec<u32> = self.topology.cells().collect();
+        if nodes.contains(&node) {
+            return Ok(());
+        }
+        Err(Error::Usage(match nodes.as_slice() {
+            [] => "numa_node: the memory of this machine is all the same; leave it at none".into(),
+            nodes => format!("numa_node={node}: this machine has the nodes {nodes:?}"),
+        }))
     }
 
     fn settings(&self) -> Value {
@@ -190,6 +209,7 @@ impl ProcessCache {
             "pid": std::process::id(),
             "memory_bytes": self.memory,
             "frames": backing,
+            "nodes": nodes(&running.cache),
             "swap": if stats.swappable { "frames may be swapped out: neither noswap nor mlock is allowed" } else { "kept out" },
             "shortage": shortage,
             "stats": stats_json(&stats),
@@ -206,6 +226,18 @@ impl ProcessCache {
             shown["files"] = files.into_iter().map(file).collect();
         }
         shown
+    }
+}
+
+/// Where the frames lie, in words.
+fn nodes(cache: &Cache) -> String {
+    match cache.nodes().as_slice() {
+        [] | [_] => "one: memory is all the same, nothing is placed".into(),
+        several => several
+            .iter()
+            .map(|(node, bytes)| format!("node {node}: {} MiB", bytes >> 20))
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 
