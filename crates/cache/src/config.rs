@@ -1,6 +1,7 @@
 //! What a cache is made with.
 
 use crate::policy::{Policy, Ufc};
+use crate::tunables::{self, Tunables};
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -13,6 +14,11 @@ pub struct Config {
     pub max_bytes: u64,
     /// Bytes in pages that memory pressure leaves alone; `filecache_min`.
     pub min_bytes: u64,
+    /// Memory of the machine, which percentages are of.
+    pub memory_bytes: u64,
+    /// The settings that sizes and percentages came from, so that they can be shown as they were
+    /// given; `None`: from nothing but this.
+    pub tunables: Option<Tunables>,
     /// Addresses to reserve, beyond which `max_bytes` cannot be raised later. Takes no memory.
     pub reserve_bytes: u64,
     /// Dirty pages are written out in the background above this percentage of `max_bytes`.
@@ -42,6 +48,8 @@ impl Config {
         Config {
             max_bytes,
             min_bytes: max_bytes / 10,
+            memory_bytes: memory_bytes(),
+            tunables: None,
             reserve_bytes: max_bytes,
             dirty_background_percent: 10,
             dirty_throttle_percent: 20,
@@ -51,6 +59,23 @@ impl Config {
             patience: Duration::from_secs(30),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
+    }
+
+    /// A cache as `tunables` say, on a machine with `memory` bytes, of which it may be given as many
+    /// later as the settings allow.
+    ///
+    /// # Errors
+    /// As [`Tunables::resolve`].
+    pub fn of(tunables: &Tunables, memory: u64) -> std::result::Result<Config, tunables::Error> {
+        let settings = tunables.resolve(memory)?;
+        let most = tunables::largest(tunables::Name::FilecacheMax, memory);
+        Ok(Config {
+            min_bytes: settings.filecache_min,
+            memory_bytes: memory,
+            tunables: Some(tunables.clone()),
+            reserve_bytes: most,
+            ..Config::new(settings.filecache_max)
+        })
     }
 
     /// Refuses settings that make no sense.
@@ -72,4 +97,19 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Memory of the machine, or less where the process's cgroup may have less.
+pub fn memory_bytes() -> u64 {
+    let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let machine = machine.lines().find_map(|line| {
+        let kib = line.strip_prefix("MemTotal:")?.strip_suffix("kB")?;
+        Some(kib.trim().parse::<u64>().ok()? << 10)
+    });
+    let limit = crate::pressure::of_cgroup("memory.max");
+    let limit = limit.and_then(|path| std::fs::read_to_string(path).ok());
+    let limit = limit.and_then(|text| text.trim().parse().ok());
+    // The kernel always says; where it is hidden, a gibibyte is had by most.
+    let machine = machine.unwrap_or(1 << 30);
+    machine.min(limit.unwrap_or(u64::MAX))
 }

@@ -32,6 +32,7 @@ mod index;
 mod keeper;
 mod latch;
 mod leaf;
+mod live;
 mod memory;
 mod open;
 mod pager;
@@ -50,7 +51,7 @@ pub mod window;
 pub mod word;
 
 pub use attributes::{Attributes, FlushBehind};
-pub use config::{Config, MakePolicy};
+pub use config::{Config, MakePolicy, memory_bytes};
 pub use device::CachedDevice;
 pub use device_pager::{DEVICE_FILE, DevicePager};
 pub use frames::PAGE_BYTES;
