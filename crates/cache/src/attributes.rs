@@ -1,5 +1,8 @@
 //! What a file may have otherwise than the rest.
 
+use crate::tunables::{Error, ErrorKind};
+use std::fmt;
+
 /// Attributes of one file; the last to set them wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
@@ -11,10 +14,11 @@ pub struct Attributes {
     pub numa_node: Option<u32>,
     /// Do not read ahead.
     pub no_read_ahead: bool,
-    /// Do not keep pages longer than they are used.
+    /// Do not keep pages longer than they are used: they leave behind the reader, and behind
+    /// write-behind.
     pub no_cache: bool,
-    /// When written pages go below.
-    pub flush_behind: FlushBehind,
+    /// When written pages go below; `None`: as the cache has it.
+    pub flush_behind: Option<FlushBehind>,
 }
 
 /// When the pages of a sequential write go below; the values of `fcache_fb_policy`.
@@ -27,4 +31,141 @@ pub enum FlushBehind {
     Background = 1,
     /// At once, by the writer.
     Inline = 2,
+}
+
+impl FlushBehind {
+    /// The policy of this number; what is not one is none.
+    pub(crate) fn of(number: u8) -> FlushBehind {
+        match number {
+            1 => FlushBehind::Background,
+            2 => FlushBehind::Inline,
+            _ => FlushBehind::None,
+        }
+    }
+}
+
+/// Names and values, as [`Attributes::with`] takes them.
+const KEYS: [(&str, &str); 6] = [
+    (
+        "sync_ms",
+        "milliseconds that a page may be dirty, or default",
+    ),
+    ("large_page", "0 or 1"),
+    ("numa_node", "the number of a node, or none"),
+    ("read_ahead", "0 or 1"),
+    ("no_cache", "0 or 1"),
+    (
+        "flush_behind",
+        "0 not, 1 by the cache, 2 by the writer, or default",
+    ),
+];
+
+impl Attributes {
+    /// These attributes with `changes` (name, value): all of them, or an error and nothing.
+    ///
+    /// # Errors
+    /// No attribute has the name, or the value is not one of its.
+    pub fn with<'a>(
+        mut self,
+        changes: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Attributes, Error> {
+        for (name, value) in changes {
+            let known = KEYS.iter().find(|(key, _)| *key == name);
+            let Some((_, give)) = known else {
+                let names: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
+                let next = format!("choose one of {}", names.join(", "));
+                let why = "no attribute of a file has this name";
+                return Err(Error::new(ErrorKind::UnknownName, name, why, next));
+            };
+            self.change(name, value).ok_or_else(|| {
+                let what = format!("{name}={value}");
+                let why = "this is not such a value";
+                Error::new(ErrorKind::Syntax, what, why, format!("give {give}"))
+            })?;
+        }
+        Ok(self)
+    }
+
+    fn change(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "sync_ms" => self.sync_ms = number_or(value, "default")?,
+            "large_page" => self.large_page = flag(value)?,
+            "numa_node" => self.numa_node = number_or(value, "none")?,
+            "read_ahead" => self.no_read_ahead = !flag(value)?,
+            "no_cache" => self.no_cache = flag(value)?,
+            _ => {
+                let number: Option<u32> = number_or(value, "default")?;
+                let policy = |n| (n <= 2).then(|| FlushBehind::of(n as u8));
+                self.flush_behind = match number {
+                    None => None,
+                    Some(n) => Some(policy(n)?),
+                };
+            }
+        }
+        Some(())
+    }
+}
+
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+/// A number, or `None` for the word that stands for none.
+fn number_or(value: &str, word: &str) -> Option<Option<u32>> {
+    if value == word {
+        return Some(None);
+    }
+    value.parse().ok().map(Some)
+}
+
+impl fmt::Display for Attributes {
+    /// As [`Attributes::with`] takes them, one behind the other.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());
+        write!(
+            f,
+            "sync_ms={} large_page={} numa_node={} read_ahead={} no_cache={} flush_behind={}",
+            or(self.sync_ms, "default"),
+            u8::from(self.large_page),
+            or(self.numa_node, "none"),
+            u8::from(!self.no_read_ahead),
+            u8::from(self.no_cache),
+            or(self.flush_behind.map(|f| f as u32), "default"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_set_and_what_is_wrong_is_refused() {
+        let set = [("sync_ms", "50"), ("no_cache", "1"), ("flush_behind", "2")];
+        let attributes = Attributes::default().with(set).unwrap();
+        assert_eq!(attributes.sync_ms, Some(50));
+        assert_eq!(attributes.flush_behind, Some(FlushBehind::Inline));
+        let text = attributes.to_string();
+        let pairs = text.split(' ').map(|pair| pair.split_once('=').unwrap());
+        assert_eq!(Attributes::default().with(pairs).unwrap(), attributes);
+        assert_eq!(
+            attributes
+                .with([("sync_ms", "default"), ("no_cache", "0")])
+                .and_then(|a| a.with([("flush_behind", "default")])),
+            Ok(Attributes::default())
+        );
+        for wrong in [
+            ("speed", "1"),
+            ("no_cache", "yes"),
+            ("flush_behind", "3"),
+            ("sync_ms", "-1"),
+        ] {
+            let error = Attributes::default().with([wrong]).unwrap_err();
+            assert!(error.to_string().contains(wrong.0), "{error}");
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! What a cache is made with.
 
+use crate::machine::memory_bytes;
 use crate::policy::{Policy, Ufc};
+use crate::tunables::{self, Tunables};
 use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -14,6 +16,11 @@ pub struct Config {
     pub max_bytes: u64,
     /// Bytes in pages that memory pressure leaves alone; `filecache_min`.
     pub min_bytes: u64,
+    /// Memory of the machine, which percentages are of.
+    pub memory_bytes: u64,
+    /// The settings that sizes and percentages came from, so that they can be shown as they were
+    /// given; `None`: from nothing but this.
+    pub tunables: Option<Tunables>,
     /// Addresses to reserve, beyond which `max_bytes` cannot be raised later. Takes no memory.
     pub reserve_bytes: u64,
     /// Dirty pages are written out in the background above this percentage of `max_bytes`.
@@ -45,6 +52,8 @@ impl Config {
         Config {
             max_bytes,
             min_bytes: max_bytes / 10,
+            memory_bytes: memory_bytes(),
+            tunables: None,
             reserve_bytes: max_bytes,
             dirty_background_percent: 10,
             dirty_throttle_percent: 20,
@@ -55,6 +64,23 @@ impl Config {
             topology: Topology::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
+    }
+
+    /// A cache as `tunables` say, on a machine with `memory` bytes, of which it may be given as many
+    /// later as the settings allow.
+    ///
+    /// # Errors
+    /// As [`Tunables::resolve`].
+    pub fn of(tunables: &Tunables, memory: u64) -> std::result::Result<Config, tunables::Error> {
+        let settings = tunables.resolve(memory)?;
+        let most = tunables::largest(tunables::Name::FilecacheMax, memory);
+        Ok(Config {
+            min_bytes: settings.filecache_min,
+            memory_bytes: memory,
+            tunables: Some(tunables.clone()),
+            reserve_bytes: most,
+            ..Config::new(settings.filecache_max)
+        })
     }
 
     /// Refuses settings that make no sense.

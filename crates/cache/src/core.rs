@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::frames::{Emptied, PAGE_BYTES, Pool};
 use crate::keeper::Errands;
 use crate::leaf::{Slab, VNODES_MAX};
+use crate::live::Live;
 use crate::pager::{Pager, PagerInfo};
 use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
@@ -28,6 +29,7 @@ pub(crate) struct Core {
     /// Sessions that wait for a page somebody else brings, by the address of its word.
     pub(crate) loads: WaitTable,
     pub(crate) limits: Limits,
+    pub(crate) live: Live,
     /// Pages that are not below yet.
     dirty_pages: AtomicUsize,
     /// All vnodes, to find the one whose leaf became empty.
@@ -37,14 +39,14 @@ pub(crate) struct Core {
     started: Instant,
     /// What openers that are gone have counted.
     pub(crate) gone: Counters,
-    pub(crate) dropped: AtomicU64,
+    /// Pages that lie in windows.
+    pub(crate) mapped: AtomicU64,
+    /// What of the pages that were read ahead is unused, at most.
+    ahead: AtomicU64,
 }
 
 /// The settings that do not change.
 pub(crate) struct Limits {
-    pub(crate) background_percent: usize,
-    pub(crate) throttle_percent: usize,
-    pub(crate) sync_ms: u64,
     pub(crate) tick: Duration,
     pub(crate) retry: Duration,
     pub(crate) patience: Duration,
@@ -56,34 +58,61 @@ impl Core {
         let slab = Arc::new(Slab::default());
         let limit = config.max_bytes as usize / PAGE_BYTES;
         let reserve = config.reserve_bytes as usize;
+        let limits = Limits {
+            tick: config.tick,
+            retry: config.retry,
+            patience: config.patience,
+        };
+        let live = Live::new(&config);
         let nodes = config.topology.cells().collect();
         let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
+        live.begin(&pool);
         Ok(Core {
+            live,
             pool,
             topology: config.topology,
             slab,
             loads: WaitTable::default(),
-            limits: Limits {
-                background_percent: config.dirty_background_percent.into(),
-                throttle_percent: config.dirty_throttle_percent.into(),
-                sync_ms: config.sync_interval.as_millis() as u64,
-                tick: config.tick,
-                retry: config.retry,
-                patience: config.patience,
-            },
+            limits,
             dirty_pages: AtomicUsize::new(0),
             vnodes: RwLock::default(),
             volumes: Mutex::default(),
             next_vnode: AtomicU64::new(1),
             started: Instant::now(),
             gone: Counters::default(),
-            dropped: AtomicU64::new(0),
+            mapped: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
         })
     }
 
     /// Milliseconds of the cache's clock.
     pub(crate) fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
+    }
+
+    /// Whether so many pages may be read ahead of anybody's need, besides `under_way` that are not here
+    /// yet: what is unused stays below an eighth of the cache, so that streams do not empty it.
+    pub(crate) fn may_read_ahead(&self, pages: u64, under_way: u64) -> bool {
+        let room = self.pool.limit() as u64 / AHEAD_SHARE;
+        let mut unused = self.ahead.load(Relaxed);
+        if unused + pages > room {
+            // The number only rises, so that a hit need not lower it; what was used or has left since
+            // is known when everybody is asked.
+            unused = self.counts().read_ahead_unused() + under_way;
+        }
+        let may = unused + pages <= room;
+        self.ahead
+            .store(unused + if may { pages } else { 0 }, Relaxed);
+        may
+    }
+
+    /// When the oldest dirty page of all became so, in milliseconds of the cache's clock.
+    pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let dirty = live.iter().filter(|vnode| vnode.dirty_pages() > 0);
+        dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
     }
 
     /// Takes up to `want` frames and says how many. When there are none, the background is asked to
@@ -99,15 +128,26 @@ impl Core {
         want: usize,
         out: &mut Vec<FrameNo>,
     ) -> usize {
+        let taken = self.take_frames_lightly(node, want, out);
+        if taken == 0 {
+            self.ask_for_clean();
+        }
+        taken
+    }
+
+    /// The same without asking anybody to make pages clean: for what nobody needs yet.
+    pub(crate) fn take_frames_lightly(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
         let mut emptied = Emptied::new();
         // With one node nobody needs to know where this thread runs.
         let several = self.topology.cells().nth(1).is_some();
         let here = || self.topology.current_cell().filter(|_| several);
         let taken = self.pool.take(want, node.or_else(here), out, &mut emptied);
         self.give_up_leaves(emptied);
-        if taken == 0 {
-            self.ask_for_clean();
-        }
         taken
     }
 
@@ -116,12 +156,17 @@ impl Core {
         self.for_volumes(|below| below.errands.clean());
     }
 
-    /// Gives up leaves that became empty.
+    /// Gives up leaves that became empty, and counts the pages that left.
     pub(crate) fn give_up_leaves(&self, emptied: Emptied) {
-        for (vnode, number) in emptied {
+        for (vnode, number) in emptied.leaves {
             if let Some(vnode) = self.vnode(vnode) {
                 vnode.index().give_up(number);
             }
+        }
+        for left in emptied.pages {
+            let vnode = self.vnode(left.vnode);
+            let counters = vnode.as_ref().map_or(&self.gone, |vnode| &vnode.gone);
+            counters.left(left.reason, left.count, left.wasted);
         }
     }
 
@@ -194,7 +239,7 @@ impl Core {
 
     /// Dirty pages above which the background writes out.
     pub(crate) fn background_pages(&self) -> usize {
-        self.pool.limit() * self.limits.background_percent / 100
+        self.live.background_pages.load(Relaxed)
     }
 
     /// How long the writer of `pages` pages is to be held back: as long as the device takes for
@@ -202,10 +247,7 @@ impl Core {
     /// the cache. So writers as a whole come down to the device's speed, whatever their number.
     pub(crate) fn throttle(&self, pages: usize, below: &Below) -> Duration {
         let limit = self.pool.limit();
-        let (dirty, from) = (
-            self.dirty_pages(),
-            limit * self.limits.throttle_percent / 100,
-        );
+        let (dirty, from) = (self.dirty_pages(), self.live.throttle_pages.load(Relaxed));
         if dirty <= from {
             return Duration::ZERO;
         }
@@ -218,6 +260,9 @@ impl Core {
 
 /// Longest time that a writer is held back at once.
 const THROTTLE_SECONDS_MAX: f64 = 0.2;
+
+/// The part of the cache that pages may take which were read ahead and not used: one in so many.
+const AHEAD_SHARE: u64 = 8;
 
 /// What lies below one volume.
 pub(crate) struct Below {

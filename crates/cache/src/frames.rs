@@ -10,7 +10,9 @@
 use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, Slab};
 use crate::memory::{CHUNK_BYTES, Memory};
-use crate::policy::{Entry, FrameNo, PageKey, Policy, Touched};
+use crate::policy::Touched;
+use crate::policy::{Entry, FrameNo, PageKey, Partition, Policy, SeqLimits, Stealback, Stealing};
+use crate::stats::Reason;
 use crate::wait::WaitList;
 use crate::word::Holds;
 use block::{Buf, Result};
@@ -52,17 +54,18 @@ pub struct Pool {
     limit: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
-    evicted: AtomicU64,
     /// The nodes that chunks are spread over; none: memory is all the same.
     nodes: Vec<u32>,
 }
 
 struct Inner {
-    policy: Box<dyn Policy>,
+    policy: Partition,
     chunks: Vec<Chunk>,
     /// Chunks that have memory, those that are on their way to it included.
     present: usize,
     limit: usize,
+    /// Frames whose memory is not given back.
+    kept: usize,
     used: usize,
     /// The chunk that frames were taken from last.
     cursor: usize,
@@ -119,8 +122,46 @@ impl Base {
     }
 }
 
-/// Which leaves became empty when pages left: vnode and number.
-pub type Emptied = Vec<(u64, u64)>;
+/// What came of it when pages left to make room: for who has called, after the lock is free.
+#[derive(Default)]
+pub struct Emptied {
+    /// Leaves that became empty: vnode and number.
+    pub leaves: Vec<(u64, u64)>,
+    /// Pages that left, by vnode and reason in a row.
+    pub pages: Vec<Left>,
+}
+
+/// Pages of one vnode that left for one reason.
+pub struct Left {
+    pub vnode: u64,
+    pub reason: Reason,
+    pub count: u64,
+    /// How many of them were read ahead and not used.
+    pub wasted: u64,
+}
+
+impl Emptied {
+    /// Nothing yet.
+    pub fn new() -> Emptied {
+        Emptied::default()
+    }
+
+    fn left(&mut self, vnode: u64, reason: Reason, wasted: bool) {
+        let wasted = u64::from(wasted);
+        match self.pages.last_mut() {
+            Some(last) if (last.vnode, last.reason) == (vnode, reason) => {
+                last.count += 1;
+                last.wasted += wasted;
+            }
+            _ => self.pages.push(Left {
+                vnode,
+                reason,
+                count: 1,
+                wasted,
+            }),
+        }
+    }
+}
 
 impl Pool {
     /// A pool that may grow to `reserve` bytes and holds at most `limit` frames for now.
@@ -138,7 +179,11 @@ impl Pool {
         let chunks = memory.chunks();
         let limit = limit.clamp(1, chunks * CHUNK_FRAMES);
         let frames = chunks * CHUNK_FRAMES;
-        let policy = policy(u32::try_from(frames).unwrap_or(u32::MAX), limit);
+        let numbers = u32::try_from(frames).unwrap_or(u32::MAX);
+        let data = policy(numbers, limit);
+        let how = Stealing::BehindCursor;
+        let data = Stealback::new(data, numbers, limit, SeqLimits::OFF, how);
+        let policy = Partition::new(data, numbers);
         Ok(Arc::new(Pool {
             frames: zeroed_frames(frames),
             memory,
@@ -148,6 +193,7 @@ impl Pool {
                 chunks: vec![Chunk::ABSENT; chunks],
                 present: 0,
                 limit,
+                kept: 0,
                 used: 0,
                 cursor: 0,
                 victims: Vec::with_capacity(BATCH),
@@ -155,7 +201,6 @@ impl Pool {
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
             waiters: WaitList::default(),
-            evicted: AtomicU64::new(0),
             nodes,
         }))
     }
@@ -215,9 +260,18 @@ impl Pool {
         self.lock().present * CHUNK_BYTES
     }
 
-    /// Pages that left to make room.
-    pub fn evicted(&self) -> u64 {
-        self.evicted.load(Relaxed)
+    /// Frames that hold metadata.
+    pub fn metadata(&self) -> usize {
+        self.lock().policy.metadata()
+    }
+
+    /// Sets how many frames of metadata are not given up for data, the limits of streams, and how many
+    /// frames keep their memory when there is no use for them.
+    pub fn set_shares(&self, metadata: usize, limits: SeqLimits, kept: usize) {
+        let mut inner = self.lock();
+        inner.policy.set_share(metadata);
+        inner.policy.set_limits(limits);
+        inner.kept = kept;
     }
 
     /// The nodes that memory is asked of, and the bytes that were.
@@ -256,7 +310,7 @@ impl Pool {
             if room == 0 {
                 let over = inner.used - inner.limit;
                 let batch = BATCH.min(inner.limit / 8).max(missing + over);
-                if self.evict(&mut inner, batch, emptied) == 0 {
+                if self.evict(&mut inner, batch, Reason::Limit, emptied) == 0 {
                     break;
                 }
                 continue;
@@ -346,12 +400,12 @@ impl Pool {
         self.limit.store(limit, Relaxed);
         inner.policy.resize(limit);
         drop(inner);
-        self.shrink_to(limit, emptied);
+        self.shrink_to(limit, Reason::Limit, emptied);
         self.waiters.wake_all();
     }
 
     /// Makes pages leave until no more than `frames` are out, as far as they can. Says how many left.
-    pub fn shrink_to(&self, frames: usize, emptied: &mut Emptied) -> usize {
+    pub fn shrink_to(&self, frames: usize, reason: Reason, emptied: &mut Emptied) -> usize {
         let mut gone = 0;
         loop {
             let mut inner = self.lock();
@@ -359,7 +413,7 @@ impl Pool {
             if over == 0 {
                 return gone;
             }
-            match self.evict(&mut inner, over.min(BATCH), emptied) {
+            match self.evict(&mut inner, over.min(BATCH), reason, emptied) {
                 0 => return gone,
                 some => gone += some,
             }
@@ -430,13 +484,24 @@ impl Pool {
     }
 
     /// Makes up to `want` pages leave, and says how many did.
-    fn evict(&self, inner: &mut Inner, want: usize, emptied: &mut Emptied) -> usize {
+    fn evict(
+        &self,
+        inner: &mut Inner,
+        want: usize,
+        reason: Reason,
+        emptied: &mut Emptied,
+    ) -> usize {
         let mut victims = std::mem::take(&mut inner.victims);
         let mut touched = |frame: FrameNo| self.touched(frame);
         inner.policy.victims(want, &mut touched, &mut victims);
+        let stolen = inner.policy.stolen();
         let mut gone = 0;
-        for frame in victims.drain(..) {
-            match self.evict_one(frame, emptied) {
+        for (place, frame) in victims.drain(..).enumerate() {
+            let reason = match stolen.contains(&place) {
+                true => Reason::Stealback,
+                false => reason,
+            };
+            match self.evict_one(frame, reason, emptied) {
                 Evicted::Free => {
                     inner.policy.removed(frame);
                     inner.free(frame);
@@ -448,7 +513,6 @@ impl Pool {
         }
         inner.victims = victims;
         self.used.store(inner.used, Relaxed);
-        self.evicted.fetch_add(gone as u64, Relaxed);
         gone
     }
 
@@ -475,12 +539,12 @@ impl Pool {
             frequency: snap.frequency(),
             dirty: leaf.dirty() & bit != 0,
             busy: snap.pins() > 0 || leaf.writeback() & bit != 0 || self.holds(frame).any(),
-            ahead: false,
+            ahead: snap.is_ahead(),
         }
     }
 
     /// Takes a page away from its frame, if it is clean and nobody uses it.
-    fn evict_one(&self, frame: FrameNo, emptied: &mut Emptied) -> Evicted {
+    fn evict_one(&self, frame: FrameNo, reason: Reason, emptied: &mut Emptied) -> Evicted {
         let Some((at, index)) = self.page_of(frame) else {
             return Evicted::No;
         };
@@ -502,8 +566,9 @@ impl Pool {
         let (vnode, number) = leaf.owner();
         self.frames[frame.0 as usize].page.store(0, Relaxed);
         word.clear(latched);
+        emptied.left(vnode, reason, latched.is_ahead());
         if leaf.let_go() {
-            emptied.push((vnode, number));
+            emptied.leaves.push((vnode, number));
         }
         // A latch that is about to fail may just now count pins it does not get; whoever takes them
         // back frees the frame then.
@@ -606,7 +671,8 @@ impl Inner {
 
     /// Closes the emptiest chunk if the rest is enough.
     fn close_one(&mut self) -> Option<usize> {
-        let needed = self.limit.min(self.used + KEPT_FREE).div_ceil(CHUNK_FRAMES);
+        let wanted = (self.used + KEPT_FREE).max(self.kept);
+        let needed = self.limit.min(wanted).div_ceil(CHUNK_FRAMES);
         if self.present <= needed.max(1) {
             return None;
         }

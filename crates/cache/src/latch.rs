@@ -7,6 +7,7 @@ use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
 use crate::policy::FrameNo;
+use crate::stats::Reason;
 use crate::vnode::Vnode;
 use crate::word::{Home, Snap, Word};
 use std::ops::Deref;
@@ -165,7 +166,8 @@ impl<'a> Latch<'a> {
                 self.vnode.view().expect("it lies there").vacate(self.page);
                 pool.assign(to, self.at, self.index());
                 let key = self.leaf.key(self.index());
-                pool.inserted([(to, key)], crate::policy::Entry::Read);
+                pool.inserted([(to, key)], self.vnode.entry(crate::policy::Entry::Read));
+                self.vnode.count_mapped(false);
                 self.settle(Home::Frame(to.0));
             }
         }
@@ -177,7 +179,18 @@ impl<'a> Latch<'a> {
         let Home::Frame(from) = self.home else { return };
         self.pool().removed(FrameNo(from));
         self.settle(Home::Window);
+        self.vnode.count_mapped(true);
+        // Programs use it from here on without a word.
+        self.note_use();
         self.pool().abandon(FrameNo(from));
+    }
+
+    /// Notes a use of the page.
+    pub(crate) fn note_use(&mut self) {
+        if self.snap.is_ahead() {
+            self.vnode.gone.read_ahead_used.fetch_add(1, Relaxed);
+        }
+        self.snap = self.snap.used();
     }
 
     /// Notes that the page has changed and is not below yet.
@@ -228,6 +241,11 @@ impl<'a> Latch<'a> {
 
     /// Makes the page vanish, dirty or not. It must not be on its way below.
     pub fn discard(self) {
+        self.leave(Reason::Dropped);
+    }
+
+    /// Makes the page vanish for this reason, dirty or not. It must not be on its way below.
+    pub(crate) fn leave(self, reason: Reason) {
         debug_assert!(!self.is_in_writeback());
         if self.leaf.clear_dirty(self.index()) {
             self.vnode.count_clean();
@@ -235,13 +253,17 @@ impl<'a> Latch<'a> {
         let pool = Arc::clone(self.pool());
         match self.home {
             Home::Frame(frame) => pool.removed(FrameNo(frame)),
-            Home::Window => self.vnode.view().expect("it lies there").vacate(self.page),
+            Home::Window => {
+                self.vnode.view().expect("it lies there").vacate(self.page);
+                self.vnode.count_mapped(false);
+            }
         }
         self.word().clear(self.snap);
         if let Home::Frame(frame) = self.home {
             pool.abandon(FrameNo(frame));
         }
-        self.vnode.below().core.dropped.fetch_add(1, Relaxed);
+        let wasted = u64::from(self.snap.is_ahead());
+        self.vnode.gone.left(reason, 1, wasted);
         self.vnode.index().let_go(self.page / LEAF_PAGES, self.at);
         std::mem::forget(self);
     }

@@ -190,6 +190,14 @@ impl Leaf {
         right
     }
 
+    /// Words that are not empty, and callers about to fill one.
+    pub fn live(&self) -> u64 {
+        match self.live.load(Relaxed) {
+            DEAD => 0,
+            live => live.into(),
+        }
+    }
+
     /// Takes a [`Leaf::keep`] back, or says that a word is empty now. `true`: nothing keeps the leaf,
     /// and its vnode may give it up.
     pub fn let_go(&self) -> bool {

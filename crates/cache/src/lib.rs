@@ -32,6 +32,7 @@ mod index;
 mod keeper;
 mod latch;
 mod leaf;
+mod live;
 mod machine;
 mod memory;
 mod open;

@@ -196,6 +196,20 @@ impl Streams {
         }
     }
 
+    /// Sets the largest window, a multiple of a page; windows there are follow it down.
+    pub fn set_most(&mut self, most: u64) {
+        if most == self.limits.most {
+            return;
+        }
+        assert!(most.is_multiple_of(self.limits.page));
+        self.limits.most = most;
+        self.first = self.limits.first.min(most);
+        for stream in &mut self.streams[..self.live] {
+            stream.ceiling = most;
+            stream.window = stream.window.clamp(self.first, most);
+        }
+    }
+
     /// Notes an access, and says what it means. An empty one, or one that ends beyond 2^63 - 1, means nothing.
     pub fn accessed(&mut self, access: Access) -> Advice {
         let Some(end) = access.offset.checked_add(access.len) else {

@@ -4,7 +4,7 @@
 //! its way below is in the dirty set through its leaf, so that a flush costs as much as there is to
 //! write.
 
-use crate::attributes::Attributes;
+use crate::attributes::{Attributes, FlushBehind};
 use crate::core::Below;
 use crate::errors::ErrorSequence;
 use crate::frames::{Base, PAGE_BYTES};
@@ -13,16 +13,16 @@ use crate::latch::{Latch, View};
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
 use crate::open::OpenState;
 use crate::pager::FileId;
-use crate::policy::FrameNo;
+use crate::policy::{Entry, FrameNo};
 use crate::ranges::Ranges;
-use crate::stats::{Counters, Counts, FileStats};
+use crate::stats::{Counters, Counts, FileStats, Reason};
 use crate::wait::WaitList;
 use crate::word::{Home, Snap};
 use block::Error;
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicU8, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -46,15 +46,32 @@ pub struct Vnode {
     /// Sessions that wait for pages on their way below.
     pub(crate) written: WaitList,
     attributes: Mutex<Attributes>,
+    /// The attributes that each access asks for, as bits.
+    quick: AtomicU8,
+    metadata: bool,
+    /// Pages that lie in the window.
+    mapped: AtomicU64,
     failed_loads: Mutex<FailedLoads>,
     retry: Mutex<Retry>,
     openers: Mutex<Vec<Weak<OpenState>>>,
-    /// What openers that are gone have counted.
+    /// What openers that are gone have counted, and what no opener counts.
     pub(crate) gone: Counters,
-    /// Unlinked: no page comes any more, and what comes back goes.
-    dead: AtomicBool,
+    /// No page comes any more, and what comes back goes: one of the numbers below.
+    dead: AtomicU8,
     view: OnceLock<Arc<dyn View>>,
 }
+
+/// `dead` of a file in use, one that was removed, and one whose volume was closed.
+const ALIVE: u8 = 0;
+const UNLINKED: u8 = 1;
+const CLOSED: u8 = 2;
+
+/// Bits of `quick`.
+const NO_READ_AHEAD: u8 = 1;
+const NO_CACHE: u8 = 2;
+/// The file has a policy of its own for flush-behind, in the two bits above.
+const FLUSH_BEHIND: u8 = 4;
+const FLUSH_BEHIND_SHIFT: u32 = 3;
 
 /// Loads that failed of late, for those who waited for one.
 #[derive(Default)]
@@ -74,7 +91,13 @@ struct Retry {
 }
 
 impl Vnode {
-    pub(crate) fn new(number: u64, file: FileId, size: u64, below: Arc<Below>) -> Vnode {
+    pub(crate) fn new(
+        number: u64,
+        file: FileId,
+        size: u64,
+        metadata: bool,
+        below: Arc<Below>,
+    ) -> Vnode {
         let slab = Arc::clone(&below.core.slab);
         Vnode {
             number,
@@ -90,11 +113,14 @@ impl Vnode {
             errors: ErrorSequence::default(),
             written: WaitList::default(),
             attributes: Mutex::default(),
+            quick: AtomicU8::new(0),
+            metadata,
+            mapped: AtomicU64::new(0),
             failed_loads: Mutex::default(),
             retry: Mutex::default(),
             openers: Mutex::default(),
             gone: Counters::default(),
-            dead: AtomicBool::new(false),
+            dead: AtomicU8::new(ALIVE),
             view: OnceLock::new(),
         }
     }
@@ -141,7 +167,64 @@ impl Vnode {
 
     /// Sets the file's attributes; the last to set them wins.
     pub fn set_attributes(&self, attributes: Attributes) {
-        *self.attributes.lock().expect("no panic under this lock") = attributes;
+        let mut own = self.attributes.lock().expect("no panic under this lock");
+        *own = attributes;
+        let mut quick = 0;
+        if attributes.no_read_ahead {
+            quick |= NO_READ_AHEAD;
+        }
+        if attributes.no_cache {
+            quick |= NO_CACHE;
+        }
+        if let Some(policy) = attributes.flush_behind {
+            quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
+        }
+        self.quick.store(quick, Relaxed);
+    }
+
+    /// Pages may be read ahead.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.quick.load(Relaxed) & NO_READ_AHEAD == 0
+    }
+
+    /// Pages are not to be kept longer than they are used.
+    #[inline]
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.quick.load(Relaxed) & NO_CACHE != 0
+    }
+
+    /// When written pages go below.
+    pub(crate) fn flush_behind(&self) -> FlushBehind {
+        let quick = self.quick.load(Relaxed);
+        match quick & FLUSH_BEHIND {
+            0 => self.below.core.live.flush_behind(),
+            _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT),
+        }
+    }
+
+    /// It holds metadata.
+    pub fn is_metadata(&self) -> bool {
+        self.metadata
+    }
+
+    /// What the policy is told of a page of this file that comes as `entry`.
+    pub(crate) fn entry(&self, entry: Entry) -> Entry {
+        if self.metadata {
+            Entry::Metadata
+        } else {
+            entry
+        }
+    }
+
+    /// A page came to lie in the window, or does so no more.
+    pub(crate) fn count_mapped(&self, more: bool) {
+        for counter in [&self.mapped, &self.below.core.mapped] {
+            if more {
+                counter.fetch_add(1, Relaxed);
+            } else {
+                counter.fetch_sub(1, Relaxed);
+            }
+        }
     }
 
     /// Pages that are not below yet, those on their way included.
@@ -152,13 +235,19 @@ impl Vnode {
     /// The file in numbers.
     pub fn stats(&self) -> FileStats {
         let now = self.below.core.now_ms();
+        let mapped = self.mapped.load(Relaxed);
+        let (leaves, pages) = self.index.tally();
         FileStats {
             file: self.file,
             size: self.size(),
+            metadata: self.metadata,
+            attributes: self.attributes(),
             counts: self.counts(),
+            resident_bytes: pages.saturating_sub(mapped) * PAGE_BYTES as u64,
+            mapped_bytes: mapped * PAGE_BYTES as u64,
             dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
             oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
-            leaves: self.index.len(),
+            leaves,
         }
     }
 
@@ -188,12 +277,23 @@ impl Vnode {
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Acquire)
+        self.dead.load(Acquire) != ALIVE
     }
 
-    pub(crate) fn die(&self) {
-        self.dead.store(true, Release);
+    /// The file was removed, or its volume closed.
+    pub(crate) fn die(&self, closed: bool) {
+        let dead = if closed { CLOSED } else { UNLINKED };
+        self.dead.store(dead, Release);
         self.cut(0);
+    }
+
+    /// Why pages leave that nobody has asked to go.
+    pub(crate) fn death(&self) -> Reason {
+        match self.dead.load(Acquire) {
+            UNLINKED => Reason::Unlinked,
+            CLOSED => Reason::Closed,
+            _ => Reason::Dropped,
+        }
     }
 
     /// The window of the file, while it has one.
@@ -293,14 +393,15 @@ impl Vnode {
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let dirty = self.dirty.lock().expect("no panic under this lock");
         let leaves = dirty.values().map(|at| self.index.leaf(*at));
-        let leaves = leaves.filter(|leaf| leaf.dirty() != 0);
+        let leaves = leaves.filter(|leaf| leaf.dirty() | leaf.writeback() != 0);
         leaves.map(Leaf::dirty_since_ms).min()
     }
 
     /// Age in milliseconds at which a dirty page is due.
     pub(crate) fn sync_ms(&self) -> u64 {
         let own = self.attributes().sync_ms;
-        own.map_or(self.below.core.limits.sync_ms, u64::from)
+        let all = self.below.core.live.sync_ms.load(Relaxed);
+        own.map_or(all, u64::from)
     }
 
     /// How many loads have failed, to be asked before waiting for one.
@@ -372,7 +473,7 @@ impl Drop for Vnode {
             for index in 0..LEAF_PAGES as u32 {
                 let page = number * LEAF_PAGES + u64::from(index);
                 if let Some(latch) = Latch::take(self, at, index, page) {
-                    latch.discard();
+                    latch.leave(self.death());
                 }
             }
         }

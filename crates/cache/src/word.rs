@@ -1,8 +1,8 @@
 //! The word of a page: where the page is, and who may touch it, in one atomic of 64 bits.
 //!
 //! ```text
-//!   63       62..56      55..54      53..30      29..0
-//!   window   state       frequency   version     frame
+//!   63       62..56      55..54      53      52..30      29..0
+//!   window   state       frequency   ahead   version     frame
 //! ```
 //!
 //! ```text
@@ -19,12 +19,14 @@
 //! * A frame somebody holds is never changed. A hold is a pin in the word or a count in the frame's
 //!   [`Holds`]; a latch turns the pins it finds into counts first, so that a writer never waits for
 //!   a reader: it sees the counts and takes another frame.
+//! * A page that was read ahead says so until its first use, which is no note of use yet. Either one
+//!   reader takes that away, or whoever takes the page away finds it: used and wasted are exact.
 //! * A frame that left its page while it was held is an orphan; whoever drops the last hold frees it,
 //!   and nobody else does.
 //!
-//! A version has 24 bits, so a copy that stalls while one page is changed exactly 2^24 times could
+//! A version has 23 bits, so a copy that stalls while one page is changed exactly 2^23 times could
 //! pass for whole; at the speed of memory that is a stall of seconds that ends on one write of
-//! sixteen million. A frame has 30 bits: 4 TiB of pages.
+//! eight million. A frame has 30 bits: 4 TiB of pages.
 //!
 //! Everything here is generic over the atomics, so that `tests/loom.rs` can try every interleaving.
 
@@ -76,15 +78,19 @@ std_atom!(AtomicU64, u64);
 std_atom!(AtomicU32, u32);
 
 const FRAME_BITS: u32 = 30;
-const VERSION_BITS: u32 = 24;
+const VERSION_BITS: u32 = 23;
 const VERSION_SHIFT: u32 = FRAME_BITS;
-const FREQUENCY_SHIFT: u32 = VERSION_SHIFT + VERSION_BITS;
+const AHEAD_SHIFT: u32 = VERSION_SHIFT + VERSION_BITS;
+const FREQUENCY_SHIFT: u32 = AHEAD_SHIFT + 1;
 const STATE_SHIFT: u32 = FREQUENCY_SHIFT + 2;
 
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 const VERSION_MASK: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
+const AHEAD: u64 = 1 << AHEAD_SHIFT;
 const FREQUENCY_ONE: u64 = 1 << FREQUENCY_SHIFT;
 const FREQUENCY_MASK: u64 = 3 << FREQUENCY_SHIFT;
+/// What is noted of the use of a page.
+const NOTES: u64 = FREQUENCY_MASK | AHEAD;
 const STATE_ONE: u64 = 1 << STATE_SHIFT;
 const STATE_MASK: u64 = 0x7f << STATE_SHIFT;
 const WINDOW: u64 = 1 << 63;
@@ -177,6 +183,23 @@ impl Snap {
         ((self.0 & FREQUENCY_MASK) >> FREQUENCY_SHIFT) as u8
     }
 
+    /// The page was read ahead, and nobody has used it yet.
+    #[inline]
+    pub fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// The same after a use by the holder of the latch.
+    pub fn used(self) -> Snap {
+        if self.is_ahead() {
+            return Snap(self.0 & !AHEAD);
+        }
+        if self.frequency() == 3 {
+            return self;
+        }
+        Snap(self.0 + FREQUENCY_ONE)
+    }
+
     /// Whether a page that was resident at `self` has been there unchanged until `later`.
     #[inline]
     pub fn still(self, later: Snap) -> bool {
@@ -233,15 +256,36 @@ impl<A: Atom<Int = u64>> Word<A> {
         snap.still(Snap(self.0.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the page was used; saturates, so a page in heavy use is not written to.
+    /// Notes that the page was used; saturates, so a page in heavy use is not written to. Says
+    /// whether it was the first use of a page that was read ahead.
     #[inline]
-    pub fn touch(&self, snap: Snap) {
-        if snap.0 & FREQUENCY_MASK != FREQUENCY_MASK {
-            // Losing the race to another change loses one note, which is all it costs.
-            let _ = self
-                .0
-                .cas(snap.0, snap.0 + FREQUENCY_ONE, Ordering::Relaxed);
+    pub fn touch(&self, snap: Snap) -> bool {
+        // A page that is still ahead has no notes of use.
+        snap.0 & FREQUENCY_MASK != FREQUENCY_MASK && self.note_use(snap)
+    }
+
+    fn note_use(&self, snap: Snap) -> bool {
+        if snap.is_ahead() {
+            return self.take_ahead(snap);
         }
+        // Losing the race to another change loses one note, which is all it costs.
+        let _ = self
+            .0
+            .cas(snap.0, snap.0 + FREQUENCY_ONE, Ordering::Relaxed);
+        false
+    }
+
+    /// Takes away that the page is ahead, if this is the first to try and the page is still there.
+    #[cold]
+    fn take_ahead(&self, snap: Snap) -> bool {
+        let mut now = snap;
+        while now.is_ahead() && snap.still(now) {
+            match self.0.cas(now.0, now.0 & !AHEAD, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => now = Snap(other),
+            }
+        }
+        false
     }
 
     /// Takes the notes of use away.
@@ -315,11 +359,14 @@ impl<A: Atom<Int = u64>> Word<A> {
         self.end_load(|now| now.next_version().with_state(RESIDENT))
     }
 
+    /// Ends the load of a page that was read ahead: everybody may read. Says whether somebody waits.
+    pub fn publish_ahead(&self) -> bool {
+        self.end_load(|now| now.next_version().with_state(RESIDENT) | AHEAD)
+    }
+
     /// Ends a load without a page. Says whether somebody waits.
     pub fn abort_load(&self) -> bool {
-        self.end_load(|now| {
-            now.next_version().at(Home::Frame(0)).with_state(EMPTY) & !FREQUENCY_MASK
-        })
+        self.end_load(|now| now.next_version().at(Home::Frame(0)).with_state(EMPTY) & !NOTES)
     }
 
     fn end_load(&self, next: impl Fn(Snap) -> u64) -> bool {
@@ -376,7 +423,7 @@ impl<A: Atom<Int = u64>> Word<A> {
     /// Takes a latched page away.
     pub fn clear(&self, latched: Snap) {
         let gone = latched.next_version().at(Home::Frame(0)).with_state(EMPTY);
-        self.settle(gone & !FREQUENCY_MASK);
+        self.settle(gone & !NOTES);
     }
 
     /// Nobody but the holder changes an exclusive word, except for notes of use taken away.
@@ -488,6 +535,33 @@ mod tests {
         }
         word.forget_touches();
         assert_eq!(word.look().frequency(), 0);
+    }
+
+    #[test]
+    fn a_page_read_ahead_is_used_once_and_referenced_from_then_on() {
+        let word = Word::<AtomicU64>::empty();
+        let holds = Holds::<AtomicU32>::none();
+        assert!(word.begin_load(word.look(), 1));
+        assert!(!word.publish_ahead());
+        let before = word.look();
+        assert!(before.is_ahead() && word.pin(before).is_some());
+        assert!(word.touch(before), "a pin in between does not hide it");
+        assert!(!word.touch(before) && !word.touch(word.look()));
+        assert_eq!(
+            (word.look().is_ahead(), word.look().frequency()),
+            (false, 1)
+        );
+        assert!(word.unpin(1));
+        let latched = latch(&word, &holds);
+        assert_eq!(latched.used().frequency(), 2);
+        word.unlatch(latched);
+        word.clear(latch(&word, &holds));
+        assert!(word.begin_load(word.look(), 1));
+        assert!(!word.publish_ahead());
+        let unused = word.look();
+        word.clear(latch(&word, &holds));
+        assert!(!word.touch(unused), "it is gone");
+        assert!(!word.look().is_ahead());
     }
 
     #[test]

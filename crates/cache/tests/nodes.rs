@@ -82,7 +82,11 @@ fn a_node_without_room_is_helped_by_the_other() {
     assert_eq!(asked(&cache), [4 * MIB, 0]);
     vnode.set_attributes(on_node(1));
     read(&volume, &vnode, 4 * MIB..8 * MIB);
-    assert_eq!(asked(&cache), [4 * MIB, 0], "the limit is that of all nodes");
+    assert_eq!(
+        asked(&cache),
+        [4 * MIB, 0],
+        "the limit is that of all nodes"
+    );
 }
 
 #[test]

@@ -8,7 +8,10 @@ use block::BlockDevice;
 use block::topology::Topology;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
-use cache::{Attributes, Backing, Cache, CachedDevice, Config, FlushBehind, PressureWatch};
+use cache::{
+    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, FlushBehind,
+    PressureWatch,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,14 +54,15 @@ pub const ADVICE: &[(&str, &str, &str)] = &[
     ("no_cache", "yes|no", "keep no page longer than it is used"),
     (
         "flush_behind",
-        "0|1|2",
+        "0|1|2|default",
         "sequential writes wait for their age, go by the background, go at once",
     ),
 ];
 
 /// The cache, once there is one.
 pub struct ProcessCache {
-    tunables: Mutex<Tunables>,
+    /// Settings to begin with.
+    tunables: Tunables,
     memory: u64,
     topology: Topology,
     running: Mutex<Option<Arc<Running>>>,
@@ -85,7 +89,7 @@ impl ProcessCache {
                 detail,
             })?;
         Ok(Arc::new(ProcessCache {
-            tunables: Mutex::new(tunables),
+            tunables,
             memory,
             // Where it cannot be read, memory is taken to be all the same.
             topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
@@ -107,15 +111,13 @@ impl ProcessCache {
         if let Some(running) = &*running {
             return Ok(Arc::clone(running));
         }
-        let settings = self.resolved();
+        let config = Config::of(&self.tunables, self.memory);
+        let config = config.expect("the settings were resolved against this memory before");
         let cache = Cache::new(Config {
-            min_bytes: settings.filecache_min,
-            reserve_bytes: self.memory.max(settings.filecache_max),
             topology: self.topology.clone(),
-            ..Config::new(settings.filecache_max)
+            ..config
         })?;
-        cache.set_max_bytes(settings.filecache_max);
-        let watch = PressureWatch::start(&cache, settings.filecache_min);
+        let watch = PressureWatch::start(&cache);
         let watch = watch.map_err(|e| e.to_string());
         if let Err(why) = &watch {
             tracing::warn!("the cache does not shrink when memory runs short: {why}");
@@ -123,13 +125,6 @@ impl ProcessCache {
         let made = Arc::new(Running { cache, watch });
         *running = Some(Arc::clone(&made));
         Ok(made)
-    }
-
-    fn resolved(&self) -> tunables::Settings {
-        let tunables = self.tunables.lock().unwrap_or_else(PoisonError::into_inner);
-        tunables
-            .resolve(self.memory)
-            .expect("they were resolved against this memory when they were set")
     }
 
     /// Answers a question about the cache, or about `volume` in it.
@@ -141,26 +136,21 @@ impl ProcessCache {
         match ask {
             Ask::Show { files } => Ok(self.show(&running, volume, *files)),
             Ask::Set { changes } => {
-                let mut tunables = self.tunables.lock().unwrap_or_else(PoisonError::into_inner);
-                let changed = with(&tunables, changes, self.memory).map_err(Error::Usage)?;
-                let settings = changed.resolve(self.memory);
-                let settings = settings.map_err(|e| Error::Usage(e.to_string()))?;
-                running.cache.set_max_bytes(settings.filecache_max);
-                if let Ok(watch) = &running.watch {
-                    watch.set_min_bytes(settings.filecache_min);
-                }
-                *tunables = changed;
-                drop(tunables);
-                Ok(self.settings())
+                let cache = &running.cache;
+                let _alone = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+                let changed = with(&cache.tunables(), changes, self.memory);
+                let set = cache.set(&changed.map_err(Error::Usage)?);
+                set.map_err(|e| Error::Usage(e.to_string()))?;
+                Ok(settings(cache))
             }
             Ask::Flush => {
                 volume.volume().flush()?;
                 Ok(json!({ "dirty_bytes": volume.vnode().stats().dirty_bytes }))
             }
             Ask::Drop => {
-                let before = volume.vnode().stats().leaves as u64;
-                volume.volume().flush()?;
-                let after = volume.vnode().stats().leaves as u64;
+                let before = volume.vnode().stats().resident_bytes;
+                volume.volume().drop_pages()?;
+                let after = volume.vnode().stats().resident_bytes;
                 Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
             }
             Ask::Advise { changes } => {
@@ -188,44 +178,103 @@ impl ProcessCache {
         }))
     }
 
-    fn settings(&self) -> Value {
-        let tunables = self.tunables.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = |(row, value): (&tunables::Tunable, tunables::Value)| json!({ "name": row.text, "value": value.to_string(), "default": row.default, "help": row.help });
-        tunables.iter().map(row).collect()
-    }
-
     fn show(&self, running: &Running, volume: &CachedDevice, files: bool) -> Value {
         let stats = running.cache.stats();
         let shortage = match &running.watch {
             Ok(_) => "watched".to_owned(),
             Err(why) => format!("not watched: {why}"),
         };
-        let backing = match stats.backing {
-            Backing::HugeTmpfs => "2 MiB pages",
-            Backing::Memfd => "4 KiB pages (no tmpfs with large pages can be mounted here)",
-            Backing::Anonymous => "anonymous memory (no other process can map it)",
-        };
         let mut shown = json!({
             "pid": std::process::id(),
             "memory_bytes": self.memory,
-            "frames": backing,
+            "frames": match stats.backing {
+                Backing::HugeTmpfs => "2 MiB pages",
+                Backing::Memfd => "4 KiB pages: no tmpfs with large pages can be mounted here",
+                Backing::Anonymous => "anonymous memory: no other process can map it",
+            },
             "nodes": nodes(&running.cache),
-            "swap": if stats.swappable { "frames may be swapped out: neither noswap nor mlock is allowed" } else { "kept out" },
+            "swap": match stats.swappable {
+                false => "kept out",
+                true => "frames may be swapped out: neither noswap nor mlock is allowed",
+            },
             "shortage": shortage,
-            "stats": stats_json(&stats),
-            "settings": self.settings(),
+            "stats": of_cache(&stats),
+            "settings": settings(&running.cache),
         });
         if files {
-            let attributes = shown_attributes(&volume.vnode().attributes());
-            let files = volume.volume().files();
-            let file = |file| {
-                let mut shown = file_json(&file);
-                shown["attributes"] = attributes.clone();
-                shown
-            };
-            shown["files"] = files.into_iter().map(file).collect();
+            shown["files"] = volume.volume().files().iter().map(of_file).collect();
         }
         shown
+    }
+}
+
+fn settings(cache: &Cache) -> Value {
+    let tunables = cache.tunables();
+    let row = |(row, value): (&tunables::Tunable, tunables::Value)| json!({ "name": row.text, "value": value.to_string(), "default": row.default, "help": row.help });
+    tunables.iter().map(row).collect()
+}
+
+fn of_cache(stats: &CacheStats) -> Value {
+    let mut shown = of_counts(&stats.counts);
+    let bytes = json!({
+        "used_bytes": stats.used_bytes,
+        "max_bytes": stats.max_bytes,
+        "resident_bytes": stats.resident_bytes,
+        "index_bytes": stats.index_bytes,
+        "metadata_bytes": stats.metadata_bytes,
+        "mapped_bytes": stats.mapped_bytes,
+        "dirty_bytes": stats.dirty_bytes,
+        "oldest_dirty_ms": stats.oldest_dirty_ms,
+    });
+    merge(&mut shown, bytes);
+    shown
+}
+
+fn of_file(file: &FileStats) -> Value {
+    let mut shown = of_counts(&file.counts);
+    let own = json!({
+        "file": file.file.0,
+        "size": file.size,
+        "metadata": file.metadata,
+        "attributes": shown_attributes(&file.attributes),
+        "resident_bytes": file.resident_bytes,
+        "mapped_bytes": file.mapped_bytes,
+        "dirty_bytes": file.dirty_bytes,
+        "oldest_dirty_ms": file.oldest_dirty_ms,
+    });
+    merge(&mut shown, own);
+    shown
+}
+
+fn of_counts(counts: &Counts) -> Value {
+    json!({
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "joins": counts.joins,
+        "writes": counts.writes,
+        "copies_on_write": counts.copies_on_write,
+        "read_ahead": counts.read_ahead,
+        "read_ahead_used": counts.read_ahead_used,
+        "read_ahead_wasted": counts.read_ahead_wasted,
+        "direct_bytes_read": counts.direct_bytes_read,
+        "direct_bytes_written": counts.direct_bytes_written,
+        "throttled_ms": counts.throttled_ms,
+        "left": {
+            "for_room": counts.evicted_limit,
+            "for_want_of_memory": counts.evicted_pressure,
+            "by_stealback": counts.evicted_stealback,
+            "dropped": counts.dropped,
+            "behind_a_reader": counts.left_behind,
+            "cut_off": counts.cut,
+            "with_removed_files": counts.unlinked,
+            "with_closed_volumes": counts.closed,
+        },
+    })
+}
+
+fn merge(into: &mut Value, more: Value) {
+    if let (Value::Object(into), Value::Object(more)) = (into, more) {
+        into.extend(more);
     }
 }
 
@@ -314,9 +363,10 @@ fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::
         "no_cache" => attributes.no_cache = yes()?,
         _ => {
             attributes.flush_behind = match value {
-                "0" => FlushBehind::None,
-                "1" => FlushBehind::Background,
-                "2" => FlushBehind::Inline,
+                "default" => None,
+                "0" => Some(FlushBehind::None),
+                "1" => Some(FlushBehind::Background),
+                "2" => Some(FlushBehind::Inline),
                 _ => return Err(refused()),
             }
         }
@@ -333,7 +383,7 @@ fn shown_attributes(attributes: &Attributes) -> Value {
         "numa_node": attributes.numa_node.map_or("none".into(), |node| node.to_string()),
         "read_ahead": yes(!attributes.no_read_ahead),
         "no_cache": yes(attributes.no_cache),
-        "flush_behind": (attributes.flush_behind as u8).to_string(),
+        "flush_behind": attributes.flush_behind.map_or("default".into(), |f| (f as u8).to_string()),
     })
 }
 
@@ -360,7 +410,11 @@ mod tests {
         for (name, value) in given {
             assert_eq!(shown[name], value, "{name}");
         }
-        let back = [("sync_interval", "default"), ("numa_node", "none")];
+        let back = [
+            ("sync_interval", "default"),
+            ("numa_node", "none"),
+            ("flush_behind", "default"),
+        ];
         for (name, value) in back {
             advise(&mut attributes, name, value).unwrap();
             assert_eq!(shown_attributes(&attributes)[name], value);
@@ -381,16 +435,4 @@ mod tests {
         check_tunables("filecache_min=1% filecache_max=25%").unwrap();
         check_tunables("").unwrap();
     }
-}
-
-// SHIM until the cache has these.
-fn stats_json(s: &cache::CacheStats) -> Value {
-    json!({
-        "hits": s.counts.hits, "misses": s.counts.misses, "joins": s.counts.joins, "writes": s.counts.writes,
-        "used_bytes": s.used_bytes, "max_bytes": s.max_bytes, "dirty_bytes": s.dirty_bytes, "index_bytes": s.index_bytes,
-        "read_ahead": s.counts.read_ahead, "evicted": {"limit": s.evicted},
-    })
-}
-fn file_json(s: &cache::FileStats) -> Value {
-    json!({ "file": s.file.0, "size": s.size, "dirty_bytes": s.dirty_bytes, "hits": s.counts.hits, "misses": s.counts.misses, "joins": s.counts.joins })
 }

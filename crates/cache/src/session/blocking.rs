@@ -1,12 +1,14 @@
 //! Calls that wait, on top of the queue.
 
 use super::job::{Job, Pages, Target, Work};
+use super::load::drop_behind;
 use super::sync::Sync;
 use super::through::Through;
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
 use crate::open::{OpenFile, Pinned, pages_of};
+use crate::policy::Entry;
 use block::{Bufs, Error, ErrorKind, Op, Result};
 use std::ops::Range;
 use std::time::Duration;
@@ -23,13 +25,18 @@ impl Session {
             let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
             let part = &mut out[..len];
             let done = open.copy_hits(offset, part);
+            let hit = done == len || !open.is_absent(offset + done as u64);
+            let entry = open.accessed(offset, len as u64, hit);
             if done < len {
                 let rest = &mut part[done..];
                 let (at, rest_len) = (rest.as_mut_ptr(), rest.len());
                 let from = offset + done as u64;
                 let work = |pages| Work::Read(Pages::of(pages));
                 let job = Job::of_memory(&open.state, from, at, rest_len, work);
-                self.run(job)?;
+                self.run(Job { entry, ..job })?;
+            }
+            if open.vnode().drops_behind() {
+                drop_behind(open.vnode(), offset, len as u64);
             }
             // If the file was cut meanwhile, what was copied may be zeros that came later.
             if open.vnode().cuts() == cuts {
@@ -49,9 +56,10 @@ impl Session {
         }
         let at = data.as_ptr().cast_mut();
         let vnode = std::sync::Arc::clone(open.vnode());
+        let entry = open.writes(offset, data.len() as u64);
         let work = |pages| Work::Write(Write::new(&vnode, pages, false));
         let job = Job::of_memory(&open.state, offset, at, data.len(), work);
-        self.run(job).map(drop)
+        self.run(Job { entry, ..job }).map(drop)
     }
 
     /// Writes zeros, as [`Session::write`] would.
@@ -64,6 +72,7 @@ impl Session {
         let job = Job {
             offset,
             len,
+            entry: Entry::Written,
             ..Job::new(&open.state, Target::Nothing, work)
         };
         self.run(job).map(drop)
@@ -190,6 +199,11 @@ impl Session {
     /// # Errors
     /// It could not be brought, or lies in a window, where programs may change it at any time.
     pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
+        if let Some(pinned) = open.pin(page) {
+            open.accessed(page * PAGE, PAGE, true);
+            return Ok(open.held(pinned));
+        }
+        open.accessed(page * PAGE, PAGE, !open.is_absent(page * PAGE));
         let pinned = self.pin(open, page)?;
         Ok(open.held(pinned))
     }
@@ -203,7 +217,10 @@ impl Session {
         open: &'a mut OpenFile,
         range: Range<u64>,
     ) -> Result<Vec<PageRef<'a>>> {
-        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        let len = range.end.saturating_sub(range.start);
+        let pages = pages_of(range.start, len);
+        let hit = pages.clone().all(|page| !open.is_absent(page * PAGE));
+        open.accessed(range.start, len, hit);
         self.bring(open, pages.clone())?;
         let mut held = Vec::with_capacity(pages.clone().count());
         for page in pages {
@@ -255,26 +272,28 @@ impl Session {
             if let Some(outcome) = self.outcome.take() {
                 return outcome;
             }
-            self.turn(block::Wait::Poll)?;
-            if self.outcome.is_none() {
-                self.sleep(None)?;
+            let mut turned = self.turn(block::Wait::Poll);
+            if turned.is_ok() && self.outcome.is_none() {
+                turned = self.sleep(None);
+            }
+            if let Err(error) = turned {
+                // The job has its error, and must not outlive the caller's memory.
+                self.step_runnable();
+                return self.outcome.take().unwrap_or(Err(error));
             }
         }
     }
 
-    /// Waits until some I/O has ended.
-    pub(crate) fn wait_for_io(&mut self) -> Result<()> {
-        self.turn(block::Wait::Poll)?;
-        if self.ios_in_flight() > 0 {
-            self.turn(block::Wait::Block)?;
-        }
-        Ok(())
-    }
-
-    /// Waits at most so long for something to happen, and deals with it.
+    /// Waits at most so long for something to happen, be it to this session's I/O or because
+    /// somebody wakes it, and deals with it.
     pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
         self.turn(block::Wait::Poll)?;
-        self.sleep(std::time::Instant::now().checked_add(time))?;
+        let until = std::time::Instant::now().checked_add(time);
+        if self.sleeps_deaf() {
+            self.sleep(until)?;
+        } else {
+            self.poll_all(until)?;
+        }
         self.turn(block::Wait::Poll)
     }
 }

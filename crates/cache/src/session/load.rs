@@ -6,10 +6,10 @@ use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::leaf::LEAF_PAGES;
-use crate::open::{OpenFile, OpenState};
+use crate::open::OpenState;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
-use crate::stats::add;
+use crate::stats::{Reason, add};
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Op, Result};
 use std::sync::Arc;
@@ -50,7 +50,11 @@ impl Session {
         if frames.len() < want {
             let missing = want - frames.len();
             let node = vnode.attributes().numa_node;
-            self.below.core.take_frames_near(node, missing, &mut frames);
+            let core = &self.below.core;
+            match entry {
+                Entry::Prefetched => core.take_frames_lightly(node, missing, &mut frames),
+                _ => core.take_frames_near(node, missing, &mut frames),
+            };
             frames.sort_unstable();
         }
         if frames.is_empty() {
@@ -90,11 +94,16 @@ impl Session {
         Begun::Pages(count)
     }
 
-    /// Brings pages that are not there, for nobody yet.
-    pub(crate) fn bring_ahead(&mut self, open: &OpenFile, pages: std::ops::Range<u64>) {
+    /// Brings pages that are not there, for nobody yet, unless frames are short.
+    pub(crate) fn bring_ahead(&mut self, open: &Arc<OpenState>, pages: std::ops::Range<u64>) {
+        let core = &self.below.core;
+        let many = pages.end.saturating_sub(pages.start);
+        if core.pool.waiters.any() || !core.may_read_ahead(many, self.pages_under_way()) {
+            return;
+        }
         let mut next = pages.start;
-        while next < pages.end && !open.vnode().is_dead() {
-            match self.load(&open.state, next, pages.end, None, Entry::Prefetched) {
+        while next < pages.end && !open.vnode.is_dead() {
+            match self.load(open, next, pages.end, None, Entry::Prefetched) {
                 Begun::Pages(count) => next += count,
                 // What is there already, or cannot come now, is passed by.
                 Begun::Raced | Begun::Locked => next += 1,
@@ -149,21 +158,27 @@ impl Session {
     }
 
     /// Publishes a page that the session has filled by itself, dirty.
-    pub(super) fn publish_written(&mut self, vnode: &Vnode, page: u64, frame: FrameNo) {
+    pub(super) fn publish_written(
+        &mut self,
+        vnode: &Vnode,
+        page: u64,
+        frame: FrameNo,
+        entry: Entry,
+    ) {
         let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
         let leaf = vnode.index().leaf(at);
         let key = leaf.key(index);
         self.below
             .core
             .pool
-            .inserted([(frame, key)], Entry::Written);
+            .inserted([(frame, key)], vnode.entry(entry));
         vnode.mark_dirty(at, page);
         let word = leaf.word(index);
         if word.publish() {
             self.wake_loads(word);
         }
         if vnode.is_dead() {
-            drop_pages(vnode, page..page + 1);
+            drop_dead(vnode, page..page + 1);
         }
     }
 
@@ -188,7 +203,6 @@ impl Session {
                 dirty |= apply(job, page, data);
             }
         }
-        let entry = if dirty { Entry::Written } else { load.entry };
         let keyed = load
             .pages
             .iter()
@@ -197,26 +211,31 @@ impl Session {
                 let leaf = vnode.index().leaf(*at);
                 (*frame, leaf.key((page % LEAF_PAGES) as u32))
             });
-        pool.inserted(keyed, entry);
+        pool.inserted(keyed, vnode.entry(load.entry));
+        let ahead = load.entry == Entry::Prefetched;
+        if ahead {
+            add(&load.open.counters.read_ahead, load.pages.len() as u64);
+        }
         for (page, (at, _)) in (load.first..).zip(&load.pages) {
             if dirty {
                 vnode.mark_dirty(*at, page);
             }
             let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
-            if word.publish() {
+            let awaited = match ahead {
+                true => word.publish_ahead(),
+                false => word.publish(),
+            };
+            if awaited {
                 self.wake_loads(word);
             }
         }
         let range = load.first..load.first + load.pages.len() as u64;
-        let no_cache = !dirty && vnode.attributes().no_cache;
-        if vnode.is_dead() || no_cache {
-            drop_pages(vnode, range);
+        if vnode.is_dead() {
+            drop_dead(vnode, range);
         }
         if let (Some(id), Some(job)) = (load.job, job) {
             add(&load.open.counters.misses, load.pages.len() as u64);
             self.jobs.restore(id, job);
-        } else {
-            add(&load.open.counters.read_ahead, load.pages.len() as u64);
         }
         self.job_io_done(load.job, result);
     }
@@ -288,13 +307,31 @@ fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
     }
 }
 
-/// Drops pages that are there, dirty or not, unless they are on their way below or are being brought.
-pub(super) fn drop_pages(vnode: &Vnode, pages: std::ops::Range<u64>) {
+/// Drops pages of a file that is gone, dirty or not, unless they are on their way below.
+fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
     for page in pages {
         if let Some(latch) = vnode.latch(page)
             && !latch.is_in_writeback()
         {
-            latch.discard();
+            latch.leave(vnode.death());
+        }
+    }
+}
+
+/// Drops the pages that a reader has left behind, if the file is not to be kept. The page in which
+/// it stopped stays, for it goes on there.
+pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
+    let end = offset + len;
+    let past = match end >= vnode.size() {
+        true => end.div_ceil(PAGE),
+        false => end / PAGE,
+    };
+    for page in offset / PAGE..past {
+        if let Some(latch) = vnode.latch(page)
+            && !latch.is_dirty()
+            && !latch.is_in_writeback()
+        {
+            latch.leave(Reason::Behind);
         }
     }
 }

@@ -10,6 +10,7 @@ use super::{PAGE, Session};
 use crate::frames::ones;
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
+use crate::stats::Reason;
 use crate::vnode::Vnode;
 use block::{Error, Op, Result};
 use std::ops::Range;
@@ -321,7 +322,9 @@ impl Session {
             let dead = vnode.is_dead();
             latch.end_writeback(good || dead);
             if dead {
-                latch.discard();
+                latch.leave(vnode.death());
+            } else if vnode.drops_behind() && !latch.is_dirty() {
+                latch.leave(Reason::Behind);
             } else {
                 drop(latch);
             }

@@ -11,7 +11,7 @@ use super::sync::{Sync, mask_of};
 use crate::frames::ones;
 use crate::latch::{Latch, pause};
 use crate::leaf::LEAF_PAGES;
-use crate::stats::add;
+use crate::stats::{Reason, add};
 use crate::vnode::Vnode;
 use block::Op;
 use std::ops::Range;
@@ -187,7 +187,8 @@ impl Session {
             if latch.is_dirty() && !dirty {
                 return Dropped::Dirty;
             }
-            latch.discard();
+            // Only a cut takes dirty pages with it.
+            latch.leave(if dirty { Reason::Cut } else { Reason::Dropped });
             return Dropped::All;
         }
     }
@@ -201,7 +202,7 @@ pub(crate) fn drop_all_pages(vnode: &Vnode) {
             if let Some(latch) = Latch::take(vnode, at, index, page)
                 && !latch.is_in_writeback()
             {
-                latch.discard();
+                latch.leave(vnode.death());
             }
         }
     }

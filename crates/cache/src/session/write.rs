@@ -13,7 +13,6 @@ use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{Latch, pause};
 use crate::leaf::FILE_BYTES_MAX;
-use crate::policy::Entry;
 use crate::stats::add;
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Result};
@@ -130,7 +129,7 @@ impl Session {
         if write.fua {
             return Some(Sync::pages(vnode, write.all.clone(), true));
         }
-        let policy = vnode.attributes().flush_behind;
+        let policy = vnode.flush_behind();
         if policy == FlushBehind::None {
             return None;
         }
@@ -185,7 +184,7 @@ impl Session {
                 let (begun, frame) = self.begin_alone(vnode, page);
                 if let Some(frame) = frame {
                     self.fill(job, page, frame, whole);
-                    self.publish_written(vnode, page, frame);
+                    self.publish_written(vnode, page, frame, job.entry);
                     job.starved_since = None;
                     return Tried::Done;
                 }
@@ -195,7 +194,7 @@ impl Session {
                     job.fail(error);
                     return Tried::Failed;
                 }
-                self.load(&open, page, page + 1, Some(id), Entry::Written)
+                self.load(&open, page, page + 1, Some(id), job.entry)
             };
             match begun {
                 Begun::Pages(_) => {
@@ -241,6 +240,7 @@ impl Session {
         };
         job.take(page, latch.data());
         latch.mark_dirty();
+        latch.note_use();
         drop(latch);
         add(&job.open.counters.copies_on_write, copied.into());
         job.starved_since = None;

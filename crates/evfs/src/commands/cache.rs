@@ -277,7 +277,7 @@ fn describe(cache: &Value) -> String {
             number("read_ahead_wasted")
         ),
     );
-    line("left", evictions(&stats["evicted"]));
+    line("left", evictions(&stats["left"]));
     line(
         "memory",
         format!("{}, index {}", word("frames"), bytes("index_bytes")),
