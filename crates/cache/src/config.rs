@@ -2,6 +2,7 @@
 
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Tunables};
+use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub struct Config {
     pub patience: Duration,
     /// Order in which pages leave.
     pub policy: MakePolicy,
+    /// Nodes that memory lies on. Without any, or with one, all memory is the same.
+    pub topology: Topology,
 }
 
 /// Age at which a dirty page is written out, as the `syncer` of HP-UX had it.
@@ -48,7 +51,7 @@ impl Config {
         Config {
             max_bytes,
             min_bytes: max_bytes / 10,
-            memory_bytes: memory_bytes(),
+            memory_bytes: crate::machine::memory_bytes(),
             tunables: None,
             reserve_bytes: max_bytes,
             dirty_background_percent: 10,
@@ -57,6 +60,7 @@ impl Config {
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
+            topology: Topology::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }
@@ -97,19 +101,4 @@ impl Config {
         }
         Ok(())
     }
-}
-
-/// Memory of the machine, or less where the process's cgroup may have less.
-pub fn memory_bytes() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let machine = machine.lines().find_map(|line| {
-        let kib = line.strip_prefix("MemTotal:")?.strip_suffix("kB")?;
-        Some(kib.trim().parse::<u64>().ok()? << 10)
-    });
-    let limit = crate::pressure::of_cgroup("memory.max");
-    let limit = limit.and_then(|path| std::fs::read_to_string(path).ok());
-    let limit = limit.and_then(|text| text.trim().parse().ok());
-    // The kernel always says; where it is hidden, a gibibyte is had by most.
-    let machine = machine.unwrap_or(1 << 30);
-    machine.min(limit.unwrap_or(u64::MAX))
 }

@@ -10,6 +10,7 @@ use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
 use crate::vnode::Vnode;
 use crate::wait::WaitTable;
+use block::topology::Topology;
 use block::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) slab: Arc<Slab>,
+    /// Nodes that memory lies on.
+    topology: Topology,
     /// Sessions that wait for a page somebody else brings, by the address of its word.
     pub(crate) loads: WaitTable,
     pub(crate) limits: Limits,
@@ -61,11 +64,13 @@ impl Core {
             patience: config.patience,
         };
         let live = Live::new(&config);
-        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab))?;
+        let nodes = config.topology.cells().collect();
+        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
         live.begin(&pool);
         Ok(Core {
             live,
             pool,
+            topology: config.topology,
             slab,
             loads: WaitTable::default(),
             limits,
@@ -113,7 +118,17 @@ impl Core {
     /// Takes up to `want` frames and says how many. When there are none, the background is asked to
     /// make pages clean.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
-        let taken = self.take_frames_lightly(want, out);
+        self.take_frames_near(None, want, out)
+    }
+
+    /// As [`Core::take_frames`], from the memory of `node`, or of the node that this thread runs on.
+    pub(crate) fn take_frames_near(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let taken = self.take_frames_lightly(node, want, out);
         if taken == 0 {
             self.ask_for_clean();
         }
@@ -121,11 +136,24 @@ impl Core {
     }
 
     /// The same without asking anybody to make pages clean: for what nobody needs yet.
-    pub(crate) fn take_frames_lightly(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+    pub(crate) fn take_frames_lightly(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
         let mut emptied = Emptied::new();
-        let taken = self.pool.take(want, out, &mut emptied);
+        let node = node.or_else(|| self.here());
+        let taken = self.pool.take(want, node, out, &mut emptied);
         self.give_up_leaves(emptied);
         taken
+    }
+
+    /// The node that this thread runs on, if there are several.
+    pub(crate) fn here(&self) -> Option<u32> {
+        // With one node nobody needs to know.
+        let several = self.topology.cells().nth(1).is_some();
+        several.then(|| self.topology.current_cell()).flatten()
     }
 
     /// Asks the background of every volume to make pages clean.

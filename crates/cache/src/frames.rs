@@ -54,6 +54,8 @@ pub struct Pool {
     limit: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
+    /// The nodes that chunks are spread over; none: memory is all the same.
+    nodes: Vec<u32>,
 }
 
 struct Inner {
@@ -73,6 +75,8 @@ struct Inner {
 #[derive(Clone, Copy)]
 struct Chunk {
     state: ChunkState,
+    /// Index of the node that its memory was asked of.
+    node: usize,
     /// A bit for each free frame.
     free: [u64; CHUNK_FRAMES / 64],
     /// How many bits are set.
@@ -94,6 +98,7 @@ enum ChunkState {
 impl Chunk {
     const ABSENT: Chunk = Chunk {
         state: ChunkState::Absent,
+        node: 0,
         free: [0; CHUNK_FRAMES / 64],
         count: 0,
     };
@@ -168,6 +173,7 @@ impl Pool {
         limit: usize,
         policy: MakePolicy,
         slab: Arc<Slab>,
+        nodes: Vec<u32>,
     ) -> Result<Arc<Pool>> {
         let memory = Memory::reserve(reserve)?;
         let chunks = memory.chunks();
@@ -195,6 +201,7 @@ impl Pool {
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
             waiters: WaitList::default(),
+            nodes,
         }))
     }
 
@@ -267,10 +274,32 @@ impl Pool {
         inner.kept = kept;
     }
 
+    /// The nodes that memory is asked of, and the bytes that were.
+    pub fn nodes(&self) -> Vec<(u32, usize)> {
+        let inner = self.lock();
+        let chunks = |index| {
+            let of_node = |c: &&Chunk| c.node == index && c.state != ChunkState::Absent;
+            inner.chunks.iter().filter(of_node).count()
+        };
+        let nodes = self.nodes.iter().enumerate();
+        nodes
+            .map(|(index, node)| (*node, chunks(index) * CHUNK_BYTES))
+            .collect()
+    }
+
     /// Takes up to `want` frames, neighbours where it can, and says how many; pages leave to make
-    /// room. Their leaves that became empty are added to `emptied`.
-    pub fn take(&self, want: usize, out: &mut Vec<FrameNo>, emptied: &mut Emptied) -> usize {
+    /// room. Their leaves that became empty are added to `emptied`. Frames on `node` come first, if
+    /// it is one of several.
+    pub fn take(
+        &self,
+        want: usize,
+        node: Option<u32>,
+        out: &mut Vec<FrameNo>,
+        emptied: &mut Emptied,
+    ) -> usize {
         let had = out.len();
+        let index = |node| self.nodes.iter().position(|n| *n == node);
+        let near = node.and_then(index).unwrap_or(0);
         let mut inner = self.lock();
         loop {
             let missing = want - (out.len() - had);
@@ -286,18 +315,24 @@ impl Pool {
                 }
                 continue;
             }
-            let taken = inner.take_free(missing.min(room), out);
+            let wanted = missing.min(room);
+            let mut taken = inner.take_free(wanted, |c| c.node == near, out);
+            let grown = if taken == 0 { inner.grow(near) } else { None };
+            if taken == 0 && grown.is_none() {
+                taken = inner.take_free(wanted, |_| true, out);
+            }
             inner.used += taken;
             self.used.store(inner.used, Relaxed);
             if taken > 0 {
                 continue;
             }
-            let Some(chunk) = inner.grow() else { break };
+            let Some(chunk) = grown else { break };
             drop(inner);
-            self.memory.populate(chunk);
+            self.memory.populate(chunk, self.nodes.get(near).copied());
             inner = self.lock();
             inner.chunks[chunk] = Chunk {
                 state: ChunkState::Open,
+                node: near,
                 free: [u64::MAX; CHUNK_FRAMES / 64],
                 count: CHUNK_FRAMES as u32,
             };
@@ -556,14 +591,20 @@ enum Evicted {
 }
 
 impl Inner {
-    /// Takes up to `want` free frames: whole clusters for many, then any.
-    fn take_free(&mut self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+    /// Takes up to `want` free frames of chunks that will do: whole clusters for many, then any.
+    fn take_free(
+        &mut self,
+        want: usize,
+        will_do: impl Fn(&Chunk) -> bool,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
         let had = out.len();
         if want >= CLUSTER_FRAMES / 2 {
-            self.take_from_chunks(want, whole_cluster, out);
+            self.take_from_chunks(want, &will_do, whole_cluster, out);
         }
         let rest = want - (out.len() - had);
-        self.take_from_chunks(rest, |word| Some(word.trailing_zeros() as usize..64), out);
+        let any = |word: u64| Some(word.trailing_zeros() as usize..64);
+        self.take_from_chunks(rest, &will_do, any, out);
         out.len() - had
     }
 
@@ -572,6 +613,7 @@ impl Inner {
     fn take_from_chunks(
         &mut self,
         mut want: usize,
+        will_do: &impl Fn(&Chunk) -> bool,
         choose: impl Fn(u64) -> Option<Range<usize>>,
         out: &mut Vec<FrameNo>,
     ) {
@@ -579,7 +621,7 @@ impl Inner {
         for step in 0..chunks {
             let number = (self.cursor + step) % chunks;
             let chunk = &mut self.chunks[number];
-            if chunk.state != ChunkState::Open || chunk.count == 0 {
+            if chunk.state != ChunkState::Open || chunk.count == 0 || !will_do(chunk) {
                 continue;
             }
             for (index, word) in chunk.free.iter_mut().enumerate() {
@@ -615,13 +657,14 @@ impl Inner {
     }
 
     /// A chunk that may be given memory now, if the limit has use for it.
-    fn grow(&mut self) -> Option<usize> {
+    fn grow(&mut self, node: usize) -> Option<usize> {
         if self.present >= self.limit.div_ceil(CHUNK_FRAMES) {
             return None;
         }
         let absent = |c: &Chunk| c.state == ChunkState::Absent;
         let chunk = self.chunks.iter().position(absent)?;
         self.chunks[chunk].state = ChunkState::Changing;
+        self.chunks[chunk].node = node;
         self.present += 1;
         Some(chunk)
     }

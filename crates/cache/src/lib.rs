@@ -33,6 +33,7 @@ mod keeper;
 mod latch;
 mod leaf;
 mod live;
+mod machine;
 mod memory;
 mod open;
 mod pager;
@@ -50,12 +51,13 @@ pub mod window;
 #[doc(hidden)]
 pub mod word;
 
-pub use attributes::{Attributes, FlushBehind};
-pub use config::{Config, MakePolicy, memory_bytes};
+pub use attributes::{ATTRIBUTES, Attributes, FlushBehind};
+pub use config::{Config, MakePolicy};
 pub use device::CachedDevice;
 pub use device_pager::{DEVICE_FILE, DevicePager};
 pub use frames::PAGE_BYTES;
 pub use latch::{Latch, PageRef, View};
+pub use machine::memory_bytes;
 pub use memory::Backing;
 pub use open::OpenFile;
 pub use pager::{FileId, Pager, PagerInfo, PagerQueue};

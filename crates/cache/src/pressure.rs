@@ -5,12 +5,13 @@
 //! threshold is written, and the file becomes ready while it is crossed. The file of the process's own
 //! cgroup comes first, because a limit there is felt before that of the machine.
 
+use crate::machine;
 use crate::volume::Cache;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -39,7 +40,7 @@ impl PressureWatch {
     /// The kernel has neither, or lets this process watch neither.
     pub fn start(cache: &Arc<Cache>) -> Result<PressureWatch> {
         let mut failure = Error::new(ErrorKind::NotFound, "no pressure file");
-        for file in files() {
+        for file in machine::pressure_files() {
             match armed(&file) {
                 Ok(fd) => return PressureWatch::on(cache, fd, PollFlags::PRI),
                 Err(e) => failure = Error::new(e.kind(), format!("{}: {e}", file.display())),
@@ -110,20 +111,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// The pressure files that concern this process, the nearest first.
-fn files() -> Vec<PathBuf> {
-    let machine = PathBuf::from("/proc/pressure/memory");
-    let cgroup = of_cgroup("memory.pressure");
-    cgroup.into_iter().chain([machine]).collect()
-}
-
-/// A file of the process's own cgroup, if it is in the unified hierarchy.
-pub(crate) fn of_cgroup(file: &str) -> Option<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(Path::new("/sys/fs/cgroup").join(path).join(file))
 }
 
 fn armed(file: &Path) -> Result<OwnedFd> {

@@ -182,6 +182,13 @@ impl Cache {
         first_error(self.volumes().iter().map(|volume| volume.drop_pages()))
     }
 
+    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
+    /// is all the same.
+    pub fn nodes(&self) -> Vec<(u32, u64)> {
+        let nodes = self.core.pool.nodes().into_iter();
+        nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
+    }
+
     /// The file behind all frames, for a process that is to map it; `None` for [`Backing::Anonymous`].
     pub fn memory_fd(&self) -> Option<BorrowedFd<'_>> {
         debug_assert!(
