@@ -1,7 +1,6 @@
 //! What a file may have otherwise than the rest.
 
 use crate::tunables::{Error, ErrorKind};
-use std::fmt;
 
 /// Attributes of one file; the last to set them wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,19 +43,21 @@ impl FlushBehind {
     }
 }
 
-/// Names and values, as [`Attributes::with`] takes them.
-const KEYS: [(&str, &str); 6] = [
+/// The attributes as [`Attributes::with`] takes them: name, value, what it does.
+pub const ATTRIBUTES: [(&str, &str, &str); 6] = [
     (
-        "sync_ms",
-        "milliseconds that a page may be dirty, or default",
+        "sync_interval",
+        "MS|default",
+        "age at which a dirty page is written out",
     ),
-    ("large_page", "0 or 1"),
-    ("numa_node", "the number of a node, or none"),
-    ("read_ahead", "0 or 1"),
-    ("no_cache", "0 or 1"),
+    ("large_page", "yes|no", "bring whole clusters of 64 KiB"),
+    ("numa_node", "N|none", "node whose memory the pages lie in"),
+    ("read_ahead", "yes|no", "bring what a stream will read next"),
+    ("no_cache", "yes|no", "keep no page longer than it is used"),
     (
         "flush_behind",
-        "0 not, 1 by the cache, 2 by the writer, or default",
+        "0|1|2|default",
+        "sequential writes wait for their age, go by the background, go at once",
     ),
 ];
 
@@ -70,9 +71,9 @@ impl Attributes {
         changes: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Attributes, Error> {
         for (name, value) in changes {
-            let known = KEYS.iter().find(|(key, _)| *key == name);
-            let Some((_, give)) = known else {
-                let names: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
+            let known = ATTRIBUTES.iter().find(|(key, ..)| *key == name);
+            let Some((_, give, _)) = known else {
+                let names: Vec<&str> = ATTRIBUTES.iter().map(|(key, ..)| *key).collect();
                 let next = format!("choose one of {}", names.join(", "));
                 let why = "no attribute of a file has this name";
                 return Err(Error::new(ErrorKind::UnknownName, name, why, next));
@@ -86,9 +87,25 @@ impl Attributes {
         Ok(self)
     }
 
+    /// Each attribute, by its name and as [`Attributes::with`] takes it.
+    pub fn values(&self) -> [(&'static str, String); ATTRIBUTES.len()] {
+        let yes = |flag| String::from(if flag { "yes" } else { "no" });
+        let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());
+        let values = [
+            or(self.sync_ms, "default"),
+            yes(self.large_page),
+            or(self.numa_node, "none"),
+            yes(!self.no_read_ahead),
+            yes(self.no_cache),
+            or(self.flush_behind.map(|f| f as u32), "default"),
+        ];
+        let mut names = ATTRIBUTES.iter().map(|(name, ..)| *name);
+        values.map(|value| (names.next().expect("each value has a name"), value))
+    }
+
     fn change(&mut self, name: &str, value: &str) -> Option<()> {
         match name {
-            "sync_ms" => self.sync_ms = number_or(value, "default")?,
+            "sync_interval" => self.sync_ms = number_or(value, "default")?,
             "large_page" => self.large_page = flag(value)?,
             "numa_node" => self.numa_node = number_or(value, "none")?,
             "read_ahead" => self.no_read_ahead = !flag(value)?,
@@ -108,8 +125,8 @@ impl Attributes {
 
 fn flag(value: &str) -> Option<bool> {
     match value {
-        "0" => Some(false),
-        "1" => Some(true),
+        "no" => Some(false),
+        "yes" => Some(true),
         _ => None,
     }
 }
@@ -122,47 +139,34 @@ fn number_or(value: &str, word: &str) -> Option<Option<u32>> {
     value.parse().ok().map(Some)
 }
 
-impl fmt::Display for Attributes {
-    /// As [`Attributes::with`] takes them, one behind the other.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());
-        write!(
-            f,
-            "sync_ms={} large_page={} numa_node={} read_ahead={} no_cache={} flush_behind={}",
-            or(self.sync_ms, "default"),
-            u8::from(self.large_page),
-            or(self.numa_node, "none"),
-            u8::from(!self.no_read_ahead),
-            u8::from(self.no_cache),
-            or(self.flush_behind.map(|f| f as u32), "default"),
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_can_be_set_and_what_is_wrong_is_refused() {
-        let set = [("sync_ms", "50"), ("no_cache", "1"), ("flush_behind", "2")];
+    fn what_is_shown_can_be_set_and_what_is_wrong_is_refused() {
+        let set = [
+            ("sync_interval", "50"),
+            ("no_cache", "yes"),
+            ("flush_behind", "2"),
+        ];
         let attributes = Attributes::default().with(set).unwrap();
         assert_eq!(attributes.sync_ms, Some(50));
         assert_eq!(attributes.flush_behind, Some(FlushBehind::Inline));
-        let text = attributes.to_string();
-        let pairs = text.split(' ').map(|pair| pair.split_once('=').unwrap());
+        let values = attributes.values();
+        let pairs = values.iter().map(|(name, value)| (*name, value.as_str()));
         assert_eq!(Attributes::default().with(pairs).unwrap(), attributes);
         assert_eq!(
             attributes
-                .with([("sync_ms", "default"), ("no_cache", "0")])
+                .with([("sync_interval", "default"), ("no_cache", "no")])
                 .and_then(|a| a.with([("flush_behind", "default")])),
             Ok(Attributes::default())
         );
         for wrong in [
             ("speed", "1"),
-            ("no_cache", "yes"),
+            ("no_cache", "1"),
             ("flush_behind", "3"),
-            ("sync_ms", "-1"),
+            ("sync_interval", "-1"),
         ] {
             let error = Attributes::default().with([wrong]).unwrap_err();
             assert!(error.to_string().contains(wrong.0), "{error}");

@@ -1,6 +1,5 @@
 //! What a cache is made with.
 
-use crate::machine::memory_bytes;
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Tunables};
 use block::topology::Topology;
@@ -52,7 +51,7 @@ impl Config {
         Config {
             max_bytes,
             min_bytes: max_bytes / 10,
-            memory_bytes: memory_bytes(),
+            memory_bytes: crate::machine::memory_bytes(),
             tunables: None,
             reserve_bytes: max_bytes,
             dirty_background_percent: 10,

@@ -143,12 +143,17 @@ impl Core {
         out: &mut Vec<FrameNo>,
     ) -> usize {
         let mut emptied = Emptied::new();
-        // With one node nobody needs to know where this thread runs.
-        let several = self.topology.cells().nth(1).is_some();
-        let here = || self.topology.current_cell().filter(|_| several);
-        let taken = self.pool.take(want, node.or_else(here), out, &mut emptied);
+        let node = node.or_else(|| self.here());
+        let taken = self.pool.take(want, node, out, &mut emptied);
         self.give_up_leaves(emptied);
         taken
+    }
+
+    /// The node that this thread runs on, if there are several.
+    pub(crate) fn here(&self) -> Option<u32> {
+        // With one node nobody needs to know.
+        let several = self.topology.cells().nth(1).is_some();
+        several.then(|| self.topology.current_cell()).flatten()
     }
 
     /// Asks the background of every volume to make pages clean.

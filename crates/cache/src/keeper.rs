@@ -46,9 +46,9 @@ pub(crate) struct Errands {
 /// Pages to bring.
 enum Bring {
     /// Because somebody said so.
-    Pages(Weak<Vnode>, Range<u64>),
-    /// Ahead of a stream of this opener.
-    Ahead(Weak<OpenState>, Ahead),
+    Pages(Weak<Vnode>, Range<u64>, Option<u32>),
+    /// Ahead of a stream of this opener, whose thread runs on this node.
+    Ahead(Weak<OpenState>, Ahead, Option<u32>),
 }
 
 /// Errands of one kind that wait at most; more are forgotten, for they are only hints.
@@ -126,14 +126,16 @@ impl Errands {
 
     /// Pages are to be brought.
     pub(crate) fn prefetch(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
-        self.bring(Bring::Pages(Arc::downgrade(vnode), pages));
+        let here = vnode.below().core.here();
+        self.bring(Bring::Pages(Arc::downgrade(vnode), pages, here));
     }
 
     /// Pages are to be brought before a stream comes to them.
     pub(crate) fn read_ahead(&self, open: &Arc<OpenState>, ahead: Ahead) {
         // Counted before it can be taken.
         open.asked.fetch_add(1, Relaxed);
-        if !self.bring(Bring::Ahead(Arc::downgrade(open), ahead)) {
+        let here = open.vnode.below().core.here();
+        if !self.bring(Bring::Ahead(Arc::downgrade(open), ahead, here)) {
             open.asked.fetch_sub(1, Relaxed);
         }
     }
@@ -228,18 +230,18 @@ fn work(below: &Below, session: &mut Session) -> Result<()> {
 
 fn bring_pages(session: &mut Session, bring: Bring) {
     match bring {
-        Bring::Pages(vnode, pages) => {
+        Bring::Pages(vnode, pages, near) => {
             if let Some(vnode) = vnode.upgrade() {
                 let open = OpenState::new(vnode);
                 let end = pages.end.min(pages.start + BRING_MAX);
-                session.bring_ahead(&open, pages.start..end);
+                session.bring_ahead(&open, pages.start..end, near);
             }
         }
-        Bring::Ahead(open, ahead) => {
+        Bring::Ahead(open, ahead, near) => {
             if let Some(open) = open.upgrade() {
                 for range in ahead.ranges() {
                     let len = range.end - range.start;
-                    session.bring_ahead(&open, pages_of(range.start, len));
+                    session.bring_ahead(&open, pages_of(range.start, len), near);
                 }
                 open.asked.fetch_sub(1, Relaxed);
             }

@@ -51,7 +51,7 @@ pub mod window;
 #[doc(hidden)]
 pub mod word;
 
-pub use attributes::{Attributes, FlushBehind};
+pub use attributes::{ATTRIBUTES, Attributes, FlushBehind};
 pub use config::{Config, MakePolicy};
 pub use device::CachedDevice;
 pub use device_pager::{DEVICE_FILE, DevicePager};

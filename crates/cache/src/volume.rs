@@ -165,13 +165,6 @@ impl Cache {
         }
     }
 
-    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
-    /// is all the same.
-    pub fn nodes(&self) -> Vec<(u32, u64)> {
-        let nodes = self.core.pool.nodes().into_iter();
-        nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
-    }
-
     /// Flushes every volume.
     ///
     /// # Errors
@@ -187,6 +180,13 @@ impl Cache {
     /// gone.
     pub fn drop_pages(&self) -> Result<()> {
         first_error(self.volumes().iter().map(|volume| volume.drop_pages()))
+    }
+
+    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
+    /// is all the same.
+    pub fn nodes(&self) -> Vec<(u32, u64)> {
+        let nodes = self.core.pool.nodes().into_iter();
+        nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
     }
 
     /// The file behind all frames, for a process that is to map it; `None` for [`Backing::Anonymous`].

@@ -6,11 +6,11 @@
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
 use block::topology::Topology;
+pub use cache::ATTRIBUTES as ADVICE;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
 use cache::{
-    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, FlushBehind,
-    PressureWatch,
+    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -40,24 +40,6 @@ pub enum Ask {
         changes: Vec<(String, String)>,
     },
 }
-
-/// Attributes of a file: name, value, what it does.
-pub const ADVICE: &[(&str, &str, &str)] = &[
-    (
-        "sync_interval",
-        "MS|default",
-        "age at which a dirty page is written out",
-    ),
-    ("large_page", "yes|no", "bring whole clusters of 64 KiB"),
-    ("numa_node", "N|none", "node whose memory the pages lie in"),
-    ("read_ahead", "yes|no", "bring what a stream will read next"),
-    ("no_cache", "yes|no", "keep no page longer than it is used"),
-    (
-        "flush_behind",
-        "0|1|2|default",
-        "sequential writes wait for their age, go by the background, go at once",
-    ),
-];
 
 /// The cache, once there is one.
 pub struct ProcessCache {
@@ -338,53 +320,24 @@ fn with(
 
 /// Changes one attribute.
 fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::Result<(), String> {
-    let names = || ADVICE.iter().map(|(name, ..)| *name);
-    let Some((_, values, _)) = ADVICE.iter().find(|(n, ..)| *n == name) else {
-        let known: Vec<_> = names().collect();
-        return Err(format!(
-            "{name}: no attribute has this name; choose one of {}{}",
-            known.join(", "),
-            crate::settings::did_you_mean(name, names())
-        ));
-    };
-    let refused = || format!("{name}={value}: this is not such a value; give {values}");
-    let yes = || match value {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(refused()),
-    };
-    match name {
-        "sync_interval" if value == "default" => attributes.sync_ms = None,
-        "sync_interval" => attributes.sync_ms = Some(value.parse().map_err(|_| refused())?),
-        "large_page" => attributes.large_page = yes()?,
-        "numa_node" if value == "none" => attributes.numa_node = None,
-        "numa_node" => attributes.numa_node = Some(value.parse().map_err(|_| refused())?),
-        "read_ahead" => attributes.no_read_ahead = !yes()?,
-        "no_cache" => attributes.no_cache = yes()?,
-        _ => {
-            attributes.flush_behind = match value {
-                "default" => None,
-                "0" => Some(FlushBehind::None),
-                "1" => Some(FlushBehind::Background),
-                "2" => Some(FlushBehind::Inline),
-                _ => return Err(refused()),
-            }
-        }
-    }
+    *attributes = attributes.with([(name, value)]).map_err(|e| {
+        let names = || ADVICE.iter().map(|(name, ..)| *name);
+        let hint = match e.kind {
+            tunables::ErrorKind::UnknownName => crate::settings::did_you_mean(name, names()),
+            _ => String::new(),
+        };
+        format!("{e}{hint}")
+    })?;
     Ok(())
 }
 
 /// Attributes as `advise` takes them.
 fn shown_attributes(attributes: &Attributes) -> Value {
-    let yes = |b| if b { "yes" } else { "no" };
-    json!({
-        "sync_interval": attributes.sync_ms.map_or("default".into(), |ms| ms.to_string()),
-        "large_page": yes(attributes.large_page),
-        "numa_node": attributes.numa_node.map_or("none".into(), |node| node.to_string()),
-        "read_ahead": yes(!attributes.no_read_ahead),
-        "no_cache": yes(attributes.no_cache),
-        "flush_behind": attributes.flush_behind.map_or("default".into(), |f| (f as u8).to_string()),
-    })
+    attributes
+        .values()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), Value::from(value)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -49,10 +49,12 @@ impl Session {
         let mut frames = std::mem::take(&mut self.spare);
         if frames.len() < want {
             let missing = want - frames.len();
-            let node = vnode.attributes().numa_node;
             let core = &self.below.core;
+            let node = vnode.attributes().numa_node;
             match entry {
-                Entry::Prefetched => core.take_frames_lightly(node, missing, &mut frames),
+                Entry::Prefetched => {
+                    core.take_frames_lightly(node.or(self.near), missing, &mut frames)
+                }
                 _ => core.take_frames_near(node, missing, &mut frames),
             };
             frames.sort_unstable();
@@ -95,12 +97,18 @@ impl Session {
     }
 
     /// Brings pages that are not there, for nobody yet, unless frames are short.
-    pub(crate) fn bring_ahead(&mut self, open: &Arc<OpenState>, pages: std::ops::Range<u64>) {
+    pub(crate) fn bring_ahead(
+        &mut self,
+        open: &Arc<OpenState>,
+        pages: std::ops::Range<u64>,
+        near: Option<u32>,
+    ) {
         let core = &self.below.core;
         let many = pages.end.saturating_sub(pages.start);
         if core.pool.waiters.any() || !core.may_read_ahead(many, self.pages_under_way()) {
             return;
         }
+        self.near = near;
         let mut next = pages.start;
         while next < pages.end && !open.vnode.is_dead() {
             match self.load(open, next, pages.end, None, Entry::Prefetched) {

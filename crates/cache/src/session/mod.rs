@@ -73,6 +73,8 @@ pub struct Session {
     /// A job waits for a frame.
     starved: bool,
     spare: Vec<FrameNo>,
+    /// The node of whoever pages are brought for, if that is not the session's thread.
+    near: Option<u32>,
     /// Something was handed below since the last reap.
     sent: bool,
     completions: Vec<Completion>,
@@ -115,6 +117,7 @@ impl Session {
             outcome: None,
             starved: false,
             spare: Vec::new(),
+            near: None,
             sent: false,
             completions: Vec::new(),
             submitted: 0,
