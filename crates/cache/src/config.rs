@@ -1,6 +1,7 @@
 //! What a cache is made with.
 
 use crate::policy::{Policy, Ufc};
+use crate::window;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Config {
     /// How long a request waits for a page to go when none can, before it ends in
     /// [`ErrorKind::Busy`].
     pub patience: Duration,
+    /// How faults in mappings are served, for each volume that has some.
+    pub windows: window::Config,
     /// Order in which pages leave.
     pub policy: MakePolicy,
 }
@@ -49,6 +52,7 @@ impl Config {
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
+            windows: window::Config::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }

@@ -9,6 +9,7 @@ use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
 use crate::vnode::Vnode;
 use crate::wait::WaitTable;
+use crate::window::{self, Windows};
 use block::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -35,6 +36,9 @@ pub(crate) struct Core {
     /// What openers that are gone have counted.
     pub(crate) gone: Counters,
     pub(crate) dropped: AtomicU64,
+    /// Pages in windows.
+    pub(crate) window_pages: AtomicUsize,
+    pub(crate) window_evicted: AtomicU64,
 }
 
 /// The settings that do not change.
@@ -45,6 +49,7 @@ pub(crate) struct Limits {
     pub(crate) tick: Duration,
     pub(crate) retry: Duration,
     pub(crate) patience: Duration,
+    pub(crate) windows: window::Config,
 }
 
 impl Core {
@@ -65,6 +70,7 @@ impl Core {
                 tick: config.tick,
                 retry: config.retry,
                 patience: config.patience,
+                windows: config.windows,
             },
             dirty_pages: AtomicUsize::new(0),
             vnodes: RwLock::default(),
@@ -73,6 +79,8 @@ impl Core {
             started: Instant::now(),
             gone: Counters::default(),
             dropped: AtomicU64::new(0),
+            window_pages: AtomicUsize::new(0),
+            window_evicted: AtomicU64::new(0),
         })
     }
 
@@ -84,18 +92,40 @@ impl Core {
     /// Takes up to `want` frames and says how many. When there are none, the background is asked to
     /// make pages clean.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
-        let mut emptied = Emptied::new();
-        let taken = self.pool.take(want, out, &mut emptied);
-        self.give_up_leaves(emptied);
+        let taken = self.take_some_frames(want, out);
         if taken == 0 {
             self.ask_for_clean();
         }
         taken
     }
 
+    /// Takes up to `want` frames and says how many, and asks nobody for more.
+    pub(crate) fn take_some_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+        let mut emptied = Emptied::new();
+        let taken = self.pool.take(want, out, &mut emptied);
+        self.give_up_leaves(emptied);
+        taken
+    }
+
     /// Asks the background of every volume to make pages clean.
     pub(crate) fn ask_for_clean(&self) {
         self.for_volumes(|below| below.errands.clean());
+    }
+
+    /// Makes up to `want` clean pages leave their windows, and says how many did.
+    pub(crate) fn evict_mapped(&self, want: usize) -> usize {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut gone = 0;
+        for vnode in live {
+            if let Some(mapped) = vnode.mapped()
+                && gone < want
+            {
+                gone += mapped.evict(&vnode, want - gone);
+            }
+        }
+        gone
     }
 
     /// Gives up leaves that became empty.
@@ -212,6 +242,8 @@ pub(crate) struct Below {
     failing: Mutex<Option<Error>>,
     /// Pages that the device writes in a second, as it was seen to.
     speed: AtomicU64,
+    /// What serves the faults of mappings, while a vnode has a window.
+    windows: Mutex<Weak<Windows>>,
 }
 
 impl Below {
@@ -223,7 +255,20 @@ impl Below {
             errands,
             failing: Mutex::default(),
             speed: AtomicU64::new(SPEED_AT_FIRST),
+            windows: Mutex::default(),
         }
+    }
+
+    /// What serves the faults of mappings of this volume. Its threads have sessions of the volume, so
+    /// the vnodes that have windows keep it, and not the volume.
+    pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
+        let mut windows = self.windows.lock().expect("no panic under this lock");
+        if let Some(windows) = windows.upgrade() {
+            return Ok(windows);
+        }
+        let started = Windows::start(&self.core.limits.windows)?;
+        *windows = Arc::downgrade(&started);
+        Ok(started)
     }
 
     /// Pages in a transfer that runs well, up to 1 MiB.

@@ -4,11 +4,13 @@
 //! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
 //! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
 //! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
-//! frame to write a page out, so it can always make room.
+//! frame to write a page of the pool out, so it can always make room, and then there are frames to
+//! write mapped pages out by.
 
 use crate::core::{Below, Core};
 use crate::frames::Emptied;
 use crate::leaf::LEAF_PAGES;
+use crate::mapped::Sent;
 use crate::open::OpenFile;
 use crate::policy::FrameNo;
 use crate::session::Session;
@@ -32,6 +34,8 @@ pub(crate) struct Errands {
     dirty: Mutex<BTreeSet<u64>>,
     /// Vnodes of which something was written that no flush has followed.
     unflushed: Mutex<BTreeSet<u64>>,
+    /// Vnodes of which a mapping went.
+    unmapped: Mutex<BTreeSet<u64>>,
     ranges: Mutex<VecDeque<Errand>>,
     /// Somebody waits for a clean page.
     clean: AtomicBool,
@@ -59,6 +63,7 @@ impl Errands {
             waker: Waker::new()?,
             dirty: Mutex::default(),
             unflushed: Mutex::default(),
+            unmapped: Mutex::default(),
             ranges: Mutex::default(),
             clean: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -99,6 +104,22 @@ impl Errands {
     fn take_unflushed(&self) -> BTreeSet<u64> {
         let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
         std::mem::take(&mut *unflushed)
+    }
+
+    /// A mapping of a vnode is gone: pages that nobody maps any more are to go back to the pool.
+    pub(crate) fn unmapped(&self, number: u64) {
+        self.still_unmapped(number);
+        self.waker.wake();
+    }
+
+    fn still_unmapped(&self, number: u64) {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        unmapped.insert(number);
+    }
+
+    fn take_unmapped(&self) -> BTreeSet<u64> {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        std::mem::take(&mut *unmapped)
     }
 
     /// There is more to write out than there should be.
@@ -176,7 +197,7 @@ fn work(below: &Below, session: &mut Session) -> Result<()> {
         {
             carry_out(session, errand);
         }
-        let more = write_due(below, session);
+        let more = write_due(below, session) | send_back(below);
         if flushed.elapsed() >= core.limits.tick {
             flushed = Instant::now();
             flush_behind(below, session);
@@ -262,6 +283,27 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
         }
     }
     false
+}
+
+/// Sends some pages that nobody maps any more back to the pool. Says whether there are more.
+fn send_back(below: &Below) -> bool {
+    let mut more = false;
+    for number in below.errands.take_unmapped() {
+        let Some(vnode) = below.core.vnode(number) else {
+            continue;
+        };
+        let Some(mapped) = vnode.mapped() else {
+            continue;
+        };
+        match mapped.send_back(&vnode) {
+            Sent::All => {}
+            sent => {
+                below.errands.still_unmapped(number);
+                more |= sent == Sent::Some;
+            }
+        }
+    }
+    more
 }
 
 /// Flushes below what was written behind everybody's back.

@@ -79,6 +79,8 @@ pub struct FileStats {
     pub dirty_bytes: u64,
     /// Age of the oldest of them in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
+    /// Bytes in pages that lie in the file's window.
+    pub mapped_bytes: u64,
     /// Leaves of 56 pages that have a page.
     pub leaves: usize,
 }
@@ -92,6 +94,10 @@ pub struct CacheStats {
     pub evicted: u64,
     /// Pages that left because their part of the file did.
     pub dropped: u64,
+    /// Bytes in pages that programs have mapped, or had just now; beside those in frames.
+    pub mapped_bytes: u64,
+    /// Mapped pages that left to make room.
+    pub mapped_evicted: u64,
     /// Bytes in frames that are out.
     pub used_bytes: u64,
     /// Most bytes in frames that may be out.

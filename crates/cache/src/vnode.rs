@@ -9,21 +9,22 @@ use crate::core::Below;
 use crate::errors::ErrorSequence;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::latch::{Latch, View};
+use crate::latch::Latch;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::mapped::Mapped;
 use crate::open::OpenState;
 use crate::pager::FileId;
 use crate::policy::FrameNo;
 use crate::ranges::Ranges;
 use crate::stats::{Counters, Counts, FileStats};
 use crate::wait::WaitList;
-use crate::word::{Home, Snap};
+use crate::word::Home;
 use block::Error;
 use std::collections::{BTreeMap, VecDeque};
-use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
 };
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -53,7 +54,8 @@ pub struct Vnode {
     pub(crate) gone: Counters,
     /// Unlinked: no page comes any more, and what comes back goes.
     dead: AtomicBool,
-    view: OnceLock<Arc<dyn View>>,
+    /// Since it was first mapped.
+    mapped: OnceLock<Mapped>,
 }
 
 /// Loads that failed of late, for those who waited for one.
@@ -95,7 +97,7 @@ impl Vnode {
             openers: Mutex::default(),
             gone: Counters::default(),
             dead: AtomicBool::new(false),
-            view: OnceLock::new(),
+            mapped: OnceLock::new(),
         }
     }
 
@@ -118,8 +120,26 @@ impl Vnode {
     /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
     pub fn extend(&self, size: u64) {
         let size = size.min(FILE_BYTES_MAX);
-        if self.size() < size {
-            self.size.fetch_max(size, AcqRel);
+        if self.size() >= size {
+            return;
+        }
+        if let Some(mapped) = self.mapped() {
+            return mapped.extend(self, size);
+        }
+        self.raise(size);
+        fence(SeqCst);
+        self.heal();
+    }
+
+    /// Raises the size, and nothing more.
+    pub(crate) fn raise(&self, size: u64) {
+        self.size.fetch_max(size, AcqRel);
+    }
+
+    /// Pages have come into the file: mappings that had them behind the end ask again.
+    pub(crate) fn heal(&self) {
+        if let Some(mapped) = self.mapped() {
+            mapped.heal();
         }
     }
 
@@ -158,6 +178,7 @@ impl Vnode {
             counts: self.counts(),
             dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
             oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
+            mapped_bytes: self.mapped().map_or(0, Mapped::pages) as u64 * PAGE_BYTES as u64,
             leaves: self.index.len(),
         }
     }
@@ -196,24 +217,19 @@ impl Vnode {
         self.cut(0);
     }
 
-    /// The window of the file, while it has one.
-    pub(crate) fn view(&self) -> Option<&Arc<dyn View>> {
-        self.view.get()
-    }
-
-    /// Gives the file its window, once.
-    pub fn set_view(&self, view: Arc<dyn View>) -> bool {
-        self.view.set(view).is_ok()
-    }
-
-    /// Where a page lies that was there at `snap`.
+    /// What the file has if it was ever mapped.
     #[inline]
-    pub(crate) fn place(&self, snap: Snap, page: u64) -> NonNull<u8> {
-        if snap.in_window() {
-            let view = self.view.get();
-            return view.expect("a page in a window has one").at(page);
-        }
-        self.base.at(FrameNo(snap.frame()))
+    pub(crate) fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.get()
+    }
+
+    /// The file is mapped for the first time, unless it was already.
+    pub(crate) fn become_mapped(&self, mapped: Mapped) -> &Mapped {
+        let mapped = self.mapped.get_or_init(|| mapped);
+        // Whoever makes the file longer raises the size first and looks for mappings then; whoever
+        // faults looks at the size after this.
+        fence(SeqCst);
+        mapped
     }
 
     /// Where the frames of the pool begin.
@@ -239,7 +255,7 @@ impl Vnode {
 
     /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
     /// not there, or on its way.
-    pub fn latch(&self, page: u64) -> Option<Latch<'_>> {
+    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
         let (at, index) = self.find_surely(page)?;
         Latch::take(self, at, index, page)
     }

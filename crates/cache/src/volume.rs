@@ -4,13 +4,14 @@ use crate::config::Config;
 use crate::core::{Below, Core};
 use crate::frames::{Emptied, PAGE_BYTES};
 use crate::keeper::{self, Errands};
+use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
 use crate::session::{Session, drop_all_pages};
 use crate::stats::{CacheStats, FileStats};
 use crate::vnode::Vnode;
-use block::{Error, Result};
+use block::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -88,15 +89,24 @@ impl Cache {
     }
 
     /// Makes clean pages leave until pages take at most `bytes`, without changing the limit: for a
-    /// system that is short of memory. Gives the bytes that pages take then.
+    /// system that is short of memory. Pages in frames go first, then mapped ones that were not touched
+    /// of late. Gives the bytes that pages take then; if they are too many still, the background
+    /// writes dirty ones out, for another call.
     pub fn shrink(&self, bytes: u64) -> u64 {
         let mut emptied = Emptied::new();
-        self.core
-            .pool
-            .shrink_to(bytes as usize / PAGE_BYTES, &mut emptied);
-        self.core.give_up_leaves(emptied);
-        keeper::trim(&self.core);
-        (self.core.pool.used() * PAGE_BYTES) as u64
+        let wanted = bytes as usize / PAGE_BYTES;
+        let core = &self.core;
+        let left = || core.pool.used() + core.window_pages.load(Relaxed);
+        let mapped = core.window_pages.load(Relaxed);
+        let for_pool = wanted.saturating_sub(mapped);
+        core.pool.shrink_to(for_pool, &mut emptied);
+        core.give_up_leaves(emptied);
+        core.evict_mapped(left().saturating_sub(wanted));
+        keeper::trim(core);
+        if left() > wanted {
+            core.ask_for_clean();
+        }
+        (left() * PAGE_BYTES) as u64
     }
 
     /// The cache in numbers.
@@ -106,6 +116,8 @@ impl Cache {
             counts: self.core.counts(),
             evicted: pool.evicted(),
             dropped: self.core.dropped.load(Relaxed),
+            mapped_bytes: (self.core.window_pages.load(Relaxed) * PAGE_BYTES) as u64,
+            mapped_evicted: self.core.window_evicted.load(Relaxed),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
             max_bytes: (pool.limit() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
@@ -204,9 +216,16 @@ impl Volume {
     /// goes. Nobody uses the volume any more.
     ///
     /// # Errors
-    /// Something could not be written. The volume stays as it is then, and may be closed again, or
+    /// [`block::ErrorKind::Busy`] while some file of it is mapped or leased: its stores would be lost.
+    /// Otherwise something could not be written. The volume stays as it is then, and may be closed again, or
     /// dropped, and then what is not below is lost.
     pub fn close(&self) -> Result<()> {
+        for vnode in self.all() {
+            if vnode.mapped().is_some_and(Mapped::is_in_use) {
+                let detail = format!("file {} is mapped", vnode.file().0);
+                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+            }
+        }
         self.flush()?;
         self.abandon();
         Ok(())

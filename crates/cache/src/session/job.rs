@@ -161,6 +161,16 @@ impl Job {
         ((from - page * PAGE) as usize, (to - from) as usize)
     }
 
+    /// Where the job's part of a page ends in the file.
+    pub(super) fn end_in(&self, page: u64) -> u64 {
+        (self.offset + self.len).min((page + 1) * PAGE)
+    }
+
+    /// The job's data goes somewhere, or comes from somewhere, beside the cache.
+    pub(super) fn has_memory(&self) -> bool {
+        !matches!(self.target, Target::Nothing)
+    }
+
     /// Whether the job is about all of a page.
     pub(super) fn covers(&self, page: u64) -> bool {
         self.part_of(page) == (0, PAGE_BYTES)

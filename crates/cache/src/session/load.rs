@@ -147,8 +147,8 @@ impl Session {
         (begun, None)
     }
 
-    /// Publishes a page that the session has filled by itself, dirty.
-    pub(super) fn publish_written(&mut self, vnode: &Vnode, page: u64, frame: FrameNo) {
+    /// Publishes a page that the session has filled by itself, dirty; the file reaches to `end` then.
+    pub(super) fn publish_written(&mut self, vnode: &Vnode, page: u64, frame: FrameNo, end: u64) {
         let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
         let leaf = vnode.index().leaf(at);
         let key = leaf.key(index);
@@ -156,6 +156,7 @@ impl Session {
             .core
             .pool
             .inserted([(frame, key)], Entry::Written);
+        vnode.extend(end);
         vnode.mark_dirty(at, page);
         let word = leaf.word(index);
         if word.publish() {
@@ -183,8 +184,11 @@ impl Session {
                 // SAFETY: the session brings the page, so its frame is the session's alone.
                 unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
             }
-            if let Some(job) = &mut job {
-                dirty |= apply(job, page, data);
+            if let Some(job) = &mut job
+                && apply(job, page, data)
+            {
+                dirty = true;
+                vnode.extend(job.end_in(page));
             }
         }
         let entry = if dirty { Entry::Written } else { load.entry };
@@ -207,7 +211,9 @@ impl Session {
             }
         }
         let range = load.first..load.first + load.pages.len() as u64;
-        let no_cache = !dirty && vnode.attributes().no_cache;
+        // Who has brought the page to have it in the cache still needs it there.
+        let copied = job.as_ref().is_some_and(Job::has_memory);
+        let no_cache = !dirty && copied && vnode.attributes().no_cache;
         if vnode.is_dead() || no_cache {
             drop_pages(vnode, range);
         }

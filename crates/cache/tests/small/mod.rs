@@ -4,7 +4,7 @@
 //! On request it breaks one of the rules that windows stand on ([`Flaw`]); the race hunt must notice.
 
 use block::{BlockDevice, Blocking, Error, ErrorKind, Result};
-use cache::window::{Access, Home, Mapping, Outcome, PAGE_BYTES, Window, Windows};
+use cache::window::{Access, Home, Keep, Mapping, Outcome, PAGE_BYTES, Window, Windows};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -370,6 +370,7 @@ impl File {
 impl Home for File {
     fn fault(
         &self,
+        _: &mut Keep,
         page: u64,
         access: Access,
         then: &mut dyn FnMut(Range<u64>, Outcome),
