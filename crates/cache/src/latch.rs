@@ -95,9 +95,10 @@ impl<'a> Latch<'a> {
     }
 
     /// Somebody has used the page since it was last asked; then the note is taken away.
-    pub fn take_touches(&self) -> bool {
-        self.word().forget_touches();
-        self.snap.frequency() > 0
+    pub fn take_touches(&mut self) -> bool {
+        let touched = self.snap.frequency() > 0;
+        self.snap = self.snap.untouched();
+        touched
     }
 
     /// The page holds what is not below yet.

@@ -197,6 +197,12 @@ impl Snap {
         ((self.0 & FREQUENCY_MASK) >> FREQUENCY_SHIFT) as u8
     }
 
+    /// The same without notes of use.
+    #[inline]
+    pub fn untouched(self) -> Snap {
+        Snap(self.0 & !FREQUENCY_MASK)
+    }
+
     /// Whether a page that was resident at `self` has been there unchanged until `later`.
     #[inline]
     pub fn still(self, later: Snap) -> bool {

@@ -81,7 +81,7 @@ impl Mapped {
     }
 
     fn evict_one(&self, vnode: &Vnode, page: u64) -> bool {
-        let Some(latch) = self.latch(vnode, page) else {
+        let Some(mut latch) = self.latch(vnode, page) else {
             return false;
         };
         if !self.revoke(page) || latch.take_touches() || !may_go(&latch) {
