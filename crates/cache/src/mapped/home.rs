@@ -10,6 +10,7 @@ use crate::window::{Access, Home, Keep, Outcome};
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Pages that are brought, and mapped, together: 64 KiB in a row that begins at a multiple of that.
 const CLUSTER: u64 = 16;
@@ -22,6 +23,8 @@ pub(super) struct MappedFile {
     open: Arc<OpenState>,
     /// What is mapped.
     pages: Range<u64>,
+    /// The mapping is gone.
+    ended: AtomicBool,
 }
 
 impl MappedFile {
@@ -29,6 +32,7 @@ impl MappedFile {
         MappedFile {
             open: OpenFile::new(Arc::clone(vnode)).state,
             pages,
+            ended: AtomicBool::new(false),
         }
     }
 
@@ -151,6 +155,10 @@ impl Home for MappedFile {
         if access == Access::Read {
             self.map_around(page, then);
         }
+        if self.ended.load(SeqCst) {
+            // The mapping went meanwhile, and its pages may have been sent back before these came.
+            vnode.below().errands.unmapped(vnode.number());
+        }
         Ok(())
     }
 
@@ -161,6 +169,7 @@ impl Home for MappedFile {
 
     fn unmapped(&self, _: Range<u64>) {
         let vnode = self.vnode();
+        self.ended.store(true, SeqCst);
         vnode.below().errands.unmapped(vnode.number());
     }
 }
