@@ -3,11 +3,12 @@
 //! Poison is looked for with a system call, which fails with EFAULT where a load would be a SIGBUS;
 //! the signals themselves are met by children.
 
-mod small;
+mod race;
 
 use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind};
 use cache::window::{Access, Config, Home, Mapping, PAGE_BYTES, Windows, covers};
-use small::{File, Options, PAGE};
+use race::PAGE;
+use race::small::{File, Options};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
