@@ -2,6 +2,7 @@
 
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Tunables};
+use crate::window;
 use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct Config {
     /// How long a request waits for a page to go when none can, before it ends in
     /// [`ErrorKind::Busy`].
     pub patience: Duration,
+    /// How faults in mappings are served, for each volume that has some.
+    pub windows: window::Config,
     /// Order in which pages leave.
     pub policy: MakePolicy,
     /// Nodes that memory lies on. Without any, or with one, all memory is the same.
@@ -61,6 +64,7 @@ impl Config {
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
             topology: Topology::default(),
+            windows: window::Config::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
     }

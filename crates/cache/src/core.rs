@@ -10,6 +10,7 @@ use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
 use crate::vnode::Vnode;
 use crate::wait::WaitTable;
+use crate::window::{self, Windows};
 use block::topology::Topology;
 use block::{Error, Result};
 use std::collections::HashMap;
@@ -39,10 +40,11 @@ pub(crate) struct Core {
     started: Instant,
     /// What openers that are gone have counted.
     pub(crate) gone: Counters,
-    /// Pages that lie in windows.
-    pub(crate) mapped: AtomicU64,
     /// What of the pages that were read ahead is unused, at most.
     ahead: AtomicU64,
+    /// Pages in windows.
+    pub(crate) window_pages: AtomicUsize,
+    pub(crate) window_evicted: AtomicU64,
 }
 
 /// The settings that do not change.
@@ -50,6 +52,7 @@ pub(crate) struct Limits {
     pub(crate) tick: Duration,
     pub(crate) retry: Duration,
     pub(crate) patience: Duration,
+    pub(crate) windows: window::Config,
 }
 
 impl Core {
@@ -58,12 +61,13 @@ impl Core {
         let slab = Arc::new(Slab::default());
         let limit = config.max_bytes as usize / PAGE_BYTES;
         let reserve = config.reserve_bytes as usize;
+        let live = Live::new(&config);
         let limits = Limits {
             tick: config.tick,
             retry: config.retry,
             patience: config.patience,
+            windows: config.windows,
         };
-        let live = Live::new(&config);
         let nodes = config.topology.cells().collect();
         let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
         live.begin(&pool);
@@ -80,8 +84,9 @@ impl Core {
             next_vnode: AtomicU64::new(1),
             started: Instant::now(),
             gone: Counters::default(),
-            mapped: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
+            window_pages: AtomicUsize::new(0),
+            window_evicted: AtomicU64::new(0),
         })
     }
 
@@ -159,6 +164,22 @@ impl Core {
     /// Asks the background of every volume to make pages clean.
     pub(crate) fn ask_for_clean(&self) {
         self.for_volumes(|below| below.errands.clean());
+    }
+
+    /// Makes up to `want` clean pages leave their windows, and says how many did.
+    pub(crate) fn evict_mapped(&self, want: usize) -> usize {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut gone = 0;
+        for vnode in live {
+            if let Some(mapped) = vnode.mapped()
+                && gone < want
+            {
+                gone += mapped.evict(&vnode, want - gone);
+            }
+        }
+        gone
     }
 
     /// Gives up leaves that became empty, and counts the pages that left.
@@ -280,6 +301,8 @@ pub(crate) struct Below {
     failing: Mutex<Option<Error>>,
     /// Pages that the device writes in a second, as it was seen to.
     speed: AtomicU64,
+    /// What serves the faults of mappings, while a vnode has a window.
+    windows: Mutex<Weak<Windows>>,
 }
 
 impl Below {
@@ -291,7 +314,20 @@ impl Below {
             errands,
             failing: Mutex::default(),
             speed: AtomicU64::new(SPEED_AT_FIRST),
+            windows: Mutex::default(),
         }
+    }
+
+    /// What serves the faults of mappings of this volume. Its threads have sessions of the volume, so
+    /// the vnodes that have windows keep it, and not the volume.
+    pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
+        let mut windows = self.windows.lock().expect("no panic under this lock");
+        if let Some(windows) = windows.upgrade() {
+            return Ok(windows);
+        }
+        let started = Windows::start(&self.core.limits.windows)?;
+        *windows = Arc::downgrade(&started);
+        Ok(started)
     }
 
     /// Pages in a transfer that runs well, up to 1 MiB.

@@ -4,11 +4,13 @@
 //! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
 //! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
 //! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
-//! frame to write a page out, so it can always make room.
+//! frame to write a page of the pool out, so it can always make room, and then there are frames to
+//! write mapped pages out by.
 
 use crate::core::{Below, Core};
 use crate::frames::Emptied;
 use crate::leaf::LEAF_PAGES;
+use crate::mapped::Sent;
 use crate::open::{OpenState, pages_of};
 use crate::policy::FrameNo;
 use crate::session::Session;
@@ -36,6 +38,8 @@ pub(crate) struct Errands {
     unflushed: Mutex<BTreeSet<u64>>,
     ahead: Mutex<VecDeque<Bring>>,
     behind: Mutex<VecDeque<(Weak<Vnode>, Range<u64>)>>,
+    /// Vnodes of which a mapping went.
+    unmapped: Mutex<BTreeSet<u64>>,
     /// Somebody waits for a clean page.
     clean: AtomicBool,
     /// There is more to write out than there should be.
@@ -70,6 +74,7 @@ impl Errands {
             unflushed: Mutex::default(),
             ahead: Mutex::default(),
             behind: Mutex::default(),
+            unmapped: Mutex::default(),
             clean: AtomicBool::new(false),
             write_out: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -110,6 +115,22 @@ impl Errands {
     fn take_unflushed(&self) -> BTreeSet<u64> {
         let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
         std::mem::take(&mut *unflushed)
+    }
+
+    /// A mapping of a vnode is gone: pages that nobody maps any more are to go back to the pool.
+    pub(crate) fn unmapped(&self, number: u64) {
+        self.still_unmapped(number);
+        self.waker.wake();
+    }
+
+    fn still_unmapped(&self, number: u64) {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        unmapped.insert(number);
+    }
+
+    fn take_unmapped(&self) -> BTreeSet<u64> {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        std::mem::take(&mut *unmapped)
     }
 
     /// There is more to write out than there should be.
@@ -219,6 +240,7 @@ fn work(below: &Below, session: &mut Session) -> Result<()> {
             more = write_due(below, session);
             give_memory_back(core);
         }
+        more |= send_back(below);
         if tick {
             looked = Instant::now();
             flush_behind(below, session);
@@ -310,6 +332,27 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
         }
     }
     false
+}
+
+/// Sends some pages that nobody maps any more back to the pool. Says whether there are more.
+fn send_back(below: &Below) -> bool {
+    let mut more = false;
+    for number in below.errands.take_unmapped() {
+        let Some(vnode) = below.core.vnode(number) else {
+            continue;
+        };
+        let Some(mapped) = vnode.mapped() else {
+            continue;
+        };
+        match mapped.send_back(&vnode) {
+            Sent::All => {}
+            sent => {
+                below.errands.still_unmapped(number);
+                more |= sent == Sent::Some;
+            }
+        }
+    }
+    more
 }
 
 /// Flushes below what was written behind everybody's back.

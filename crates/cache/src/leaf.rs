@@ -159,6 +159,11 @@ impl Leaf {
         self.dirty.fetch_and(!(1 << index), AcqRel) & 1 << index != 0
     }
 
+    /// Counts the age of the dirty pages from now on: one of them was sent below and stays dirty.
+    pub fn renew_dirty(&self, now_ms: u64) {
+        self.dirty_since_ms.store(now_ms, Relaxed);
+    }
+
     /// Says that a page is on its way below. By the holder of its latch.
     pub fn set_writeback(&self, index: u32) {
         self.writeback.fetch_or(1 << index, AcqRel);

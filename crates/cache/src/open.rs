@@ -9,10 +9,11 @@ use crate::errors::ErrorCursor;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{PageRef, pause};
 use crate::leaf::{LEAF_PAGES, LeafAt};
-use crate::policy::Entry;
+use crate::policy::{Entry, FrameNo};
 use crate::stats::{Counters, add};
 use crate::stream::{Access, Ahead, Limits, Streams};
 use crate::vnode::Vnode;
+use crate::word::{Snap, Word};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -385,9 +386,12 @@ fn try_copy(
         return None;
     }
     if snap.is_resident() {
-        let from = vnode.place(snap, page).as_ptr();
-        // SAFETY: the frame lies in the pool or the window, which are mapped while the vnode lives;
-        // `out` is ours. If the page changes meanwhile, the look below tells.
+        if snap.in_window() {
+            return copy_in_window(vnode, word, snap, page, within, out);
+        }
+        let from = vnode.base().at(FrameNo(snap.frame())).as_ptr();
+        // SAFETY: the frame lies in the pool, which is mapped while the vnode lives; `out` is ours. If
+        // the page changes meanwhile, the look below tells.
         unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
         if word.still(snap) {
             if !again && word.touch(snap) {
@@ -404,6 +408,31 @@ fn try_copy(
         true => Look::Absent,
         false => Look::Loading,
     })
+}
+
+/// One attempt at a copy of a page that lies in the window. Its memory goes with it, so it is counted
+/// that somebody reads: to touch it once it is gone would make it again, for nobody.
+#[cold]
+fn copy_in_window(
+    vnode: &Vnode,
+    word: &Word,
+    snap: Snap,
+    page: u64,
+    within: usize,
+    out: &mut [u8],
+) -> Option<Look> {
+    if !word.begin_read(snap) {
+        return None;
+    }
+    let mapped = vnode.mapped().expect("a page in a window has one");
+    let from = mapped.at(page).as_ptr();
+    // SAFETY: the page is in the window until the read is ended, and `out` is ours and no mapping, so
+    // that the copy waits for nobody. Programs may store meanwhile, as they may into any mapped file
+    // that is read.
+    unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
+    word.end_read();
+    word.touch(word.look());
+    Some(Look::Hit)
 }
 
 /// The pages that a range of bytes touches.

@@ -164,6 +164,8 @@ pub struct CacheStats {
     pub counts: Counts,
     /// Pages that left to make room.
     pub evicted: u64,
+    /// Mapped pages that left to make room.
+    pub mapped_evicted: u64,
     /// Bytes in frames that are out.
     pub used_bytes: u64,
     /// Most bytes in frames that may be out.

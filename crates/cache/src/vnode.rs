@@ -9,21 +9,22 @@ use crate::core::Below;
 use crate::errors::ErrorSequence;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::latch::{Latch, View};
+use crate::latch::Latch;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::mapped::Mapped;
 use crate::open::OpenState;
 use crate::pager::FileId;
 use crate::policy::{Entry, FrameNo};
 use crate::ranges::Ranges;
 use crate::stats::{Counters, Counts, FileStats, Reason};
 use crate::wait::WaitList;
-use crate::word::{Home, Snap};
+use crate::word::Home;
 use block::Error;
 use std::collections::{BTreeMap, VecDeque};
-use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicU8, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
 };
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -49,8 +50,6 @@ pub struct Vnode {
     /// The attributes that each access asks for, as bits.
     quick: AtomicU8,
     metadata: bool,
-    /// Pages that lie in the window.
-    mapped: AtomicU64,
     failed_loads: Mutex<FailedLoads>,
     retry: Mutex<Retry>,
     openers: Mutex<Vec<Weak<OpenState>>>,
@@ -58,7 +57,8 @@ pub struct Vnode {
     pub(crate) gone: Counters,
     /// No page comes any more, and what comes back goes: one of the numbers below.
     dead: AtomicU8,
-    view: OnceLock<Arc<dyn View>>,
+    /// Since it was first mapped.
+    mapped: OnceLock<Mapped>,
 }
 
 /// `dead` of a file in use, one that was removed, and one whose volume was closed.
@@ -115,13 +115,12 @@ impl Vnode {
             attributes: Mutex::default(),
             quick: AtomicU8::new(0),
             metadata,
-            mapped: AtomicU64::new(0),
             failed_loads: Mutex::default(),
             retry: Mutex::default(),
             openers: Mutex::default(),
             gone: Counters::default(),
             dead: AtomicU8::new(ALIVE),
-            view: OnceLock::new(),
+            mapped: OnceLock::new(),
         }
     }
 
@@ -144,8 +143,26 @@ impl Vnode {
     /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
     pub fn extend(&self, size: u64) {
         let size = size.min(FILE_BYTES_MAX);
-        if self.size() < size {
-            self.size.fetch_max(size, AcqRel);
+        if self.size() >= size {
+            return;
+        }
+        if let Some(mapped) = self.mapped() {
+            return mapped.extend(self, size);
+        }
+        self.raise(size);
+        fence(SeqCst);
+        self.heal();
+    }
+
+    /// Raises the size, and nothing more.
+    pub(crate) fn raise(&self, size: u64) {
+        self.size.fetch_max(size, AcqRel);
+    }
+
+    /// Pages have come into the file: mappings that had them behind the end ask again.
+    pub(crate) fn heal(&self) {
+        if let Some(mapped) = self.mapped() {
+            mapped.heal();
         }
     }
 
@@ -216,17 +233,6 @@ impl Vnode {
         }
     }
 
-    /// A page came to lie in the window, or does so no more.
-    pub(crate) fn count_mapped(&self, more: bool) {
-        for counter in [&self.mapped, &self.below.core.mapped] {
-            if more {
-                counter.fetch_add(1, Relaxed);
-            } else {
-                counter.fetch_sub(1, Relaxed);
-            }
-        }
-    }
-
     /// Pages that are not below yet, those on their way included.
     pub fn dirty_pages(&self) -> u64 {
         self.dirty_pages.load(Relaxed)
@@ -235,7 +241,7 @@ impl Vnode {
     /// The file in numbers.
     pub fn stats(&self) -> FileStats {
         let now = self.below.core.now_ms();
-        let mapped = self.mapped.load(Relaxed);
+        let mapped = self.mapped().map_or(0, Mapped::pages) as u64;
         let (leaves, pages) = self.index.tally();
         FileStats {
             file: self.file,
@@ -296,24 +302,19 @@ impl Vnode {
         }
     }
 
-    /// The window of the file, while it has one.
-    pub(crate) fn view(&self) -> Option<&Arc<dyn View>> {
-        self.view.get()
-    }
-
-    /// Gives the file its window, once.
-    pub fn set_view(&self, view: Arc<dyn View>) -> bool {
-        self.view.set(view).is_ok()
-    }
-
-    /// Where a page lies that was there at `snap`.
+    /// What the file has if it was ever mapped.
     #[inline]
-    pub(crate) fn place(&self, snap: Snap, page: u64) -> NonNull<u8> {
-        if snap.in_window() {
-            let view = self.view.get();
-            return view.expect("a page in a window has one").at(page);
-        }
-        self.base.at(FrameNo(snap.frame()))
+    pub(crate) fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.get()
+    }
+
+    /// The file is mapped for the first time, unless it was already.
+    pub(crate) fn become_mapped(&self, mapped: Mapped) -> &Mapped {
+        let mapped = self.mapped.get_or_init(|| mapped);
+        // Whoever makes the file longer raises the size first and looks for mappings then; whoever
+        // faults looks at the size after this.
+        fence(SeqCst);
+        mapped
     }
 
     /// Where the frames of the pool begin.
@@ -339,7 +340,7 @@ impl Vnode {
 
     /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
     /// not there, or on its way.
-    pub fn latch(&self, page: u64) -> Option<Latch<'_>> {
+    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
         let (at, index) = self.find_surely(page)?;
         Latch::take(self, at, index, page)
     }

@@ -6,6 +6,7 @@ use crate::core::{Below, Core};
 use crate::frames::{Emptied, PAGE_BYTES};
 use crate::keeper::{self, Errands};
 use crate::leaf::FILE_BYTES_MAX;
+use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
@@ -13,7 +14,7 @@ use crate::session::{Session, drop_all_pages};
 use crate::stats::{CacheStats, FileStats, Reason};
 use crate::tunables::{self, Settings, Tunables};
 use crate::vnode::Vnode;
-use block::{Error, Result};
+use block::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -131,16 +132,26 @@ impl Cache {
     }
 
     /// Makes clean pages leave until pages take at most `bytes`, or `filecache_min`, without changing
-    /// the limit: for a system that is short of memory. Gives the bytes that pages take then.
+    /// the limit: for a system that is short of memory. Pages in frames go first, then mapped ones that
+    /// were not touched of late. Gives the bytes that pages take then; if they are too many still, the
+    /// background writes dirty ones out, for another call.
     pub fn shrink(&self, bytes: u64) -> u64 {
         let mut emptied = Emptied::new();
-        let bytes = bytes.max(self.core.live.min_bytes.load(Relaxed));
-        let frames = bytes as usize / PAGE_BYTES;
-        let pool = &self.core.pool;
-        pool.shrink_to(frames, Reason::Pressure, &mut emptied);
-        self.core.give_up_leaves(emptied);
-        keeper::trim(&self.core);
-        (self.core.pool.used() * PAGE_BYTES) as u64
+        let core = &self.core;
+        let bytes = bytes.max(core.live.min_bytes.load(Relaxed));
+        let wanted = bytes as usize / PAGE_BYTES;
+        let left = || core.pool.used() + core.window_pages.load(Relaxed);
+        let mapped = core.window_pages.load(Relaxed);
+        let for_pool = wanted.saturating_sub(mapped);
+        core.pool
+            .shrink_to(for_pool, Reason::Pressure, &mut emptied);
+        core.give_up_leaves(emptied);
+        core.evict_mapped(left().saturating_sub(wanted));
+        keeper::trim(core);
+        if left() > wanted {
+            core.ask_for_clean();
+        }
+        (left() * PAGE_BYTES) as u64
     }
 
     /// The cache in numbers.
@@ -148,16 +159,16 @@ impl Cache {
         let pool = &self.core.pool;
         let counts = self.core.counts();
         let now = self.core.now_ms();
-        let mapped = self.core.mapped.load(Relaxed);
         CacheStats {
             counts,
             evicted: counts.evicted(),
+            mapped_evicted: self.core.window_evicted.load(Relaxed),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
             max_bytes: (pool.limit() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
             index_bytes: self.core.slab.bytes() as u64,
             metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
-            mapped_bytes: mapped * PAGE_BYTES as u64,
+            mapped_bytes: (self.core.window_pages.load(Relaxed) * PAGE_BYTES) as u64,
             dirty_bytes: (self.core.dirty_pages() * PAGE_BYTES) as u64,
             oldest_dirty_ms: self.core.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
             backing: pool.memory().backing(),
@@ -343,9 +354,16 @@ impl Volume {
     /// goes. Nobody uses the volume any more.
     ///
     /// # Errors
-    /// Something could not be written. The volume stays as it is then, and may be closed again, or
+    /// [`block::ErrorKind::Busy`] while some file of it is mapped or leased: its stores would be lost.
+    /// Otherwise something could not be written. The volume stays as it is then, and may be closed again, or
     /// dropped, and then what is not below is lost.
     pub fn close(&self) -> Result<()> {
+        for vnode in self.all() {
+            if vnode.mapped().is_some_and(Mapped::is_in_use) {
+                let detail = format!("file {} is mapped", vnode.file().0);
+                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+            }
+        }
         self.flush()?;
         self.abandon();
         Ok(())

@@ -23,6 +23,9 @@
 //!   reader takes that away, or whoever takes the page away finds it: used and wasted are exact.
 //! * A frame that left its page while it was held is an orphan; whoever drops the last hold frees it,
 //!   and nobody else does.
+//! * A page in a window has no other place to go to, and its memory goes when the page does. So who
+//!   reads it counts itself in for the time of the copy, and a latch waits until nobody is. Who wants
+//!   the latch says so in the word, and then no reader begins before that latch was given back.
 //!
 //! A version has 23 bits, so a copy that stalls while one page is changed exactly 2^23 times could
 //! pass for whole; at the speed of memory that is a stall of seconds that ends on one write of
@@ -94,6 +97,8 @@ const NOTES: u64 = FREQUENCY_MASK | AHEAD;
 const STATE_ONE: u64 = 1 << STATE_SHIFT;
 const STATE_MASK: u64 = 0x7f << STATE_SHIFT;
 const WINDOW: u64 = 1 << 63;
+/// In place of the frame of a page that lies in a window: somebody wants the latch.
+const WANTED: u64 = 1;
 
 const EMPTY: u64 = 0;
 const LOADING: u64 = 1;
@@ -158,11 +163,26 @@ impl Snap {
         self.0 & WINDOW != 0
     }
 
+    /// Where a page lies that is there.
+    #[inline]
+    pub fn home(self) -> Home {
+        match self.in_window() {
+            true => Home::Window,
+            false => Home::Frame(self.frame()),
+        }
+    }
+
     /// The page is there, in a frame, and there is room for another pin.
     #[inline]
     pub fn has_room(self) -> bool {
         // One comparison of the top byte: the window's bit makes it too large.
         (self.0 >> STATE_SHIFT).wrapping_sub(RESIDENT) < u64::from(PINS_MAX)
+    }
+
+    /// The page lies in a window and may be read now.
+    #[inline]
+    fn admits_reader(self) -> bool {
+        self.in_window() && self.is_resident() && !self.is_full() && self.0 & WANTED == 0
     }
 
     /// There is no room for another pin.
@@ -198,6 +218,12 @@ impl Snap {
             return self;
         }
         Snap(self.0 + FREQUENCY_ONE)
+    }
+
+    /// The same without notes of use.
+    #[inline]
+    pub fn untouched(self) -> Snap {
+        Snap(self.0 & !FREQUENCY_MASK)
     }
 
     /// Whether a page that was resident at `self` has been there unchanged until `later`.
@@ -328,6 +354,33 @@ impl<A: Atom<Int = u64>> Word<A> {
         false
     }
 
+    /// Begins to read a page that lies in a window, which stays there until [`Word::end_read`].
+    /// `false`: the word says something else by now, or somebody wants the latch first.
+    pub fn begin_read(&self, snap: Snap) -> bool {
+        let reading = snap.0.wrapping_add(STATE_ONE);
+        snap.admits_reader() && self.0.cas(snap.0, reading, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends what [`Word::begin_read`] has begun.
+    pub fn end_read(&self) {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            debug_assert!(Snap(now).in_window() && Snap(now).pins() > 0);
+            match self.0.cas(now, now - STATE_ONE, Ordering::Release) {
+                Ok(_) => return,
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Keeps further readers of a page in a window from beginning. By who goes on trying for the
+    /// latch until it has it, or the page is gone.
+    pub fn want(&self, snap: Snap) {
+        if snap.in_window() && snap.pins() > 0 && snap.0 & WANTED == 0 {
+            let _ = self.0.cas(snap.0, snap.0 | WANTED, Ordering::Relaxed);
+        }
+    }
+
     /// Makes a page that is not there one that the caller brings, into `frame`.
     pub fn begin_load(&self, snap: Snap, frame: u32) -> bool {
         debug_assert!(frame < FRAMES_MAX);
@@ -381,7 +434,8 @@ impl<A: Atom<Int = u64>> Word<A> {
     }
 
     /// Takes a resident page for the caller alone. Pins that are there become counts in `holds`,
-    /// which are those of the frame in `snap`. `None`: the word says something else by now.
+    /// which are those of the frame in `snap`. `None`: the word says something else by now, or
+    /// somebody reads the page in its window.
     ///
     /// `released` is told when the counts had to be taken back and the frame turned out to be an
     /// orphan of nobody: the caller frees it.
@@ -395,10 +449,14 @@ impl<A: Atom<Int = u64>> Word<A> {
             return None;
         }
         let pins = snap.pins();
-        if pins > 0 {
+        if snap.in_window() {
+            if pins > 0 {
+                return None;
+            }
+        } else if pins > 0 {
             holds.add(pins);
         }
-        let latched = snap.with_state(EXCLUSIVE);
+        let latched = snap.at(snap.home()).with_state(EXCLUSIVE);
         if self.0.cas(snap.0, latched, Ordering::Acquire).is_ok() {
             // A reader that sees a byte of what follows must also see that the word has changed.
             A::fence(Ordering::Release);
@@ -605,5 +663,24 @@ mod tests {
         assert!(word.look().in_window() && word.pin(word.look()).is_none());
         word.unlatch_changed(latch(&word, &holds), Home::Frame(9));
         assert_eq!((word.look().in_window(), word.look().frame()), (false, 9));
+        assert!(!word.begin_read(word.look()), "it is in a frame");
+    }
+
+    #[test]
+    fn readers_in_a_window_keep_the_latch_away_until_it_is_wanted() {
+        let (word, holds) = (resident(5), Holds::<AtomicU32>::none());
+        word.unlatch_changed(latch(&word, &holds), Home::Window);
+        word.want(word.look());
+        assert!(word.begin_read(word.look()) && word.begin_read(word.look()));
+        let refused = |word: &Word| word.latch(word.look(), &holds, || ()).is_none();
+        assert!(refused(&word));
+        word.want(word.look());
+        assert!(!word.begin_read(word.look()));
+        word.end_read();
+        assert!(refused(&word));
+        word.end_read();
+        word.unlatch(latch(&word, &holds));
+        assert!(word.begin_read(word.look()), "the wish went with the latch");
+        assert!(!holds.any());
     }
 }

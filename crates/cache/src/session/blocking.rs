@@ -7,10 +7,12 @@ use super::through::Through;
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
-use crate::open::{OpenFile, Pinned, pages_of};
+use crate::open::{OpenFile, OpenState, Pinned, pages_of};
 use crate::policy::Entry;
+use crate::window;
 use block::{Bufs, Error, ErrorKind, Op, Result};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Session {
@@ -20,6 +22,9 @@ impl Session {
     /// # Errors
     /// A page could not be brought.
     pub fn read(&mut self, open: &mut OpenFile, offset: u64, out: &mut [u8]) -> Result<usize> {
+        if window::covers(out.as_ptr(), out.len()) {
+            return self.read_into_mapping(open, offset, out);
+        }
         loop {
             let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
             let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
@@ -54,8 +59,11 @@ impl Session {
         if data.is_empty() {
             return Ok(());
         }
+        if window::covers(data.as_ptr(), data.len()) {
+            return self.write_from_mapping(open, offset, data);
+        }
         let at = data.as_ptr().cast_mut();
-        let vnode = std::sync::Arc::clone(open.vnode());
+        let vnode = Arc::clone(open.vnode());
         let entry = open.writes(offset, data.len() as u64);
         let work = |pages| Work::Write(Write::new(&vnode, pages, false));
         let job = Job::of_memory(&open.state, offset, at, data.len(), work);
@@ -87,6 +95,13 @@ impl Session {
         let work = Work::Sync(Sync::whole_file(open.vnode()));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
+    }
+
+    /// Makes a range of bytes survive a power cut, for the opener of a mapping.
+    pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
+        let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));
+        let work = Work::Sync(Sync::range(&open.vnode, pages));
+        self.run(Job::new(open, Target::Nothing, work)).map(drop)
     }
 
     /// Sends what is dirty in a range of bytes below, without a flush below.
@@ -250,7 +265,7 @@ impl Session {
     }
 
     /// Brings pages that are not there.
-    fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
+    pub(crate) fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }

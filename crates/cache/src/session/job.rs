@@ -165,6 +165,11 @@ impl Job {
         ((from - page * PAGE) as usize, (to - from) as usize)
     }
 
+    /// Where the job's part of a page ends in the file.
+    pub(super) fn end_in(&self, page: u64) -> u64 {
+        (self.offset + self.len).min((page + 1) * PAGE)
+    }
+
     /// Whether the job is about all of a page.
     pub(super) fn covers(&self, page: u64) -> bool {
         self.part_of(page) == (0, PAGE_BYTES)

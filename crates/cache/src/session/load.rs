@@ -165,13 +165,14 @@ impl Session {
         (begun, None)
     }
 
-    /// Publishes a page that the session has filled by itself, dirty.
+    /// Publishes a page that the session has filled by itself, dirty; the file reaches to `end` then.
     pub(super) fn publish_written(
         &mut self,
         vnode: &Vnode,
         page: u64,
         frame: FrameNo,
         entry: Entry,
+        end: u64,
     ) {
         let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
         let leaf = vnode.index().leaf(at);
@@ -180,6 +181,7 @@ impl Session {
             .core
             .pool
             .inserted([(frame, key)], vnode.entry(entry));
+        vnode.extend(end);
         vnode.mark_dirty(at, page);
         let word = leaf.word(index);
         if word.publish() {
@@ -207,8 +209,11 @@ impl Session {
                 // SAFETY: the session brings the page, so its frame is the session's alone.
                 unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
             }
-            if let Some(job) = &mut job {
-                dirty |= apply(job, page, data);
+            if let Some(job) = &mut job
+                && apply(job, page, data)
+            {
+                dirty = true;
+                vnode.extend(job.end_in(page));
             }
         }
         let keyed = load

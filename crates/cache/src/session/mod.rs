@@ -16,6 +16,7 @@
 //! flight therefore goes on reaping; a session that is dropped finishes its I/O first.
 
 mod blocking;
+mod bounce;
 mod cut;
 mod io;
 mod job;

@@ -1,7 +1,8 @@
 //! Writing into the cache.
 //!
 //! A page that is there is changed under its latch; one that somebody holds moves to another frame
-//! first. A page that is not there is brought only if part of it stays. A write that ends while the
+//! first. A page that is not there is brought only if part of it stays. The file becomes longer page by
+//! page, in one step with the data, so that nothing is ever behind its end. A write that ends while the
 //! file was cut short begins again, so that it counts as one that came after the cut.
 
 use super::job::{Job, Pages};
@@ -106,9 +107,6 @@ impl Session {
     /// Everything is in its page.
     fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         let vnode = std::sync::Arc::clone(&job.open.vnode);
-        if job.len > 0 {
-            vnode.extend(job.offset + job.len);
-        }
         if vnode.cuts() != write.cuts {
             let again = Write::new(&vnode, write.all.clone(), write.fua);
             *write = again;
@@ -156,6 +154,13 @@ impl Session {
                 job.fail(self.gone());
                 return Tried::Failed;
             }
+            if vnode.size() < page * PAGE {
+                if let Err(error) = announce(vnode, write) {
+                    job.fail(error);
+                    return Tried::Failed;
+                }
+                vnode.extend(page * PAGE);
+            }
             if let Some(latch) = vnode.latch(page) {
                 match self.write_latched(job, write, latch, page, whole) {
                     Ok(Some(tried)) => {
@@ -184,7 +189,8 @@ impl Session {
                 let (begun, frame) = self.begin_alone(vnode, page);
                 if let Some(frame) = frame {
                     self.fill(job, page, frame, whole);
-                    self.publish_written(vnode, page, frame, job.entry);
+                    let end = job.end_in(page);
+                    self.publish_written(vnode, page, frame, job.entry, end);
                     job.starved_since = None;
                     return Tried::Done;
                 }
@@ -233,15 +239,23 @@ impl Session {
             announce(vnode, write)?;
             return Ok(None);
         }
+        if vnode.size() < page * PAGE {
+            // The file was cut; the page goes, or this write makes the file longer again.
+            return Ok(None);
+        }
         let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
             drop(latch);
             let taken = self.below.core.take_frames(1, &mut self.spare);
             return Ok((taken == 0).then_some(Tried::NoFrame));
         };
         job.take(page, latch.data());
-        latch.mark_dirty();
+        let (within, len) = job.part_of(page);
+        let is_new = latch.written(within..within + len);
         latch.note_use();
         drop(latch);
+        if is_new {
+            vnode.heal();
+        }
         add(&job.open.counters.copies_on_write, copied.into());
         job.starved_since = None;
         Ok(Some(Tried::Done))

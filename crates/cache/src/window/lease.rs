@@ -2,7 +2,7 @@
 
 use super::uffd::PAGE;
 use super::view::View;
-use super::{Access, Window};
+use super::{Access, Keep, Window};
 use block::{Error, Result};
 use rustix::fs::{Mode, OFlags};
 use std::ops::Range;
@@ -64,8 +64,9 @@ impl Lease {
             access,
             fd,
         };
+        let mut keep = Keep::default();
         for page in pages {
-            view.bring(page, access)?;
+            view.bring(&mut keep, page, access)?;
         }
         Ok(lease)
     }

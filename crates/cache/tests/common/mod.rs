@@ -2,16 +2,22 @@
 //! a cache of many files.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use block::{BlockDevice, Blocking, BufPool, Completion, Op, Queue, Request, Result, Wait};
+use block::{
+    BlockDevice, Blocking, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+};
 use cache::{FileId, Pager, PagerInfo, PagerQueue};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Files of `span` bytes side by side on a device.
 pub struct Parts {
     device: Arc<dyn BlockDevice>,
     info: PagerInfo,
     span: u64,
+    /// No page can become dirty.
+    pub full: AtomicBool,
 }
 
 impl Parts {
@@ -26,7 +32,12 @@ impl Parts {
             read_only: false,
             discard: below.discard,
         };
-        Parts { device, info, span }
+        Parts {
+            device,
+            info,
+            span,
+            full: AtomicBool::new(false),
+        }
     }
 
     /// What a file system does when a file is cut: the rest reads as zeros from now on.
@@ -48,6 +59,13 @@ impl Pager for Parts {
     fn queue(&self) -> Result<Box<dyn PagerQueue>> {
         let (queue, span) = (self.device.queue()?, self.span);
         Ok(Box::new(PartsQueue { queue, span }))
+    }
+
+    fn will_write(&self, _: FileId, _: Range<u64>) -> Result<()> {
+        match self.full.load(Relaxed) {
+            true => Err(Error::new(ErrorKind::NoSpace, &self.info.name, "")),
+            false => Ok(()),
+        }
     }
 }
 

@@ -3,15 +3,14 @@
 //!
 //! On request it breaks one of the rules that windows stand on ([`Flaw`]); the race hunt must notice.
 
-use block::{BlockDevice, Blocking, Error, ErrorKind, Result};
-use cache::window::{Access, Home, Mapping, Outcome, PAGE_BYTES, Window, Windows};
+use super::{Actor, Ground, PAGE, PAGES};
+use block::{BlockDevice, Blocking, Error, ErrorKind, Mem, Random, Result};
+use cache::window::{Access, Config, Home, Keep, Mapping, Outcome, PAGE_BYTES, Window, Windows};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
-
-pub const PAGE: u64 = PAGE_BYTES as u64;
 
 type Frame = Box<[u8; PAGE_BYTES]>;
 
@@ -370,6 +369,7 @@ impl File {
 impl Home for File {
     fn fault(
         &self,
+        _: &mut Keep,
         page: u64,
         access: Access,
         then: &mut dyn FnMut(Range<u64>, Outcome),
@@ -464,4 +464,69 @@ fn pieces(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>
         done = part.end;
         (!part.is_empty()).then_some((page, from, part))
     })
+}
+
+/// The small cache as the ground of the hunt.
+pub struct Small {
+    file: Arc<File>,
+    device: Arc<Mem>,
+}
+
+impl Small {
+    pub fn new(flaw: Option<Flaw>) -> Small {
+        let windows = Windows::start(&Config::default()).unwrap();
+        let device = Arc::new(Mem::new(PAGES * PAGE, 4096));
+        let mut options = Options::new(PAGES);
+        (options.flaw, options.frames) = (flaw, 4);
+        let file = File::new(&windows, Arc::clone(&device) as _, options);
+        Small { file, device }
+    }
+}
+
+impl Ground for Small {
+    fn map(&self, pages: Range<u64>) -> Mapping {
+        self.file
+            .map(pages.start * PAGE..pages.end * PAGE, Access::Store)
+    }
+
+    fn actor(&self) -> Box<dyn Actor + '_> {
+        Box::new(&*self.file)
+    }
+
+    fn evictions(&self) -> u64 {
+        self.file.evictions.load(Relaxed)
+    }
+
+    fn finish(&self) -> Vec<u8> {
+        self.file.evict(PAGES as usize);
+        self.file.drain_pool().unwrap();
+        self.file.flush(0..PAGES * PAGE).unwrap();
+        self.device.to_vec()
+    }
+}
+
+impl Actor for &File {
+    fn read(&mut self, at: u64, out: &mut [u8]) {
+        File::read(self, at, out).unwrap();
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) {
+        File::write(self, at, data).unwrap();
+    }
+
+    fn evict(&mut self, random: &mut Random) {
+        if random.below(8) == 0 {
+            self.sweep();
+        }
+        if File::evict(self, 1 + random.below(PAGES) as usize) == 0 {
+            std::thread::yield_now();
+        }
+        if random.below(8) == 0 {
+            self.drain_pool().unwrap();
+        }
+    }
+
+    fn flush(&mut self, from_page: u64) {
+        Home::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
+    }
 }
