@@ -792,7 +792,7 @@ fn system_calls_on_missing_pages_are_served() {
     let (mut session, open) = bench.open();
     let mut other = bench.volume.open(&bench.volume.vnode(OTHER, 4 * PAGE));
     let mapping = all(&open);
-    kernel_loads(&mapping, 0).unwrap();
+    kernel_loads(&mapping, 0, &mut [1]).unwrap();
     kernel_stores(&mapping, PAGE, &[200]).unwrap();
     assert_eq!(open.vnode().dirty_pages(), 1);
     // A page of one file into the other, past both of them.

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use cache::Mapping;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 
 pub const PAGE: u64 = 4096;
@@ -47,13 +47,14 @@ pub fn slice(mapping: &Mapping, offset: u64, len: usize) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(at(mapping, offset), len) }
 }
 
-/// Has the kernel read a byte, as write(2) does.
-pub fn kernel_loads(mapping: &Mapping, offset: u64) -> io::Result<()> {
-    let (_reader, writer) = io::pipe()?;
-    // SAFETY: the kernel checks the address; the byte goes into a pipe with room for it.
-    let got = unsafe { libc::write(writer.as_raw_fd(), at(mapping, offset).cast(), 1) };
-    if got == 1 {
-        return Ok(());
+/// Has the kernel read a few bytes, which do not cross a page, as write(2) does.
+pub fn kernel_loads(mapping: &Mapping, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    assert!(offset / PAGE == (offset + out.len() as u64 - 1) / PAGE);
+    let (mut reader, writer) = io::pipe()?;
+    // SAFETY: the kernel checks the address; the bytes go into a pipe with room for a page.
+    let got = unsafe { libc::write(writer.as_raw_fd(), at(mapping, offset).cast(), out.len()) };
+    if got == out.len() as isize {
+        return reader.read_exact(out);
     }
     Err(io::Error::last_os_error())
 }
@@ -73,7 +74,7 @@ pub fn kernel_stores(mapping: &Mapping, offset: u64, data: &[u8]) -> io::Result<
 
 /// Whether touching a page is a SIGBUS.
 pub fn is_poisoned(mapping: &Mapping, page: u64) -> bool {
-    let errno = kernel_loads(mapping, page * PAGE)
+    let errno = kernel_loads(mapping, page * PAGE, &mut [0])
         .err()
         .and_then(|e| e.raw_os_error());
     assert!(matches!(errno, None | Some(libc::EFAULT)), "{errno:?}");
