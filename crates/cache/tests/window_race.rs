@@ -6,8 +6,6 @@
 
 mod common;
 mod race;
-#[allow(dead_code, reason = "tests/window.rs uses more of it")]
-mod small;
 
 use common::setting;
 use race::real::Real;
