@@ -283,6 +283,24 @@ fn what_is_stored_behind_the_end_is_no_part_of_the_file() {
     assert!(back[100..] == expected[100..]);
 }
 
+#[test]
+fn what_is_stored_behind_the_end_does_not_come_back_with_the_page() {
+    let bench = Bench::calm(4);
+    let (mut session, mut open) = bench.open();
+    session.truncate(&mut open, 100).unwrap();
+    bench.pager.forget_from(FILE, 0);
+    let mapping = open.map(0..PAGE, Access::Store).unwrap();
+    pollute_from(&mapping, 100);
+    drop(mapping);
+    until("it is back in the pool", || {
+        bench.cache.stats().mapped_bytes == 0
+    });
+    session.truncate(&mut open, PAGE).unwrap();
+    let mut back = [0xaa; 1000];
+    session.read(&mut open, 100, &mut back).unwrap();
+    assert_eq!(back, [0; 1000]);
+}
+
 fn pollute_from(mapping: &Mapping, at: u64) {
     store_bytes(mapping, at, &[0xee; 1000]);
 }
