@@ -88,7 +88,7 @@ fn main() {
             libc::O_DIRECT | libc::O_DSYNC,
         )),
     ];
-    let mut rows = vec![Vec::with_capacity(args.rounds); ways.len()];
+    let mut rows: Vec<Vec<Cost>> = ways.iter().map(|_| Vec::new()).collect();
     for round in 0..=args.rounds {
         for (way, row) in ways.iter_mut().zip(&mut rows) {
             let pages = bytes / PAGE;
@@ -97,10 +97,10 @@ fn main() {
             } else {
                 pages
             };
-            let us = round_of(&mut **way, pages, round as u8 + 1);
+            let cost = round_of(&mut **way, pages, round as u8 + 1);
             // The first one makes pages and faults that later ones find made.
             if round > 0 {
-                row.push(us);
+                row.push(cost);
             }
         }
     }
@@ -108,10 +108,23 @@ fn main() {
 }
 
 /// Microseconds for each page.
-fn round_of(way: &mut dyn Way, pages: usize, fill: u8) -> f64 {
+#[derive(Clone, Copy)]
+struct Cost {
+    wall: f64,
+    /// Of all threads of this process.
+    cpu: f64,
+}
+
+/// Microseconds of processor time that the process has used.
+fn cpu_us() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
+fn round_of(way: &mut dyn Way, pages: usize, fill: u8) -> Cost {
     let mut data = Box::new([fill; PAGE]);
     let mut out = vec![0u8; PAGE];
-    let started = Instant::now();
+    let (started, cpu) = (Instant::now(), cpu_us());
     for page in 0..pages {
         data[..8].copy_from_slice(&(page as u64).to_ne_bytes());
         way.write(page, &data);
@@ -122,29 +135,61 @@ fn round_of(way: &mut dyn Way, pages: usize, fill: u8) -> f64 {
         }
         assert!(out == *data, "{}: page {page} is an old one", way.name());
     }
-    started.elapsed().as_secs_f64() * 1e6 / pages as f64
+    let wall = started.elapsed().as_secs_f64() * 1e6 / pages as f64;
+    let cpu = (cpu_us() - cpu) / pages as f64;
+    Cost { wall, cpu }
 }
 
-fn print(ways: &[Box<dyn Way>], rows: &[Vec<f64>]) {
+fn print(ways: &[Box<dyn Way>], rows: &[Vec<Cost>]) {
     println!(
-        "{:26} {:>10} {:>10} {:>20}",
-        "us for each page, median", "us", "ratio", "95 % interval"
+        "{:24} {:>9} {:>9} {:>8} {:>18} {:>9} {:>8} {:>18}",
+        "per page, medians", "us", "least", "ratio", "95 %", "CPU us", "ratio", "95 %"
     );
     for (way, row) in ways.iter().zip(rows) {
-        let mut ratios: Vec<f64> = row
-            .iter()
-            .zip(&rows[0])
-            .map(|(us, unified)| us / unified)
-            .collect();
-        let (low, high) = interval(&mut ratios);
-        let ratio = ratios[ratios.len() / 2];
-        let mut sorted = row.clone();
-        sorted.sort_by(f64::total_cmp);
-        let us = sorted[sorted.len() / 2];
+        let wall = Column::of(row, &rows[0], |cost| cost.wall);
+        let cpu = Column::of(row, &rows[0], |cost| cost.cpu);
         println!(
-            "{:26} {us:10.2} {ratio:10.1} [{low:8.1}, {high:8.1}]",
-            way.name()
+            "{:24} {:9.2} {:9.2} {:8.1} [{:7.1}, {:7.1}] {:9.2} {:8.1} [{:7.1}, {:7.1}]",
+            way.name(),
+            wall.median,
+            wall.least,
+            wall.ratio,
+            wall.low,
+            wall.high,
+            cpu.median,
+            cpu.ratio,
+            cpu.low,
+            cpu.high,
         );
+    }
+}
+
+struct Column {
+    median: f64,
+    least: f64,
+    ratio: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Column {
+    /// Of one figure of all rounds, and of its ratios to that of `unified` in the same round.
+    fn of(row: &[Cost], unified: &[Cost], figure: impl Fn(&Cost) -> f64) -> Column {
+        let ratios = row
+            .iter()
+            .zip(unified)
+            .map(|(us, one)| figure(us) / figure(one));
+        let mut ratios: Vec<f64> = ratios.collect();
+        let (low, high) = interval(&mut ratios);
+        let mut sorted: Vec<f64> = row.iter().map(figure).collect();
+        sorted.sort_by(f64::total_cmp);
+        Column {
+            median: sorted[sorted.len() / 2],
+            least: sorted[0],
+            ratio: ratios[ratios.len() / 2],
+            low,
+            high,
+        }
     }
 }
 
@@ -173,7 +218,8 @@ struct Side {
 impl Side {
     fn new(device: &Arc<dyn BlockDevice>) -> Side {
         let size = device.info().size;
-        let cache = Cache::new(Config::new(2 * size.max(8 << 20))).expect("a cache");
+        // So large that nothing is written out because there is too much of it.
+        let cache = Cache::new(Config::new(16 * size.max(4 << 20))).expect("a cache");
         let pager = DevicePager::new(Arc::clone(device)).expect("pages fit");
         let volume = cache.volume(Arc::new(pager)).expect("a volume");
         Side {

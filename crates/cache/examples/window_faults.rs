@@ -28,8 +28,9 @@ struct Args {
     one_cpu: bool,
 }
 
-/// Name, and nanoseconds for each page in each round.
-type Row = (&'static str, Vec<f64>);
+/// Name, and nanoseconds for each page in each round: by the clock, and of processor time of all
+/// threads of the process.
+type Row = (&'static str, Vec<f64>, Vec<f64>);
 
 fn main() {
     let args = Args::parse();
@@ -46,17 +47,17 @@ fn main() {
         bench.clusters(&mut rows);
         bench.whole(&mut rows);
     }
-    let minor = median(
-        &rows
-            .iter()
-            .find(|(name, _)| *name == MINOR)
-            .expect("a row")
-            .1,
+    let is_minor = |row: &&Row| row.0 == MINOR;
+    let minor = median(&rows.iter().find(is_minor).expect("a row").1);
+    println!(
+        "{:48} {:>8} {:>8} {:>8} {:>8}",
+        "per page, medians", "us", "least", "ratio", "CPU us"
     );
-    println!("{:48} {:>9} {:>8}", "per page, median", "us", "ratio");
-    for (name, samples) in &rows {
-        let ns = median(samples);
-        println!("{name:48} {:9.2} {:8.1}", ns / 1000.0, ns / minor);
+    for (name, wall, cpu) in &rows {
+        let us = median(wall) / 1000.0;
+        let least = wall.iter().copied().fold(f64::INFINITY, f64::min) / 1000.0;
+        let (ratio, cpu) = (median(wall) / minor, median(cpu) / 1000.0);
+        println!("{name:48} {us:8.2} {least:8.2} {ratio:8.1} {cpu:8.2}");
     }
 }
 
@@ -96,7 +97,7 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let bytes = PAGES * PAGE_BYTES as u64;
-        let cache = Cache::new(Config::new(16 << 20)).expect("a cache");
+        let cache = Cache::new(Config::new(64 << 20)).expect("a cache");
         let disk = Arc::new(Mem::new(bytes, 4096));
         let pager = DevicePager::new(disk).expect("pages fit");
         let volume = cache.volume(Arc::new(pager)).expect("a volume");
@@ -236,13 +237,23 @@ fn touch(rows: &mut Vec<Row>, name: &'static str, base: NonNull<u8>, access: Acc
 }
 
 fn time(rows: &mut Vec<Row>, name: &'static str, mut work: impl FnMut()) {
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), cpu_ns());
     work();
-    let ns = start.elapsed().as_nanos() as f64 / PAGES as f64;
-    match rows.iter_mut().find(|(known, _)| *known == name) {
-        Some((_, samples)) => samples.push(ns),
-        None => rows.push((name, vec![ns])),
+    let wall = start.elapsed().as_nanos() as f64 / PAGES as f64;
+    let cpu = (cpu_ns() - cpu) / PAGES as f64;
+    match rows.iter_mut().find(|(known, ..)| *known == name) {
+        Some((_, walls, cpus)) => {
+            walls.push(wall);
+            cpus.push(cpu);
+        }
+        None => rows.push((name, vec![wall], vec![cpu])),
     }
+}
+
+/// Nanoseconds of processor time that the process has used.
+fn cpu_ns() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
 fn median(samples: &[f64]) -> f64 {

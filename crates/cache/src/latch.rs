@@ -210,6 +210,7 @@ impl<'a> Latch<'a> {
             return false;
         }
         self.copy_to(to);
+        self.zero_beyond_end(to);
         self.mapped().vacate(self.page);
         self.pool().assign(to, self.at, self.index());
         let key = self.leaf.key(self.index());

@@ -4,104 +4,18 @@
 //! Poison is looked for with a system call, which fails with EFAULT where a load would be a SIGBUS;
 //! the signals themselves are met by children.
 
+#[path = "common/bench.rs"]
+mod bench;
 mod common;
 #[path = "common/touch.rs"]
 mod touch;
 
-use block::{Buf, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind};
-use cache::{Access, Cache, Config, FileId, Mapping, OpenFile, Session, Volume};
-use common::Parts;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use bench::{Bench, FILE, all, number, until};
+use block::{Buf, ErrorKind, Failure, OpKind};
+use cache::{Access, Config, Mapping};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-use touch::{
-    PAGE, is_poisoned, kernel_loads, kernel_stores, load, load_bytes, slice, store, store_bytes,
-};
-
-const FILE: FileId = FileId(0);
-const OTHER: FileId = FileId(1);
-
-/// Waits for something that has to happen.
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !happened() {
-        let waited = started.elapsed();
-        assert!(waited < Duration::from_secs(30), "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Two files of so many pages side by side, in each of which every page begins with its number.
-struct Bench {
-    pages: u64,
-    disk: Arc<Mem>,
-    errors: ErrorHandle,
-    pager: Arc<Parts>,
-    cache: Arc<Cache>,
-    volume: Arc<Volume>,
-}
-
-impl Bench {
-    fn new(pages: u64, config: Config) -> Bench {
-        let disk = Arc::new(Mem::new(2 * pages * PAGE, 512));
-        for page in 0..2 * pages {
-            disk.poke(page * PAGE, &(page % pages).to_ne_bytes());
-        }
-        let (device, errors) = ErrorDevice::new(disk.clone());
-        let pager = Arc::new(Parts::new(Arc::new(device), pages * PAGE));
-        let cache = Cache::new(config).unwrap();
-        let volume = cache.volume(pager.clone()).unwrap();
-        Bench {
-            pages,
-            disk,
-            errors,
-            pager,
-            cache,
-            volume,
-        }
-    }
-
-    /// In which nothing is written out unless somebody asks.
-    fn calm(pages: u64) -> Bench {
-        let sync_interval = Duration::from_secs(3600);
-        let config = Config::new(16 << 20);
-        Bench::new(
-            pages,
-            Config {
-                sync_interval,
-                ..config
-            },
-        )
-    }
-
-    fn open(&self) -> (Session, OpenFile) {
-        let vnode = self.volume.vnode(FILE, self.pages * PAGE);
-        (self.volume.session().unwrap(), self.volume.open(&vnode))
-    }
-
-    fn below(&self, page: u64) -> u64 {
-        let mut bytes = [0; 8];
-        self.disk.peek(page * PAGE, &mut bytes);
-        u64::from_ne_bytes(bytes)
-    }
-
-    /// Makes all pages leave that are clean.
-    fn evict(&self) {
-        until("pages leave", || self.cache.shrink(0) == 0);
-    }
-}
-
-fn number(session: &mut Session, open: &mut OpenFile, page: u64) -> u64 {
-    let mut bytes = [0; 8];
-    assert_eq!(session.read(open, page * PAGE, &mut bytes).unwrap(), 8);
-    u64::from_ne_bytes(bytes)
-}
-
-fn all(open: &OpenFile) -> Mapping {
-    open.map(0..open.vnode().size(), Access::Store).unwrap()
-}
+use touch::{PAGE, is_poisoned, kernel_stores, load, load_bytes, slice, store, store_bytes};
 
 #[test]
 fn loads_see_the_device_and_a_flush_writes_what_was_stored() {
@@ -283,6 +197,24 @@ fn what_is_stored_behind_the_end_is_no_part_of_the_file() {
     assert!(back[100..] == expected[100..]);
 }
 
+#[test]
+fn what_is_stored_behind_the_end_does_not_come_back_with_the_page() {
+    let bench = Bench::calm(4);
+    let (mut session, mut open) = bench.open();
+    session.truncate(&mut open, 100).unwrap();
+    bench.pager.forget_from(FILE, 0);
+    let mapping = open.map(0..PAGE, Access::Store).unwrap();
+    pollute_from(&mapping, 100);
+    drop(mapping);
+    until("it is back in the pool", || {
+        bench.cache.stats().mapped_bytes == 0
+    });
+    session.truncate(&mut open, PAGE).unwrap();
+    let mut back = [0xaa; 1000];
+    session.read(&mut open, 100, &mut back).unwrap();
+    assert_eq!(back, [0; 1000]);
+}
+
 fn pollute_from(mapping: &Mapping, at: u64) {
     store_bytes(mapping, at, &[0xee; 1000]);
 }
@@ -440,13 +372,6 @@ fn a_session_may_write_from_a_mapping_and_read_into_one() {
     );
 }
 
-impl Bench {
-    fn evict_dirty(&self, session: &mut Session, open: &mut OpenFile) {
-        session.flush(open).unwrap();
-        self.evict();
-    }
-}
-
 #[test]
 fn direct_requests_see_stores_and_loads_see_direct_requests() {
     let bench = Bench::calm(8);
@@ -566,25 +491,6 @@ fn nothing_keeps_the_device_once_everything_is_dropped() {
     until("all is gone", || Arc::strong_count(&disk) == 1);
 }
 
-#[test]
-fn wrong_ranges_and_accesses_are_refused() {
-    let bench = Bench::calm(4);
-    let (_, open) = bench.open();
-    for bytes in [0..0, 1..PAGE, 0..1 << 60] {
-        let error = open.map(bytes, Access::Read).err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-    }
-    let mapping = open.map(0..4 * PAGE, Access::Read).unwrap();
-    let refused = |result: block::Result<()>| {
-        assert_eq!(result.unwrap_err().kind(), ErrorKind::Invalid);
-    };
-    refused(mapping.prefault(0..1, Access::Store));
-    refused(mapping.copy_in(0, b"x"));
-    refused(mapping.lease(0..1, Access::Store).map(drop));
-    refused(mapping.copy_out(0, slice(&mapping, 0, 8)));
-    assert_eq!(load(&mapping, 3), 3);
-}
-
 /// Stops others also when an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
@@ -647,158 +553,4 @@ fn count_by_session(bench: &Bench, thread: u64, stop: &AtomicBool) {
             bench.cache.shrink(0);
         }
     }
-}
-
-#[test]
-fn a_leased_page_stays_and_another_process_shares_it() {
-    let bench = Bench::calm(8);
-    let (mut session, mut open) = bench.open();
-    let mapping = all(&open);
-    (0..8).for_each(|page| store(&mapping, page, page + 100));
-    let range = 2 * PAGE as usize..4 * PAGE as usize;
-    let lease = mapping.lease(range, Access::Store).unwrap();
-    assert_eq!(lease.bytes(), 2 * PAGE..4 * PAGE);
-    session.flush(&mut open).unwrap();
-    until("the others leave", || bench.cache.shrink(0) <= 2 * PAGE);
-    let (seen, fd) = (mapped_by_child(&lease, 3, 333), lease.fd());
-    assert_eq!(seen, 103, "what the child has found");
-    assert_eq!(load(&mapping, 3), 333);
-    assert_eq!(number(&mut session, &mut open, 3), 333);
-    session.flush(&mut open).unwrap();
-    assert_eq!(bench.below(3), 333);
-    assert_eq!(open.vnode().dirty_pages(), 2, "it may store at any time");
-    let mut data = Buf::zeroed(PAGE as usize);
-    data.fill(1);
-    let busy = session.write_direct(&mut open, 3 * PAGE, data.into());
-    assert_eq!(busy.unwrap_err().kind(), ErrorKind::Busy);
-    assert_eq!(bench.volume.close().unwrap_err().kind(), ErrorKind::Busy);
-    drop(mapping);
-    assert_eq!(
-        mapped_by_child(&lease, 2, 222),
-        102,
-        "it outlives the mapping"
-    );
-    let _ = fd;
-    drop(lease);
-    session.flush(&mut open).unwrap();
-    assert_eq!((bench.below(2), open.vnode().dirty_pages()), (222, 0));
-    bench.evict();
-}
-
-/// Has a child map what is leased, load the first number of a page, and store another.
-fn mapped_by_child(lease: &cache::Lease, page: u64, value: u64) -> u64 {
-    use std::os::fd::AsRawFd;
-    let (fd, at) = (lease.fd().as_raw_fd(), page * PAGE);
-    let (reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: the child makes only system calls, on memory that it has mapped itself, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: as above.
-        unsafe {
-            let (read_write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-            let null = std::ptr::null_mut();
-            let mapped = libc::mmap(null, PAGE as usize, read_write, shared, fd, at as i64);
-            if mapped == libc::MAP_FAILED {
-                libc::_exit(1);
-            }
-            let number = mapped.cast::<u64>();
-            let seen = number.read_volatile();
-            number.write_volatile(value);
-            let sent = libc::write(writer.as_raw_fd(), (&raw const seen).cast(), 8);
-            libc::_exit(i32::from(sent != 8));
-        }
-    }
-    drop(writer);
-    let mut status = 0;
-    // SAFETY: waits for the child just made.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "the child could not map it");
-    let mut seen = [0; 8];
-    std::io::Read::read_exact(&mut &reader, &mut seen).unwrap();
-    u64::from_ne_bytes(seen)
-}
-
-#[test]
-fn a_lease_for_reading_follows_what_is_written_and_cannot_be_written_through() {
-    let bench = Bench::calm(4);
-    let (mut session, mut open) = bench.open();
-    let mapping = open.map(0..4 * PAGE, Access::Read).unwrap();
-    let lease = mapping.lease(PAGE as usize..2 * PAGE as usize, Access::Read);
-    let lease = lease.unwrap();
-    session.write(&mut open, PAGE, &[5; 8]).unwrap();
-    let mut page = [0; 8];
-    assert_eq!(rustix::io::pread(lease.fd(), &mut page, PAGE), Ok(8));
-    assert_eq!(page, [5; 8]);
-    assert!(rustix::io::pwrite(lease.fd(), b"x", PAGE).is_err());
-    assert!(rustix::fs::ftruncate(lease.fd(), 0).is_err());
-    session.flush(&mut open).unwrap();
-    assert_eq!(open.vnode().dirty_pages(), 0, "nobody else stores");
-    until("the rest leaves", || bench.cache.shrink(0) <= PAGE);
-    assert_eq!(open.vnode().stats().mapped_bytes, PAGE);
-    drop(lease);
-    bench.evict();
-}
-
-/// What a child of [`touching_poison_is_a_sigbus`] does.
-const TOUCH: &str = "EVFS_TEST_TOUCH";
-
-#[test]
-fn touching_poison_is_a_sigbus() {
-    for (touch, signal) in [
-        ("error", Some(libc::SIGBUS)),
-        ("end", Some(libc::SIGBUS)),
-        ("good", None),
-    ] {
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_child_touches", "--nocapture"])
-            .env(TOUCH, touch)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-        assert_eq!(status.unwrap().signal(), signal, "{touch}");
-    }
-}
-
-#[test]
-fn a_child_touches() {
-    let Ok(touch) = std::env::var(TOUCH) else {
-        return;
-    };
-    // No core of it.
-    rustix::process::setrlimit(
-        rustix::process::Resource::Core,
-        rustix::process::Rlimit {
-            current: Some(0),
-            maximum: Some(0),
-        },
-    )
-    .unwrap();
-    let bench = Bench::calm(4);
-    let (_, open) = bench.open();
-    let mapping = open.map(0..8 * PAGE, Access::Read).unwrap();
-    match &*touch {
-        "error" => {
-            bench.errors.set(Some(Failure::every(1, ErrorKind::Io)));
-            load(&mapping, 1);
-        }
-        "end" => _ = load(&mapping, 4),
-        _ => assert_eq!(load(&mapping, 1), 1),
-    }
-}
-
-#[test]
-fn system_calls_on_missing_pages_are_served() {
-    let bench = Bench::calm(4);
-    let (mut session, open) = bench.open();
-    let mut other = bench.volume.open(&bench.volume.vnode(OTHER, 4 * PAGE));
-    let mapping = all(&open);
-    kernel_loads(&mapping, 0, &mut [1]).unwrap();
-    kernel_stores(&mapping, PAGE, &[200]).unwrap();
-    assert_eq!(open.vnode().dirty_pages(), 1);
-    // A page of one file into the other, past both of them.
-    let theirs = all(&other);
-    session
-        .write(&mut other, 0, slice(&mapping, PAGE, PAGE as usize))
-        .unwrap();
-    assert_eq!(load(&theirs, 0), 200);
 }

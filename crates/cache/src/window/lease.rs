@@ -64,10 +64,7 @@ impl Lease {
             access,
             fd,
         };
-        let mut keep = Keep::default();
-        for page in pages {
-            view.bring(&mut keep, page, access)?;
-        }
+        view.bring(&mut Keep::default(), pages, access)?;
         Ok(lease)
     }
 

@@ -72,9 +72,8 @@ impl Mapping {
     /// one that failed have been brought.
     pub fn prefault(&self, range: Range<usize>, access: Access) -> Result<()> {
         self.may(access)?;
-        let mut keep = Keep::default();
-        self.pages(&range)?
-            .try_for_each(|page| self.view.bring(&mut keep, page, access))
+        let pages = self.pages(&range)?;
+        self.view.bring(&mut Keep::default(), pages, access)
     }
 
     /// Makes what was stored in `range` durable, as msync(2) with MS_SYNC.

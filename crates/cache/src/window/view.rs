@@ -154,19 +154,29 @@ impl View {
         }
     }
 
-    /// Has the home bring a page and answers whoever waits for it, without poison: a caller gets the
-    /// error.
-    pub fn bring(&self, keep: &mut Keep, page: u64, access: Access) -> Result<()> {
-        let mut answered = Ok(());
-        self.home.fault(keep, page, access, &mut |pages, outcome| {
-            if outcome != Outcome::Failed {
+    /// Has the home bring pages and answers whoever waits for them, without poison: a caller gets the
+    /// error. Where the home brings neighbours with a page, they are not asked for again.
+    pub fn bring(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {
+        let mut next = pages.start;
+        while next < pages.end {
+            let page = next;
+            let mut answered = Ok(());
+            self.home.fault(keep, page, access, &mut |pages, outcome| {
+                if outcome == Outcome::Failed {
+                    return;
+                }
                 let result = self.answer(pages.clone(), outcome);
                 if pages.contains(&page) {
                     answered = result;
+                    next = next.max(pages.end);
+                } else if result.is_ok() && pages.start == next {
+                    next = pages.end;
                 }
-            }
-        })?;
-        answered.map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))
+            })?;
+            answered
+                .map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))?;
+        }
+        Ok(())
     }
 }
 

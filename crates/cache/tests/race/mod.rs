@@ -7,10 +7,8 @@
 //! The ground is the cache itself ([`real`]), or a small one ([`small`]) that breaks a rule on request,
 //! which shows that the hunt finds what it is to find.
 
-#[allow(dead_code, reason = "tests/window.rs uses more of it")]
-pub mod small;
-
 pub mod real;
+pub mod small;
 
 use block::Random;
 use cache::Mapping;

@@ -1,16 +1,17 @@
-//! A small cache over which windows are tested: one file on a device, a pool of frames, an index
-//! whose latch is a mutex for each page, and an evictor.
-//!
-//! On request it breaks one of the rules that windows stand on ([`Flaw`]); the race hunt must notice.
+//! A small cache as the ground of the hunt, which breaks one of the rules that windows stand on on
+//! request ([`Flaw`]): a pool of a few frames, an index whose latch is a mutex for each page, and an
+//! evictor that takes dirty pages out of the window, too.
 
 use super::{Actor, Ground, PAGE, PAGES};
-use block::{BlockDevice, Blocking, Error, ErrorKind, Mem, Random, Result};
+use block::{Mem, Random, Result};
 use cache::window::{Access, Config, Home, Keep, Mapping, Outcome, PAGE_BYTES, Window, Windows};
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+
+/// Frames of the pool.
+const FRAMES: usize = 4;
 
 type Frame = Box<[u8; PAGE_BYTES]>;
 
@@ -23,46 +24,17 @@ pub enum Flaw {
     UnlatchedStore,
 }
 
-pub struct Options {
-    /// Bytes of the file.
-    pub size: u64,
-    /// Pages in the window at most, but for the ones being brought.
-    pub mapped_max: usize,
-    /// Frames of the pool.
-    pub frames: usize,
-    /// Pages brought with one that is read, itself included.
-    pub cluster: u64,
-    pub flaw: Option<Flaw>,
-}
+/// The small cache.
+pub struct Small(Arc<File>);
 
-impl Options {
-    pub fn new(pages: u64) -> Options {
-        Options {
-            size: pages * PAGE,
-            mapped_max: 1024,
-            frames: 256,
-            cluster: 1,
-            flaw: None,
-        }
-    }
-}
-
-pub struct File {
-    pub window: Arc<Window>,
-    options: Options,
-    device: Arc<dyn BlockDevice>,
-    /// Taken for reading before any latch, for writing to change the size.
-    size: RwLock<u64>,
-    index: Vec<Mutex<Page>>,
-    queue: Mutex<VecDeque<u64>>,
-    pool: Mutex<VecDeque<u64>>,
+struct File {
+    flaw: Option<Flaw>,
+    window: Arc<Window>,
+    device: Mem,
+    index: [Mutex<Page>; PAGES as usize],
+    /// Frames that are free.
     frames: AtomicUsize,
-    resident: AtomicUsize,
-    resident_most: AtomicUsize,
-    pub evictions: AtomicU64,
-    pub unmapped: AtomicU64,
-    /// No page can become dirty: the device has no space.
-    pub full: AtomicBool,
+    evictions: AtomicU64,
 }
 
 #[derive(Default)]
@@ -79,191 +51,140 @@ enum Place {
     Window,
 }
 
-impl File {
-    /// The index has room for the device; `options.size` may be less.
-    pub fn new(
-        windows: &Arc<Windows>,
-        device: Arc<dyn BlockDevice>,
-        options: Options,
-    ) -> Arc<File> {
-        let pages = device.info().size / PAGE;
-        Arc::new(File {
-            window: Window::new(windows).unwrap(),
-            size: RwLock::new(options.size),
-            index: (0..pages).map(|_| Mutex::default()).collect(),
-            queue: Mutex::default(),
-            pool: Mutex::default(),
-            frames: AtomicUsize::new(options.frames),
-            resident: AtomicUsize::new(0),
-            resident_most: AtomicUsize::new(0),
+impl Small {
+    pub fn new(flaw: Option<Flaw>) -> Small {
+        let windows = Windows::start(&Config::default()).unwrap();
+        Small(Arc::new(File {
+            flaw,
+            window: Window::new(&windows).unwrap(),
+            device: Mem::new(PAGES * PAGE, 4096),
+            index: Default::default(),
+            frames: AtomicUsize::new(FRAMES),
             evictions: AtomicU64::new(0),
-            unmapped: AtomicU64::new(0),
-            full: AtomicBool::new(false),
-            device,
-            options,
-        })
+        }))
+    }
+}
+
+impl Ground for Small {
+    fn map(&self, pages: Range<u64>) -> Mapping {
+        let bytes = pages.start * PAGE..pages.end * PAGE;
+        let home = Arc::clone(&self.0) as Arc<dyn Home>;
+        self.0.window.map(home, bytes, Access::Store).unwrap()
     }
 
-    pub fn map(self: &Arc<File>, bytes: Range<u64>, access: Access) -> Mapping {
-        self.try_map(bytes, access).unwrap()
+    fn actor(&self) -> Box<dyn Actor + '_> {
+        Box::new(&*self.0)
     }
 
-    pub fn try_map(self: &Arc<File>, bytes: Range<u64>, access: Access) -> Result<Mapping> {
-        self.window
-            .map(Arc::clone(self) as Arc<dyn Home>, bytes, access)
+    fn evictions(&self) -> u64 {
+        self.0.evictions.load(Relaxed)
     }
 
-    pub fn all(self: &Arc<File>) -> Mapping {
-        self.map(0..self.options.size, Access::Store)
+    fn finish(&self) -> Vec<u8> {
+        (0..PAGES).for_each(|page| _ = self.0.evict(page));
+        self.0.drain_pool();
+        self.0.flush(0..PAGES * PAGE).unwrap();
+        self.0.device.to_vec()
     }
+}
 
-    /// Most pages the window had at once.
-    pub fn resident_most(&self) -> usize {
-        self.resident_most.load(Relaxed)
-    }
-
-    pub fn is_dirty(&self, page: u64) -> bool {
-        self.latch(page).dirty
-    }
-
-    pub fn in_window(&self, page: u64) -> bool {
-        matches!(self.latch(page).place, Place::Window)
-    }
-
-    /// As read(2) of a whole range of the file.
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        for (page, from, part) in pieces(at, out.len()) {
-            let out = &mut out[part];
-            let mut latch = self.latch(page);
-            if matches!(latch.place, Place::Nowhere) {
-                let frame = self.load(page)?;
-                self.keep(page, &mut latch, frame);
-            }
-            match &latch.place {
-                Place::Pool(frame) => out.copy_from_slice(&frame[from..from + out.len()]),
-                Place::Window => self.window.read(page, from, out),
-                Place::Nowhere => self.load(page).map(|frame| {
-                    out.copy_from_slice(&frame[from..from + out.len()]);
-                })?,
-            }
+impl Actor for &File {
+    fn read(&mut self, at: u64, out: &mut [u8]) {
+        let (page, from) = (at / PAGE, (at % PAGE) as usize);
+        let mut latch = self.latch(page);
+        self.bring(page, &mut latch);
+        match &latch.place {
+            Place::Pool(frame) => out.copy_from_slice(&frame[from..from + out.len()]),
+            _ => self.window.read(page, from, out),
         }
-        Ok(())
     }
 
-    /// As write(2) inside the file.
-    pub fn write(&self, at: u64, data: &[u8]) -> Result<()> {
-        for (page, from, part) in pieces(at, data.len()) {
-            let data = &data[part];
-            let mut latch = self.latch(page);
-            if matches!(latch.place, Place::Nowhere) {
-                let frame = self.load(page)?;
-                self.keep(page, &mut latch, frame);
-            }
-            match &mut latch.place {
-                Place::Pool(frame) => frame[from..from + data.len()].copy_from_slice(data),
-                Place::Window => self.window.write(page, from, data),
-                Place::Nowhere => {
-                    let mut frame = self.load(page)?;
-                    frame[from..from + data.len()].copy_from_slice(data);
-                    self.store(page, &frame)?;
-                    continue;
-                }
-            }
-            latch.dirty = true;
+    fn write(&mut self, at: u64, data: &[u8]) {
+        let (page, from) = (at / PAGE, (at % PAGE) as usize);
+        let mut latch = self.latch(page);
+        self.bring(page, &mut latch);
+        match &mut latch.place {
+            Place::Pool(frame) => frame[from..from + data.len()].copy_from_slice(data),
+            _ => self.window.write(page, from, data),
         }
-        Ok(())
+        latch.dirty = true;
     }
 
-    /// Evicts up to `want` pages of the window, in batches of 64: gives how many.
-    pub fn evict(&self, want: usize) -> usize {
-        let mut done = 0;
-        while done < want {
-            match self.evict_batch((want - done).min(64)) {
-                0 => break,
-                n => done += n,
-            }
+    fn evict(&mut self, random: &mut Random) {
+        if random.below(8) == 0 {
+            self.sweep();
         }
-        done
+        let first = random.below(PAGES);
+        if (first..PAGES)
+            .filter(|page| File::evict(self, *page))
+            .count()
+            == 0
+        {
+            std::thread::yield_now();
+        }
+        if random.below(8) == 0 {
+            self.drain_pool();
+        }
     }
 
-    fn evict_batch(&self, want: usize) -> usize {
-        let mut tries = self.queue.lock().unwrap().len();
-        let mut batch: Vec<(u64, MutexGuard<'_, Page>)> = Vec::new();
-        while batch.len() < want && tries > 0 {
-            tries -= 1;
-            let Some(page) = self.queue.lock().unwrap().pop_front() else {
-                break;
-            };
-            if let Ok(mut latch) = self.index[page as usize].try_lock() {
-                // Truncated meanwhile.
-                if !matches!(latch.place, Place::Window) {
-                    continue;
-                }
-                if self.take_out(page, &mut latch) {
-                    batch.push((page, latch));
-                    continue;
-                }
-            }
-            self.queue.lock().unwrap().push_back(page);
-        }
-        batch.sort_by_key(|(page, _)| *page);
-        // A protection that is lifted late is to hit the page that was loaded after, or its old
-        // memory, and not a hole: that would be noticed at once.
-        if self.options.flaw != Some(Flaw::UnlatchedStore) {
-            for run in batch.chunk_by(|(a, _), (b, _)| a + 1 == *b) {
-                self.window.punch(run[0].0..run[0].0 + run.len() as u64);
-            }
-        }
-        self.evictions.fetch_add(batch.len() as u64, Relaxed);
-        self.resident.fetch_sub(batch.len(), Relaxed);
-        batch.len()
+    fn flush(&mut self, from_page: u64) {
+        Home::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
     }
+}
 
-    /// Takes a latched page out of the window, short of punching it; false if it has to stay.
-    fn take_out(&self, page: u64, latch: &mut Page) -> bool {
-        let late = self.options.flaw == Some(Flaw::CopyThenRevoke);
-        if !late && !self.window.revoke(page..page + 1) {
+impl File {
+    /// Takes a page out of the window: into the pool, or out of memory.
+    fn evict(&self, page: u64) -> bool {
+        let Ok(mut latch) = self.index[page as usize].try_lock() else {
             return false;
+        };
+        if !matches!(latch.place, Place::Window) {
+            return false;
+        }
+        let late = self.flaw == Some(Flaw::CopyThenRevoke);
+        if !late {
+            assert!(self.window.revoke(page..page + 1));
         }
         let mut place = Place::Nowhere;
         if latch.dirty {
             let mut frame = frame();
             self.window.read(page, 0, &mut frame[..]);
             if self.take_frame() {
-                self.pool.lock().unwrap().push_back(page);
                 place = Place::Pool(frame);
-            } else if self.store(page, &frame).is_ok() {
-                latch.dirty = false;
             } else {
-                return false;
+                self.device.poke(page * PAGE, &frame[..]);
+                latch.dirty = false;
             }
         }
         if late {
             assert!(self.window.revoke(page..page + 1));
         }
         latch.place = place;
+        // A protection that is lifted late is to hit the page that was loaded after, or its old
+        // memory, and not a hole: that would be noticed at once.
+        if self.flaw != Some(Flaw::UnlatchedStore) {
+            self.window.punch(page..page + 1);
+        }
+        self.evictions.fetch_add(1, Relaxed);
         true
     }
 
     /// Takes every page out of the mappings and nothing more, wherever the page is. Pages in the window
     /// fault once more; others are not mapped, unless a rule was broken.
-    pub fn sweep(&self) {
-        for page in 0..self.index.len() as u64 {
+    fn sweep(&self) {
+        for page in 0..PAGES {
             let _latch = self.latch(page);
             assert!(self.window.revoke(page..page + 1));
         }
     }
 
     /// Gives all frames of the pool back, dirty ones written.
-    pub fn drain_pool(&self) -> Result<()> {
-        loop {
-            let Some(page) = self.pool.lock().unwrap().pop_front() else {
-                return Ok(());
-            };
+    fn drain_pool(&self) {
+        for page in 0..PAGES {
             let mut latch = self.latch(page);
             if let Place::Pool(frame) = &latch.place {
                 if latch.dirty {
-                    self.store(page, frame)?;
+                    self.device.poke(page * PAGE, &frame[..]);
                 }
                 *latch = Page::default();
                 self.frames.fetch_add(1, Relaxed);
@@ -271,67 +192,32 @@ impl File {
         }
     }
 
-    pub fn truncate(&self, len: u64) -> Result<()> {
-        let mut size = self.size.write().unwrap();
-        let old = std::mem::replace(&mut *size, len);
-        if len > old {
-            drop(size);
-            self.window.heal();
-            return Ok(());
-        }
-        let (first, end) = (len.div_ceil(PAGE), self.index.len() as u64);
-        let mut latches: Vec<_> = (first..end).map(|page| self.latch(page)).collect();
-        for latch in &mut latches {
-            match std::mem::take(&mut **latch).place {
-                Place::Nowhere => {}
-                Place::Pool(_) => _ = self.frames.fetch_add(1, Relaxed),
-                Place::Window => _ = self.resident.fetch_sub(1, Relaxed),
-            }
-        }
-        if first < end {
-            self.window.discard(first..end);
-            self.blocking()
-                .write_zeroes(first * PAGE, (end - first) * PAGE, true)?;
-        }
-        drop(latches);
-        if !len.is_multiple_of(PAGE) {
-            let (page, at) = (len / PAGE, (len % PAGE) as usize);
-            let mut latch = self.latch(page);
-            self.bring(page, &mut latch)?;
-            self.window.zero(page, at);
-            latch.dirty = true;
-        }
-        Ok(())
-    }
-
     fn latch(&self, page: u64) -> MutexGuard<'_, Page> {
         self.index[page as usize].lock().unwrap()
     }
 
-    /// Makes a latched page be in the window.
-    fn bring(&self, page: u64, latch: &mut Page) -> Result<()> {
-        let frame = match &mut latch.place {
-            Place::Window => return Ok(()),
-            Place::Pool(frame) => &*frame,
-            Place::Nowhere => &self.load(page)?,
-        };
-        self.window.allocate(page..page + 1)?;
-        self.window.write(page, 0, &frame[..]);
-        if let Place::Pool(_) = std::mem::replace(&mut latch.place, Place::Window) {
-            self.frames.fetch_add(1, Relaxed);
+    /// Makes a latched page be in memory: in the pool, if it has a frame.
+    fn bring(&self, page: u64, latch: &mut Page) {
+        if let Place::Nowhere = latch.place {
+            match self.take_frame() {
+                true => latch.place = Place::Pool(self.load(page)),
+                false => self.bring_into_window(page, latch),
+            }
         }
-        self.queue.lock().unwrap().push_back(page);
-        let now = self.resident.fetch_add(1, Relaxed) + 1;
-        self.resident_most.fetch_max(now, Relaxed);
-        Ok(())
     }
 
-    /// Keeps what was loaded in the pool, if it has a frame.
-    fn keep(&self, page: u64, latch: &mut Page, frame: Frame) {
-        if self.take_frame() {
-            latch.place = Place::Pool(frame);
-            self.pool.lock().unwrap().push_back(page);
-        }
+    /// Makes a latched page be in the window.
+    fn bring_into_window(&self, page: u64, latch: &mut Page) {
+        let frame = match std::mem::replace(&mut latch.place, Place::Window) {
+            Place::Window => return,
+            Place::Pool(frame) => {
+                self.frames.fetch_add(1, Relaxed);
+                frame
+            }
+            Place::Nowhere => self.load(page),
+        };
+        self.window.allocate(page..page + 1).unwrap();
+        self.window.write(page, 0, &frame[..]);
     }
 
     fn take_frame(&self) -> bool {
@@ -339,30 +225,10 @@ impl File {
         self.frames.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
-    fn blocking(&self) -> Blocking {
-        Blocking::open(&*self.device).unwrap()
-    }
-
-    fn load(&self, page: u64) -> Result<Frame> {
+    fn load(&self, page: u64) -> Frame {
         let mut frame = frame();
-        self.blocking().read_at(page * PAGE, &mut frame[..])?;
-        Ok(frame)
-    }
-
-    fn store(&self, page: u64, frame: &Frame) -> Result<()> {
-        self.blocking().write_at(page * PAGE, &frame[..])
-    }
-
-    fn neighbours(&self, page: u64, size: u64, then: &mut dyn FnMut(Range<u64>, Outcome)) {
-        let first = page / self.options.cluster * self.options.cluster;
-        for near in first..(first + self.options.cluster).min(size.div_ceil(PAGE)) {
-            let latch = self.index[near as usize].try_lock();
-            if let (true, Ok(mut latch)) = (near != page, latch)
-                && self.bring(near, &mut latch).is_ok()
-            {
-                then(near..near + 1, outcome(&latch));
-            }
-        }
+        self.device.peek(page * PAGE, &mut frame[..]);
+        frame
     }
 }
 
@@ -374,159 +240,45 @@ impl Home for File {
         access: Access,
         then: &mut dyn FnMut(Range<u64>, Outcome),
     ) -> Result<()> {
-        let over = (self.resident.load(Relaxed) + self.options.cluster as usize)
-            .saturating_sub(self.options.mapped_max);
-        if over > 0 {
-            self.evict(over.max(64));
-        }
-        let only = page..page + 1;
-        let size = self.size.read().unwrap();
-        if page * PAGE >= *size {
-            then(only, Outcome::Failed);
-            let detail = format!("page {page}");
-            return Err(Error::new(ErrorKind::OutOfRange, "file", detail));
-        }
         let mut latch = self.latch(page);
-        let mut result = self.bring(page, &mut latch);
-        if access == Access::Store && self.full.load(Relaxed) && !latch.dirty {
-            result = result.and(Err(Error::new(ErrorKind::NoSpace, "file", "")));
-        }
-        if let Err(e) = result {
-            then(only, Outcome::Failed);
-            return Err(e);
-        }
-        if access == Access::Store {
-            latch.dirty = true;
-        }
-        let found = outcome(&latch);
-        if self.options.flaw == Some(Flaw::UnlatchedStore) && access == Access::Store {
+        self.bring_into_window(page, &mut latch);
+        latch.dirty |= access == Access::Store;
+        let outcome = match latch.dirty {
+            true => Outcome::Dirty,
+            false => Outcome::Clean,
+        };
+        if self.flaw == Some(Flaw::UnlatchedStore) && access == Access::Store {
             drop(latch);
             // What breaks the rule is that it may take this long, not that it does.
             std::thread::sleep(Duration::from_micros(300));
-            then(only, found);
-            return Ok(());
         }
-        then(only, found);
-        drop(latch);
-        if access == Access::Read && self.options.cluster > 1 {
-            self.neighbours(page, *size, then);
-        }
+        then(page..page + 1, outcome);
         Ok(())
     }
 
     fn flush(&self, bytes: Range<u64>) -> Result<()> {
         for page in bytes.start / PAGE..bytes.end.div_ceil(PAGE) {
             let mut latch = self.latch(page);
-            if !latch.dirty {
+            if !std::mem::take(&mut latch.dirty) {
                 continue;
             }
+            let mut copy = frame();
             match &latch.place {
                 Place::Nowhere => unreachable!("a dirty page is somewhere"),
-                Place::Pool(frame) => self.store(page, frame)?,
+                Place::Pool(frame) => copy.copy_from_slice(&frame[..]),
                 Place::Window => {
-                    let clean = self.window.protect(page..page + 1);
-                    let mut frame = frame();
-                    self.window.read(page, 0, &mut frame[..]);
-                    self.store(page, &frame)?;
-                    if !clean {
-                        continue;
-                    }
+                    assert!(self.window.protect(page..page + 1));
+                    self.window.read(page, 0, &mut copy[..]);
                 }
             }
-            latch.dirty = false;
+            self.device.poke(page * PAGE, &copy[..]);
         }
-        self.blocking().flush()
+        Ok(())
     }
 
-    fn unmapped(&self, _: Range<u64>) {
-        self.unmapped.fetch_add(1, Relaxed);
-    }
-}
-
-fn outcome(latch: &Page) -> Outcome {
-    match latch.dirty {
-        true => Outcome::Dirty,
-        false => Outcome::Clean,
-    }
+    fn unmapped(&self, _: Range<u64>) {}
 }
 
 fn frame() -> Frame {
     Box::new([0; PAGE_BYTES])
-}
-
-/// The pages of a range of bytes, with where each begins and which part of the range it is.
-fn pieces(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        let from = ((at + done as u64) % PAGE) as usize;
-        let page = (at + done as u64) / PAGE;
-        let part = done..len.min(done + PAGE_BYTES - from);
-        done = part.end;
-        (!part.is_empty()).then_some((page, from, part))
-    })
-}
-
-/// The small cache as the ground of the hunt.
-pub struct Small {
-    file: Arc<File>,
-    device: Arc<Mem>,
-}
-
-impl Small {
-    pub fn new(flaw: Option<Flaw>) -> Small {
-        let windows = Windows::start(&Config::default()).unwrap();
-        let device = Arc::new(Mem::new(PAGES * PAGE, 4096));
-        let mut options = Options::new(PAGES);
-        (options.flaw, options.frames) = (flaw, 4);
-        let file = File::new(&windows, Arc::clone(&device) as _, options);
-        Small { file, device }
-    }
-}
-
-impl Ground for Small {
-    fn map(&self, pages: Range<u64>) -> Mapping {
-        self.file
-            .map(pages.start * PAGE..pages.end * PAGE, Access::Store)
-    }
-
-    fn actor(&self) -> Box<dyn Actor + '_> {
-        Box::new(&*self.file)
-    }
-
-    fn evictions(&self) -> u64 {
-        self.file.evictions.load(Relaxed)
-    }
-
-    fn finish(&self) -> Vec<u8> {
-        self.file.evict(PAGES as usize);
-        self.file.drain_pool().unwrap();
-        self.file.flush(0..PAGES * PAGE).unwrap();
-        self.device.to_vec()
-    }
-}
-
-impl Actor for &File {
-    fn read(&mut self, at: u64, out: &mut [u8]) {
-        File::read(self, at, out).unwrap();
-    }
-
-    fn write(&mut self, at: u64, data: &[u8]) {
-        File::write(self, at, data).unwrap();
-    }
-
-    fn evict(&mut self, random: &mut Random) {
-        if random.below(8) == 0 {
-            self.sweep();
-        }
-        if File::evict(self, 1 + random.below(PAGES) as usize) == 0 {
-            std::thread::yield_now();
-        }
-        if random.below(8) == 0 {
-            self.drain_pool().unwrap();
-        }
-    }
-
-    fn flush(&mut self, from_page: u64) {
-        Home::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
-    }
 }
