@@ -6,6 +6,7 @@ use block::{BlockDevice, Blocking, BufPool, Completion, Op, Queue, Request, Resu
 use cache::{FileId, Pager, PagerInfo, PagerQueue};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Files of `span` bytes side by side on a device.
 pub struct Parts {
@@ -98,6 +99,16 @@ fn shift(op: &mut Op, by: impl Fn(u64) -> u64) {
         | Op::Discard { offset, .. }
         | Op::WriteZeroes { offset, .. } => *offset = by(*offset),
         Op::Flush => {}
+    }
+}
+
+/// Waits for something that has to happen.
+pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !happened() {
+        let waited = started.elapsed();
+        assert!(waited < Duration::from_secs(30), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
