@@ -277,3 +277,34 @@ fn one_of_two_brings_the_page_and_who_waits_is_told() {
         assert_eq!(page.copy(), Some((7, 7)));
     });
 }
+
+#[test]
+fn what_was_read_ahead_is_used_once_or_wasted() {
+    loom::model(|| {
+        let page = Page::resident();
+        assert!(page.evict());
+        page.freed[0].store(0, SeqCst);
+        assert!(page.word.begin_load(page.word.look(), 0));
+        page.word.publish_ahead();
+        let reader = |page: &Arc<Page>| {
+            let page = page.clone();
+            thread::spawn(move || {
+                let snap = page.word.look();
+                snap.is_resident() && page.word.touch(snap)
+            })
+        };
+        let readers = [reader(&page), reader(&page)];
+        let snap = page.word.look();
+        let latched = page.word.latch(snap, &page.holds[0], || ());
+        let wasted = latched.is_some_and(|latched| {
+            page.word.clear(latched);
+            latched.is_ahead()
+        });
+        let used = readers.map(|r| usize::from(r.join().unwrap()));
+        let there = page.word.look().is_ahead();
+        assert_eq!(
+            used[0] + used[1] + usize::from(wasted) + usize::from(there),
+            1
+        );
+    });
+}
