@@ -4,7 +4,7 @@
 mod common;
 
 use block::{Mem, PowerCut, Random, Tear};
-use cache::{Cache, Config, FileId, OpenFile, Session};
+use cache::{Cache, Config, FileId, OpenFile, Session, Volume};
 use common::{Parts, until};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ struct Bench {
     turn: u64,
     /// The last turn of each sector that was written, and that was flushed.
     written: Vec<u64>,
-    _cache: Arc<Cache>,
+    _volume: Arc<Volume>,
 }
 
 fn bench(sync_interval: Duration) -> Bench {
@@ -64,7 +64,7 @@ fn bench(sync_interval: Duration) -> Bench {
         turn: 0,
         written: vec![0; SECTORS as usize],
         cut,
-        _cache: cache,
+        _volume: volume,
     }
 }
 
