@@ -376,7 +376,11 @@ impl Volume {
 
 /// All results are looked at, and the first error is kept.
 fn first_error(results: impl Iterator<Item = Result<()>>) -> Result<()> {
-    results.fold(Ok(()), |first, result| first.and(result))
+    let mut first = Ok(());
+    for result in results {
+        first = first.and(result);
+    }
+    first
 }
 
 impl Drop for Volume {
