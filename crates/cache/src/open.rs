@@ -97,9 +97,10 @@ impl OpenFile {
     pub(crate) fn writes(&mut self, offset: u64, len: u64) -> Entry {
         let end = offset.saturating_add(len);
         let size = self.state.vnode.size();
-        // A page of which part stays has to be brought.
-        let part = |at: u64| !at.is_multiple_of(PAGE_BYTES as u64) && at < size;
-        let hit = !(part(offset) && self.is_absent(offset) || part(end) && self.is_absent(end));
+        // Records smaller than a page bring each page that they change; of a longer write there is
+        // one at each end, which says nothing of what comes next.
+        let part = |at: u64| at < size && self.is_absent(at);
+        let hit = len >= PAGE_BYTES as u64 || !(part(offset) || part(end.saturating_sub(1)));
         match self.note_access(offset, len, hit) {
             true => Entry::WrittenStream,
             false => Entry::Written,

@@ -393,3 +393,34 @@ fn who_moves_a_page_into_a_window_frees_its_frame_once() {
         assert!(!page.holds[0].any());
     });
 }
+
+#[test]
+fn what_was_read_ahead_is_used_once_or_wasted() {
+    loom::model(|| {
+        let page = Page::resident();
+        assert!(page.evict());
+        page.freed[0].store(0, SeqCst);
+        assert!(page.word.begin_load(page.word.look(), 0));
+        page.word.publish_ahead();
+        let reader = |page: &Arc<Page>| {
+            let page = page.clone();
+            thread::spawn(move || {
+                let snap = page.word.look();
+                snap.is_resident() && page.word.touch(snap)
+            })
+        };
+        let readers = [reader(&page), reader(&page)];
+        let snap = page.word.look();
+        let latched = page.word.latch(snap, &page.holds[0], || ());
+        let wasted = latched.is_some_and(|latched| {
+            page.word.clear(latched);
+            latched.is_ahead()
+        });
+        let used = readers.map(|r| usize::from(r.join().unwrap()));
+        let there = page.word.look().is_ahead();
+        assert_eq!(
+            used[0] + used[1] + usize::from(wasted) + usize::from(there),
+            1
+        );
+    });
+}

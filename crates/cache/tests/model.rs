@@ -212,7 +212,9 @@ impl<'a> Actor<'a> {
             58..59 => drop(self.session.invalidate(&mut self.own, 0..SPAN)),
             59..61 => self.session.prefetch(&self.own, 0..SPAN),
             61..62 => self.squeeze(),
-            62..80 => self.read_shared(),
+            62..63 => self.stream_own(),
+            63..64 => self.advise(),
+            64..80 => self.read_shared(),
             80..97 => self.write_shared(),
             97..98 => self.resize_shared(),
             98..99 => self.read_shared_direct(),
@@ -256,6 +258,41 @@ impl<'a> Actor<'a> {
                 known[at]
             );
         }
+    }
+
+    /// Reads on and on, forward or backward, so that the background brings what comes next.
+    fn stream_own(&mut self) {
+        let size = self.known.own.len() as u64;
+        let mut pieces: Vec<u64> = (0..size).step_by(5000).collect();
+        if self.random.below(2) == 0 {
+            pieces.reverse();
+        }
+        let pieces = pieces.into_iter().take(12);
+        for offset in pieces {
+            let mut out = [0xaa; 5000];
+            let Ok(count) = self.session.read(&mut self.own, offset, &mut out) else {
+                return;
+            };
+            let known = &self.known.own[offset as usize..];
+            assert_eq!(count, known.len().min(5000));
+            assert!(out[..count] == known[..count], "a stream at {offset}");
+        }
+    }
+
+    /// Any file of this thread's may be told to leave nothing behind, or to write at once.
+    fn advise(&mut self) {
+        let file = match self.random.below(3) {
+            0 => FileId(self.thread),
+            which => SHARED[which as usize - 1],
+        };
+        let yes = ["no", "yes"][self.random.below(2) as usize];
+        let flush = ["0", "1", "2", "default"][self.random.below(4) as usize];
+        let changes = [
+            ("no_cache", yes),
+            ("read_ahead", yes),
+            ("flush_behind", flush),
+        ];
+        self.world.volume.advise(file, changes).unwrap();
     }
 
     fn write_own(&mut self) {

@@ -4,24 +4,12 @@ mod common;
 
 use block::{ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, PowerCut, Random, Tear};
 use cache::{Cache, Config, FileId, Volume};
-use common::Parts;
+use common::{Parts, until};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SPAN: u64 = 4 << 20;
 const FILE: FileId = FileId(0);
-
-/// Waits for something that has to happen.
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !happened() {
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "in vain: {what}"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 fn config(bytes: u64) -> Config {
     Config {

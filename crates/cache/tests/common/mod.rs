@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Files of `span` bytes side by side on a device.
 pub struct Parts {
@@ -116,6 +117,16 @@ fn shift(op: &mut Op, by: impl Fn(u64) -> u64) {
         | Op::Discard { offset, .. }
         | Op::WriteZeroes { offset, .. } => *offset = by(*offset),
         Op::Flush => {}
+    }
+}
+
+/// Waits for something that has to happen.
+pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !happened() {
+        let waited = started.elapsed();
+        assert!(waited < Duration::from_secs(30), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
