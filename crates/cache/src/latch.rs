@@ -6,6 +6,7 @@
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::loan::Loan;
 use crate::policy::FrameNo;
 use crate::vnode::Vnode;
 use crate::word::{Home, Snap, Word};
@@ -301,6 +302,11 @@ impl<'a> PageRef<'a> {
     /// The address of the page, good while the reference lives.
     pub fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()
+    }
+
+    /// Lends the page as it is: the loan outlives the reference, and the file.
+    pub fn lend(&self) -> Loan {
+        Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
     }
 
     #[cold]
