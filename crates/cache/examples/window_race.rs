@@ -2,15 +2,15 @@
 //!
 //! `cargo run --release -p cache --example window_race -- --seconds 600`
 
+#[path = "../tests/small/race.rs"]
+mod race;
 #[path = "../tests/small/mod.rs"]
 #[allow(dead_code, reason = "tests use more of it")]
 mod small;
-#[path = "../tests/small/race.rs"]
-mod race;
 
 use clap::{Parser, ValueEnum};
-use small::Flaw;
 use race::{Counts, hunt};
+use small::Flaw;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

@@ -3,13 +3,13 @@
 //!
 //! `cargo run --release -p cache --example window_race -- --seconds 600` hunts for longer.
 
-#[allow(dead_code, reason = "tests/window.rs uses more of it")]
-mod small;
 #[path = "small/race.rs"]
 mod race;
+#[allow(dead_code, reason = "tests/window.rs uses more of it")]
+mod small;
 
-use small::Flaw;
 use race::{Counts, hunt};
+use small::Flaw;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```text
-//!   Session::pages ──► PageRef ──► Parts ──────► a TCP socket         send_range does all of it
+//!   Session::pages ──► PageRef ──► Parts ──────► a TCP socket         RangeSend does all of it
 //!                         │          └─ Datagrams ──► a UDP socket, a batch at a time
 //!                         └─ lend ──► Loan: for what may have to be sent again
 //! ```
@@ -16,8 +16,9 @@
 //! datagram, and a batch makes the trip once (`UDP_SEGMENT`, udp(7)).
 //!
 //! **Invariant:** a page is sent as it was at one moment, whoever writes to it meanwhile: its frame is
-//! held from before the call until after it, and a writer goes on in another. Nothing is held between
-//! two calls but what the caller holds, so a receiver that does not read keeps no page from going.
+//! held from before its first byte is taken until after its last, and a writer goes on in another.
+//! Between two calls a [`RangeSend`] holds one page at most, the one of which a full socket has taken a
+//! part, so a receiver that does not read keeps no more than that from going.
 //!
 //! Absent on purpose: a queue of things to be sent, and waiting. A caller polls its sockets.
 
@@ -28,9 +29,10 @@ pub use parts::Parts;
 pub use udp::{Datagrams, UdpSender};
 
 use crate::frames::PAGE_BYTES;
-use crate::open::OpenFile;
+use crate::loan::Loan;
+use crate::open::{OpenFile, pages_of};
 use crate::session::Session;
-use block::Error;
+use block::{Error, ErrorKind};
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -87,65 +89,127 @@ impl From<io::Error> for SendError {
     }
 }
 
-/// Sends a range of bytes of a file into a stream socket; its start moves up to what has not been
-/// taken. Bytes beyond the end of the file are not sent. Waits for pages that have to be brought,
-/// never for the socket. The bytes of a page are of one moment during the call.
-///
-/// # Errors
-/// [`SendError::would_block`] when the socket is full; the start says how far it got, as it does with
-/// any other error. A page that programs have mapped is sent by way of a copy, whole pages of which
-/// are not of one moment, because programs store into it as they like.
-pub fn send_range(
-    socket: impl AsFd,
-    session: &mut Session,
-    open: &mut OpenFile,
-    range: &mut Range<u64>,
-) -> Result<(), SendError> {
-    loop {
-        let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
-        let end = range.end.min(size);
-        if range.start >= end {
+/// A range of bytes of a file on its way into a stream socket.
+pub struct RangeSend {
+    left: Range<u64>,
+    /// The page of which the socket has taken the first bytes: the others are of the same moment.
+    begun: Option<Loan>,
+}
+
+impl RangeSend {
+    /// Of a range that has not begun.
+    pub fn new(range: Range<u64>) -> RangeSend {
+        RangeSend {
+            left: range,
+            begun: None,
+        }
+    }
+
+    /// What the socket has not taken. Of a file that ends before the range does, the end is left.
+    pub fn left(&self) -> Range<u64> {
+        self.left.clone()
+    }
+
+    /// Sends what the socket takes. Done when it returns `Ok`. Waits for pages that have to be
+    /// brought, never for the socket. The same file and the same socket each time.
+    ///
+    /// # Errors
+    /// [`SendError::would_block`] when the socket is full: call again when it can be written to. A
+    /// page that programs have mapped is sent by way of a copy, and is of one moment only as far as
+    /// they do not store into it meanwhile.
+    pub fn send(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+    ) -> Result<(), SendError> {
+        self.finish_page(&socket)?;
+        loop {
+            let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
+            let end = self.left.end.min(size);
+            if self.left.start >= end {
+                return Ok(());
+            }
+            let chunk = self.left.start..end.min((self.left.start / CHUNK + 1) * CHUNK);
+            let more = chunk.end < end;
+            match self.send_held(&socket, session, open, chunk.clone(), cuts, more) {
+                Err(SendError::File(error)) if is_mapped(open, &chunk, &error) => {
+                    self.send_copy(&socket, session, open, chunk)?;
+                }
+                sent => sent?,
+            }
+        }
+    }
+
+    /// Sends the rest of a page that has begun.
+    fn finish_page(&mut self, socket: impl AsFd) -> io::Result<()> {
+        while let Some(page) = &self.begun {
+            let within = (self.left.start % PAGE) as usize;
+            let end = self.left.end.min((self.left.start / PAGE + 1) * PAGE);
+            let len = (end - self.left.start) as usize;
+            let mut parts = Parts::new();
+            parts.pages(std::slice::from_ref(page), within..within + len);
+            let sent = parts.send_some(&socket, end < self.left.end)?;
+            self.left.start += sent as u64;
+            if sent == len {
+                self.begun = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends some bytes of a chunk; none if the file was cut since `cuts`.
+    fn send_held(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+        chunk: Range<u64>,
+        cuts: u64,
+        more: bool,
+    ) -> Result<(), SendError> {
+        let vnode = Arc::clone(open.vnode());
+        let within = (chunk.start % PAGE) as usize;
+        let len = (chunk.end - chunk.start) as usize;
+        let held = session.pages(open, chunk)?;
+        // What was brought since the file was cut may be zeros that came later.
+        if vnode.cuts() != cuts {
             return Ok(());
         }
-        let chunk = range.start..end.min((range.start / CHUNK + 1) * CHUNK);
-        let more = chunk.end < end;
-        let taken = send_chunk(&socket, session, open, chunk, cuts, more)?;
-        range.start += taken;
+        let mut parts = Parts::new();
+        parts.pages(&held, within..within + len);
+        let sent = parts.send_some(socket, more)?;
+        self.left.start += sent as u64;
+        let last = within + sent;
+        if sent < len && !last.is_multiple_of(PAGE_BYTES) {
+            self.begun = Some(held[last / PAGE_BYTES].lend());
+        }
+        Ok(())
+    }
+
+    /// The same for a chunk of which a page lies in a window.
+    fn send_copy(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+        chunk: Range<u64>,
+    ) -> Result<(), SendError> {
+        let mut copy = vec![0; (chunk.end - chunk.start) as usize];
+        let len = session.read(open, chunk.start, &mut copy)?;
+        let mut parts = Parts::new();
+        parts.bytes(&copy[..len]);
+        if !parts.is_empty() {
+            self.left.start += parts.send_some(socket, false)? as u64;
+        }
+        Ok(())
     }
 }
 
-/// Sends some bytes of a range and says how many; none if the file was cut since `cuts`.
-fn send_chunk(
-    socket: impl AsFd,
-    session: &mut Session,
-    open: &mut OpenFile,
-    chunk: Range<u64>,
-    cuts: u64,
-    more: bool,
-) -> Result<u64, SendError> {
-    let vnode = Arc::clone(open.vnode());
-    let within = (chunk.start % PAGE_BYTES as u64) as usize;
-    let len = (chunk.end - chunk.start) as usize;
-    let held = session.pages(open, chunk.clone());
-    if let Ok(pages) = held {
-        // What was brought since the file was cut may be zeros that came later.
-        if vnode.cuts() != cuts {
-            return Ok(0);
-        }
-        let mut parts = Parts::new();
-        parts.pages(&pages, within..within + len);
-        return Ok(parts.send_some(socket, more)? as u64);
-    }
-    let error = held.err();
-    let mut pages = crate::open::pages_of(chunk.start, len as u64);
-    match error {
-        Some(error) if !pages.any(|page| open.is_in_window(page)) => Err(error.into()),
-        _ => {
-            let mut copy = vec![0; len];
-            let len = session.read(open, chunk.start, &mut copy)?;
-            let mut parts = Parts::new();
-            parts.bytes(&copy[..len]);
-            Ok(parts.send_some(socket, more)? as u64)
-        }
-    }
+/// Whether the pages of a chunk could not be held because one of them lies in a window.
+fn is_mapped(open: &mut OpenFile, chunk: &Range<u64>, error: &Error) -> bool {
+    let mut pages = pages_of(chunk.start, chunk.end - chunk.start);
+    error.kind() == ErrorKind::Busy && pages.any(|page| open.is_in_window(page))
 }
+
+const PAGE: u64 = PAGE_BYTES as u64;
