@@ -48,8 +48,8 @@ pub fn run(args: &Args) -> Vec<Table> {
 fn write_all(device: &Arc<dyn BlockDevice>) {
     let mut blocking = block::Blocking::open(&**device).expect("a queue");
     for at in (0..SIZE).step_by(1 << 20) {
-        let block = Buf::copy_of(&vec![at as u8; 1 << 20]);
-        blocking.write(at, block).expect("the disk works");
+        let block = vec![at as u8; 1 << 20];
+        blocking.write_at(at, &block).expect("the disk works");
     }
     blocking.flush().expect("the disk works");
 }

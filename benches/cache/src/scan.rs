@@ -5,7 +5,7 @@
 //! stealback what belongs to a stream; the cache itself, foyer and moka see the same accesses.
 
 use crate::Args;
-use crate::peers::{self, Cached, Foyer, Moka};
+use crate::peers::{self, Foyer, Moka};
 use crate::rounds::median;
 use crate::table::Table;
 use block::{Mem, Random};

@@ -38,8 +38,8 @@ pub fn run(args: &Args) -> Vec<Table> {
 fn fill(device: &dyn BlockDevice) {
     let mut blocking = Blocking::open(device).expect("a queue");
     for at in (0..SIZE).step_by(1 << 20) {
-        let block = Buf::copy_of(&vec![1; 1 << 20]);
-        blocking.write(at, block).expect("nothing fails here");
+        let block = vec![1; 1 << 20];
+        blocking.write_at(at, &block).expect("nothing fails here");
     }
 }
 
