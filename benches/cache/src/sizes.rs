@@ -1,5 +1,5 @@
 //! A cache of 5 % of the data against one of 50 %, with 1 to 100 threads, clear and enciphered: what
-//! "HP-UX Encrypted Volume and File System (EVFS) performance" shows for `dbc_max` of 5 % (figures 20
+//! "HP-UX Encrypted Volume and File System Performance and Tuning" shows for `dbc_max` of 5 % (figures 20
 //! to 26), after the same program: 64 KiB records, a part of the data for each thread, sequential
 //! writes, random writes, sequential and random reads, and reads of what is cached.
 //!
