@@ -6,6 +6,7 @@
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::loan::Loan;
 use crate::mapped::Mapped;
 use crate::policy::{Entry, FrameNo};
 use crate::stats::Reason;
@@ -385,6 +386,11 @@ impl<'a> PageRef<'a> {
     /// The address of the page, good while the reference lives.
     pub fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()
+    }
+
+    /// Lends the page as it is: the loan outlives the reference, and the file.
+    pub fn lend(&self) -> Loan {
+        Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
     }
 
     #[cold]

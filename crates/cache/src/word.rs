@@ -516,7 +516,8 @@ impl<A: Atom<Int = u32>> Holds<A> {
         self.0.load(Ordering::Acquire) & !ORPHAN != 0
     }
 
-    /// Holds the frame `count` times. The caller has the page's latch, or takes back what it adds.
+    /// Holds the frame `count` times. The caller has the page's latch, or holds the frame already, or
+    /// takes back what it adds.
     pub fn add(&self, count: u32) {
         self.change(|now| now + count);
     }

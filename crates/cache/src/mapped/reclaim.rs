@@ -150,6 +150,7 @@ mod tests {
         assert_eq!(gaps(&[]), vec![0..u64::MAX]);
         let ranges = [3..10, 4..5, 8..12, 20..21];
         assert_eq!(gaps(&ranges), [0..3, 12..20, 21..u64::MAX]);
-        assert_eq!(gaps(&[0..7]), [7..u64::MAX]);
+        let one = 0..7;
+        assert_eq!(gaps(&[one]), vec![7..u64::MAX]);
     }
 }
