@@ -41,6 +41,7 @@ pub fn store_bytes(mapping: &Mapping, offset: u64, data: &[u8]) {
 }
 
 /// The bytes of a mapping as no careful program has them: for calls that take a slice.
+#[expect(clippy::mut_from_ref, reason = "a mapping is no owner of its memory")]
 pub fn slice(mapping: &Mapping, offset: u64, len: usize) -> &mut [u8] {
     assert!(offset as usize + len <= mapping.len());
     // SAFETY: inside the mapping; nobody else touches it while the tests use this.
