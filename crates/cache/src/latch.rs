@@ -118,6 +118,12 @@ impl<'a> Latch<'a> {
         self.home == Home::Window && self.mapped().is_leased(self.page)
     }
 
+    /// What is dirty near the page has been so for as long as the file allows.
+    pub fn is_due(&self) -> bool {
+        let since = self.leaf.dirty_since_ms();
+        since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
+    }
+
     /// Somebody holds the frame of the page.
     pub fn is_held(&self) -> bool {
         match self.home {

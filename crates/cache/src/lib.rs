@@ -2,18 +2,19 @@
 //! writes, mappings, block exports and sends.
 //!
 //! ```text
-//!   Session (one thread)    CachedDevice      keeper (background)
-//!          \____________________|__________________/
-//!                               |
+//!   Session (one thread)    CachedDevice    Mapping (faults)    keeper (background)
+//!          \____________________|_______________|___________________/
+//!                                      |
 //!   Vnode ── Index ── Leaf ── Word {state, version, frame}      where a page is, who may touch it
-//!                               |
-//!                Pool of frames, Policy                         what lies in memory, what leaves
-//!                               |
-//!                       Pager, PagerQueue                       getpage, putpage, sync
+//!                                      |
+//!                Pool of frames, Policy;  Window                what lies in memory, what leaves
+//!                                      |
+//!                              Pager, PagerQueue                getpage, putpage, sync
 //! ```
 //!
-//! **Invariant:** a page is in one frame, and everybody sees that one. A reader takes no lock: it
-//! copies, and looks at the page's word before and after. What is dirty stays until it is below, and
+//! **Invariant:** a page is in one place, a frame of the pool or the window of a file that programs
+//! have mapped, and everybody sees that one. A reader takes no lock: it copies, and looks at the page's
+//! word before and after, or counts itself in where programs store as they like. What is dirty stays until it is below, and
 //! an error on the way is reported to everybody who has the file open, once.
 //!
 //! Absent on purpose: knowledge of what is below (a device, an encrypted volume, a file system are

@@ -114,6 +114,22 @@ fn mapped_pages_are_counted_beside_the_limit_and_within_it_when_nobody_maps_them
 }
 
 #[test]
+fn a_flush_writes_more_mapped_pages_than_there_are_frames() {
+    const PAGES: u64 = 2048;
+    let bench = Bench::new(PAGES, Config::new(1 << 20));
+    let (mut session, mut open) = bench.open();
+    let mapping = all(&open);
+    for round in 1..3 {
+        for page in 0..PAGES {
+            store(&mapping, page, page + round);
+        }
+        session.flush(&mut open).unwrap();
+        assert_eq!(open.vnode().dirty_pages(), 0);
+        assert!((0..PAGES).all(|page| bench.below(page) == page + round));
+    }
+}
+
+#[test]
 fn part_of_a_file_that_is_mapped_no_more_goes_back() {
     let bench = Bench::calm(64);
     let (_, open) = bench.open();

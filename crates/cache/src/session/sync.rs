@@ -218,9 +218,9 @@ impl Session {
         starved
     }
 
-    /// Makes a dirty page one that is on its way. `ask`: the background is to make pages clean if there
-    /// is no frame.
-    fn begin_store(&mut self, vnode: &Vnode, page: u64, ask: bool) -> Sent {
+    /// Makes a dirty page one that is on its way. `asked`: somebody waits for it; else a page that may be
+    /// as dirty right after goes no sooner than it has to.
+    fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> Sent {
         loop {
             let Some(mut latch) = vnode.latch(page) else {
                 return Sent::Clean;
@@ -229,6 +229,9 @@ impl Session {
                 (false, false) => return Sent::Clean,
                 (false, true) => return Sent::ByOthers,
                 (true, true) => return Sent::NotYet,
+                (true, false) if !asked && latch.is_leased() && !latch.is_due() => {
+                    return Sent::NotYet;
+                }
                 (true, false) => {}
             }
             if let Some(frame) = latch.begin_writeback(&mut self.spare) {
@@ -236,8 +239,13 @@ impl Session {
             }
             drop(latch);
             let core = &self.below.core;
+<<<<<<< HEAD
             if core.take_frames_lightly(None, COPIES, &mut self.spare) == 0 {
                 if ask {
+=======
+            if core.take_some_frames(COPIES, &mut self.spare) == 0 {
+                if asked {
+>>>>>>> join-5
                     core.ask_for_clean();
                 }
                 return Sent::NoFrame;
@@ -384,7 +392,7 @@ enum Sent {
     Clean,
     /// Somebody else has sent what there was to send.
     ByOthers,
-    /// Somebody else has sent an older content.
+    /// Somebody else has sent an older content, or there is no hurry.
     NotYet,
     /// It lies in a window, and there is no frame to copy it to.
     NoFrame,

@@ -39,7 +39,12 @@ impl Bench {
         }
         let (device, errors) = ErrorDevice::new(disk.clone());
         let pager = Arc::new(Parts::new(Arc::new(device), pages * PAGE));
-        let cache = Cache::new(config).unwrap();
+        // Memory pressure leaves nothing.
+        let cache = Cache::new(Config {
+            min_bytes: 0,
+            ..config
+        });
+        let cache = cache.unwrap();
         let volume = cache.volume(pager.clone()).unwrap();
         Bench {
             pages,
