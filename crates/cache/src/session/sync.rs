@@ -239,13 +239,8 @@ impl Session {
             }
             drop(latch);
             let core = &self.below.core;
-<<<<<<< HEAD
             if core.take_frames_lightly(None, COPIES, &mut self.spare) == 0 {
-                if ask {
-=======
-            if core.take_some_frames(COPIES, &mut self.spare) == 0 {
                 if asked {
->>>>>>> join-5
                     core.ask_for_clean();
                 }
                 return Sent::NoFrame;
