@@ -84,25 +84,68 @@ fn stealback(inner: Box<dyn Policy>) -> Box<dyn Policy> {
 
 pub fn run(_args: &Args) -> Vec<Table> {
     let hot = Zipf::new(HOT_PAGES, EXPONENT);
-    [
-        (1, "hot set, and a scan by whole pages: hits in percent"),
-        (4, "hot set, and a scan by 1 KiB: hits in percent"),
+    let hot = &hot;
+    let scan = |touches| move |pages: &mut dyn Pages, seed| one(hot, pages, touches, seed);
+    let phases = ["before", "during", "after"];
+    let passes = LOOP_PASSES.map(|pass| format!("pass {pass}"));
+    let passes = Vec::from_iter(passes.iter().map(String::as_str));
+    vec![
+        table(
+            "hot set, and a scan by whole pages: hits in percent",
+            &phases,
+            scan(1),
+        ),
+        table(
+            "hot set, and a scan by 1 KiB: hits in percent",
+            &phases,
+            scan(4),
+        ),
+        table(
+            "a file of half the cache, read again and again after random reads: hits in percent",
+            &passes,
+            loops,
+        ),
     ]
-    .map(|(touches, title)| {
-        let mut table = Table::new(title, &["", "before", "during", "after"]);
-        for (name, make) in RIVALS {
-            let shares =
-                Vec::from_iter((0..SEEDS).map(|seed| one(&hot, &mut *make(), touches, seed)));
-            let middle = |i: usize| {
-                let mut of_seeds: Vec<f64> = shares.iter().map(|s| s[i]).collect();
-                format!("{:.1}", median(&mut of_seeds))
-            };
-            let cells = vec![name.to_string(), middle(0), middle(1), middle(2)];
-            table.push(cells, json!({ "name": name, "seeds": shares }));
-        }
-        table
-    })
-    .into()
+}
+
+/// A table of all rivals; `shares` gives the cells of one.
+fn table<const N: usize>(
+    title: &str,
+    columns: &[&str],
+    shares: impl Fn(&mut dyn Pages, u64) -> [f64; N],
+) -> Table {
+    let mut table = Table::new(title, &[&[""], columns].concat());
+    for (name, make) in RIVALS {
+        let of_seeds = Vec::from_iter((0..SEEDS).map(|seed| shares(&mut *make(), seed)));
+        let middle = |i: usize| {
+            let mut cell: Vec<f64> = of_seeds.iter().map(|s| s[i]).collect();
+            format!("{:.1}", median(&mut cell))
+        };
+        let mut cells = vec![name.to_string()];
+        cells.extend((0..N).map(middle));
+        let raw: Vec<&[f64]> = of_seeds.iter().map(|s| &s[..]).collect();
+        table.push(cells, json!({ "name": name, "seeds": raw }));
+    }
+    table
+}
+
+/// Passes through the looped file that are shown; the first brings it.
+const LOOP_PASSES: [u64; 6] = [2, 3, 5, 10, 20, 40];
+
+/// Percent of hits in passes through a file of half the cache, which was full of others' pages.
+fn loops(pages: &mut dyn Pages, seed: u64) -> [f64; LOOP_PASSES.len()] {
+    let mut random = Random::new(seed + 1);
+    for _ in 0..WARM {
+        pages.touch(File::Hot, random.below(HOT_PAGES as u64));
+    }
+    let len = FRAMES as u64 / 2;
+    let mut pass = |_| {
+        (0..len)
+            .filter(|page| pages.touch(File::Scan, *page))
+            .count()
+    };
+    let hits = Vec::from_iter((1..=40).map(&mut pass));
+    LOOP_PASSES.map(|pass| hits[pass as usize - 1] as f64 / len as f64 * 100.0)
 }
 
 /// Percent of hits before, during and after the scan.
