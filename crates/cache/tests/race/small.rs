@@ -54,14 +54,17 @@ enum Place {
 impl Small {
     pub fn new(flaw: Option<Flaw>) -> Small {
         let windows = Windows::start(&Config::default()).unwrap();
-        Small(Arc::new(File {
+        let small = Small(Arc::new(File {
             flaw,
             window: Window::new(&windows).unwrap(),
             device: Mem::new(PAGES * PAGE, 4096),
             index: Default::default(),
             frames: AtomicUsize::new(FRAMES),
             evictions: AtomicU64::new(0),
-        }))
+        }));
+        // Pages are brought into the window also for reads and writes, so all of it has to be there.
+        drop(small.map(0..PAGES));
+        small
     }
 }
 
