@@ -110,6 +110,16 @@ impl OpenFile {
     /// Says whether the access belongs to a stream.
     #[inline]
     fn note_access(&mut self, offset: u64, len: u64, hit: bool) -> bool {
+        self.before = (offset, offset.saturating_add(len));
+        if hit && self.streams.is_idle() {
+            return false;
+        }
+        self.note_in_streams(offset, len, hit)
+    }
+
+    /// The same where it may matter.
+    #[inline(never)]
+    fn note_in_streams(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         let vnode = &*self.state.vnode;
         if !hit {
             self.streams.set_most(most_ahead(vnode));
@@ -121,7 +131,6 @@ impl OpenFile {
             // What the background is about to bring is as good as being brought.
             hit: hit || self.state.asked.load(Relaxed) > 0,
         };
-        self.before = (offset, offset.saturating_add(len));
         let advice = self.streams.accessed(access);
         if let Some(ahead) = advice.ahead {
             self.read_ahead(ahead);
