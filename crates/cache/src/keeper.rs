@@ -371,6 +371,8 @@ fn give_memory_back(core: &Core) {
     let limit = core.pool.limit();
     core.pool.shrink_to(limit, Reason::Limit, &mut emptied);
     core.give_up_leaves(emptied);
+    let mapped = core.window_pages.load(Relaxed);
+    core.evict_mapped(mapped.saturating_sub(core.live.mapped_pages.load(Relaxed)));
     trim(core);
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Live {
     pub(crate) read_ahead_max: AtomicU64,
     /// Bytes that memory pressure leaves alone.
     pub(crate) min_bytes: AtomicU64,
+    /// Mapped pages above which those that were not touched of late leave.
+    pub(crate) mapped_pages: AtomicUsize,
 }
 
 impl Live {
@@ -50,6 +52,7 @@ impl Live {
             flush_behind: AtomicU8::new(0),
             read_ahead_max: AtomicU64::new(0),
             min_bytes: AtomicU64::new(0),
+            mapped_pages: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -102,6 +105,7 @@ impl Live {
         let set = |one: &AtomicUsize, bytes| one.store(pages(bytes), Relaxed);
         set(&self.background_pages, settings.dirty_background);
         set(&self.throttle_pages, settings.dirty_limit);
+        set(&self.mapped_pages, settings.mapped_max);
         self.sync_ms.store(settings.sync_interval_ms, Relaxed);
         self.flush_behind.store(settings.fb_policy, Relaxed);
         self.read_ahead_max.store(settings.read_ahead_max, Relaxed);

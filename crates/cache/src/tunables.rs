@@ -109,8 +109,6 @@ pub struct Settings {
     pub seqlimit_file: u8,
     /// 0, 1 or 2.
     pub fb_policy: u8,
-    /// Free in the background.
-    pub async_cache_invalidate: bool,
     /// Bytes.
     pub dirty_background: u64,
     /// Bytes; at least `dirty_background`.
@@ -166,7 +164,6 @@ impl Tunables {
             seqlimit_system: plain(Name::SeqlimitSystem) as u8,
             seqlimit_file: plain(Name::SeqlimitFile) as u8,
             fb_policy: plain(Name::FbPolicy) as u8,
-            async_cache_invalidate: plain(Name::AsyncCacheInvalidate) == 1,
             dirty_background: of_max(Name::DirtyBackground),
             dirty_limit: of_max(Name::DirtyLimit),
             sync_interval_ms: plain(Name::SyncIntervalMs),

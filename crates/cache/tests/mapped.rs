@@ -114,6 +114,25 @@ fn mapped_pages_are_counted_beside_the_limit_and_within_it_when_nobody_maps_them
 }
 
 #[test]
+fn mapped_pages_above_their_own_limit_leave_and_come_back() {
+    let bench = Bench::calm(1024);
+    let (_, open) = bench.open();
+    let mapping = all(&open);
+    for page in 0..1024 {
+        assert_eq!(load(&mapping, page), page);
+    }
+    let mapped = || bench.cache.stats().mapped_bytes;
+    assert_eq!(mapped(), 1024 * PAGE);
+    let change = [("mapped_max", "1MB")];
+    let (tunables, _) = bench.cache.tunables().with(change, 1 << 40).unwrap();
+    bench.cache.set(&tunables).unwrap();
+    until("pages leave", || mapped() <= 256 * PAGE);
+    for page in 0..1024 {
+        assert_eq!(load(&mapping, page), page);
+    }
+}
+
+#[test]
 fn a_flush_writes_more_mapped_pages_than_there_are_frames() {
     const PAGES: u64 = 2048;
     let bench = Bench::new(PAGES, Config::new(1 << 20));
