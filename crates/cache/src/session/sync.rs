@@ -173,6 +173,15 @@ impl Session {
                 (work.send, work.wait) = (0, 0);
                 continue;
             }
+            let arrived = work.wait & !leaf.writeback();
+            if arrived != 0 {
+                work.wait &= !arrived;
+                // What others could not write is dirty still, and only they were told.
+                work.send |= arrived & leaf.dirty();
+                if sync.flush == Flush::IfOthers {
+                    sync.flush = Flush::Yes;
+                }
+            }
             for index in ones(work.send) {
                 if job.in_flight >= STORES_MAX {
                     break;
@@ -200,13 +209,6 @@ impl Session {
                     }
                     Sent::NotYet => {}
                     Sent::NoFrame => starved = true,
-                }
-            }
-            if work.wait != 0 {
-                let arrived = work.wait & !leaf.writeback();
-                work.wait &= !arrived;
-                if arrived != 0 && sync.flush == Flush::IfOthers {
-                    sync.flush = Flush::Yes;
                 }
             }
         }
