@@ -34,6 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for &cell in &cells {
         vnode.set_attributes(Attributes {
             numa_node: Some(cell),
+            // What is read ahead comes while the file still asks for the node before.
+            no_read_ahead: true,
             ..Attributes::default()
         });
         let mut lies: BTreeMap<u32, u64> = BTreeMap::new();
