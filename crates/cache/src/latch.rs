@@ -198,7 +198,7 @@ impl<'a> Latch<'a> {
         let to = self.mapped().make_room(self.page)?;
         // SAFETY: the latch keeps others from changing the page, nothing maps its place in the window
         // yet, and both are pages.
-        unsafe { copy::into_page(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
+        unsafe { copy::between_pages(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
         self.pool().removed(FrameNo(from));
         self.settle(Home::Window);
         // Programs use it from here on without a word.
@@ -311,7 +311,7 @@ impl<'a> Latch<'a> {
         let to = self.pool().at(to).as_ptr();
         // SAFETY: the latch keeps others from changing the page, but for programs with a lease, of
         // whose stores each byte is seen or not; and `to` is nobody's yet.
-        unsafe { copy::out_of_page(self.data().as_ptr(), to, PAGE_BYTES) };
+        unsafe { copy::between_pages(self.data().as_ptr(), to, PAGE_BYTES) };
     }
 
     /// What programs have stored behind the end of the file is not part of it (mmap(2) of POSIX: "the
