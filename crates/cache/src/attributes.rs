@@ -7,7 +7,7 @@ use crate::tunables::{Error, ErrorKind};
 pub struct Attributes {
     /// Age in milliseconds at which a dirty page is written out; `None`: as the cache has it.
     pub sync_ms: Option<u32>,
-    /// Bring whole clusters of 64 KiB, into frames side by side.
+    /// Bring whole clusters of 64 KiB where a read misses, in the background.
     pub large_page: bool,
     /// The node whose memory the pages are to lie in.
     pub numa_node: Option<u32>,

@@ -18,6 +18,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+/// What a page of a file with large pages is brought with.
+const CLUSTER_BYTES: u64 = 64 << 10;
+
 /// A file that somebody has open. One thread uses it at a time.
 pub struct OpenFile {
     pub(crate) state: Arc<OpenState>,
@@ -123,6 +126,9 @@ impl OpenFile {
         let vnode = &*self.state.vnode;
         if !hit {
             self.streams.set_most(most_ahead(vnode));
+            if vnode.has_large_pages() {
+                self.bring_clusters(offset, len);
+            }
         }
         let access = Access {
             offset,
@@ -136,6 +142,17 @@ impl OpenFile {
             self.read_ahead(ahead);
         }
         advice.in_stream
+    }
+
+    /// Asks for the rest of the clusters that a read of a file with large pages has missed in.
+    #[cold]
+    fn bring_clusters(&self, offset: u64, len: u64) {
+        let vnode = &self.state.vnode;
+        let from = offset / CLUSTER_BYTES * CLUSTER_BYTES;
+        let end = offset.saturating_add(len).div_ceil(CLUSTER_BYTES);
+        let end = end.saturating_mul(CLUSTER_BYTES).min(vnode.size());
+        let pages = pages_of(from, end.saturating_sub(from));
+        vnode.below().errands.prefetch(vnode, pages);
     }
 
     #[cold]

@@ -72,6 +72,7 @@ const NO_CACHE: u8 = 2;
 /// The file has a policy of its own for flush-behind, in the two bits above.
 const FLUSH_BEHIND: u8 = 4;
 const FLUSH_BEHIND_SHIFT: u32 = 3;
+const LARGE_PAGE: u8 = 32;
 
 /// Loads that failed of late, for those who waited for one.
 #[derive(Default)]
@@ -193,6 +194,9 @@ impl Vnode {
         if attributes.no_cache {
             quick |= NO_CACHE;
         }
+        if attributes.large_page {
+            quick |= LARGE_PAGE;
+        }
         if let Some(policy) = attributes.flush_behind {
             quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
         }
@@ -202,6 +206,11 @@ impl Vnode {
     /// Pages may be read ahead.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.quick.load(Relaxed) & NO_READ_AHEAD == 0
+    }
+
+    /// Pages come by whole clusters.
+    pub(crate) fn has_large_pages(&self) -> bool {
+        self.quick.load(Relaxed) & LARGE_PAGE != 0
     }
 
     /// Pages are not to be kept longer than they are used.
@@ -215,7 +224,7 @@ impl Vnode {
         let quick = self.quick.load(Relaxed);
         match quick & FLUSH_BEHIND {
             0 => self.below.core.live.flush_behind(),
-            _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT),
+            _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT & 3),
         }
     }
 

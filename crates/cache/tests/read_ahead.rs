@@ -236,3 +236,26 @@ fn streams_that_nobody_goes_on_with_take_an_eighth_of_the_cache() {
     }
     assert!(bench.cache.stats().counts.read_ahead > 0);
 }
+
+#[test]
+fn a_file_with_large_pages_comes_by_whole_clusters() {
+    let bench = bench(16 << 20);
+    let (mut session, mut open, vnode) = bench.open(0);
+    let changes = [("large_page", "yes"), ("read_ahead", "no")];
+    bench.volume.advise(FileId(0), changes).unwrap();
+    let cluster = 64 << 10;
+    bench.read(&mut session, &mut open, 5 * cluster + 8192, 100);
+    until("the cluster is there", || {
+        vnode.stats().resident_bytes == cluster
+    });
+    // Across the border of two, and at the end of the file.
+    bench.read(&mut session, &mut open, 9 * cluster - 10, 20);
+    bench.read(&mut session, &mut open, SPAN - 100, 100);
+    until("three more are there", || {
+        vnode.stats().resident_bytes == 4 * cluster
+    });
+    for at in [5 * cluster, 8 * cluster, 9 * cluster, SPAN - cluster] {
+        bench.read(&mut session, &mut open, at, cluster as usize);
+    }
+    assert_eq!(vnode.stats().resident_bytes, 4 * cluster);
+}
