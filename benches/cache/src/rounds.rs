@@ -32,10 +32,17 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// Runs every arm once a round, in an order that turns; gives each arm's costs by round. The first
-/// round is thrown away.
+/// Runs every arm once a round, in an order that turns; gives each arm's costs by round.
 pub fn interleave(arms: &mut [Arm<'_>], rounds: usize) -> Vec<Vec<f64>> {
-    let count = arms.len();
+    in_turns(arms.len(), rounds, |at, round| (arms[at].run)(round))
+}
+
+/// The same for ways that are known by their numbers. The first round is thrown away.
+pub fn in_turns<C: Clone>(
+    count: usize,
+    rounds: usize,
+    mut run: impl FnMut(usize, u64) -> C,
+) -> Vec<Vec<C>> {
     let mut costs = vec![Vec::with_capacity(rounds); count];
     for round in 0..=rounds {
         for step in 0..count {
@@ -45,7 +52,7 @@ pub fn interleave(arms: &mut [Arm<'_>], rounds: usize) -> Vec<Vec<f64>> {
                 count - 1 - step
             };
             let at = (step + round / 2) % count;
-            let cost = (arms[at].run)(round as u64);
+            let cost = run(at, round as u64);
             if round > 0 {
                 costs[at].push(cost);
             }

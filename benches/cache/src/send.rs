@@ -3,7 +3,7 @@
 
 use crate::Args;
 use crate::peers::{self, Cached, PAGE};
-use crate::rounds::{estimate, thread_ns};
+use crate::rounds::{estimate, in_turns, thread_ns};
 use crate::table::{Table, interval, number};
 use block::{BlockDevice, Blocking, Buf, Mem};
 use cache::send::{Datagrams, RangeSend, UdpSender};
@@ -70,30 +70,8 @@ fn stream(cached: &Cached, kernel: &File, rounds: usize) -> Table {
         ),
         ("kernel, sendfile", Box::new(|s| sendfile(kernel, s))),
     ];
-    let costs = in_turns(&mut ways, rounds, over_tcp);
+    let costs = in_turns(ways.len(), rounds, |at, _| over_tcp(&mut ways[at]));
     of_ways("TCP over loopback, ms/GiB", &ways, &costs, &[0, 1, 4])
-}
-
-/// Runs ways in turns: by way, the costs by round.
-fn in_turns<W>(ways: &mut [W], rounds: usize, run: impl Fn(&mut W) -> Cost) -> Vec<Vec<Cost>> {
-    let count = ways.len();
-    let mut costs = vec![Vec::new(); count];
-    for round in 0..=rounds {
-        for step in 0..count {
-            let step = if round % 2 == 0 {
-                step
-            } else {
-                count - 1 - step
-            };
-            let at = (step + round / 2) % count;
-            let cost = run(&mut ways[at]);
-            // The first is thrown away.
-            if round > 0 {
-                costs[at].push(cost);
-            }
-        }
-    }
-    costs
 }
 
 fn of_ways<F>(
@@ -258,7 +236,7 @@ fn datagrams(cached: &Cached, rounds: usize) -> Table {
             Box::new(|s| in_batches(cached, s)),
         ),
     ];
-    let costs = in_turns(&mut ways, rounds, |(_, send)| over_udp(send));
+    let costs = in_turns(ways.len(), rounds, |at, _| over_udp(&mut ways[at].1));
     of_ways(
         "UDP over loopback, 28 + 1372 bytes, ms/GiB",
         &ways,

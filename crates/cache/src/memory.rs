@@ -141,7 +141,7 @@ impl Memory {
 /// Nodes that a mask of [`prefer`] has bits for.
 const NODES_MAX: usize = 1024;
 
-/// Makes memory of a chunk come from `node`, or from others when that has none: set_mempolicy(2),
+/// Makes memory of a chunk come from `node`, or from others when that has none: mbind(2),
 /// `MPOL_PREFERRED`. What the kernel refuses stays where it comes to lie.
 fn prefer(at: *mut libc::c_void, node: u32) {
     let mut mask = [0u64; NODES_MAX / 64];

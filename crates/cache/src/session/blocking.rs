@@ -299,7 +299,7 @@ impl Session {
         }
     }
 
-    /// Waits at most so long for something to happen, be it to this session's I/O or because
+    /// Waits at most so long for something to happen, be it to the session's own I/O or because
     /// somebody wakes it, and deals with it.
     pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
         self.turn(block::Wait::Poll)?;

@@ -28,7 +28,7 @@ pub(super) enum Io {
     Through(usize),
 }
 
-/// A run of pages that this session brings.
+/// A run of pages that the session brings.
 pub(super) struct Load {
     pub(super) open: Arc<OpenState>,
     pub(super) first: u64,

@@ -77,7 +77,7 @@ impl Session {
             return begun;
         }
         let count = pages.len() as u64;
-        // SAFETY: the words say that this session brings the pages, so nobody else touches their
+        // SAFETY: the words say that the session brings the pages, so nobody else touches their
         // frames before it publishes them, which it does after the buffers are gone.
         let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
         let load = Load {
@@ -123,7 +123,17 @@ impl Session {
         }
     }
 
-    /// Makes a page one that this session brings.
+    /// Parks a job until a page may come into a range that is locked. `false`: it may already.
+    pub(super) fn waits_for_range(&mut self, id: usize, vnode: &Vnode, page: u64) -> bool {
+        vnode.ranges.wait(&self.waker);
+        let locked = !vnode.ranges.admits(page);
+        if locked {
+            self.park(id);
+        }
+        locked
+    }
+
+    /// Makes a page one that the session brings.
     fn begin(
         &self,
         vnode: &Vnode,

@@ -11,7 +11,7 @@
 //! brings, a frame, a range that is locked, a page on its way below; then it is parked, and the
 //! session's waker is registered with what it waits for.
 //!
-//! **Invariant:** every page this session brings is published or given up by this session, every
+//! **Invariant:** every page a session brings is published or given up by that session, every
 //! page it sends below is taken back by it, and no request changes threads. Whoever has requests in
 //! flight therefore goes on reaping; a session that is dropped finishes its I/O first.
 

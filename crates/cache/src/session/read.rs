@@ -90,9 +90,7 @@ impl Session {
                             return Tried::NoFrame;
                         }
                         Begun::Locked => {
-                            vnode.ranges.wait(&self.waker);
-                            if !vnode.ranges.admits(page) {
-                                self.park(id);
+                            if self.waits_for_range(id, vnode, page) {
                                 return Tried::Later;
                             }
                         }

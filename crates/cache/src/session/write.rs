@@ -213,9 +213,7 @@ impl Session {
                     return Tried::NoFrame;
                 }
                 Begun::Locked => {
-                    vnode.ranges.wait(&self.waker);
-                    if !vnode.ranges.admits(page) {
-                        self.park(id);
+                    if self.waits_for_range(id, vnode, page) {
                         return Tried::Later;
                     }
                 }
@@ -261,7 +259,7 @@ impl Session {
         Ok(Some(Tried::Done))
     }
 
-    /// Fills the frame of a page that this session makes: the job's part, and zeros.
+    /// Fills the frame of a page that the session makes: the job's part, and zeros.
     fn fill(&self, job: &Job, page: u64, frame: crate::policy::FrameNo, whole: bool) {
         let data = self.below.core.pool.at(frame);
         if !whole {
