@@ -1,0 +1,426 @@
+//! A page that one thread has for itself, and pages that many hold.
+//!
+//! **Invariant:** a latch is given back before anything that may wait: no I/O, no other page's latch,
+//! no message to anybody happens under it.
+
+use crate::copy;
+use crate::frames::{PAGE_BYTES, Pool};
+use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::loan::Loan;
+use crate::mapped::Mapped;
+use crate::policy::{Entry, FrameNo};
+use crate::stats::Reason;
+use crate::vnode::Vnode;
+use crate::word::{Home, Snap, Word};
+use block::Result;
+use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The latch of a resident page. Dropped, it gives the page back, with a new version if it changed.
+pub(crate) struct Latch<'a> {
+    vnode: &'a Vnode,
+    leaf: &'a Leaf,
+    at: LeafAt,
+    page: u64,
+    snap: Snap,
+    home: Home,
+    changed: bool,
+}
+
+/// Looks at a word that takes another thread a copy's time; then the thread may have lost its
+/// processor, and ours is better given away.
+const SPINS: u32 = 64;
+
+/// Waits a moment for somebody who has a latch.
+pub(crate) fn pause(turn: &mut u32) {
+    *turn += 1;
+    if *turn < SPINS {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+impl<'a> Latch<'a> {
+    /// Takes the latch of a page; waits for others who have it. `None`: the page is not there, or on
+    /// its way, or the leaf is another's by now.
+    pub fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
+        let leaf = vnode.index().leaf(at);
+        let word = leaf.word(index);
+        let pool = &vnode.below().core.pool;
+        let mut turn = 0;
+        loop {
+            let snap = word.look();
+            if snap.is_exclusive() {
+                pause(&mut turn);
+                continue;
+            }
+            if !snap.is_resident() {
+                return None;
+            }
+            let frame = FrameNo(if snap.in_window() { 0 } else { snap.frame() });
+            let free = || pool.put([frame]);
+            let Some(latched) = word.latch(snap, pool.holds(frame), free) else {
+                word.want(snap);
+                pause(&mut turn);
+                continue;
+            };
+            if !vnode.owns(leaf, page) {
+                word.unlatch(latched);
+                return None;
+            }
+            return Some(Latch {
+                vnode,
+                leaf,
+                at,
+                page,
+                snap: latched,
+                home: snap.home(),
+                changed: false,
+            });
+        }
+    }
+
+    /// Where the page lies.
+    pub fn home(&self) -> Home {
+        self.home
+    }
+
+    /// The bytes of the page. Whoever changes them has called [`Latch::make_private`].
+    pub fn data(&self) -> NonNull<u8> {
+        match self.home {
+            Home::Frame(frame) => self.pool().at(FrameNo(frame)),
+            Home::Window => self.mapped().at(self.page),
+        }
+    }
+
+    /// Somebody has used the page since it was last asked; then the note is taken away.
+    pub fn take_touches(&mut self) -> bool {
+        let touched = self.snap.frequency() > 0;
+        self.snap = self.snap.untouched();
+        touched
+    }
+
+    /// The page holds what is not below yet.
+    pub fn is_dirty(&self) -> bool {
+        self.leaf.dirty() & self.bit() != 0
+    }
+
+    /// The page's content is on its way below.
+    pub fn is_in_writeback(&self) -> bool {
+        self.leaf.writeback() & self.bit() != 0
+    }
+
+    /// Somebody has a lease on the page.
+    pub fn is_leased(&self) -> bool {
+        self.home == Home::Window && self.mapped().is_leased(self.page)
+    }
+
+    /// What is dirty near the page has been so for as long as the file allows.
+    pub fn is_due(&self) -> bool {
+        let since = self.leaf.dirty_since_ms();
+        since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
+    }
+
+    /// Somebody holds the frame of the page.
+    pub fn is_held(&self) -> bool {
+        match self.home {
+            Home::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
+            Home::Window => false,
+        }
+    }
+
+    /// Makes the page's bytes the latch holder's to change: if somebody holds the frame, the page
+    /// moves to one of `spare`, with its content if `keep`. `None`: there is no spare frame.
+    #[must_use]
+    pub fn make_private(&mut self, spare: &mut Vec<FrameNo>, keep: bool) -> Option<bool> {
+        self.changed = true;
+        if !self.is_held() {
+            return Some(false);
+        }
+        let Some(to) = spare.pop() else {
+            self.changed = false;
+            return None;
+        };
+        self.move_to(to, keep);
+        Some(true)
+    }
+
+    /// Makes bytes of the page zeros, which are the holder's to change.
+    pub fn zero(&mut self, bytes: Range<usize>) {
+        assert!(bytes.start <= bytes.end && bytes.end <= PAGE_BYTES);
+        self.changed = true;
+        // SAFETY: inside the page, which is latched, and which nobody holds.
+        unsafe { copy::zero_page(self.data().as_ptr().add(bytes.start), bytes.len()) };
+    }
+
+    /// The holder has written bytes of the page, which may lie behind the end of the file as long as
+    /// the page does not: then the file ends there. Says whether the page was wholly behind the end.
+    pub fn written(&mut self, bytes: Range<usize>) -> bool {
+        let first = self.page * PAGE_BYTES as u64;
+        let (old, end) = (self.vnode.size(), first + bytes.end as u64);
+        self.mark_dirty();
+        if old >= end {
+            return false;
+        }
+        debug_assert!(first <= old, "the file reaches to the page");
+        let old_end = (old - first) as usize;
+        if self.home == Home::Window && old_end < bytes.start {
+            self.zero(old_end..bytes.start);
+        }
+        self.vnode.raise(end);
+        old == first
+    }
+
+    /// Moves the page from its frame to another, with its content if `keep`.
+    pub fn move_to(&mut self, to: FrameNo, keep: bool) {
+        let Home::Frame(from) = self.home else {
+            unreachable!("who moves a page between frames has found it in one");
+        };
+        if keep {
+            self.copy_to(to);
+        }
+        self.pool().moved(FrameNo(from), to);
+        self.settle(Home::Frame(to.0));
+        self.pool().abandon(FrameNo(from));
+    }
+
+    /// Moves the page from its frame to its place in the window, if it is not there already.
+    ///
+    /// # Errors
+    /// There is no memory; the page is where it was.
+    pub fn move_to_window(&mut self) -> Result<()> {
+        let Home::Frame(from) = self.home else {
+            return Ok(());
+        };
+        let to = self.mapped().make_room(self.page)?;
+        // SAFETY: the latch keeps others from changing the page, nothing maps its place in the window
+        // yet, and both are pages.
+        unsafe { copy::between_pages(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
+        self.pool().removed(FrameNo(from));
+        self.settle(Home::Window);
+        // Programs use it from here on without a word.
+        self.note_use();
+        self.pool().abandon(FrameNo(from));
+        Ok(())
+    }
+
+    /// Moves the page from the window to a frame. `false`: somebody with a lease needs it there.
+    #[must_use]
+    pub fn move_to_pool(&mut self, to: FrameNo) -> bool {
+        debug_assert!(self.home == Home::Window);
+        // First programs cannot reach it any more, then it is copied: a store between the two would
+        // be lost.
+        if !self.mapped().revoke(self.page) {
+            return false;
+        }
+        self.copy_to(to);
+        self.zero_beyond_end(to);
+        self.mapped().vacate(self.page);
+        self.pool().assign(to, self.at, self.index());
+        let key = self.leaf.key(self.index());
+        self.pool().inserted([(to, key)], Entry::Read);
+        self.settle(Home::Frame(to.0));
+        true
+    }
+
+    /// Notes a use of the page.
+    pub(crate) fn note_use(&mut self) {
+        if self.snap.is_ahead() {
+            self.vnode.gone.read_ahead_used.fetch_add(1, Relaxed);
+        }
+        self.snap = self.snap.used();
+    }
+
+    /// Notes that the page has changed and is not below yet.
+    pub fn mark_dirty(&mut self) {
+        self.changed = true;
+        self.vnode.mark_dirty(self.at, self.page);
+    }
+
+    /// Sends a dirty page on its way: clean from here on, and the frame given is held until
+    /// [`Latch::end_writeback`]. A page in a window is sealed and copied to one of `spare`. `None`:
+    /// it is clean, on its way already, or there is no spare frame.
+    pub fn begin_writeback(&mut self, spare: &mut Vec<FrameNo>) -> Option<FrameNo> {
+        if !self.is_dirty() || self.is_in_writeback() {
+            return None;
+        }
+        let frame = match self.home {
+            Home::Frame(frame) => FrameNo(frame),
+            Home::Window => spare.pop()?,
+        };
+        self.pool().holds(frame).add(1);
+        self.leaf.set_writeback(self.index());
+        if self.home == Home::Window {
+            let held = !self.pool().holds(frame).orphan();
+            debug_assert!(held, "it is held by the line above");
+            let sealed = self.mapped().seal(self.page);
+            self.copy_to(frame);
+            self.zero_beyond_end(frame);
+            if !sealed {
+                // Somebody with a lease may store at any time: the page is as dirty as before, since
+                // now.
+                self.leaf.renew_dirty(self.vnode.below().core.now_ms());
+                return Some(frame);
+            }
+        }
+        self.leaf.clear_dirty(self.index());
+        Some(frame)
+    }
+
+    /// The page has arrived below, or not, and then it is dirty again.
+    pub fn end_writeback(&mut self, good: bool) {
+        if !good {
+            self.vnode.mark_dirty(self.at, self.page);
+        }
+        self.leaf.clear_writeback(self.index());
+        if !self.is_dirty() {
+            self.vnode.count_clean();
+        }
+    }
+
+    /// Makes the page vanish, dirty or not. It must not be on its way below.
+    pub fn discard(self) {
+        self.leave(Reason::Dropped);
+    }
+
+    /// Makes the page vanish for this reason, dirty or not. It must not be on its way below.
+    pub(crate) fn leave(self, reason: Reason) {
+        debug_assert!(!self.is_in_writeback());
+        if self.leaf.clear_dirty(self.index()) {
+            self.vnode.count_clean();
+        }
+        let pool = Arc::clone(self.pool());
+        match self.home {
+            Home::Frame(frame) => pool.removed(FrameNo(frame)),
+            Home::Window => self.mapped().vacate(self.page),
+        }
+        self.word().clear(self.snap);
+        if let Home::Frame(frame) = self.home {
+            pool.abandon(FrameNo(frame));
+        }
+        let wasted = u64::from(self.snap.is_ahead());
+        self.vnode.gone.left(reason, 1, wasted);
+        self.vnode.index().let_go(self.page / LEAF_PAGES, self.at);
+        std::mem::forget(self);
+    }
+
+    fn copy_to(&self, to: FrameNo) {
+        let to = self.pool().at(to).as_ptr();
+        // SAFETY: the latch keeps others from changing the page, but for programs with a lease, of
+        // whose stores each byte is seen or not; and `to` is nobody's yet.
+        unsafe { copy::between_pages(self.data().as_ptr(), to, PAGE_BYTES) };
+    }
+
+    /// What programs have stored behind the end of the file is not part of it (mmap(2) of POSIX: "the
+    /// system shall never write out any modified portions of the last page of an object which are
+    /// beyond its end").
+    fn zero_beyond_end(&self, copy: FrameNo) {
+        let end = self
+            .vnode
+            .size()
+            .saturating_sub(self.page * PAGE_BYTES as u64);
+        if end < PAGE_BYTES as u64 {
+            let keep = end as usize;
+            // SAFETY: the frame is the caller's alone.
+            unsafe {
+                let rest = self.pool().at(copy).as_ptr().add(keep);
+                copy::zero_page(rest, PAGE_BYTES - keep);
+            }
+        }
+    }
+
+    fn settle(&mut self, home: Home) {
+        self.home = home;
+        self.changed = true;
+    }
+
+    fn mapped(&self) -> &'a Mapped {
+        let mapped = self.vnode.mapped();
+        mapped.expect("a page in a window has one")
+    }
+
+    fn pool(&self) -> &'a Arc<Pool> {
+        &self.vnode.below().core.pool
+    }
+
+    fn word(&self) -> &'a Word {
+        self.leaf.word(self.index())
+    }
+
+    fn index(&self) -> u32 {
+        (self.page % LEAF_PAGES) as u32
+    }
+
+    fn bit(&self) -> u64 {
+        1 << self.index()
+    }
+}
+
+impl Drop for Latch<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.word().unlatch_changed(self.snap, self.home);
+        } else {
+            self.word().unlatch(self.snap);
+        }
+    }
+}
+
+/// A page that is held in place: its bytes do not change, whatever happens to the file.
+pub struct PageRef<'a> {
+    at: NonNull<u8>,
+    word: &'a Word,
+    frame: u32,
+    vnode: &'a Vnode,
+}
+
+impl<'a> PageRef<'a> {
+    /// Of a pin that the caller has taken.
+    #[inline]
+    pub(crate) fn of(vnode: &'a Vnode, leaf: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
+        PageRef {
+            at: vnode.base().at(FrameNo(frame)),
+            word: vnode.index().leaf(leaf).word(index),
+            frame,
+            vnode,
+        }
+    }
+
+    /// The address of the page, good while the reference lives.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.at.as_ptr()
+    }
+
+    /// Lends the page as it is: the loan outlives the reference, and the file.
+    pub fn lend(&self) -> Loan {
+        Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
+    }
+
+    #[cold]
+    fn release(&self) {
+        let pool = &self.vnode.below().core.pool;
+        pool.release(FrameNo(self.frame), 1);
+    }
+}
+
+impl Deref for PageRef<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a frame that is held is not changed, and the pool lives as long as the vnode.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), PAGE_BYTES) }
+    }
+}
+
+impl Drop for PageRef<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.word.unpin(self.frame) {
+            self.release();
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! A cache, and the volumes in it.
+
+use crate::attributes::Attributes;
+use crate::config::Config;
+use crate::core::{Below, Core};
+use crate::frames::{Emptied, PAGE_BYTES};
+use crate::keeper::{self, Errands};
+use crate::leaf::FILE_BYTES_MAX;
+use crate::mapped::Mapped;
+use crate::memory::Backing;
+use crate::open::OpenFile;
+use crate::pager::{FileId, Pager, PagerInfo};
+use crate::session::{Session, drop_all_pages};
+use crate::stats::{CacheStats, FileStats, Reason};
+use crate::tunables::{self, Settings, Tunables};
+use crate::vnode::Vnode;
+use block::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+
+/// The pages of any number of volumes in one pool.
+pub struct Cache {
+    core: Arc<Core>,
+    volumes: Mutex<Vec<Weak<Volume>>>,
+}
+
+/// One pager's files in a cache.
+pub struct Volume {
+    below: Arc<Below>,
+    vnodes: Mutex<Vnodes>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Vnodes {
+    by_file: HashMap<FileId, Arc<Vnode>>,
+    /// How many there were after the last look for those nobody needs.
+    kept: usize,
+}
+
+/// Vnodes that may be there before it is worth looking for those nobody needs.
+const VNODES_MIN: usize = 1024;
+
+impl Cache {
+    /// A cache without volumes.
+    ///
+    /// # Errors
+    /// [`block::ErrorKind::Invalid`] for settings that make no sense, or that the system refuses.
+    pub fn new(config: Config) -> Result<Arc<Cache>> {
+        let core = Arc::new(Core::new(config)?);
+        let volumes = Mutex::default();
+        Ok(Arc::new(Cache { core, volumes }))
+    }
+
+    /// Puts the files of `pager` under the cache, and starts the volume's background thread.
+    ///
+    /// # Errors
+    /// The pager gives no queue, or the system no thread.
+    pub fn volume(&self, pager: Arc<dyn Pager>) -> Result<Arc<Volume>> {
+        let below = Below::new(Arc::clone(&self.core), pager, Errands::new()?);
+        let below = Arc::new(below);
+        self.core.add_volume(&below);
+        let (started, starts) = std::sync::mpsc::channel();
+        let name = below.info.name.clone();
+        let thread = {
+            let below = Arc::clone(&below);
+            let run = move || keeper::run(below, started);
+            std::thread::Builder::new().name("cache".into()).spawn(run)
+        };
+        let thread = thread.map_err(|e| Error::from_io(name, e))?;
+        // The thread says how it got its queue; if it is gone without a word it has panicked.
+        starts.recv().expect("the background thread reports")?;
+        let volume = Arc::new(Volume {
+            below,
+            vnodes: Mutex::default(),
+            keeper: Mutex::new(Some(thread)),
+        });
+        let mut volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.retain(|volume| volume.strong_count() > 0);
+        volumes.push(Arc::downgrade(&volume));
+        Ok(volume)
+    }
+
+    /// The volumes in use.
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        let volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Puts settings in force, all at once, while everything goes on. When it returns, pages have left
+    /// as far as they could for a lower `filecache_max`; dirty ones leave when they have been written
+    /// out.
+    ///
+    /// # Errors
+    /// They contradict one another or the memory there is; nothing has changed then.
+    pub fn set(&self, tunables: &Tunables) -> std::result::Result<Settings, tunables::Error> {
+        let mut emptied = Emptied::new();
+        let set = self.core.live.set(tunables, &self.core.pool, &mut emptied);
+        self.settle(emptied);
+        set
+    }
+
+    /// The settings in force, as they were given.
+    pub fn tunables(&self) -> Tunables {
+        self.core.live.get().0
+    }
+
+    /// The settings in force, as they are understood.
+    pub fn settings(&self) -> Settings {
+        self.core.live.get().1
+    }
+
+    /// Sets how many bytes pages may take; `filecache_max`. When it returns, pages have left as far
+    /// as they could; dirty ones leave when they have been written out.
+    pub fn set_max_bytes(&self, bytes: u64) {
+        let mut emptied = Emptied::new();
+        let pool = &self.core.pool;
+        self.core.live.set_max(bytes, pool, &mut emptied);
+        self.settle(emptied);
+    }
+
+    /// The limit may be lower.
+    fn settle(&self, emptied: Emptied) {
+        self.core.give_up_leaves(emptied);
+        keeper::trim(&self.core);
+        if self.core.pool.used() > self.core.pool.limit() {
+            self.core.ask_for_clean();
+        }
+    }
+
+    /// Makes clean pages leave until pages take at most `bytes`, or `filecache_min`, without changing
+    /// the limit: for a system that is short of memory. Pages in frames go first, then mapped ones that
+    /// were not touched of late. Gives the bytes that pages take then; if they are too many still, the
+    /// background writes dirty ones out, for another call.
+    pub fn shrink(&self, bytes: u64) -> u64 {
+        let mut emptied = Emptied::new();
+        let core = &self.core;
+        let bytes = bytes.max(core.live.min_bytes.load(Relaxed));
+        let wanted = bytes as usize / PAGE_BYTES;
+        let left = || core.pool.used() + core.window_pages.load(Relaxed);
+        let mapped = core.window_pages.load(Relaxed);
+        let for_pool = wanted.saturating_sub(mapped);
+        core.pool
+            .shrink_to(for_pool, Reason::Pressure, &mut emptied);
+        core.give_up_leaves(emptied);
+        core.evict_mapped(left().saturating_sub(wanted));
+        keeper::trim(core);
+        if left() > wanted {
+            core.ask_for_clean();
+        }
+        (left() * PAGE_BYTES) as u64
+    }
+
+    /// The cache in numbers.
+    pub fn stats(&self) -> CacheStats {
+        let pool = &self.core.pool;
+        let counts = self.core.counts();
+        let now = self.core.now_ms();
+        CacheStats {
+            counts,
+            evicted: counts.evicted(),
+            mapped_evicted: self.core.window_evicted.load(Relaxed),
+            used_bytes: (pool.used() * PAGE_BYTES) as u64,
+            max_bytes: (pool.limit() * PAGE_BYTES) as u64,
+            resident_bytes: pool.resident_bytes() as u64,
+            index_bytes: self.core.slab.bytes() as u64,
+            metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
+            mapped_bytes: (self.core.window_pages.load(Relaxed) * PAGE_BYTES) as u64,
+            dirty_bytes: (self.core.dirty_pages() * PAGE_BYTES) as u64,
+            oldest_dirty_ms: self.core.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
+            backing: pool.memory().backing(),
+            swappable: pool.memory().swappable(),
+        }
+    }
+
+    /// Flushes every volume.
+    ///
+    /// # Errors
+    /// The first file that could not be flushed; the others were tried all the same.
+    pub fn flush(&self) -> Result<()> {
+        first_error(self.volumes().iter().map(|volume| volume.flush()))
+    }
+
+    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    ///
+    /// # Errors
+    /// The first file of which something could not be written, and whose pages stay; the others have
+    /// gone.
+    pub fn drop_pages(&self) -> Result<()> {
+        first_error(self.volumes().iter().map(|volume| volume.drop_pages()))
+    }
+
+    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
+    /// is all the same.
+    pub fn nodes(&self) -> Vec<(u32, u64)> {
+        let nodes = self.core.pool.nodes().into_iter();
+        nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
+    }
+
+    /// The file behind all frames, for a process that is to map it; `None` for [`Backing::Anonymous`].
+    pub fn memory_fd(&self) -> Option<BorrowedFd<'_>> {
+        debug_assert!(
+            self.core.pool.memory().backing() != Backing::Anonymous
+                || self.core.pool.memory().file().is_none()
+        );
+        self.core.pool.memory().file()
+    }
+}
+
+impl Volume {
+    /// What lies below.
+    pub fn info(&self) -> &PagerInfo {
+        &self.below.info
+    }
+
+    /// The vnode of a file, with the pages it still has from before. `size` is that of a file that
+    /// has no vnode yet.
+    pub fn vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
+        self.vnode_of(file, size, false)
+    }
+
+    /// As [`Volume::vnode`], for a file of metadata: its pages count towards `metadata_share`, and up
+    /// to there are not given up for data. What a file is was decided when its vnode was made.
+    pub fn metadata_vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
+        self.vnode_of(file, size, true)
+    }
+
+    fn vnode_of(&self, file: FileId, size: u64, metadata: bool) -> Arc<Vnode> {
+        let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
+        if let Some(vnode) = vnodes.by_file.get(&file) {
+            return Arc::clone(vnode);
+        }
+        if vnodes.by_file.len() >= VNODES_MIN.max(2 * vnodes.kept) {
+            let needed =
+                |vnode: &Arc<Vnode>| Arc::strong_count(vnode) > 1 || vnode.index().len() > 0;
+            vnodes.by_file.retain(|_, vnode| needed(vnode));
+            vnodes.kept = vnodes.by_file.len();
+        }
+        let below = Arc::clone(&self.below);
+        let vnode = self
+            .below
+            .core
+            .register(|number| Vnode::new(number, file, size, metadata, below));
+        vnodes.by_file.insert(file, Arc::clone(&vnode));
+        vnode
+    }
+
+    /// Opens a file.
+    pub fn open(&self, vnode: &Arc<Vnode>) -> OpenFile {
+        OpenFile::new(Arc::clone(vnode))
+    }
+
+    /// Opens a session for the calling thread.
+    ///
+    /// # Errors
+    /// The pager gives no queue, or the system no descriptor.
+    pub fn session(&self) -> Result<Session> {
+        Session::open(Arc::clone(&self.below))
+    }
+
+    /// A file was removed: its pages go at once, dirty or not, and whoever still has it open finds
+    /// it gone. Pages on their way go when they arrive.
+    pub fn forget(&self, file: FileId) {
+        self.let_die(file, false);
+    }
+
+    fn let_die(&self, file: FileId, closed: bool) {
+        let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
+        let vnode = vnodes.by_file.remove(&file);
+        drop(vnodes);
+        if let Some(vnode) = vnode {
+            vnode.die(closed);
+            drop_all_pages(&vnode);
+        }
+    }
+
+    /// The files of which there is something in the cache, in numbers.
+    pub fn files(&self) -> Vec<FileStats> {
+        self.all().iter().map(|vnode| vnode.stats()).collect()
+    }
+
+    /// Flushes every file with dirty pages.
+    ///
+    /// # Errors
+    /// The first file that could not be flushed; the others were tried all the same.
+    pub fn flush(&self) -> Result<()> {
+        let mut session = self.session()?;
+        let all = self.all();
+        first_error(all.iter().map(|vnode| session.flush(&mut self.open(vnode))))
+    }
+
+    /// Flushes a file; one that the cache does not know has nothing to flush.
+    ///
+    /// # Errors
+    /// What could not be written, and stays dirty.
+    pub fn flush_file(&self, file: FileId) -> Result<()> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(());
+        };
+        self.session()?.flush(&mut self.open(&vnode))
+    }
+
+    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    ///
+    /// # Errors
+    /// The first file of which something could not be written, and whose pages stay; the others have
+    /// gone.
+    pub fn drop_pages(&self) -> Result<()> {
+        let mut session = self.session()?;
+        let all = self.all();
+        let drop = |vnode| session.invalidate(&mut self.open(vnode), 0..FILE_BYTES_MAX);
+        first_error(all.iter().map(drop))
+    }
+
+    /// The same for one file.
+    ///
+    /// # Errors
+    /// What could not be written; the pages stay.
+    pub fn drop_file(&self, file: FileId) -> Result<()> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(());
+        };
+        let mut open = self.open(&vnode);
+        self.session()?.invalidate(&mut open, 0..FILE_BYTES_MAX)
+    }
+
+    /// Changes attributes of a file (name, value), and gives those it has then: all changes or none.
+    /// `None`: the cache does not know the file.
+    ///
+    /// # Errors
+    /// As [`Attributes::with`].
+    pub fn advise<'a>(
+        &self,
+        file: FileId,
+        changes: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> std::result::Result<Option<Attributes>, tunables::Error> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(None);
+        };
+        let attributes = vnode.attributes().with(changes)?;
+        vnode.set_attributes(attributes);
+        Ok(Some(attributes))
+    }
+
+    fn known(&self, file: FileId) -> Option<Arc<Vnode>> {
+        let vnodes = self.vnodes.lock().expect("no panic under this lock");
+        vnodes.by_file.get(&file).cloned()
+    }
+
+    /// Flushes, then makes all pages leave and wipes what they held, because the key of the volume
+    /// goes. Nobody uses the volume any more.
+    ///
+    /// # Errors
+    /// [`block::ErrorKind::Busy`] while some file of it is mapped or leased: its stores would be lost.
+    /// Otherwise something could not be written. The volume stays as it is then, and may be closed again, or
+    /// dropped, and then what is not below is lost.
+    pub fn close(&self) -> Result<()> {
+        for vnode in self.all() {
+            if vnode.mapped().is_some_and(Mapped::is_in_use) {
+                let detail = format!("file {} is mapped", vnode.file().0);
+                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+            }
+        }
+        self.flush()?;
+        self.abandon();
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        self.below.errands.stop();
+        let keeper = self.keeper.lock().expect("no panic under this lock").take();
+        if let Some(thread) = keeper
+            && thread.join().is_err()
+        {
+            tracing::error!(
+                volume = self.below.info.name,
+                "the background thread has panicked"
+            );
+        }
+        for vnode in self.all() {
+            self.let_die(vnode.file(), true);
+        }
+        self.below.core.pool.wipe_free();
+    }
+
+    fn all(&self) -> Vec<Arc<Vnode>> {
+        let vnodes = self.vnodes.lock().expect("no panic under this lock");
+        vnodes.by_file.values().cloned().collect()
+    }
+}
+
+/// All results are looked at, and the first error is kept.
+fn first_error(results: impl Iterator<Item = Result<()>>) -> Result<()> {
+    results
+        .reduce(|first, result| first.and(result))
+        .unwrap_or(Ok(()))
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.all().is_empty() && self.keeper.get_mut().is_ok_and(|k| k.is_none()) {
+            return;
+        }
+        if let Err(error) = self.flush() {
+            let name = &self.below.info.name;
+            tracing::error!(volume = name, %error, "a volume goes with pages that could not be written out");
+        }
+        self.abandon();
+    }
+}
