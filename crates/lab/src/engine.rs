@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// Data is stamped this often, so that no two blocks of a device are alike and nothing below can
 /// find equal ones.
-const STAMP_EVERY: usize = 4096;
+pub(crate) const STAMP_EVERY: u32 = 4096;
 
 /// Service times of the requests of a run, in nanoseconds, exact to 1 %.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -59,59 +59,17 @@ pub struct Sample {
     pub noise: Noise,
 }
 
-impl Sample {
-    /// MiB (2^20 bytes) a second.
-    pub fn mib_per_s(&self) -> f64 {
-        self.bytes as f64 / (1u64 << 20) as f64 / self.seconds()
-    }
-
-    /// Requests a second.
-    pub fn iops(&self) -> f64 {
-        self.requests as f64 / self.seconds()
-    }
-
-    /// CPU seconds for each GiB (2^30 bytes).
-    pub fn cpu_s_per_gib(&self) -> f64 {
-        self.cpu.total_ns as f64 / 1e9 / (self.bytes as f64 / (1u64 << 30) as f64)
-    }
-
-    /// Cores in use on average.
-    pub fn cores(&self) -> f64 {
-        self.cpu.total_ns as f64 / self.wall_ns.max(1) as f64
-    }
-
-    /// Bytes that reached the device for each byte asked: about 1 when nothing in between cached.
-    pub fn device_per_asked(&self) -> Option<f64> {
-        let device = self.device?;
-        let moved = if self.flushes > 0 {
-            device.written
-        } else {
-            device.read
-        };
-        Some(moved as f64 / self.bytes.max(1) as f64)
-    }
-
-    fn seconds(&self) -> f64 {
-        self.wall_ns.max(1) as f64 / 1e9
-    }
-}
-
 /// Carries out `spec` on `device`, and measures it.
 ///
 /// Before the clock starts each thread opens its queue and does `depth` requests as a warm-up.
 /// A first failing request ends the run.
 pub fn run(device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
     let name = device.info().name.clone();
-    run_probed(&name, device, spec, None)
+    run_named(&name, device, spec)
 }
 
-/// As [`run`], with the arm's name for errors and a counter for device bytes.
-pub(crate) fn run_probed(
-    arm: &str,
-    device: &dyn BlockDevice,
-    spec: &Spec,
-    probe: Option<&dyn Fn() -> DeviceBytes>,
-) -> Result<Sample> {
+/// As [`run`], with the target's name for errors.
+pub(crate) fn run_named(arm: &str, device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
     let layout = spec.layout(device.info())?;
     let gate = Gate::new(spec.threads);
     let (threads, start, end) = std::thread::scope(|scope| {
@@ -133,10 +91,10 @@ pub(crate) fn run_probed(
             }
         }
         gate.wait_ready();
-        let start = Edge::now(probe);
+        let start = Edge::now(&[]);
         gate.go();
         gate.wait_done();
-        let end = Edge::now(probe);
+        let end = Edge::now(&[]);
         gate.release();
         let results: Vec<Result<Done>> = handles
             .into_iter()
@@ -439,14 +397,15 @@ fn magic(seed: u64) -> u64 {
 /// Marks every 4 KiB with where it belongs and in which turn it was written, so that blocks differ
 /// from each other and from what was there before.
 fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
-    for (i, piece) in buf.chunks_mut(STAMP_EVERY).enumerate() {
-        let place = offset + (i * STAMP_EVERY) as u64;
+    for (i, piece) in buf.chunks_mut(STAMP_EVERY as usize).enumerate() {
+        let place = offset + i as u64 * u64::from(STAMP_EVERY);
         piece[..8].copy_from_slice(&(magic ^ place).to_le_bytes());
         piece[8..16].copy_from_slice(&turn.to_le_bytes());
     }
 }
 
-/// Whether a request begins with the stamp of its place.
+/// Whether a request begins with the stamp of its place. Only where all requests, whatever their size, put
+/// a stamp is there one to look for.
 fn is_stamped(buf: &Buf, magic: u64, offset: u64) -> bool {
-    buf[..8] == (magic ^ offset).to_le_bytes()
+    !offset.is_multiple_of(u64::from(STAMP_EVERY)) || buf[..8] == (magic ^ offset).to_le_bytes()
 }

@@ -2,19 +2,12 @@
 //! believed on a machine that is not idle.
 //!
 //! ```text
-//!   Arm (a device and its facts)      Spec (one run)        Plan (how many, in what order)
-//!        └──────────────┬──────────────────┘                        │
-//!                    engine ── Sample ──► compare ── pairs ──► stats ──► report, JSON
-//!                      │                     │
-//!                    meter: CPU, device bytes, and who else was on the machine
-//!
-//!   Side (a target and a job)  ──► study ── Record ──► journal ──► analysis ──► tables, HTML, regressions
+//!   Side (a target and a job) ──► study ──► Record ──► journal ──► analysis ──► tables, HTML, regressions
+//!                                   │         ▲
+//!                       order by turns        meter: CPU, device bytes, and who else was on the machine
 //! ```
 //!
-//! Two ways share order, statistics and meter: `compare` is for devices and the block engine alone, in
-//! memory; [`study`] is for every workload on every target, and keeps each run as it is made.
-//!
-//! **Invariant:** two arms are only ever compared by runs that did the same work (the same bytes in
+//! **Invariant:** two sides are only ever compared by runs that did the same work (the same bytes in
 //! the same order), stood next to each other in time, and are all in the result, raw. A number that
 //! cannot be had (no interval from five pairs, no device bytes on this kernel) is absent, never
 //! made up.
@@ -23,10 +16,10 @@
 //! device is direct is its own matter, and is passed in and printed), and throwing out outliers.
 #![deny(unsafe_code)]
 
-mod compare;
 mod engine;
 mod environment;
 mod error;
+mod figures;
 pub mod files;
 mod gate;
 mod histogram;
@@ -36,7 +29,6 @@ mod job;
 mod map;
 mod meter;
 mod record;
-mod report;
 mod result;
 mod rng;
 mod series;
@@ -47,18 +39,14 @@ mod target;
 mod unpaired;
 pub mod workload;
 
-pub use compare::{Arm, ArmFacts, Plan, Probe, Progress, compare};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use job::{CATALOGUE, Entry, Extent, Job, Needs};
-pub use meter::{CpuTime, DeviceBytes, Noise, Others, ProofSource, process_cpu};
+pub use meter::{CpuTime, DeviceBytes, Noise, Others, process_cpu};
 pub use record::{Better, Cell, Phase, Point, Record};
-pub use report::{SCHEMA, from_json, table};
-pub use result::{ArmRuns, Comparison, End, Floor, Run, Summary, Versus};
+pub use result::{End, Run};
 pub use spec::{Spec, Workload};
-pub use stats::{
-    Interval, Ratio, Verdict, geometric_mean, median, order_statistic_ranks, paired, verdict,
-};
-pub use target::{Place, Target};
+pub use stats::{Interval, Ratio, Verdict, median, order_statistic_ranks, paired, verdict};
+pub use target::{Facts, Place, Target};
 pub use unpaired::unpaired;

@@ -54,7 +54,7 @@ impl Mapping {
     /// The address of `len` bytes at `at`.
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
-        let end = at.checked_add(len).unwrap_or(usize::MAX);
+        let end = at.saturating_add(len);
         assert!(end <= self.len, "{at}+{len} is outside of the mapping");
         self.start.cast::<u8>().wrapping_add(at)
     }

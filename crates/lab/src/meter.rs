@@ -52,27 +52,15 @@ impl CpuTime {
     }
 }
 
-/// Who counted the device bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProofSource {
-    /// The kernel, in `/proc/self/io`: what this process made the block layer fetch and write. With
-    /// a page cache below, writes count when a page is made dirty.
-    #[default]
-    Kernel,
-    /// A counter that the caller put below the arms.
-    Probe,
-}
-
-/// Bytes that reached the device, the proof that a run was not served from a cache.
+/// Bytes that reached the device, the proof that a run was not served from a cache: what this process
+/// made the block layer fetch and write, by `/proc/self/io`. With a page cache below, writes count when
+/// a page is made dirty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceBytes {
     /// Bytes read from the device.
     pub read: u64,
     /// Bytes written to the device.
     pub written: u64,
-    /// Who counted.
-    pub source: ProofSource,
 }
 
 impl DeviceBytes {
@@ -80,7 +68,6 @@ impl DeviceBytes {
         DeviceBytes {
             read: self.read.saturating_sub(start.read),
             written: self.written.saturating_sub(start.written),
-            source: self.source,
         }
     }
 }
@@ -164,19 +151,14 @@ impl Others {
 }
 
 impl Edge {
-    /// The counters now. `probe` replaces the kernel's count of device bytes.
-    pub(crate) fn now(probe: Option<&dyn Fn() -> DeviceBytes>) -> Edge {
-        Edge::with_daemons(probe, &[])
-    }
-
     /// The counters now, with those of `daemons`, which are process ids.
-    pub(crate) fn with_daemons(probe: Option<&dyn Fn() -> DeviceBytes>, daemons: &[u32]) -> Edge {
+    pub(crate) fn now(daemons: &[u32]) -> Edge {
         Edge {
             others: Others::now(daemons),
             psi_cpu_us: psi_some_us("/proc/pressure/cpu"),
             psi_io_us: psi_some_us("/proc/pressure/io"),
             host: host_ticks(),
-            device: probe.map(|read| read()).or_else(own_io),
+            device: own_io(),
             cpu: process_cpu(),
             at: Instant::now(),
         }
@@ -298,7 +280,6 @@ fn own_io() -> Option<DeviceBytes> {
     Some(DeviceBytes {
         read: field("read_bytes")?,
         written: field("write_bytes")?,
-        source: ProofSource::Kernel,
     })
 }
 

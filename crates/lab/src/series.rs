@@ -30,6 +30,9 @@ pub(crate) struct Rules {
     pub(crate) seed: u64,
 }
 
+/// Whether the runs so far are enough, those of each arm in a list.
+pub(crate) type Enough<'a, S> = &'a dyn Fn(&[Vec<Run<S>>]) -> bool;
+
 /// A run that has just ended.
 pub(crate) struct Ran<'s, S> {
     pub(crate) arm: usize,
@@ -64,7 +67,7 @@ impl<S> Series<S> {
         &mut self,
         elapsed: &dyn Fn() -> Duration,
         run: &mut dyn FnMut(usize) -> Result<S>,
-        enough: &dyn Fn(&[Vec<Run<S>>]) -> bool,
+        enough: Enough<'_, S>,
         progress: &mut dyn FnMut(Ran<'_, S>) -> ControlFlow<()>,
     ) -> Result<End> {
         let mut block = 0;
@@ -144,3 +147,7 @@ impl<S> Series<S> {
         order
     }
 }
+
+#[cfg(test)]
+#[path = "series_tests.rs"]
+mod tests;

@@ -86,10 +86,9 @@ pub struct Spec {
     pub bytes_per_thread: Option<u64>,
     /// Times each thread goes over its bytes.
     pub passes: u32,
-    /// Bytes of the device that are used, from its start; `None`: all. Comparing sets it to the
-    /// size of the smallest arm, so that all arms have the same geometry.
+    /// Bytes of the device that are used, from its start; `None`: all.
     pub span: Option<u64>,
-    /// Reads check that each request begins with what [`crate::compare`] wrote there.
+    /// Reads check that each request begins with what a run of the same seed wrote there.
     pub verify: bool,
     /// Where the data and the orders are drawn from.
     pub seed: u64,

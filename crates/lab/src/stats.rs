@@ -25,15 +25,6 @@ pub fn median(values: &[f64]) -> Option<f64> {
     })
 }
 
-/// The geometric mean of positive values: the mean to use for ratios of several cells. `None` of
-/// nothing or when a value is not positive.
-pub fn geometric_mean(values: &[f64]) -> Option<f64> {
-    if values.is_empty() || values.iter().any(|v| !usable(*v)) {
-        return None;
-    }
-    Some((values.iter().map(|v| v.ln()).sum::<f64>() / values.len() as f64).exp())
-}
-
 /// The 1-based ranks of the two order statistics of `n` values between which the median of what
 /// they were drawn from lies with at least 95 % confidence, and that confidence exactly:
 /// `1 - 2 P(Bin(n, 1/2) < low)`. The narrowest such symmetric interval; `None` below 6 values,
@@ -302,13 +293,11 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_means_of_small_sets() {
+    fn medians_of_small_sets() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[1.0, f64::NAN]), None);
-        assert!((geometric_mean(&[1.0, 4.0]).unwrap() - 2.0).abs() < 1e-12);
-        assert_eq!(geometric_mean(&[1.0, 0.0]), None);
     }
 
     /// A positive number whose logarithm is spread about evenly over ±0.5: no bell curve, which the

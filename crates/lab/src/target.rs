@@ -1,9 +1,10 @@
 //! What a job runs on: a folder, a device, or only this machine.
 
 use crate::files::{Files, Folder};
-use crate::meter::{DeviceBytes, Edge};
-use crate::{Error, Probe, Result};
+use crate::meter::Edge;
+use crate::{Error, Result};
 use block::BlockDevice;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,8 +28,19 @@ pub struct Target {
     pub place: Place,
     /// Processes behind it, for example the one that serves a mounted folder.
     pub daemons: Vec<u32>,
-    /// Counts device bytes, where the kernel's count for this process does not see them.
-    pub probe: Option<Probe>,
+}
+
+/// What a reader has to know about a target, printed and stored beside its figures.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Facts {
+    /// Whether the page cache is passed by; `None`: not known.
+    pub direct: Option<bool>,
+    /// Cipher, or `none`.
+    pub cipher: Option<String>,
+    /// Implementation of the cipher that runs on this machine.
+    pub cipher_kernel: Option<String>,
+    /// Anything else that differs.
+    pub note: Option<String>,
 }
 
 impl Target {
@@ -63,13 +75,11 @@ impl Target {
             name,
             place,
             daemons: Vec::new(),
-            probe: None,
         }
     }
 
     pub(crate) fn edge(&self) -> Edge {
-        let probe = self.probe.as_deref().map(|p| p as &dyn Fn() -> DeviceBytes);
-        Edge::with_daemons(probe, &self.daemons)
+        Edge::now(&self.daemons)
     }
 
     pub(crate) fn files(&self) -> Result<&dyn Files> {

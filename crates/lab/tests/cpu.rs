@@ -4,11 +4,11 @@
 mod devices;
 
 use devices::{Memory, Shared};
-use lab::{Arm, Plan, Spec, Verdict, Workload, compare, run};
+use lab::study::{Finding, Journal, Judgement, Kind, Side, StudyPlan, findings, study};
+use lab::{Extent, Facts, Job, Spec, Target, Workload, run};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 fn burner(burn_ns: u64) -> Memory {
     let shared = Shared {
@@ -51,26 +51,48 @@ fn known_cpu_is_counted_within_two_percent() {
 }
 
 fn a_tenth_more_cpu_is_found() {
-    let arm = |name: &str, burn_ns| Arm::new(name, Arc::new(burner(burn_ns)));
-    let plan = Plan {
+    let mut job = Job::named("devmix", Extent::Quick).unwrap();
+    let set = [
+        ("patterns", "rand-read"),
+        ("blocks", "4k"),
+        ("depths", "1"),
+        ("requests", "256"),
+        ("span", "1M"),
+    ];
+    for (name, value) in set {
+        job.set(name, value).unwrap();
+    }
+    let side = |name: &str, burn_ns| Side {
+        name: name.to_owned(),
+        target: Target::device(name, Arc::new(burner(burn_ns))),
+        job: job.clone(),
+        facts: Facts::default(),
+        before: None,
+        after: None,
+    };
+    let sides = [
+        side("a", 200_000),
+        side("tenth", 220_000),
+        side("none", 200_000),
+    ];
+    let plan = StudyPlan {
         pairs: 12,
         max_pairs: 12,
-        min_wall: Duration::from_millis(30),
-        ..Plan::default()
+        ..StudyPlan::default()
     };
-    let comparison = compare(
-        &arm("a", 200_000),
-        &[arm("tenth", 220_000), arm("none", 200_000)],
-        &spec(1),
-        &plan,
-        &mut |_| ControlFlow::Continue(()),
-    )
-    .unwrap();
-    let [tenth, none] = &comparison.versus[..] else {
-        panic!("two other arms were compared");
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let done = study(&sides, &plan, &mut journal, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    let (found, _) = findings(&done.unwrap());
+    let cpu = |side: &str| {
+        let of = |f: &&Finding| f.side == side && f.kind == Kind::Cpu;
+        found.iter().find(of).unwrap()
     };
-    assert_eq!(tenth.cpu_verdict, Verdict::Higher, "{tenth:?}");
-    let cpu = tenth.cpu.unwrap().median;
-    assert!((1.07..1.13).contains(&cpu), "{cpu}");
-    assert_eq!(none.cpu_verdict, Verdict::Same, "{none:?}");
+    let (tenth, none) = (cpu("tenth"), cpu("none"));
+    assert_eq!(tenth.judgement, Judgement::Worse, "{tenth:?}");
+    let ratio = tenth.ratio.unwrap().median;
+    assert!((1.07..1.13).contains(&ratio), "{ratio}");
+    assert_eq!(none.judgement, Judgement::Same, "{none:?}");
 }

@@ -2,14 +2,14 @@
 
 mod devices;
 
-use block::{BlockDevice, ErrorKind};
+use block::ErrorKind;
 use devices::{Memory, Shared};
-use lab::{Arm, Error, Plan, Spec, Workload, compare, run};
+use lab::study::{Journal, Side, StudyPlan, study};
+use lab::{Error, Extent, Facts, Job, Spec, Target, Workload, run};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 const SIZE: usize = 4 << 20;
 
@@ -146,114 +146,82 @@ fn verification_finds_a_record_that_is_not_what_was_written() {
     }
 }
 
-fn quick_plan() -> Plan {
-    Plan {
-        pairs: 6,
-        max_pairs: 6,
-        min_wall: Duration::ZERO,
-        ..Plan::default()
+/// A study without a control, so that both sides run as often, on devices of their own or one.
+fn study_of(devices: [Memory; 2], set: &[(&str, &str)]) -> lab::Result<lab::study::Study> {
+    let mut job = Job::named("devmix", Extent::Quick).unwrap();
+    for (name, value) in [("blocks", "64k"), ("depths", "4"), ("requests", "64")] {
+        job.set(name, value).unwrap();
     }
+    set.iter()
+        .for_each(|(name, value)| job.set(name, value).unwrap());
+    let sides = devices.map(|device| Side {
+        name: device.info.name.clone(),
+        target: Target::device(device.info.name.clone(), Arc::new(device)),
+        job: job.clone(),
+        facts: Facts::default(),
+        before: None,
+        after: None,
+    });
+    let plan = StudyPlan {
+        pairs: 2,
+        max_pairs: 2,
+        control: false,
+        ..StudyPlan::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("journal")).unwrap();
+    study(&sides, &plan, &mut journal, &mut |_| {
+        ControlFlow::Continue(())
+    })
 }
 
-fn arm(name: &str, device: Memory) -> Arm {
-    Arm::new(name, Arc::new(device))
-}
-
-#[test]
-fn arms_of_unequal_size_do_the_same_work() {
-    let logged = || Shared {
-        keep_log: true,
-        ..Shared::default()
-    };
-    let (a, b) = (
-        Memory::new(SIZE, logged()),
-        Memory::new(SIZE - 65536, logged()),
-    );
-    let logs = [Arc::clone(&a.shared), Arc::clone(&b.shared)];
-    let spec = Spec {
-        threads: 1,
-        ..spec(Workload::RandRead)
-    };
-    let c = compare(
-        &arm("a", a),
-        &[arm("b", b)],
-        &spec,
-        &quick_plan(),
-        &mut |_| ControlFlow::Continue(()),
-    )
-    .unwrap();
-    assert_eq!(c.spec.span, Some(SIZE as u64 - 65536));
-    assert_eq!(*logs[0].log.lock().unwrap(), *logs[1].log.lock().unwrap());
-    assert!(c.spec.verify, "reads are checked against what was prepared");
-    assert_eq!(c.arms[0].runs.len(), 8);
-    assert_eq!(c.versus[0].pairs, 6);
-    let table = lab::table(&[c]);
-    assert!(
-        table.contains("| rand-read") && table.contains("6 ("),
-        "{table}"
-    );
+fn named(name: &str, shared: Shared) -> Memory {
+    let mut device = memory(shared);
+    device.info.name = name.to_owned();
+    device
 }
 
 #[test]
-fn shared_bytes_are_not_verified_and_separate_ones_are() {
-    // Two arms over one memory: what one writes the other does read back here, so to tell, the
-    // memory is spoilt after the preparation.
-    let device = memory(Shared::default());
-    let spoil = Arc::clone(&device.shared);
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let arms = [Arm::new("a", Arc::clone(&device)), Arm::new("b", device)];
-    let attempt = |shared| {
-        compare(
-            &arms[0],
-            &arms[1..],
-            &spec(Workload::SeqRead),
-            &Plan {
-                shared,
-                ..quick_plan()
-            },
-            &mut |step| {
-                if let lab::Progress::Calibrated { .. } = step {
-                    spoil.bytes.lock().unwrap()[0] ^= 1;
-                }
-                ControlFlow::Continue(())
-            },
-        )
-    };
-    assert!(attempt(true).is_ok());
-    assert!(matches!(attempt(false), Err(Error::Verify { .. })));
+fn both_sides_of_a_study_are_asked_for_the_same_in_the_same_order() {
+    let devices = ["a", "b"].map(|name| {
+        let shared = Shared {
+            keep_log: true,
+            ..Shared::default()
+        };
+        named(name, shared)
+    });
+    let logs = [0, 1].map(|n: usize| Arc::clone(&devices[n].shared));
+    let set = [("patterns", "rand-read,rand-write"), ("verify", "true")];
+    let done = study_of(devices, &set).unwrap();
+    assert_eq!(done.runs.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
+    let [a, b] = logs.map(|shared| shared.log.lock().unwrap().clone());
+    assert!(a == b && a.len() > 8 * 64, "{} and {}", a.len(), b.len());
 }
 
 #[test]
-fn refuses_plans_that_answer_nothing() {
-    let device = || memory(Shared::default());
-    let refuse = |a: &Arm, b: &[Arm], plan: Plan| {
-        compare(a, b, &spec(Workload::SeqRead), &plan, &mut |_| {
-            ControlFlow::Continue(())
-        })
-        .unwrap_err()
-        .to_string()
+fn a_side_that_gives_back_something_else_ends_a_study_that_verifies() {
+    let spoilt = || {
+        // The data of one side are lost on their way to the device.
+        let forgetful = Shared {
+            forget_writes: true,
+            ..Shared::default()
+        };
+        [
+            named("sound", Shared::default()),
+            named("forgetful", forgetful),
+        ]
     };
-    let a = arm("a", device());
-    assert!(refuse(&a, &[], quick_plan()).contains("two arms"));
-    assert!(refuse(&a, &[arm("a", device())], quick_plan()).contains("same name"));
-    for plan in [
-        Plan {
-            pairs: 0,
-            ..quick_plan()
-        },
-        Plan {
-            theta: 0.0,
-            ..quick_plan()
-        },
-        Plan {
-            theta: f64::NAN,
-            ..quick_plan()
-        },
-    ] {
-        let text = refuse(&a, &[arm("b", device())], plan);
-        assert!(
-            text.contains("pair") || text.contains("threshold"),
-            "{text}"
-        );
+    let set = |verify| [("patterns", "seq-read"), ("verify", verify)];
+    assert!(study_of(spoilt(), &set("false")).is_ok());
+    match study_of(spoilt(), &set("true")) {
+        Err(Error::Verify { arm, .. }) => assert_eq!(arm, "forgetful"),
+        other => panic!("{other:?}"),
     }
+    let odd = [
+        ("patterns", "seq-read"),
+        ("verify", "true"),
+        ("blocks", "6k"),
+    ];
+    let refused = study_of(spoilt(), &odd).unwrap_err().to_string();
+    assert!(refused.contains("4096"), "{refused}");
 }

@@ -4,7 +4,7 @@ use block::{BlockDevice, Mem, Rate};
 use lab::study::{
     Journal, Judgement, Kind, Results, Side, StudyPlan, findings, journal_path, study,
 };
-use lab::{ArmFacts, CATALOGUE, Extent, Job, Needs, Target};
+use lab::{CATALOGUE, Extent, Facts, Job, Needs, Target};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ fn side(name: &str, target: Target, job: Job) -> Side {
         name: name.to_owned(),
         target,
         job,
-        facts: ArmFacts::default(),
+        facts: Facts::default(),
         before: None,
         after: None,
     }

@@ -1,8 +1,8 @@
 //! The figures: lines over bars, ratios with intervals, tables of colours, and runs in their order.
 
 use super::svg::{Drawing, side, steps};
+use crate::figures::number;
 use crate::record::{Better, Cell, Phase, Record};
-use crate::report::figures as number;
 use crate::result::Run;
 use crate::study::{Finding, Judgement, Kind, Study, findings, title};
 

@@ -2,7 +2,7 @@
 
 use super::charts::figures;
 use super::svg::escape;
-use crate::report::{figures as number, ratio as ratio_text};
+use crate::figures::{number, ratio as ratio_text};
 use crate::study::{Finding, Kind, Results, Study, findings, notes, title, verdicts};
 use std::fmt::Write;
 

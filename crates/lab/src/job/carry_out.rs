@@ -230,7 +230,7 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
                 spec.workload,
                 plural(spec.threads as usize, "thread")
             );
-            let point = devmix::point(&target.name, device, config, spec, target.probe.as_ref())?;
+            let point = devmix::point(&target.name, device, config, spec)?;
             let writes = point.spec.workload.writes();
             let name = format!("{series}, depth {depth}");
             let phase = Phase::of_sample(name, &point.sample, writes);

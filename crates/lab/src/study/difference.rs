@@ -167,7 +167,7 @@ pub fn change_table(changes: &[Change]) -> String {
             c.side.clone(),
             c.phase.clone(),
             format!("{} ({})", c.cell, c.unit),
-            c.ratio.map_or("-".into(), |r| crate::report::ratio(&r)),
+            c.ratio.map_or("-".into(), |r| crate::figures::ratio(&r)),
             c.judgement.name().to_owned(),
         ]
     }));

@@ -29,7 +29,7 @@ use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::series::{Ran, Rules, Series};
 use crate::workload::shell;
-use crate::{ArmFacts, Error, Job, Record, Result, Target};
+use crate::{Error, Facts, Job, Record, Result, Target};
 use journal::{Line, Logged};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -126,7 +126,7 @@ pub struct Side {
     /// What is run.
     pub job: Job,
     /// What a reader has to know.
-    pub facts: ArmFacts,
+    pub facts: Facts,
     /// Command of the shell before each run, untimed.
     pub before: Option<String>,
     /// Command of the shell after each run, untimed.
@@ -143,7 +143,7 @@ pub struct SideFacts {
     /// What is run.
     pub job: Job,
     /// What a reader has to know.
-    pub facts: ArmFacts,
+    pub facts: Facts,
     /// Command before each run.
     pub before: Option<String>,
     /// Command after each run.

@@ -1,8 +1,8 @@
 //! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
 
 use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
+use crate::figures::{number, ratio as ratio_text};
 use crate::record::{Phase, Record};
-use crate::report::{figures, ratio as ratio_text};
 use crate::result::{End, Run};
 use std::fmt::Write;
 
@@ -166,22 +166,18 @@ fn extremes(mut found: Vec<&Finding>) -> Vec<&Finding> {
 
 fn row(study: &Study, f: &Finding) -> Vec<String> {
     let common = [f.phase.clone(), f.cell.clone()];
-    let number = |v: f64| {
-        if v.is_finite() {
-            figures(v)
-        } else {
-            "-".into()
-        }
+    let shown = |v: f64| {
+        if v.is_finite() { number(v) } else { "-".into() }
     };
     let own = match study.sides.len() {
         1 => {
             let runs = study.runs[0].iter().filter(|r| !r.warm_up).count();
-            vec![number(f.value), f.unit.clone(), runs.to_string()]
+            vec![shown(f.value), f.unit.clone(), runs.to_string()]
         }
         _ => vec![
             f.side.clone(),
-            number(f.base),
-            number(f.value),
+            shown(f.base),
+            shown(f.value),
             f.unit.clone(),
             f.change().map_or("-".into(), |c| format!("{c:+.1}")),
             f.ratio.map_or("-".into(), |r| ratio_text(&r)),

@@ -16,7 +16,7 @@ fn sides(names: &[&str]) -> Vec<Side> {
             job.set("millis", "1").unwrap();
             job
         },
-        facts: ArmFacts::default(),
+        facts: Facts::default(),
         before: None,
         after: None,
     };

@@ -8,8 +8,8 @@
 //! The loop is closed: a thread submits its next request when one has come back, so the latencies are
 //! service times.
 
-use crate::engine::{self, Sample};
-use crate::{Error, Probe, Result, Spec, Workload};
+use crate::engine::{self, STAMP_EVERY, Sample};
+use crate::{Error, Result, Spec, Workload};
 use block::BlockDevice;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -33,6 +33,9 @@ pub struct Config {
     pub requests: u64,
     /// Bytes of the device that are used, from its start; 0: all.
     pub span: u64,
+    /// Reads check that what comes back is what the preparation or a run wrote there. Sides that lie over the
+    /// same bytes, as a clear and an encrypted stack do, do not read what the other wrote.
+    pub verify: bool,
     /// Orders and data.
     pub seed: u64,
 }
@@ -46,6 +49,7 @@ impl Default for Config {
             threads: vec![1, 4],
             requests: 20_000,
             span: 0,
+            verify: false,
             seed: 1,
         }
     }
@@ -64,7 +68,7 @@ impl Config {
     /// The points, in the order in which they are measured.
     ///
     /// # Errors
-    /// [`Error::Spec`] for an empty grid, or one of more than 10,000 points.
+    /// [`Error::Spec`] for an empty grid, one of more than 10,000 points, or sizes that cannot be verified.
     pub fn points(&self) -> Result<Vec<Spec>> {
         let lengths = [
             self.patterns.len(),
@@ -77,6 +81,13 @@ impl Config {
             return Err(Error::Spec(format!(
                 "a grid of {count} points of {} requests; 1 to {POINTS_MAX} points of at least one are possible",
                 self.requests
+            )));
+        }
+        let fits =
+            |block: &u32| block.is_multiple_of(STAMP_EVERY) || STAMP_EVERY.is_multiple_of(*block);
+        if self.verify && !self.blocks.iter().all(fits) {
+            return Err(Error::Spec(format!(
+                "verifying needs requests that are multiples or whole parts of {STAMP_EVERY} bytes"
             )));
         }
         let mut points = Vec::with_capacity(count);
@@ -102,7 +113,7 @@ impl Config {
             bytes_per_thread: Some(records.max(u64::from(depth)) * u64::from(block)),
             passes: 1,
             span: (self.span > 0).then_some(self.span),
-            verify: false,
+            verify: self.verify && !workload.writes(),
             seed: self.seed,
         }
     }
@@ -126,7 +137,7 @@ pub fn run(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Result
     config
         .points()?
         .into_iter()
-        .map(|spec| point(name, device, config, spec, None))
+        .map(|spec| point(name, device, config, spec))
         .collect()
 }
 
@@ -136,11 +147,9 @@ pub(crate) fn point(
     device: &Arc<dyn BlockDevice>,
     config: &Config,
     mut spec: Spec,
-    probe: Option<&Probe>,
 ) -> Result<Point> {
     config.fit(&mut spec, device)?;
-    let probe = probe.map(|p| &**p as &dyn Fn() -> crate::DeviceBytes);
-    let sample = engine::run_probed(name, device, &spec, probe)?;
+    let sample = engine::run_named(name, device, &spec)?;
     Ok(Point { spec, sample })
 }
 
@@ -164,7 +173,7 @@ pub fn prepare(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Re
         seed: config.seed,
         ..Spec::default()
     };
-    engine::run_probed(name, device, &fill, None).map(drop)
+    engine::run_named(name, device, &fill).map(drop)
 }
 
 #[cfg(test)]

@@ -258,16 +258,17 @@ impl Scaling {
 fn solve(mut m: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     let scale = m.iter().flatten().fold(0.0_f64, |a, b| a.max(b.abs()));
     for i in 0..3 {
-        let pivot = (i..3).max_by(|&a, &b| m[a][i].abs().total_cmp(&m[b][i].abs()))?;
-        m.swap(i, pivot);
+        let largest = (i..3).max_by(|&a, &b| m[a][i].abs().total_cmp(&m[b][i].abs()))?;
+        m.swap(i, largest);
         if m[i][i].abs() <= 1e-12 * scale {
             return None;
         }
         for row in 0..3 {
             if row != i {
-                let factor = m[row][i] / m[i][i];
-                for column in i..4 {
-                    m[row][column] -= factor * m[i][column];
+                let pivot = m[i];
+                let factor = m[row][i] / pivot[i];
+                for (value, above) in m[row].iter_mut().zip(pivot).skip(i) {
+                    *value -= factor * above;
                 }
             }
         }

@@ -27,6 +27,8 @@ pub struct Shared {
     /// Offsets in the order of their requests.
     pub log: Mutex<Vec<(u64, usize)>>,
     pub keep_log: bool,
+    /// Writes succeed and change nothing.
+    pub forget_writes: bool,
     /// The request with this number, counted from 1, fails. 0: none.
     pub fail_at: u64,
     pub requests: AtomicU64,
@@ -143,7 +145,7 @@ impl Shared {
                 self.writes.fetch_add(1, Relaxed);
                 let mut bytes = self.bytes.lock().unwrap();
                 let mut at = *offset as usize;
-                for buf in bufs.iter() {
+                for buf in bufs.iter().filter(|_| !self.forget_writes) {
                     bytes[at..at + buf.len()].copy_from_slice(buf);
                     at += buf.len();
                 }

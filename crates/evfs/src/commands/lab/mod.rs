@@ -1,10 +1,10 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
-mod devices;
 mod measure;
 mod sides;
+mod stacks;
 
-pub use devices::measure;
+pub use stacks::costs;
 
 use super::Context;
 use crate::output;

@@ -1,7 +1,7 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
 use super::wrong;
-use lab::{ArmFacts, Place, Target};
+use lab::{Facts, Place, Target};
 use serde::Deserialize;
 use stack::arms::{ArmKind, Bench};
 use stack::{Error, Result};
@@ -13,7 +13,7 @@ use std::rc::Rc;
 pub struct Built {
     pub name: String,
     pub target: Target,
-    pub facts: ArmFacts,
+    pub facts: Facts,
     pub before: Option<String>,
     pub after: Option<String>,
     /// Parameters that this side sets.
@@ -144,9 +144,10 @@ fn stacks(text: &str) -> Option<Vec<ArmKind>> {
     })
 }
 
-fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
+/// A stack over a device that sides share.
+pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
     let built = bench.build(kind)?;
-    let facts = ArmFacts {
+    let facts = Facts {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
         cipher_kernel: built.kernel,
@@ -178,7 +179,7 @@ fn bare(target: Target) -> Built {
     Built {
         name: target.name.clone(),
         target,
-        facts: ArmFacts::default(),
+        facts: Facts::default(),
         before: None,
         after: None,
         set: Vec::new(),

@@ -7,11 +7,14 @@ mod tree;
 
 use super::{Context, lab};
 use crate::output;
-use ::lab::{Plan, Spec, Workload};
+use ::lab::Workload;
+use ::lab::study::StudyPlan;
+use ::lab::workload::devmix;
 use serde_json::{Value, json};
 use stack::arms::{ArmKind, Bench};
 use stack::{Error, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -23,6 +26,8 @@ const NAME: &str = "quickstart";
 const TREE_SHARE: u64 = 3;
 /// Bytes that the comparison goes over.
 const COMPARE_BYTES: u64 = 64 << 20;
+/// Bytes of each of its requests.
+const COMPARE_BLOCK: u32 = 64 << 10;
 
 #[derive(clap::Args)]
 #[command(
@@ -211,31 +216,32 @@ impl Tour {
             ArmKind::Encrypted(128),
             ArmKind::Encrypted(256),
         ];
-        let plan = Plan {
+        let config = devmix::Config {
+            patterns: vec![Workload::SeqRead, Workload::RandWrite],
+            blocks: vec![COMPARE_BLOCK],
+            depths: vec![1],
+            threads: vec![1],
+            requests: COMPARE_BYTES / u64::from(COMPARE_BLOCK),
+            span: COMPARE_BYTES,
+            ..devmix::Config::default()
+        };
+        let plan = StudyPlan {
             pairs: 6,
             max_pairs: 6,
-            min_wall: Duration::from_millis(100),
-            shared: true,
-            ..Plan::default()
+            min_wall: Duration::from_millis(200),
+            control: false,
+            ..StudyPlan::default()
         };
-        let mut rows = Vec::new();
-        for workload in [Workload::SeqRead, Workload::RandWrite] {
-            self.stopped()?;
-            let spec = Spec {
-                workload,
-                span: Some(COMPARE_BYTES),
-                ..Spec::default()
-            };
-            let result = lab::measure(&bench, &kinds, &spec, &plan, !self.json)?;
-            for versus in &result.versus {
-                rows.push(json!({
-                    "workload": workload.name(), "arm": versus.arm,
-                    "throughput_of_clear": versus.throughput.as_ref().map(|r| r.median),
-                    "cpu_of_clear": versus.cpu.as_ref().map(|r| r.median),
-                }));
+        let mut stop = Ok(());
+        let rows = lab::costs(bench, &kinds, config, &plan, &self.dir, &mut |_| {
+            stop = self.stopped();
+            match stop {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
             }
-        }
-        Ok(rows)
+        });
+        stop?;
+        rows
     }
 
     /// Runs this program as a person would, with this folder's keys and sockets, and shows the
@@ -294,9 +300,9 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
     );
     for row in report["cost"].as_array().into_iter().flatten() {
         text += &format!(
-            "{:<11} {:<14} throughput {:.2} of clear, CPU {:.2} times\n",
-            row["workload"].as_str().unwrap_or_default(),
-            row["arm"].as_str().unwrap_or_default(),
+            "{}, {}: throughput {:.2} of clear, CPU {:.2} times\n",
+            row["work"].as_str().unwrap_or_default(),
+            row["stack"].as_str().unwrap_or_default(),
             row["throughput_of_clear"].as_f64().unwrap_or(f64::NAN),
             row["cpu_of_clear"].as_f64().unwrap_or(f64::NAN),
         );

@@ -1,0 +1,58 @@
+//! A study of stacks alone, for who shows what encryption costs among other things.
+
+use super::sides::over;
+use super::wrong;
+use lab::study::{Journal, Kind, Side, Step, StudyPlan, findings, journal_path, study};
+use lab::workload::devmix;
+use lab::{Extent, Job};
+use serde_json::{Value, json};
+use stack::Result;
+use stack::arms::{ArmKind, Bench};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::rc::Rc;
+
+/// What each further stack keeps of the first one's rate, and how much CPU it takes for the same work: an
+/// object for each stack and point of `config`. The journal stays in `folder`.
+pub fn costs(
+    bench: Bench,
+    kinds: &[ArmKind],
+    config: devmix::Config,
+    plan: &StudyPlan,
+    folder: &Path,
+    progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<Vec<Value>> {
+    let bench = Rc::new(bench);
+    let job = Job::Devmix(config);
+    let side = |kind: &ArmKind| -> Result<Side> {
+        let built = over(Rc::clone(&bench), *kind)?;
+        Ok(Side {
+            name: built.name,
+            target: built.target,
+            job: job.clone(),
+            facts: built.facts,
+            before: None,
+            after: None,
+        })
+    };
+    let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;
+    let path = journal_path(folder, job.entry().name);
+    let mut journal = Journal::open(&path).map_err(wrong)?;
+    let done = study(&sides, plan, &mut journal, progress).map_err(wrong)?;
+    let (found, _) = findings(&done);
+    let median = |kind, side: &str, phase: &str| {
+        let of = found
+            .iter()
+            .find(|f| f.kind == kind && f.side == side && f.phase == phase)?;
+        Some(of.ratio?.median)
+    };
+    let headlines = found.iter().filter(|f| f.kind == Kind::Headline);
+    let rows = headlines.map(|f| {
+        json!({
+            "work": f.phase, "stack": f.side,
+            "throughput_of_clear": median(Kind::Headline, &f.side, &f.phase),
+            "cpu_of_clear": median(Kind::Cpu, &f.side, &f.phase),
+        })
+    });
+    Ok(rows.collect())
+}
