@@ -9,7 +9,7 @@
 
 use crate::gate::Gate;
 use crate::histogram::Histogram;
-use crate::meter::{self, CpuTime, DeviceBytes, Edge, Noise};
+use crate::meter::{self, CpuTime, DeviceBytes, Edge, Noise, Others};
 use crate::rng::Rng;
 use crate::spec::Layout;
 use crate::{Error, Result, Spec};
@@ -49,6 +49,8 @@ pub struct Sample {
     pub first_done_ns: u64,
     /// CPU of the whole process.
     pub cpu: CpuTime,
+    /// CPU of children and named processes.
+    pub others: Others,
     /// Service times of reads or writes.
     pub latency: Latency,
     /// The longest flush.
@@ -65,11 +67,16 @@ pub struct Sample {
 /// A first failing request ends the run.
 pub fn run(device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
     let name = device.info().name.clone();
-    run_named(&name, device, spec)
+    run_between(&name, device, spec, &|| Edge::now(&[], &[]))
 }
 
-/// As [`run`], with the target's name for errors.
-pub(crate) fn run_named(arm: &str, device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
+/// As [`run`], with the target's name for errors, and the counters to take at both edges.
+pub(crate) fn run_between(
+    arm: &str,
+    device: &dyn BlockDevice,
+    spec: &Spec,
+    edge: &dyn Fn() -> Edge,
+) -> Result<Sample> {
     let layout = spec.layout(device.info())?;
     let gate = Gate::new(spec.threads);
     let (threads, start, end) = std::thread::scope(|scope| {
@@ -91,10 +98,10 @@ pub(crate) fn run_named(arm: &str, device: &dyn BlockDevice, spec: &Spec) -> Res
             }
         }
         gate.wait_ready();
-        let start = Edge::now(&[]);
+        let start = edge();
         gate.go();
         gate.wait_done();
-        let end = Edge::now(&[]);
+        let end = edge();
         gate.release();
         let results: Vec<Result<Done>> = handles
             .into_iter()
@@ -137,6 +144,7 @@ fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Ed
         wall_ns: threads.iter().map(took).max().unwrap_or(0),
         first_done_ns: threads.iter().map(took).min().unwrap_or(0),
         cpu: used.cpu,
+        others: used.others,
         latency: Latency {
             mean_ns: latency.mean(),
             p50_ns: latency.quantile(0.5),

@@ -125,15 +125,23 @@ pub struct Others {
     pub children_ns: u64,
     /// Processes that were named, for example the one behind a mounted folder, in ticks of 10 ms.
     pub daemons_ns: u64,
+    /// Competitors of the run, with their children, in ticks of 10 ms.
+    #[serde(default)]
+    pub competitors_ns: u64,
 }
 
 impl Others {
-    fn now(daemons: &[u32]) -> Others {
-        let ticks = |pid: String, skip: usize| ticks_of(&pid, skip).map_or(0, |(u, s)| u + s);
-        let daemons = daemons.iter().map(|pid| ticks(pid.to_string(), 11));
+    fn now(daemons: &[u32], competitors: &[u32]) -> Others {
+        let ticks = |pid: &str, skip: usize| ticks_of(pid, skip).map_or(0, |(u, s)| u + s);
+        let daemons = daemons.iter().map(|pid| ticks(&pid.to_string(), 11));
+        let competitors = competitors.iter().map(|pid| {
+            let pid = pid.to_string();
+            ticks(&pid, 11) + ticks(&pid, 13)
+        });
         Others {
-            children_ns: ticks("self".into(), 13) * TICK_NS,
+            children_ns: ticks("self", 13) * TICK_NS,
             daemons_ns: daemons.sum::<u64>() * TICK_NS,
+            competitors_ns: competitors.sum::<u64>() * TICK_NS,
         }
     }
 
@@ -141,20 +149,21 @@ impl Others {
         Others {
             children_ns: self.children_ns.saturating_sub(start.children_ns),
             daemons_ns: self.daemons_ns.saturating_sub(start.daemons_ns),
+            competitors_ns: self.competitors_ns.saturating_sub(start.competitors_ns),
         }
     }
 
-    /// Both together.
+    /// What worked for this process.
     pub fn total_ns(self) -> u64 {
         self.children_ns + self.daemons_ns
     }
 }
 
 impl Edge {
-    /// The counters now, with those of `daemons`, which are process ids.
-    pub(crate) fn now(daemons: &[u32]) -> Edge {
+    /// The counters now, with those of other processes.
+    pub(crate) fn now(daemons: &[u32], competitors: &[u32]) -> Edge {
         Edge {
-            others: Others::now(daemons),
+            others: Others::now(daemons, competitors),
             psi_cpu_us: psi_some_us("/proc/pressure/cpu"),
             psi_io_us: psi_some_us("/proc/pressure/io"),
             host: host_ticks(),
@@ -172,6 +181,7 @@ impl Edge {
     pub(crate) fn since(&self, start: &Edge, run_queue_ns: Option<u64>) -> Used {
         let cpu = self.cpu.since(start.cpu);
         let others = self.others.since(start.others);
+        let known_ns = cpu.total_ns + others.total_ns() + others.competitors_ns;
         let elapsed = self.at.duration_since(start.at);
         let host = self
             .host
@@ -186,8 +196,7 @@ impl Edge {
                 .map(|(end, start)| end.since(start)),
             noise: Noise {
                 steal: host.and_then(HostTicks::steal),
-                outside_cores: host
-                    .map(|h| h.outside_cores(cpu.total_ns + others.total_ns(), elapsed)),
+                outside_cores: host.map(|h| h.outside_cores(known_ns, elapsed)),
                 psi_cpu_us: difference(self.psi_cpu_us, start.psi_cpu_us),
                 psi_io_us: difference(self.psi_io_us, start.psi_io_us),
                 run_queue_ns,

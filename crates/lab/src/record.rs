@@ -127,7 +127,7 @@ impl Phase {
     /// A phase that the block engine measured.
     pub(crate) fn of_sample(name: String, sample: &Sample, writes: bool) -> Phase {
         let secs = sample.wall_ns as f64 / 1e9;
-        let cpu = sample.cpu.total_ns as f64;
+        let cpu = (sample.cpu.total_ns + sample.others.total_ns()) as f64;
         let requests = sample.requests as f64;
         Phase {
             name,
@@ -139,7 +139,7 @@ impl Phase {
             ],
             wall_ns: sample.wall_ns,
             cpu: sample.cpu,
-            others: Others::default(),
+            others: sample.others,
             asked: sample.bytes,
             writes,
             device: sample.device,
@@ -175,6 +175,7 @@ impl Phase {
         self.cpu.system_ns += more.cpu.system_ns;
         self.others.children_ns += more.others.children_ns;
         self.others.daemons_ns += more.others.daemons_ns;
+        self.others.competitors_ns += more.others.competitors_ns;
         self.asked += more.asked;
         if let (Some(mine), Some(theirs)) = (&mut self.device, more.device) {
             mine.read += theirs.read;

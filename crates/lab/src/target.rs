@@ -28,6 +28,8 @@ pub struct Target {
     pub place: Place,
     /// Processes behind it, for example the one that serves a mounted folder.
     pub daemons: Vec<u32>,
+    /// Processes that compete with a run, whose CPU is neither its own nor foreign.
+    pub(crate) competitors: Vec<u32>,
 }
 
 /// What a reader has to know about a target, printed and stored beside its figures.
@@ -75,11 +77,12 @@ impl Target {
             name,
             place,
             daemons: Vec::new(),
+            competitors: Vec::new(),
         }
     }
 
     pub(crate) fn edge(&self) -> Edge {
-        Edge::now(&self.daemons)
+        Edge::now(&self.daemons, &self.competitors)
     }
 
     pub(crate) fn files(&self) -> Result<&dyn Files> {

@@ -4,7 +4,7 @@ use block::{BlockDevice, Mem, Rate};
 use lab::study::{
     Journal, Judgement, Kind, Results, Side, StudyPlan, findings, journal_path, study,
 };
-use lab::{CATALOGUE, Extent, Facts, Job, Needs, Target};
+use lab::{CATALOGUE, Extent, Facts, Job, Needs, Surroundings, Target};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,6 +19,7 @@ fn side(name: &str, target: Target, job: Job) -> Side {
         facts: Facts::default(),
         before: None,
         after: None,
+        surroundings: Surroundings::default(),
     }
 }
 

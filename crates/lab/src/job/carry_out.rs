@@ -33,7 +33,7 @@ impl Job {
     pub fn prepare(&self, target: &Target) -> Result<()> {
         match self {
             Job::Devmix(config) if !target.block()?.info().read_only => {
-                devmix::prepare(&target.name, target.block()?, config)
+                devmix::prepare(target, config)
             }
             _ => Ok(()),
         }
@@ -219,7 +219,6 @@ fn costs(target: &Target, long_enough: Duration) -> Result<Vec<Phase>> {
 }
 
 fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
-    let device = target.block()?;
     config
         .points()?
         .into_iter()
@@ -230,7 +229,7 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
                 spec.workload,
                 plural(spec.threads as usize, "thread")
             );
-            let point = devmix::point(&target.name, device, config, spec)?;
+            let point = devmix::point(target, config, spec)?;
             let writes = point.spec.workload.writes();
             let name = format!("{series}, depth {depth}");
             let phase = Phase::of_sample(name, &point.sample, writes);

@@ -28,6 +28,7 @@ pub use table::{csv, device_per_asked, differences, notes, tables, title, verdic
 use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::series::{Ran, Rules, Series};
+use crate::surroundings::Surroundings;
 use crate::workload::shell;
 use crate::{Error, Facts, Job, Record, Result, Target};
 use journal::{Line, Logged};
@@ -131,6 +132,8 @@ pub struct Side {
     pub before: Option<String>,
     /// Command of the shell after each run, untimed.
     pub after: Option<String>,
+    /// What runs beside it.
+    pub surroundings: Surroundings,
 }
 
 /// What is stored of a side.
@@ -148,6 +151,9 @@ pub struct SideFacts {
     pub before: Option<String>,
     /// Command after each run.
     pub after: Option<String>,
+    /// What ran beside it.
+    #[serde(default)]
+    pub surroundings: Surroundings,
 }
 
 impl Side {
@@ -159,6 +165,7 @@ impl Side {
             facts: self.facts.clone(),
             before: self.before.clone(),
             after: self.after.clone(),
+            surroundings: self.surroundings,
         }
     }
 
@@ -170,11 +177,23 @@ impl Side {
             Caches::AsTheyAre => Ok(()),
             Caches::Dropped => drop_caches(),
         };
-        let record = made_ready.and_then(|()| self.job.run(&self.target, times));
+        let record = made_ready.and_then(|()| self.run_beside(times));
         if let Some(command) = &self.after {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
         }
         record
+    }
+
+    /// The job, with the surroundings as long as it takes.
+    fn run_beside(&self, times: u32) -> Result<Record> {
+        let beside = self.surroundings.begin(&self.target)?;
+        let target = Target {
+            competitors: beside.pids(),
+            ..self.target.clone()
+        };
+        let record = self.job.run(&target, times)?;
+        beside.end()?;
+        Ok(record)
     }
 }
 

@@ -260,6 +260,11 @@ pub fn differences(study: &Study) -> Vec<String> {
             format!("{:?}", first.facts.direct),
             format!("{:?}", other.facts.direct),
         );
+        add(
+            "environment",
+            first.surroundings.to_string(),
+            other.surroundings.to_string(),
+        );
         add("before", text(&first.before), text(&other.before));
         add("after", text(&first.after), text(&other.after));
         for (a, b) in first.job.parameters().iter().zip(other.job.parameters()) {

@@ -19,6 +19,7 @@ fn sides(names: &[&str]) -> Vec<Side> {
         facts: Facts::default(),
         before: None,
         after: None,
+        surroundings: Surroundings::default(),
     };
     names.iter().map(side).collect()
 }

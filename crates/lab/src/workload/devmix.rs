@@ -9,10 +9,10 @@
 //! service times.
 
 use crate::engine::{self, STAMP_EVERY, Sample};
+use crate::target::Target;
 use crate::{Error, Result, Spec, Workload};
 use block::BlockDevice;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// The most points of a grid.
 const POINTS_MAX: usize = 10_000;
@@ -129,27 +129,11 @@ impl Config {
     }
 }
 
-/// Measures every point.
-///
-/// # Errors
-/// [`Error::Spec`], [`Error::Device`].
-pub fn run(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Result<Vec<Point>> {
-    config
-        .points()?
-        .into_iter()
-        .map(|spec| point(name, device, config, spec))
-        .collect()
-}
-
-/// Measures one point.
-pub(crate) fn point(
-    name: &str,
-    device: &Arc<dyn BlockDevice>,
-    config: &Config,
-    mut spec: Spec,
-) -> Result<Point> {
+/// Measures one point on the target's device.
+pub(crate) fn point(target: &Target, config: &Config, mut spec: Spec) -> Result<Point> {
+    let device = target.block()?;
     config.fit(&mut spec, device)?;
-    let sample = engine::run_named(name, device, &spec)?;
+    let sample = engine::run_between(&target.name, device, &spec, &|| target.edge())?;
     Ok(Point { spec, sample })
 }
 
@@ -157,7 +141,8 @@ pub(crate) fn point(
 ///
 /// # Errors
 /// [`Error::Device`]; [`Error::Spec`] for a device that is read-only.
-pub fn prepare(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Result<()> {
+pub(crate) fn prepare(target: &Target, config: &Config) -> Result<()> {
+    let device = target.block()?;
     let info = device.info();
     let size = match config.span {
         0 => info.size,
@@ -173,13 +158,14 @@ pub fn prepare(name: &str, device: &Arc<dyn BlockDevice>, config: &Config) -> Re
         seed: config.seed,
         ..Spec::default()
     };
-    engine::run_named(name, device, &fill).map(drop)
+    engine::run_between(&target.name, device, &fill, &|| target.edge()).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use block::Mem;
+    use std::sync::Arc;
 
     #[test]
     fn every_point_does_its_requests_on_a_small_device_too() {
@@ -191,8 +177,12 @@ mod tests {
             requests: 1000,
             ..Config::default()
         };
-        prepare("mem", &device, &config).unwrap();
-        let points = run("mem", &device, &config).unwrap();
+        let target = Target::device("mem", device);
+        prepare(&target, &config).unwrap();
+        let specs = config.points().unwrap().into_iter();
+        let points: Vec<Point> = specs
+            .map(|spec| point(&target, &config, spec).unwrap())
+            .collect();
         assert_eq!(points.len(), 4 * 2 * 2 * 2);
         for point in &points {
             let (spec, sample) = (&point.spec, &point.sample);

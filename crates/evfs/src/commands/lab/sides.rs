@@ -1,7 +1,7 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
 use super::wrong;
-use lab::{Facts, Place, Target};
+use lab::{Facts, Place, Surroundings, Target};
 use serde::Deserialize;
 use stack::arms::{ArmKind, Bench};
 use stack::{Error, Result};
@@ -16,6 +16,7 @@ pub struct Built {
     pub facts: Facts,
     pub before: Option<String>,
     pub after: Option<String>,
+    pub surroundings: Surroundings,
     /// Parameters that this side sets.
     pub set: Vec<(String, String)>,
     /// Kept as long as the side: the device under a stack.
@@ -41,6 +42,8 @@ struct File {
     before: Option<String>,
     after: Option<String>,
     note: Option<String>,
+    #[serde(default)]
+    environment: Surroundings,
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
 }
@@ -116,6 +119,7 @@ impl Builder<'_> {
         built.target.daemons = file.daemons;
         (built.before, built.after) = (file.before, file.after);
         built.facts.note = file.note;
+        built.surroundings = file.environment;
         built.set = file
             .set
             .into_iter()
@@ -159,6 +163,7 @@ pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
         facts,
         before: None,
         after: None,
+        surroundings: Surroundings::default(),
         set: Vec::new(),
         _bench: Some(bench),
     })
@@ -182,6 +187,7 @@ fn bare(target: Target) -> Built {
         facts: Facts::default(),
         before: None,
         after: None,
+        surroundings: Surroundings::default(),
         set: Vec::new(),
         _bench: None,
     }

@@ -4,7 +4,7 @@ use super::sides::over;
 use super::wrong;
 use lab::study::{Journal, Kind, Side, Step, StudyPlan, findings, journal_path, study};
 use lab::workload::devmix;
-use lab::{Extent, Job};
+use lab::{Job, Surroundings};
 use serde_json::{Value, json};
 use stack::Result;
 use stack::arms::{ArmKind, Bench};
@@ -33,6 +33,7 @@ pub fn costs(
             facts: built.facts,
             before: None,
             after: None,
+            surroundings: Surroundings::default(),
         })
     };
     let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;
