@@ -17,7 +17,7 @@ pub fn figures(studies: &[Study]) -> Vec<(String, String)> {
     for study in studies {
         let (found, _) = findings(study);
         let mut add = |kind: &str, svg: String| {
-            all.push((format!("{}-{}", study.workload, file_name(kind)), svg));
+            all.push((format!("{}-{}", study.key(), file_name(kind)), svg));
         };
         if let Some(svg) = forest(study, &found) {
             add("ratios", svg);

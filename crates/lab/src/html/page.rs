@@ -29,7 +29,7 @@ pub fn page(studies: &[Study]) -> String {
             let _ = writeln!(
                 out,
                 "<p class=\"verdict\">{}: {}</p>",
-                escape(&study.workload),
+                escape(&study.key()),
                 escape(&line)
             );
         }
@@ -52,7 +52,7 @@ fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
         let text = format!("{}; after {}.", entry.what, entry.after);
         let _ = writeln!(out, "<p>{}</p>", escape(&text));
     }
-    let prefix = format!("{}-", study.workload);
+    let prefix = format!("{}-", study.key());
     for (name, svg) in drawn.iter().filter(|(name, _)| name.starts_with(&prefix)) {
         let _ = writeln!(out, "<figure id=\"{}\">{svg}</figure>", escape(name));
     }
@@ -162,7 +162,7 @@ fn machine(out: &mut String, studies: &[Study]) {
         let _ = writeln!(
             out,
             "<details><summary>{}: sides and plan</summary><pre>{}</pre></details>",
-            escape(&study.workload),
+            escape(&study.key()),
             escape(&json)
         );
     }

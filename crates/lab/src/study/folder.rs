@@ -1,7 +1,7 @@
 //! A folder of results: a journal for each study, and what is made of them.
 //!
 //! ```text
-//! DIR/seqrand.jsonl    journals, one a workload: the results themselves, written while they are made
+//! DIR/seqrand.jsonl    journals, one a study: the results themselves, written while they are made
 //!    /result.json      all studies with every raw run, and what follows from them
 //!    /cells.csv        every figure, a line each
 //!    /report.txt       the tables
@@ -108,9 +108,9 @@ struct Stored {
     studies: Vec<Study>,
 }
 
-/// The place of a workload's journal.
-pub fn journal_path(folder: &Path, workload: &str) -> PathBuf {
-    folder.join(format!("{workload}.{JOURNAL}"))
+/// The place of the journal of the study with this key.
+pub fn journal_path(folder: &Path, key: &str) -> PathBuf {
+    folder.join(format!("{key}.{JOURNAL}"))
 }
 
 fn read_folder(folder: &Path) -> Result<Results> {

@@ -232,6 +232,26 @@ pub struct Study {
     pub extended: bool,
 }
 
+impl Study {
+    /// [`key`] of this study.
+    pub fn key(&self) -> String {
+        key(
+            &self.workload,
+            self.sides.iter().map(|side| side.surroundings),
+        )
+    }
+}
+
+/// What tells studies of one result apart, and names their files: the workload, and the environment that all
+/// sides have where it is another than `idle`.
+pub fn key(workload: &str, mut surroundings: impl Iterator<Item = Surroundings>) -> String {
+    let first = surroundings.next().unwrap_or_default();
+    match first == Surroundings::default() || surroundings.any(|other| other != first) {
+        true => workload.to_owned(),
+        false => format!("{workload}.{first}"),
+    }
+}
+
 /// What a study is doing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step<'a> {

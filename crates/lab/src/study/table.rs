@@ -42,11 +42,11 @@ pub fn tables(studies: &[Study]) -> String {
 pub fn title(study: &Study) -> String {
     let names: Vec<&str> = study.sides.iter().map(|s| s.name.as_str()).collect();
     match names.split_first() {
-        Some((first, [])) => format!("{} on {first}", study.workload),
+        Some((first, [])) => format!("{} on {first}", study.key()),
         Some((first, others)) => {
-            format!("{}: {} against {first}", study.workload, others.join(", "))
+            format!("{}: {} against {first}", study.key(), others.join(", "))
         }
-        None => study.workload.clone(),
+        None => study.key(),
     }
 }
 
@@ -394,7 +394,7 @@ pub fn csv(studies: &[Study]) -> String {
         for f in findings(study).0 {
             let interval = f.ratio.and_then(|r| r.interval);
             let fields = [
-                quoted(&study.workload),
+                quoted(&study.key()),
                 quoted(base),
                 quoted(&f.side),
                 quoted(&f.phase),

@@ -8,11 +8,11 @@ use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
 use lab::workload::{devmix, mailmix};
-use lab::{Extent, Job, Needs, Workload};
+use lab::{Extent, Job, Needs, Surroundings, Workload};
 use stack::StopSignals;
 use stack::{Error, Result, exit};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Bytes that a thread goes over in a pass, at most: those of the published runs.
@@ -53,6 +53,10 @@ pub struct MeasureArgs {
     /// Write back and drop the kernel's caches before each run (root)
     #[arg(long)]
     drop_caches: bool,
+    /// What runs beside the work: idle, loaded, loaded-io or loaded-build, each also with shared- or
+    /// partitioned- before it; repeated, `run` compares with the first, and `compare` compares in each
+    #[arg(long, value_name = "ENV")]
+    env: Vec<Surroundings>,
     /// Where the order of runs is drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -139,9 +143,19 @@ pub fn run(
             Needs::Machine => &none,
             _ => target,
         };
-        studies.push((vec![side(on, &job, how, &[])?], job));
+        let mut own = Vec::new();
+        for surroundings in how.environments(on.surroundings) {
+            let mut side = side(on, &job, how, &[])?;
+            side.surroundings = surroundings;
+            if how.env.len() > 1 {
+                side.name = surroundings.to_string();
+            }
+            own.push(side);
+        }
+        studies.push((own, job));
     }
-    Session::new(context, how, false)?.all(studies)
+    let control = how.env.len() > 1;
+    Session::new(context, how, control)?.all(studies)
 }
 
 /// `evfs lab compare`.
@@ -179,7 +193,17 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             let more = if n == 0 { &set_a } else { &set_b };
             side(built, &job, how, more)
         });
-        studies.push((own.collect::<Result<Vec<_>>>()?, job));
+        let own = own.collect::<Result<Vec<Side>>>()?;
+        for surroundings in &how.env {
+            let mut beside = own.clone();
+            beside
+                .iter_mut()
+                .for_each(|side| side.surroundings = *surroundings);
+            studies.push((beside, job.clone()));
+        }
+        if how.env.is_empty() {
+            studies.push((own, job));
+        }
     }
     let control = !args.no_control;
     Session::new(context, how, control)?.all(studies)
@@ -207,6 +231,7 @@ fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) 
         facts: built.facts.clone(),
         before: built.before.clone(),
         after: built.after.clone(),
+        surroundings: built.surroundings,
     })
 }
 
@@ -225,6 +250,14 @@ impl MeasureArgs {
             (true, _) => Extent::Quick,
             (_, true) => Extent::Faithful,
             _ => Extent::Standard,
+        }
+    }
+
+    /// The environments asked for, or the target's own.
+    fn environments(&self, own: Surroundings) -> Vec<Surroundings> {
+        match self.env.is_empty() {
+            true => vec![own],
+            false => self.env.clone(),
         }
     }
 
@@ -403,8 +436,9 @@ impl<'a> Session<'a> {
 
     fn one(&self, sides: &[Side], job: &Job) -> Result<Study> {
         let plan = self.how.plan(job, self.control);
-        let path: &Path = &journal_path(&self.folder, job.entry().name);
-        let mut journal = Journal::open(path).map_err(wrong)?;
+        let around = sides.iter().map(|side| side.surroundings);
+        let key = study::key(job.entry().name, around);
+        let mut journal = Journal::open(&journal_path(&self.folder, &key)).map_err(wrong)?;
         let arms = sides.len() + usize::from(self.control && sides.len() > 1);
         let bar = self.bar(job, &plan, arms);
         let done = study::study(sides, &plan, &mut journal, &mut |step| {

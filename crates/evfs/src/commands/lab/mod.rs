@@ -223,7 +223,7 @@ fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
     let (old, new) = (read(&args.old)?, read(&args.new)?);
     let mut changes = Vec::new();
     for after in &new.studies {
-        let before = old.studies.iter().find(|s| s.workload == after.workload);
+        let before = old.studies.iter().find(|s| s.key() == after.key());
         if let Some(before) = before {
             changes.extend(study::changes(before, after, args.threshold).map_err(wrong)?);
         }
