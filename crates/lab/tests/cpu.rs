@@ -24,7 +24,7 @@ fn spec(threads: u32) -> Spec {
         block: 4096,
         threads,
         bytes_per_thread: Some(256 << 10),
-        passes: 4,
+        passes: 1,
         ..Spec::default()
     }
 }
@@ -37,7 +37,8 @@ fn cpu_is_counted_exactly_and_a_tenth_more_of_it_is_found() {
 
 fn known_cpu_is_counted_within_two_percent() {
     for threads in [1, 4] {
-        let device = burner(500_000);
+        // Long requests: what the machine's other work costs each of them is small beside them.
+        let device = burner(4_000_000);
         let sample = run(&device, &spec(threads)).unwrap();
         // One request a thread is the warm-up.
         let burned = device.shared.burned_ns.load(Relaxed);
