@@ -35,6 +35,7 @@ mod series;
 mod spec;
 mod stats;
 pub mod study;
+pub mod suite;
 mod surroundings;
 mod target;
 mod unpaired;

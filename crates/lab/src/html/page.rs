@@ -4,6 +4,7 @@ use super::charts::figures;
 use super::svg::escape;
 use crate::figures::{number, ratio as ratio_text};
 use crate::study::{Finding, Kind, Results, Study, findings, notes, title, verdicts};
+use crate::suite::{self, Shown};
 use std::fmt::Write;
 
 /// Most bytes of raw data in a page.
@@ -17,8 +18,9 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.w
 .box{border:1px solid #ccc;border-left:4px solid #888;padding:.2rem 1rem;margin:1rem 0}svg{max-width:100%;height:auto}pre{overflow:auto}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#1a1a1a}td,th,.box{border-color:#555}.better{color:#7fbf7b}.worse{color:#ef8a62}}";
 
-/// Studies as one page of HTML.
-pub fn page(studies: &[Study]) -> String {
+/// Results as one page of HTML.
+pub fn page(results: &Results) -> String {
+    let studies = &results.studies;
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>What was measured</h1>\n"
@@ -34,14 +36,35 @@ pub fn page(studies: &[Study]) -> String {
             );
         }
     }
+    for shown in &results.suites {
+        suite_section(&mut out, shown);
+    }
     let drawn = figures(studies);
     for study in studies {
         section(&mut out, study, &drawn);
     }
     machine(&mut out, studies);
-    raw(&mut out, studies);
+    raw(&mut out, results);
     out.push_str("</body></html>\n");
     out
+}
+
+/// The tables of a report, beside what was measured.
+fn suite_section(out: &mut String, shown: &Shown) {
+    let title = format!("{}: {}", shown.suite, shown.after);
+    let _ = writeln!(out, "<h2>{}</h2>\n<table><tr>", escape(&title));
+    for head in suite::HEAD {
+        let _ = write!(out, "<th>{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    for line in &shown.lines {
+        out.push_str("<tr>");
+        for cell in suite::cells(line) {
+            let _ = write!(out, "<td>{}</td>", escape(&cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table>\n");
 }
 
 fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
@@ -169,9 +192,8 @@ fn machine(out: &mut String, studies: &[Study]) {
 }
 
 /// Everything, for programs: the same as `result.json`, as long as a page can bear it.
-fn raw(out: &mut String, studies: &[Study]) {
-    let results = Results::of(studies.to_vec());
-    let json = serde_json::to_string(&results).expect("plain data has a JSON form");
+fn raw(out: &mut String, results: &Results) {
+    let json = serde_json::to_string(results).expect("plain data has a JSON form");
     if json.len() > RAW_MAX {
         out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
         return;

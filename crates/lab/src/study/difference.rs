@@ -103,7 +103,7 @@ fn of_side(
             }
             let ratio = unpaired(&before, &after);
             Some(Change {
-                workload: new.workload.clone(),
+                workload: new.key(),
                 side: name.to_owned(),
                 phase: phase.name.clone(),
                 cell: cell.name.clone(),

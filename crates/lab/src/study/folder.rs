@@ -13,7 +13,7 @@
 //! place and then put there, so that a reader never meets half of one.
 
 use super::{Aggregate, Finding, Study, findings, load, table};
-use crate::{Error, Result, html};
+use crate::{Error, Result, html, suite};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,13 +31,16 @@ pub struct Results {
     pub studies: Vec<Study>,
     /// What follows from each.
     pub findings: Vec<Found>,
+    /// Suites that the studies are parts of, with what was published.
+    #[serde(default)]
+    pub suites: Vec<suite::Shown>,
 }
 
 /// What follows from a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
-    /// Its workload.
-    pub workload: String,
+    /// Its key.
+    pub study: String,
     /// Every figure.
     pub figures: Vec<Finding>,
     /// Their means.
@@ -50,7 +53,7 @@ impl Results {
         let found = |study: &Study| {
             let (figures, means) = findings(study);
             Found {
-                workload: study.workload.clone(),
+                study: study.key(),
                 figures,
                 means,
             }
@@ -58,8 +61,15 @@ impl Results {
         Results {
             schema: RESULT_SCHEMA.to_owned(),
             findings: studies.iter().map(found).collect(),
+            suites: suite::shown(&studies),
             studies,
         }
+    }
+
+    /// Everything as text: suites first, then each study.
+    pub fn text(&self) -> String {
+        let suites: String = self.suites.iter().map(suite::text).collect();
+        suites + &table::tables(&self.studies)
     }
 
     /// Reads the journals of a folder, or a `result.json`, by what `path` is.
@@ -90,8 +100,8 @@ impl Results {
         let json = serde_json::to_string_pretty(self).expect("plain data has a JSON form");
         put(&folder.join("result.json"), &json)?;
         put(&folder.join("cells.csv"), &table::csv(&self.studies))?;
-        put(&folder.join("report.txt"), &table::tables(&self.studies))?;
-        put(&folder.join("report.html"), &html::page(&self.studies))?;
+        put(&folder.join("report.txt"), &self.text())?;
+        put(&folder.join("report.html"), &html::page(self))?;
         let figures = folder.join("figures");
         fs::create_dir_all(&figures).map_err(|e| failed(&figures, e))?;
         for (name, svg) in html::figures(&self.studies) {

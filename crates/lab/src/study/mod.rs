@@ -23,6 +23,7 @@ pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, change_table, changes, gate};
 pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
+pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
 use crate::environment::Environment;
@@ -74,6 +75,9 @@ pub struct StudyPlan {
     pub caches: Caches,
     /// Where the order is drawn from.
     pub seed: u64,
+    /// Key of the part of a suite that it is.
+    #[serde(default)]
+    pub part: Option<String>,
 }
 
 impl Default for StudyPlan {
@@ -90,6 +94,7 @@ impl Default for StudyPlan {
             control: true,
             caches: Caches::AsTheyAre,
             seed: 1,
+            part: None,
         }
     }
 }
@@ -233,8 +238,11 @@ pub struct Study {
 }
 
 impl Study {
-    /// [`key`] of this study.
+    /// [`key`] of this study, or that of the part of a suite that it is.
     pub fn key(&self) -> String {
+        if let Some(part) = &self.plan.part {
+            return part.clone();
+        }
         key(
             &self.workload,
             self.sides.iter().map(|side| side.surroundings),

@@ -359,7 +359,7 @@ fn control(found: &[Finding]) -> Option<String> {
 }
 
 /// A Markdown table whose source is aligned too.
-pub(super) fn align(rows: &[Vec<String>]) -> String {
+pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -7,6 +7,7 @@ use crate::commands::attach::install_signals;
 use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
+use lab::suite::{Axis, Columns, Part, SUITES, Suite};
 use lab::workload::{devmix, mailmix};
 use lab::{Extent, Job, Needs, Surroundings, Workload};
 use stack::StopSignals;
@@ -110,18 +111,37 @@ fn duration(text: &str) -> std::result::Result<Duration, String> {
     ))
 }
 
+/// A study to be carried out.
+pub struct Planned {
+    sides: Vec<Side>,
+    job: Job,
+    /// Key of the part of a suite that it is.
+    part: Option<String>,
+}
+
+impl Planned {
+    fn key(&self) -> String {
+        let around = self.sides.iter().map(|side| side.surroundings);
+        let own = || study::key(self.job.entry().name, around);
+        self.part.clone().unwrap_or_else(own)
+    }
+}
+
 /// `evfs lab run`.
 pub fn run(
     context: &Context,
-    workloads: &[String],
+    names: &[String],
     target: Option<&str>,
     how: &MeasureArgs,
 ) -> Result<u8> {
     let mut builder = how.builder();
-    let mut studies = Vec::new();
     // Kept until all studies are done: the folder goes with it.
     let mut temporary = None;
-    let jobs = how.jobs(workloads)?;
+    let (suites, workloads): (Vec<String>, Vec<String>) = names
+        .iter()
+        .cloned()
+        .partition(|name| Suite::named(name).is_some());
+    let jobs = how.jobs(&workloads, !suites.is_empty())?;
     let needs = |job: &Job| job.entry().needs;
     let scratch = match target {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
@@ -137,25 +157,70 @@ pub fn run(
     let [target] = scratch.as_slice() else {
         return Err(Error::Usage("one target, not two".into()));
     };
-    let none = machine();
+    let mut studies = Vec::new();
     for job in jobs {
-        let on = match needs(&job) {
-            Needs::Machine => &none,
-            _ => target,
-        };
-        let mut own = Vec::new();
-        for surroundings in how.environments(on.surroundings) {
-            let mut side = side(on, &job, how, &[])?;
-            side.surroundings = surroundings;
-            if how.env.len() > 1 {
-                side.name = surroundings.to_string();
-            }
-            own.push(side);
-        }
-        studies.push((own, job));
+        let environments = how.environments(target.surroundings);
+        studies.push(beside(target, job, how, &environments)?);
     }
-    let control = how.env.len() > 1;
+    for name in &suites {
+        studies.extend(in_environments(name, target, how)?);
+    }
+    let control = how.env.len() > 1 || !suites.is_empty();
     Session::new(context, how, control)?.all(studies)
+}
+
+/// One target in one environment or more.
+fn beside(
+    target: &Built,
+    job: Job,
+    how: &MeasureArgs,
+    environments: &[Surroundings],
+) -> Result<Planned> {
+    let none = machine();
+    let on = match job.entry().needs {
+        Needs::Machine => &none,
+        _ => target,
+    };
+    let one = |surroundings: &Surroundings| {
+        let mut side = side(on, &job, how, &[])?;
+        side.surroundings = *surroundings;
+        if environments.len() > 1 {
+            side.name = surroundings.to_string();
+        }
+        Ok(side)
+    };
+    Ok(Planned {
+        sides: environments.iter().map(one).collect::<Result<_>>()?,
+        job,
+        part: None,
+    })
+}
+
+/// The studies of a suite whose columns are environments.
+fn in_environments(name: &str, target: &Built, how: &MeasureArgs) -> Result<Vec<Planned>> {
+    let suite = Suite::named(name).expect("the caller found it");
+    if suite.axis != Axis::Environments || !how.env.is_empty() {
+        return Err(Error::Usage(match suite.axis {
+            Axis::Sides => {
+                format!("{name} compares two sides: evfs lab compare A B --suite {name}")
+            }
+            Axis::Environments => format!("{name} has environments of its own; leave --env out"),
+        }));
+    }
+    let mut studies = Vec::new();
+    for (part, columns) in parts(suite) {
+        let job = how.part(part)?;
+        let environments = columns.surroundings().map_err(wrong)?;
+        let mut study = beside(target, job, how, &environments)?;
+        study.part = Some(suite.key(part, columns));
+        studies.push(study);
+    }
+    Ok(studies)
+}
+
+fn parts(suite: &Suite) -> impl Iterator<Item = (&Part, &Columns)> {
+    let parts = suite.parts.iter();
+    parts.flat_map(|part| part.columns.iter().map(move |columns| (part, columns)))
 }
 
 /// `evfs lab compare`.
@@ -175,38 +240,67 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             sides[n].name = format!("{} ({})", sides[n].name, n + 1);
         }
     }
-    let defaults = match sides[0].is_device() {
+    let more = [assignments(&args.set_a)?, assignments(&args.set_b)?];
+    let all = |job: &Job| {
+        let own = sides.iter().enumerate();
+        own.map(|(n, built)| side(built, job, how, &more[n.min(1)]))
+            .collect::<Result<Vec<Side>>>()
+    };
+    let mut studies = Vec::new();
+    for name in &args.suite {
+        let suite = Suite::named(name).ok_or_else(|| unknown_suite(name))?;
+        if suite.axis != Axis::Sides {
+            return Err(Error::Usage(format!(
+                "{name} has one side: evfs lab run {name}"
+            )));
+        }
+        for (part, columns) in parts(suite) {
+            let job = how.part(part)?;
+            studies.push(Planned {
+                sides: all(&job)?,
+                job,
+                part: Some(suite.key(part, columns)),
+            });
+        }
+    }
+    for job in how.jobs(&wanted(args, &sides), !args.suite.is_empty())? {
+        let sides = all(&job)?;
+        for surroundings in &how.env {
+            let mut sides = sides.clone();
+            let around = |side: &mut Side| side.surroundings = *surroundings;
+            sides.iter_mut().for_each(around);
+            studies.push(Planned {
+                sides,
+                job: job.clone(),
+                part: None,
+            });
+        }
+        if how.env.is_empty() {
+            let part = None;
+            studies.push(Planned { sides, job, part });
+        }
+    }
+    let control = !args.no_control;
+    Session::new(context, how, control)?.all(studies)
+}
+
+/// The workloads asked for, or those that fit the sides.
+fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
+    let fitting = || match sides[0].is_device() {
         true => Workload::ALL.map(|w| w.name().to_owned()).to_vec(),
         false => ["seqrand", "mailmix", "nfsbasic"]
             .map(str::to_owned)
             .to_vec(),
     };
-    let wanted = if args.workload.is_empty() {
-        &defaults
-    } else {
-        &args.workload
-    };
-    let (set_a, set_b) = (assignments(&args.set_a)?, assignments(&args.set_b)?);
-    let mut studies = Vec::new();
-    for job in how.jobs(wanted)? {
-        let own = sides.iter().enumerate().map(|(n, built)| {
-            let more = if n == 0 { &set_a } else { &set_b };
-            side(built, &job, how, more)
-        });
-        let own = own.collect::<Result<Vec<Side>>>()?;
-        for surroundings in &how.env {
-            let mut beside = own.clone();
-            beside
-                .iter_mut()
-                .for_each(|side| side.surroundings = *surroundings);
-            studies.push((beside, job.clone()));
-        }
-        if how.env.is_empty() {
-            studies.push((own, job));
-        }
+    match args.workload.is_empty() && args.suite.is_empty() {
+        true => fitting(),
+        false => args.workload.clone(),
     }
-    let control = !args.no_control;
-    Session::new(context, how, control)?.all(studies)
+}
+
+fn unknown_suite(name: &str) -> Error {
+    let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+    Error::Usage(format!("no suite {name}; there are {}", names.join(", ")))
 }
 
 fn assignments(texts: &[String]) -> Result<Vec<(String, String)>> {
@@ -261,8 +355,16 @@ impl MeasureArgs {
         }
     }
 
-    /// The jobs of these names; those of the block engine become one.
-    fn jobs(&self, names: &[String]) -> Result<Vec<Job>> {
+    /// The job of a part of a suite, with the parameters given that it has.
+    fn part(&self, part: &Part) -> Result<Job> {
+        let mut job = [part.job(self.extent()).map_err(wrong)?];
+        self.configure(&mut job, true)?;
+        let [job] = job;
+        Ok(job)
+    }
+
+    /// The jobs of these names; those of the block engine become one. `elsewhere`: parameters may be for others.
+    fn jobs(&self, names: &[String], elsewhere: bool) -> Result<Vec<Job>> {
         let mut jobs: Vec<Job> = Vec::new();
         let mut patterns = Vec::new();
         for name in names {
@@ -280,7 +382,7 @@ impl MeasureArgs {
                 return Err(Error::Usage(format!("{name} is there twice")));
             }
         }
-        self.configure(&mut jobs)?;
+        self.configure(&mut jobs, elsewhere)?;
         Ok(jobs)
     }
 
@@ -297,7 +399,7 @@ impl MeasureArgs {
         }
     }
 
-    fn configure(&self, jobs: &mut [Job]) -> Result<()> {
+    fn configure(&self, jobs: &mut [Job], elsewhere: bool) -> Result<()> {
         for job in jobs.iter_mut() {
             if let (Job::Mailmix(config), Some(path)) = (job, &self.postmark) {
                 let text =
@@ -309,7 +411,7 @@ impl MeasureArgs {
             let (name, value) = assignment(text)?;
             let having = |job: &&mut Job| job.parameters().iter().any(|(own, _)| *own == name);
             let mut fitting: Vec<&mut Job> = jobs.iter_mut().filter(having).collect();
-            if fitting.is_empty() {
+            if fitting.is_empty() && !elsewhere {
                 return Err(Error::Usage(format!(
                     "none of the workloads has a parameter {name}"
                 )));
@@ -322,7 +424,8 @@ impl MeasureArgs {
         Ok(())
     }
 
-    fn plan(&self, job: &Job, control: bool) -> StudyPlan {
+    fn plan(&self, planned: &Planned, control: bool) -> StudyPlan {
+        let job = &planned.job;
         let own = StudyPlan::default();
         let most = match (self.max_runs, self.runs) {
             (Some(most), _) => most,
@@ -353,6 +456,7 @@ impl MeasureArgs {
                 false => Caches::AsTheyAre,
             },
             seed: self.seed,
+            part: planned.part.clone(),
         }
     }
 }
@@ -391,16 +495,22 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn all(&self, studies: Vec<(Vec<Side>, Job)>) -> Result<u8> {
+    fn all(&self, studies: Vec<Planned>) -> Result<u8> {
         let mut done = Vec::new();
         let mut failed = None;
-        for (sides, job) in &studies {
-            match self.one(sides, job) {
+        for planned in &studies {
+            let whole = planned.part.is_none();
+            match self.one(planned) {
                 Ok(study) => done.push(study),
                 // What was run before it stays, and is shown first.
-                Err(error) => failed = Some(error),
+                Err(error) if whole => failed = Some(error),
+                // The other parts of a suite do not depend on this one.
+                Err(error) => {
+                    output::say(false, &format!("{} is left out: {error}", planned.key()));
+                    failed = Some(error);
+                }
             }
-            if failed.is_some() || self.signals.stop_asked().is_some() {
+            if failed.is_some() && whole || self.signals.stop_asked().is_some() {
                 break;
             }
         }
@@ -434,11 +544,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn one(&self, sides: &[Side], job: &Job) -> Result<Study> {
-        let plan = self.how.plan(job, self.control);
-        let around = sides.iter().map(|side| side.surroundings);
-        let key = study::key(job.entry().name, around);
-        let mut journal = Journal::open(&journal_path(&self.folder, &key)).map_err(wrong)?;
+    fn one(&self, planned: &Planned) -> Result<Study> {
+        let Planned { sides, job, .. } = planned;
+        let plan = self.how.plan(planned, self.control);
+        let path = journal_path(&self.folder, &planned.key());
+        let mut journal = Journal::open(&path).map_err(wrong)?;
         let arms = sides.len() + usize::from(self.control && sides.len() > 1);
         let bar = self.bar(job, &plan, arms);
         let done = study::study(sides, &plan, &mut journal, &mut |step| {
@@ -487,5 +597,5 @@ fn tell(bar: &ProgressBar, step: &Step<'_>) {
 /// Prints results.
 pub fn show(context: &Context, results: &Results) {
     let value = serde_json::to_value(results).expect("plain data has a JSON form");
-    output::show(context.json, &value, || study::tables(&results.studies));
+    output::show(context.json, &value, || results.text());
 }

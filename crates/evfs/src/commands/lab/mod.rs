@@ -10,6 +10,7 @@ use super::Context;
 use crate::output;
 use clap::Subcommand;
 use lab::study::{self, Results};
+use lab::suite::SUITES;
 use lab::{CATALOGUE, Extent, Job};
 use measure::MeasureArgs;
 use serde_json::json;
@@ -28,11 +29,13 @@ pub enum Command {
     /// Run workloads on one target
     #[command(after_help = "\
 Runs each workload several times and prints the medians. Nothing is compared, so noise of the
-machine is in the figures.
+machine is in the figures; with several --env, the others are compared with the first.
 
 Examples:
   evfs lab run dhrystone packets --quick
   evfs lab run seqrand nfsbasic --target /mnt/data --out results
+  evfs lab run mailmix --target /mnt/data --env idle --env loaded
+  evfs lab run ifs-1990 --target /mnt/data --quick --out results
   evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
     /// Run the same work on two sides by turns and compare
@@ -49,6 +52,7 @@ Examples:
   evfs lab compare clear encrypted-256 --workload rand-write --block 4k --threads 10
   evfs lab compare /mnt/plain /mnt/secret --workload seqrand --workload mailmix --out results
   evfs lab compare /mnt/data /mnt/data --workload seqrand --set-b direct=true
+  evfs lab compare /mnt/clear /mnt/encrypted --suite evfs-2006 --out results
   evfs lab compare ours.toml theirs.toml --quick --json")]
     Compare(CompareArgs),
     /// Print a result again, and write its tables, figures and HTML
@@ -77,7 +81,7 @@ Example:
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// Workloads; see `evfs lab list`
+    /// Workloads, or suites that have one side; see `evfs lab list`
     #[arg(required = true)]
     workload: Vec<String>,
     /// What to run on: a side, as for compare [default: a folder for temporary files]
@@ -97,6 +101,9 @@ pub struct CompareArgs {
     /// fits the sides]
     #[arg(long)]
     workload: Vec<String>,
+    /// Suite of a published report, whose values stand beside those measured; see `evfs lab list`
+    #[arg(long)]
+    suite: Vec<String>,
     /// Parameter of the first side alone
     #[arg(long, value_name = "NAME=VALUE")]
     set_a: Vec<String>,
@@ -154,6 +161,8 @@ fn wrong(error: lab::Error) -> Error {
 fn list(context: &Context) -> u8 {
     let value = json!({ "workloads": CATALOGUE.iter().map(|e| json!({
         "name": e.name, "after": e.after, "what": e.what, "unit": e.unit, "needs": e.needs.name(),
+    })).collect::<Vec<_>>(), "suites": SUITES.iter().map(|s| json!({
+        "name": s.name, "after": s.after, "parts": s.parts.iter().map(|p| p.title).collect::<Vec<_>>(),
     })).collect::<Vec<_>>() });
     output::show(context.json, &value, || {
         let mut text = format!(
@@ -167,6 +176,10 @@ fn list(context: &Context) -> u8 {
                 "{name:<12}{needs:<9}{unit:<14}{}; after {}",
                 e.what, e.after
             );
+        }
+        text.push_str("\nsuite           report\n");
+        for s in SUITES {
+            let _ = writeln!(text, "{:<16}{}", s.name, s.after);
         }
         text
     });
