@@ -13,8 +13,8 @@ mod published;
 mod table;
 
 pub use published::SUITES;
-pub use table::{Line, Measured, Shown, shown, text};
 pub(crate) use table::{HEAD, cells};
+pub use table::{Line, Measured, Shown, shown, text};
 
 use crate::record::Better;
 use crate::surroundings::Surroundings;

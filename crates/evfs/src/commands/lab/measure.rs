@@ -506,7 +506,10 @@ impl<'a> Session<'a> {
                 Err(error) if whole => failed = Some(error),
                 // The other parts of a suite do not depend on this one.
                 Err(error) => {
-                    output::say(false, &format!("{} is left out: {error}", planned.key()));
+                    output::say(
+                        self.context.json,
+                        &format!("{} is left out: {error}", planned.key()),
+                    );
                     failed = Some(error);
                 }
             }
