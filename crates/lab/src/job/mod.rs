@@ -228,8 +228,8 @@ impl Job {
             ))
         })?;
         *place = parse(place, text);
-        *self =
-            serde_json::from_value(value).map_err(|e| Error::Spec(format!("{key}={text}: {e}")))?;
+        *self = serde_json::from_value(value)
+            .map_err(|e| Error::Spec(format!("{}: {key}={text}: {e}", self.entry().name)))?;
         Ok(())
     }
 
@@ -246,13 +246,21 @@ impl Job {
     }
 }
 
+/// Names that cannot be set: the form's own, and those that a sweep replaces for each of its cells.
+fn hidden(value: &Value) -> &'static [&'static str] {
+    match value["workload"].as_str() {
+        Some("sweep") => &["workload", "options", "threads", "file", "record"],
+        _ => &["workload", "options"],
+    }
+}
+
 /// Names that can be set: those of the job, and those of `options`, which the former hide.
 fn names(value: &Value) -> Vec<String> {
     let own = value.as_object().into_iter().flatten();
     let inner = value["options"].as_object().into_iter().flatten();
     let mut names: Vec<String> = Vec::new();
     for (name, _) in own.chain(inner) {
-        if !["workload", "options"].contains(&name.as_str()) && !names.contains(name) {
+        if !hidden(value).contains(&name.as_str()) && !names.contains(name) {
             names.push(name.clone());
         }
     }
@@ -260,7 +268,7 @@ fn names(value: &Value) -> Vec<String> {
 }
 
 fn find<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
-    if ["workload", "options"].contains(&key) {
+    if hidden(value).contains(&key) {
         return None;
     }
     if value.get(key).is_some() {
@@ -420,6 +428,8 @@ mod tests {
         for (key, text) in [("block", "4k"), ("record", "fast"), ("workload", "fio")] {
             assert!(job.set(key, text).is_err(), "{key}={text}");
         }
+        let mut sweep = Job::named("sweep", Extent::Quick).unwrap();
+        assert!(sweep.set("threads", "4").is_err(), "it has one thread");
         let mut packets = Job::named("packets", Extent::Quick).unwrap();
         packets.set("peer", "10.0.0.1:7").unwrap();
         packets.set("peer", "none").unwrap();
