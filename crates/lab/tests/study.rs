@@ -127,6 +127,19 @@ fn every_workload_runs_and_leaves_its_folder_empty() {
 }
 
 #[test]
+fn what_a_killed_run_left_is_gone_before_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = dir.path().join("evfs-lab.work/tree/more");
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(dir.path().join("mine"), "kept").unwrap();
+    let target = Target::folder(dir.path()).unwrap();
+    tiny("nfsbasic").run(&target, 1).unwrap();
+    let names = std::fs::read_dir(dir.path()).unwrap().flatten();
+    let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+    assert_eq!(names, ["mine"]);
+}
+
+#[test]
 fn a_workload_refuses_a_target_that_it_cannot_use() {
     let device = Target::device("mem", Arc::new(Mem::new(1 << 20, 512)));
     let error = tiny("mailmix").run(&device, 1).unwrap_err().to_string();

@@ -1,5 +1,6 @@
 //! Jobs at work: each workload's own outcome becomes a record of phases and cells.
 
+use super::own_folder::{OwnFolder, through};
 use super::{Job, Needs, Sweep, Throughput};
 use crate::files::{Files, Folder};
 use crate::record::{Cell, Phase, Record, Watch};
@@ -42,9 +43,18 @@ impl Job {
     /// Carries the job out `times` times, and adds up.
     ///
     /// # Errors
-    /// What the workload says; a target may be left with files of the run.
+    /// What the workload says; [`crate::Error::Files`] also where a run leaves something behind.
     pub fn run(&self, target: &Target, times: u32) -> Result<Record> {
         self.check(target)?;
+        let Some((own, inside)) = OwnFolder::make(self, target)? else {
+            return self.repeat(target, times);
+        };
+        let record = self.repeat(&inside, times)?;
+        own.close()?;
+        Ok(record)
+    }
+
+    fn repeat(&self, target: &Target, times: u32) -> Result<Record> {
         let mut record = self.once(target)?;
         for _ in 1..times {
             record.add(self.once(target)?);
@@ -285,7 +295,7 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
         .folders
         .iter()
         .map(|path| {
-            Folder::open(path).map_err(|source| crate::Error::Files {
+            Folder::open(&through(path)).map_err(|source| crate::Error::Files {
                 target: path.display().to_string(),
                 call: "open",
                 path: ".".into(),

@@ -5,6 +5,7 @@
 
 mod carry_out;
 mod catalogue;
+mod own_folder;
 
 pub use catalogue::{CATALOGUE, Entry, Needs};
 

@@ -1,4 +1,8 @@
 //! What the reports published.
+#![expect(
+    clippy::approx_constant,
+    reason = "6.28 ms is a time that was published"
+)]
 
 use super::Published::{self, Changes, Values, Words};
 use super::{Axis, Columns, Part, Row, Suite};
