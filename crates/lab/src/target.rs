@@ -58,7 +58,9 @@ impl Target {
             path: ".".into(),
             source,
         })?;
-        let place = Place::Files(Arc::new(files), Some(path.to_owned()));
+        // Commands and programs run elsewhere: for them the path is a whole one.
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let place = Place::Files(Arc::new(files), Some(whole));
         Ok(Target::new(name, place))
     }
 
