@@ -11,7 +11,7 @@ const LEVELS: &[&[&str]] = &[
     &["luks2", "nbd-proto", "iscsi-proto", "xts", "keyring"],
     &["path-file", "path-nbd", "path-iscsi"],
     &["crypt", "multipath"],
-    &[],
+    &["fs"],
     &["export-nbd", "export-fuse"],
     &["stack"],
     &["lab", "pathsim"],

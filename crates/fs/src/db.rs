@@ -1,0 +1,284 @@
+//! `redb` below the overlay: the last commit for reading, and the way to the next.
+//!
+//! Three tables: `items` (every key of [`crate::key`]), `space` (a bit for each block in use, 8192 to
+//! a record, none for a record of zeros), `state` (the number of the last commit). A commit takes two
+//! phases and keeps `redb`'s own allocator state in it ("quick repair"), so that opening after a crash
+//! walks no tree.
+//!
+//! **Invariant:** nothing that the device says makes the program panic. `redb` checks its pages only
+//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`].
+
+use crate::error::{Error, Result};
+use crate::key::{KEY_BYTES, Key};
+use crate::metafile::MetaFile;
+use crate::overlay::{Change, Overlay};
+use crate::space::Run;
+use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+type ItemKey = &'static [u8; KEY_BYTES];
+type Items = ReadOnlyTable<ItemKey, &'static [u8]>;
+
+const ITEMS: TableDefinition<ItemKey, &[u8]> = TableDefinition::new("items");
+const SPACE: TableDefinition<u64, &[u8; CHUNK_BYTES]> = TableDefinition::new("space");
+const STATE: TableDefinition<&str, u64> = TableDefinition::new("state");
+const EPOCH: &str = "epoch";
+
+/// Bytes of a record of the bitmap: small beside a page of the tree, large beside its key.
+const CHUNK_BYTES: usize = 1024;
+/// Blocks of a record of the bitmap.
+pub(crate) const CHUNK_BLOCKS: u64 = CHUNK_BYTES as u64 * 8;
+
+/// Blocks that came into use, or went out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SpaceChange {
+    pub run: Run,
+    pub used: bool,
+}
+
+/// The database, for one who commits.
+pub(crate) struct Db {
+    database: Option<Database>,
+}
+
+/// The last commit, for any number of readers.
+pub(crate) struct Base {
+    items: Option<Items>,
+}
+
+/// Runs a call into `redb`. A panic in it says that the metadata is damaged.
+fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(of_redb),
+        Err(_) => Err(Error::corrupt("the metadata is damaged: it cannot be read")),
+    }
+}
+
+/// The error below, if `redb` carries one of ours.
+fn of_redb(error: redb::Error) -> Error {
+    match error {
+        redb::Error::Io(io) => match io.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
+            Some(ours) => ours.clone(),
+            None => block::Error::from_io("metadata", io).into(),
+        },
+        redb::Error::PreviousIo => {
+            let text = "the metadata cannot be used since an error of the device";
+            Error::new(crate::error::Kind::Io, text)
+        }
+        other => Error::corrupt(format!("the metadata is damaged: {other}")),
+    }
+}
+
+impl Db {
+    /// Opens the database, or makes it if the file is empty.
+    pub fn open(file: MetaFile, cache_bytes: usize) -> Result<Db> {
+        let mut builder = Database::builder();
+        builder.set_cache_size(cache_bytes);
+        let database = guard(|| Ok(builder.create_with_backend(file)?))?;
+        let db = Db {
+            database: Some(database),
+        };
+        Ok(db)
+    }
+
+    fn database(&self) -> &Database {
+        self.database.as_ref().expect("there until it is dropped")
+    }
+
+    /// The state of the last commit.
+    pub fn base(&self) -> Result<Base> {
+        guard(|| {
+            let read = self.database().begin_read()?;
+            let items = match read.open_table(ITEMS) {
+                Err(redb::TableError::TableDoesNotExist(_)) => None,
+                other => Some(other?),
+            };
+            Ok(Base { items })
+        })
+    }
+
+    /// The number of the last commit; 0 before the first.
+    pub fn epoch(&self) -> Result<u64> {
+        guard(|| {
+            let read = self.database().begin_read()?;
+            let state = match read.open_table(STATE) {
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(0),
+                other => other?,
+            };
+            Ok(state.get(EPOCH)?.map_or(0, |epoch| epoch.value()))
+        })
+    }
+
+    /// Every run of blocks in use, in order; one run may be given in parts.
+    pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut beyond = false;
+        guard(|| {
+            let read = self.database().begin_read()?;
+            let space = match read.open_table(SPACE) {
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(()),
+                other => other?,
+            };
+            for record in space.iter()? {
+                let (number, bits) = record?;
+                let Some(first) = number.value().checked_mul(CHUNK_BLOCKS) else {
+                    beyond = true;
+                    return Ok(());
+                };
+                add_runs(first, bits.value(), &mut runs);
+            }
+            Ok(())
+        })?;
+        if beyond || runs.last().is_some_and(|run| run.end() > device_blocks) {
+            return Err(Error::corrupt("the bitmap reaches beyond the device"));
+        }
+        Ok(runs)
+    }
+
+    /// Makes all of these changes durable, or none.
+    pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: u64) -> Result<()> {
+        guard(|| {
+            let mut write = self.database().begin_write()?;
+            write.set_quick_repair(true);
+            {
+                let mut items = write.open_table(ITEMS)?;
+                for (key, change) in changes.iter() {
+                    match change {
+                        Change::Put { value, .. } => {
+                            items.insert(&key.encode(), &value[..])?;
+                        }
+                        Change::Delete => {
+                            items.remove(&key.encode())?;
+                        }
+                    }
+                }
+                let mut table = write.open_table(SPACE)?;
+                let mut chunks = BTreeMap::new();
+                for change in space {
+                    change_bits(*change, &mut chunks, |number| {
+                        let record = table.get(number)?;
+                        Ok(record.map_or([0; CHUNK_BYTES], |bits| *bits.value()))
+                    })?;
+                }
+                for (number, bits) in chunks {
+                    if bits.iter().all(|byte| *byte == 0) {
+                        table.remove(number)?;
+                    } else {
+                        table.insert(number, &*bits)?;
+                    }
+                }
+                write.open_table(STATE)?.insert(EPOCH, epoch)?;
+            }
+            Ok(write.commit()?)
+        })
+    }
+
+    /// Reads every page of the metadata and compares its checksum. Needs to be alone.
+    pub fn verify(&mut self) -> Result<bool> {
+        let database = self.database.as_mut().expect("there until it is dropped");
+        guard(|| Ok(database.check_integrity()?))
+    }
+
+    /// Ends well: the next opening finds nothing to recover.
+    pub fn close(mut self) -> Result<()> {
+        match self.database.take() {
+            Some(database) => guard(|| Ok(database.close()?)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        // What goes wrong here was an error of a commit before, or will be one of the next opening.
+        let database = self.database.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+    }
+}
+
+/// The place and value of an item in the last commit.
+pub(crate) type BaseItem = (Key, redb::AccessGuard<'static, &'static [u8]>);
+
+/// Items of the last commit in order, from either end.
+pub(crate) struct BaseRange(Option<redb::Range<'static, ItemKey, &'static [u8]>>);
+
+impl Base {
+    /// The value of a key.
+    pub fn get(&self, key: &Key) -> Result<Option<redb::AccessGuard<'_, &'static [u8]>>> {
+        match &self.items {
+            Some(items) => guard(|| Ok(items.get(&key.encode())?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The items from one key to another, both included.
+    pub fn range(&self, from: Key, to: Key) -> Result<BaseRange> {
+        let range = match &self.items {
+            Some(items) if from <= to => {
+                let (from, to) = (from.encode(), to.encode());
+                Some(guard(|| Ok(items.range::<&[u8; KEY_BYTES]>(&from..=&to)?))?)
+            }
+            _ => None,
+        };
+        Ok(BaseRange(range))
+    }
+}
+
+impl BaseRange {
+    /// The next item from the front, or from the back.
+    pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
+        let Some(range) = &mut self.0 else {
+            return Ok(None);
+        };
+        guard(|| {
+            let next = if back { range.next_back() } else { range.next() };
+            let Some((key, value)) = next.transpose()? else {
+                return Ok(None);
+            };
+            Ok(Some((Key::decode(key.value()), value)))
+        })
+    }
+}
+
+fn add_runs(first: u64, bits: &[u8; CHUNK_BYTES], runs: &mut Vec<Run>) {
+    for (i, byte) in bits.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+        for bit in (0..8).filter(|bit| byte >> bit & 1 == 1) {
+            let start = first + i as u64 * 8 + bit;
+            match runs.last_mut() {
+                Some(run) if run.end() == start => run.blocks += 1,
+                _ => runs.push(Run { start, blocks: 1 }),
+            }
+        }
+    }
+}
+
+type Chunks = BTreeMap<u64, Box<[u8; CHUNK_BYTES]>>;
+
+fn change_bits(
+    change: SpaceChange,
+    chunks: &mut Chunks,
+    mut load: impl FnMut(u64) -> std::result::Result<[u8; CHUNK_BYTES], redb::Error>,
+) -> std::result::Result<(), redb::Error> {
+    let mut block = change.run.start;
+    while block < change.run.end() {
+        let number = block / CHUNK_BLOCKS;
+        let bits = match chunks.entry(number) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                entry.insert(Box::new(load(number)?))
+            }
+        };
+        let end = change.run.end().min((number + 1) * CHUNK_BLOCKS);
+        for at in block % CHUNK_BLOCKS..block % CHUNK_BLOCKS + (end - block) {
+            let mask = 1 << (at % 8);
+            if change.used {
+                bits[(at / 8) as usize] |= mask;
+            } else {
+                bits[(at / 8) as usize] &= !mask;
+            }
+        }
+        block = end;
+    }
+    Ok(())
+}
