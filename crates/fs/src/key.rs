@@ -75,6 +75,8 @@ pub enum Section {
     Trees = 1,
     /// A run of blocks with more than one reference; the number is its first block.
     Shared = 2,
+    /// Number 0: the id of the next fileset or snapshot, so that none is ever used twice.
+    NextTree = 3,
 }
 
 impl Key {

@@ -1,14 +1,57 @@
-//! The file system.
+//! The file system: files, directories and filesets on a block device.
+//!
+//! ```text
+//!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, grow)
+//!        \________________ op ________________/                       |
+//!                           |                                         |
+//!   state  = overlay over overlay over redb;  core: what only memory knows of an inode
+//!     |                                |                   |
+//!   commit: journal for fsync,       names, mapping      space: free blocks, promises
+//!           tree every few seconds
+//! ```
+//!
+//! **Invariant:** after a crash at any moment the file system opens without repair, what was synced
+//! is whole, and no file shows bytes that were never its own.
+//!
+//! Deliberately absent: the cache (file data goes through whatever holds a [`Pager`]), the mount, who
+//! may do what, checksums of file data. `docs/format/evfs.md` describes what is on the device.
+
+mod acl;
+mod commit;
+mod core;
 mod db;
 mod error;
+mod file;
+mod fileset;
+mod fs;
+mod fs_pager;
 mod io;
 mod journal;
 mod key;
+mod mapping;
 mod metafile;
+mod names;
+mod namespace;
+mod op;
 mod overlay;
+mod pager;
+mod plan;
 mod record;
 mod space;
+mod state;
 mod store;
 mod superblock;
+mod trees;
 
 pub use error::{Error, Kind, Result};
+pub use file::{Allocate, Seek};
+pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
+pub use fs::{FIRST_FILESET, Fs, Options};
+pub use fs_pager::FsPager;
+pub use key::{Ino, TreeId};
+pub use namespace::{DirEntry, New, ROOT, Rename};
+pub use pager::{FileId, Pager, PagerInfo, PagerQueue};
+pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
+pub use space::Usage;
+pub use superblock::{DEVICE_BYTES_MIN, Superblock};
+pub use trees::Quota;

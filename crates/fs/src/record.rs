@@ -183,7 +183,8 @@ impl Inode {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Inode> {
         let mut fields = In::of(bytes, "an inode");
         let mode = fields.u32()?;
-        let kind = FileType::of_mode(mode).ok_or_else(|| fields.wrong())?;
+        let kind = FileType::of_mode(mode).filter(|kind| mode & !0o7777 == kind.mode_bits());
+        let kind = kind.ok_or_else(|| fields.wrong())?;
         let inode = Inode {
             kind,
             permissions: mode & 0o7777,
@@ -568,7 +569,10 @@ mod tests {
             parent: 1,
             entries: 2,
             accessed: time,
-            modified: Time::now(),
+            modified: Time {
+                seconds: 1 << 40,
+                nanos: 0,
+            },
             changed: time,
             created: Time::default(),
         }

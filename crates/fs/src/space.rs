@@ -247,10 +247,9 @@ impl Space {
         self.lock().written
     }
 
-    /// Whether a write has ended since the last flush that covered all of them.
-    pub fn needs_flush(&self) -> bool {
-        let inner = self.lock();
-        inner.written > inner.flushed
+    /// Whether one of the first `written` writes has not been covered by a flush.
+    pub fn needs_flush_of(&self, written: u64) -> bool {
+        written > self.lock().flushed
     }
 
     /// A flush has covered the first `written` writes.
@@ -444,9 +443,9 @@ mod tests {
         assert!(!space.promise(1));
         space.leave(later, true);
         assert!(space.promise(6));
-        assert!(space.needs_flush());
+        assert!(space.needs_flush_of(1));
         space.set_flushed(space.written());
-        assert!(!space.needs_flush());
+        assert!(!space.needs_flush_of(1));
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Store {
     }
 
     /// The commit is durable. Gives what is no longer needed, to be dropped without a lock held.
-    pub fn committed(&mut self, base: Base) -> impl Sized {
+    pub fn committed(&mut self, base: Base) -> impl Sized + use<> {
         let frozen = self.frozen.take();
         (frozen, std::mem::replace(&mut self.base, Arc::new(base)))
     }

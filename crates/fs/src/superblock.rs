@@ -230,7 +230,8 @@ impl Superblock {
             openings: fields.u32()?,
             segments: segments(&mut fields)?,
         };
-        if zero != 0 || u64::from(block_bytes) != BLOCK_BYTES {
+        let padding = fields.rest().iter().all(|byte| *byte == 0);
+        if zero != 0 || u64::from(block_bytes) != BLOCK_BYTES || !padding {
             return Err(fields.wrong());
         }
         superblock.check(device_blocks)?;

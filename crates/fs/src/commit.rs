@@ -1,0 +1,284 @@
+//! When changes become durable.
+//!
+//! ```text
+//!   fsync:    state ──changed since the last record──► journal            one write, made durable
+//!   commit:   state ──freeze──► tree (redb, two phases)                   every few seconds
+//! ```
+//!
+//! A thread that wants its changes durable waits for the log, and finds on its turn that the thread
+//! before it has done it all, or does it for everybody who waits behind it (group commit). A commit
+//! writes what the journal does not have yet as its last record, freezes, and goes on in the other
+//! half, so that nobody waits for the tree; only if that record does not fit, the next fsync does.
+//!
+//! **Invariant:** file data is durable before the first record or commit that names it. A commit of
+//! the tree includes every record of its epoch.
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::fs::Inner;
+use crate::journal::{Delta, Writer};
+use crate::state::State;
+use crate::store::Frozen;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// Backlogs after which callers wait for the commit.
+const BACKLOGS_MAX: usize = 4;
+
+/// The end of the journal, and what is durable.
+pub(crate) struct Log {
+    writer: Writer,
+    /// Changes up to this one are durable.
+    durable: u64,
+    /// The last commit could not be logged first, and is not durable yet: no record may follow.
+    blocked: bool,
+}
+
+impl Log {
+    pub fn new(writer: Writer) -> Log {
+        Log {
+            writer,
+            durable: 0,
+            blocked: false,
+        }
+    }
+}
+
+/// Wakes the thread that commits.
+#[derive(Default)]
+pub(crate) struct Wake {
+    wanted: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    commit: bool,
+    stop: bool,
+}
+
+/// What a record has to hold, taken from the state at one moment.
+struct Taken {
+    delta: Delta,
+    keys: Vec<crate::key::Key>,
+    changes: u64,
+    set: u64,
+    /// Writes of file data that had ended before that moment.
+    written: u64,
+}
+
+impl Inner {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().expect("no panic under this lock")
+    }
+
+    /// Makes everything durable that has happened so far.
+    pub fn sync(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let written = self.space.written();
+        let wanted = {
+            let state = self.read();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            state.changes
+        };
+        loop {
+            let mut log = self.log();
+            if log.durable >= wanted {
+                return self.flush_data(written);
+            }
+            if !log.blocked && self.write_record(&mut log)? {
+                return Ok(());
+            }
+            drop(log);
+            self.checkpoint()?;
+        }
+    }
+
+    /// Makes the first `written` writes of file data durable.
+    fn flush_data(&self, written: u64) -> Result<()> {
+        if !self.space.needs_flush_of(written) {
+            return Ok(());
+        }
+        let written = self.space.written();
+        self.io.flush()?;
+        self.space.set_flushed(written);
+        Ok(())
+    }
+
+    /// Takes what the journal does not have.
+    fn take(&self, state: &mut State) -> Result<Taken> {
+        let written = self.space.written();
+        let result = state.materialize();
+        if result.is_err() {
+            state.settle();
+        }
+        result?;
+        let (delta, keys) = state.store.take_delta();
+        Ok(Taken {
+            delta,
+            keys,
+            changes: state.changes,
+            set: self.space.close_set(),
+            written,
+        })
+    }
+
+    /// Writes one record with everything that has happened; says no if it does not fit.
+    fn write_record(&self, log: &mut Log) -> Result<bool> {
+        let mut taken = self.take(&mut self.write())?;
+        let written = match self.log_taken(log, &taken) {
+            Ok(true) => return Ok(true),
+            other => other,
+        };
+        let space = std::mem::take(&mut taken.delta.space);
+        self.write().store.untake_delta(space, taken.keys);
+        written
+    }
+
+    fn log_taken(&self, log: &mut Log, taken: &Taken) -> Result<bool> {
+        if taken.delta.is_empty() {
+            self.flush_data(taken.written)?;
+        } else {
+            let Some(record) = log.writer.prepare(&taken.delta) else {
+                return Ok(false);
+            };
+            let flush = self.space.needs_flush_of(taken.written);
+            log.writer.write(&self.io, record, flush)?;
+            self.space.set_flushed(taken.written);
+        }
+        self.space.set_durable(taken.set);
+        log.durable = log.durable.max(taken.changes);
+        Ok(true)
+    }
+
+    /// Commits everything to the tree. A failure ends writing: what is durable stays so.
+    pub fn checkpoint(&self) -> Result<()> {
+        let db = self.db.lock().expect("no panic under this lock");
+        let db = db.as_ref().ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let (frozen, epoch, taken) = {
+            let mut log = self.log();
+            let (frozen, taken) = {
+                let mut state = self.write();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                let taken = self.take(&mut state)?;
+                if !state.store.is_changed() {
+                    drop(state);
+                    return self.log_taken(&mut log, &taken).map(drop);
+                }
+                (state.store.freeze(), taken)
+            };
+            self.backlog.store(0, Relaxed);
+            let epoch = log.writer.epoch();
+            // Whatever goes wrong with the record: the commit will have it.
+            let logged = !log.blocked && self.log_taken(&mut log, &taken).unwrap_or(false);
+            log.blocked = !logged;
+            log.writer.next_epoch();
+            (frozen, epoch, taken)
+        };
+        match self.commit(db, &frozen, epoch, &taken) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    fn commit(&self, db: &Db, frozen: &Frozen, epoch: u64, taken: &Taken) -> Result<()> {
+        db.commit(&frozen.items, &frozen.space, epoch)?;
+        let base = db.base()?;
+        let mut log = self.log();
+        log.durable = log.durable.max(taken.changes);
+        log.blocked = false;
+        // The commit has flushed the device before it became the current one.
+        self.space.set_flushed(taken.written);
+        self.space.set_durable(taken.set);
+        let old = self.write().store.committed(base);
+        drop(log);
+        drop(old);
+        Ok(())
+    }
+
+    /// Commits what the journal held when the file system was opened, as the second of its epochs,
+    /// so that no record of either is ever played again.
+    pub fn commit_replayed(&self) -> Result<()> {
+        self.log().writer.next_epoch();
+        self.checkpoint()
+    }
+
+    /// Ends writing for good.
+    fn fail(&self, error: Error) -> Error {
+        let text = format!("the file system can only be read since an error: {error}");
+        tracing::error!("{}: {text}", self.name);
+        let mut state = self.write();
+        state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
+        error
+    }
+
+    /// Notes how much waits for a commit; much of it wakes the thread that commits.
+    pub fn note_backlog(&self, state: &State) {
+        let now = state.store.active.len().max(state.store.active.bytes() / 1024);
+        let before = self.backlog.swap(now, Relaxed);
+        if now > self.backlog_max && before <= self.backlog_max {
+            self.wake.set(|wanted| wanted.commit = true);
+        }
+    }
+
+    /// Waits for the commit while too much waits for it.
+    pub fn wait_for_room(&self) -> Result<()> {
+        match self.backlog.load(Relaxed) > self.backlog_max * BACKLOGS_MAX {
+            true => self.checkpoint(),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Wake {
+    fn set(&self, change: impl FnOnce(&mut Wanted)) {
+        change(&mut self.wanted.lock().expect("no panic under this lock"));
+        self.changed.notify_all();
+    }
+}
+
+/// The thread that commits every few seconds.
+pub(crate) struct Background(JoinHandle<()>);
+
+impl Background {
+    pub fn start(fs: &Arc<Inner>) -> Result<Background> {
+        let inner = Arc::clone(fs);
+        let thread = std::thread::Builder::new().name("fs-commit".into());
+        let thread = thread.spawn(move || commit_from_time_to_time(&inner));
+        match thread {
+            Ok(thread) => Ok(Background(thread)),
+            Err(e) => Err(block::Error::from_io(&fs.name, e).into()),
+        }
+    }
+
+    pub fn stop(self, fs: &Inner) {
+        fs.wake.set(|wanted| wanted.stop = true);
+        // If it panicked it has said so; the commit that closes will fail like its own.
+        let _ = self.0.join();
+    }
+}
+
+fn commit_from_time_to_time(fs: &Inner) {
+    let interval = fs.options.commit_interval;
+    let mut wanted = fs.wake.wanted.lock().expect("no panic under this lock");
+    loop {
+        let waiting = |w: &mut Wanted| !w.stop && !w.commit;
+        let waited = fs.wake.changed.wait_timeout_while(wanted, interval, waiting);
+        wanted = waited.expect("no panic under this lock").0;
+        if wanted.stop {
+            return;
+        }
+        wanted.commit = false;
+        drop(wanted);
+        // An error has been said and kept; whoever writes next gets it.
+        let _ = fs.checkpoint();
+        wanted = fs.wake.wanted.lock().expect("no panic under this lock");
+    }
+}

@@ -1,0 +1,421 @@
+//! A file system that is open: made, opened, closed.
+//!
+//! ```text
+//!   db (commits)  ──►  log (records of the journal)  ──►  state (everything in memory)
+//! ```
+//!
+//! Locks are taken in this order and in no other; nobody waits for the device while it holds the
+//! state for writing, but for the pages of metadata that a change has to read first.
+
+use crate::commit::{Background, Log};
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::io::{DeviceIo, check_device};
+use crate::journal::{self, Place, Writer};
+use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
+use crate::names::Hasher;
+use crate::record::{BLOCK_BYTES, Time, TreeRecord};
+use crate::space::{Run, Space, Usage, reserve_blocks};
+use crate::state::{State, Tree};
+use crate::store::Store;
+use crate::superblock::Superblock;
+use block::BlockDevice;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+/// The fileset that a new file system has.
+pub const FIRST_FILESET: &str = "main";
+
+/// How a file system is opened.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Nothing is written, not even what a crash left to be done.
+    pub read_only: bool,
+    /// How long a change may wait for its commit when nobody asks for one.
+    pub commit_interval: Duration,
+    /// Memory for pages of metadata, in bytes.
+    pub metadata_cache_bytes: usize,
+    /// Where the times of inodes come from.
+    pub clock: fn() -> Time,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            // As ext4 and its kin: what a power cut may cost.
+            commit_interval: Duration::from_secs(5),
+            metadata_cache_bytes: 256 << 20,
+            clock: Time::now,
+        }
+    }
+}
+
+/// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
+pub struct Fs {
+    inner: Arc<Inner>,
+    background: Option<Background>,
+}
+
+/// What the handles to a file system share.
+pub(crate) struct Inner {
+    pub name: String,
+    pub device: Arc<dyn BlockDevice>,
+    pub io: Arc<DeviceIo>,
+    pub superblock: Arc<SuperblockFile>,
+    pub space: Arc<Space>,
+    pub options: Options,
+    pub hasher: Hasher,
+    pub generation: u32,
+    pub db: Mutex<Option<Db>>,
+    pub log: Mutex<Log>,
+    pub state: RwLock<State>,
+    /// Changed keys that wait for a commit.
+    pub backlog: AtomicUsize,
+    /// Where the backlog wakes the thread that commits, and where it makes callers wait.
+    pub backlog_max: usize,
+    pub wake: crate::commit::Wake,
+}
+
+impl Fs {
+    /// Makes a file system on a device, whose content is lost, with one fileset.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: the device is too small, or the label too long.
+    pub fn format(device: Arc<dyn BlockDevice>, label: &str) -> Result<()> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)
+            .map_err(|e| Error::new(Kind::Io, format!("no random numbers: {e}")))?;
+        let now = Time::now().seconds;
+        let mut superblock = Superblock::new(io.info().size, label, random, now)?;
+        let space = Arc::new(Space::new(0));
+        let start = superblock.first_block();
+        let blocks = superblock.device_blocks - start;
+        space.add(Run { start, blocks });
+        space.set_loaded();
+        keep_spare(&mut superblock, &space);
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        superblock.write_both()?;
+        let file = MetaFile::new(io, superblock, space, false);
+        Db::open(file, 1 << 20)?.close()?;
+        let fs = Fs::open(device, Options::default())?;
+        fs.create_fileset(FIRST_FILESET)?;
+        fs.close()
+    }
+
+    /// Opens a file system. What a crash left to be done is done: the journal is played, inodes
+    /// without a name go. The caller sees to it that nobody else has the device open.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: there is none. [`Kind::Unsupported`]: of another version. [`Kind::Corrupt`]:
+    /// damaged.
+    pub fn open(device: Arc<dyn BlockDevice>, mut options: Options) -> Result<Fs> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io))?);
+        options.read_only |= io.info().read_only || superblock.lock().is_read_only();
+        let device_blocks = superblock.lock().device_blocks;
+        let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
+        let file = MetaFile::new(
+            Arc::clone(&io),
+            Arc::clone(&superblock),
+            Arc::clone(&space),
+            options.read_only,
+        );
+        let db = Db::open(file, options.metadata_cache_bytes)?;
+        let (hasher, place) = {
+            let superblock = superblock.lock();
+            (Hasher::new(superblock.hash_key), Place::of(&superblock))
+        };
+        let found = Found::read(&io, &db, &place)?;
+        found.load_space(&db, &superblock.lock(), &space)?;
+        let generation = match options.read_only {
+            true => superblock.lock().openings,
+            false => note_opening(&superblock, &space)?,
+        };
+        let (epoch, replayed) = (found.epoch, found.replayed);
+        let bounds = superblock.lock().first_block()..device_blocks;
+        let inner = Arc::new(Inner {
+            name: io.info().name.clone(),
+            device,
+            io,
+            superblock,
+            space,
+            hasher,
+            generation,
+            db: Mutex::new(Some(db)),
+            log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            state: RwLock::new(load(found.store, bounds)?),
+            backlog: AtomicUsize::new(0),
+            backlog_max: backlog_max(device_blocks),
+            wake: crate::commit::Wake::default(),
+            options,
+        });
+        if !inner.options.read_only {
+            if replayed {
+                inner.commit_replayed()?;
+            }
+            inner.finish_removals()?;
+        }
+        let background = match inner.options.read_only {
+            true => None,
+            false => Some(Background::start(&inner)?),
+        };
+        Ok(Fs { inner, background })
+    }
+
+    /// A handle to a fileset or a snapshot.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn fileset(&self, id: TreeId) -> Result<Fileset> {
+        self.inner.read().tree(id)?;
+        Ok(Fileset {
+            fs: Arc::clone(&self.inner),
+            id,
+        })
+    }
+
+    /// Makes everything durable that has happened. The caches have written their pages out before.
+    pub fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    /// How full the device is.
+    pub fn usage(&self) -> Usage {
+        self.inner.space.usage()
+    }
+
+    /// What the superblock says.
+    pub fn superblock(&self) -> Superblock {
+        self.inner.superblock.lock().clone()
+    }
+
+    /// Uses what the device has more than when the file system was made or last grown. Gives the
+    /// bytes in use now.
+    pub fn grow(&self) -> Result<u64> {
+        self.inner.check_writable()?;
+        let now = self.inner.device.info().size / BLOCK_BYTES;
+        let before = {
+            let mut superblock = self.inner.superblock.lock();
+            let now = now.max(superblock.device_blocks);
+            std::mem::replace(&mut superblock.device_blocks, now)
+        };
+        if now > before {
+            if let Err(error) = self.inner.superblock.write() {
+                self.inner.superblock.lock().device_blocks = before;
+                return Err(error.into());
+            }
+            self.inner.write().bounds.end = now;
+            self.inner.space.add(Run {
+                start: before,
+                blocks: now - before,
+            });
+        }
+        Ok(now.max(before) * BLOCK_BYTES)
+    }
+
+    /// Commits everything and ends well. The caches have written their pages out before.
+    pub fn close(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(background) = self.background.take() else {
+            return Ok(());
+        };
+        background.stop(&self.inner);
+        self.inner.checkpoint()?;
+        let db = self.inner.db.lock().expect("no panic under this lock").take();
+        db.map_or(Ok(()), Db::close)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+}
+
+impl Drop for Fs {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!("{}: not closed well: {error}", self.inner.name);
+        }
+    }
+}
+
+impl Inner {
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().expect("no panic under this lock")
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().expect("no panic under this lock")
+    }
+
+    /// Refuses changes where none are allowed.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.options.read_only {
+            true => Err(Error::new(Kind::ReadOnly, "the file system is open read-only")),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes what a crash, or a failed removal, has left: trees on their way out, and inodes
+    /// without a name.
+    fn finish_removals(self: &Arc<Inner>) -> Result<()> {
+        let trees: Vec<(TreeId, bool, TreeId)> = {
+            let state = self.read();
+            let all = state.trees.iter();
+            all.map(|(id, tree)| (*id, tree.record.removing, tree.record.origin))
+                .collect()
+        };
+        for (id, removing, origin) in trees {
+            if removing {
+                self.remove_tree_items(id)?;
+            } else if origin == 0 {
+                let mut orphans = Vec::new();
+                self.read().scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                    orphans.push(ino);
+                    Ok(true)
+                })?;
+                let fs = Arc::clone(self);
+                let fileset = Fileset { fs, id };
+                orphans.into_iter().try_for_each(|ino| fileset.remove_orphan(ino))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is found on a device.
+struct Found {
+    store: Store,
+    /// The last commit of the tree.
+    epoch: u64,
+    /// There was something in the journal.
+    replayed: bool,
+    space: Vec<crate::db::SpaceChange>,
+}
+
+impl Found {
+    fn read(io: &DeviceIo, db: &Db, place: &Place) -> Result<Found> {
+        let epoch = db.epoch()?;
+        let mut found = Found {
+            store: Store::new(db.base()?),
+            epoch,
+            replayed: false,
+            space: Vec::new(),
+        };
+        for epoch in [epoch + 1, epoch + 2] {
+            for delta in journal::read(io, place, epoch)? {
+                found.replayed = true;
+                found.space.extend(&delta.space);
+                found.store.replay(delta);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the allocator what is free.
+    fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
+        let mut used = db.used(superblock.device_blocks)?;
+        let segment = |s: &crate::superblock::Segment| Run {
+            start: s.start,
+            blocks: s.blocks.into(),
+        };
+        used.extend(superblock.segments.iter().map(segment));
+        used.sort_unstable();
+        let mut at = superblock.first_block();
+        for run in used {
+            if run.start < at {
+                let text = format!("block {}: in use twice", run.start);
+                return Err(Error::corrupt(text));
+            }
+            add(space, at, run.start);
+            at = run.end();
+        }
+        add(space, at, superblock.device_blocks);
+        for change in &self.space {
+            if change.run.end() > superblock.device_blocks {
+                return Err(Error::corrupt("the journal reaches beyond the device"));
+            }
+            match change.used {
+                true => space.remove(change.run)?,
+                false => space.add(change.run),
+            }
+        }
+        space.set_loaded();
+        Ok(())
+    }
+}
+
+fn add(space: &Space, start: u64, end: u64) {
+    if start < end {
+        let blocks = end - start;
+        space.add(Run { start, blocks });
+    }
+}
+
+/// Counts an opening for writing, and puts space aside for the next.
+fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
+    let openings = {
+        let mut superblock = superblock.lock();
+        superblock.openings = superblock.openings.wrapping_add(1);
+        keep_spare(&mut superblock, space);
+        superblock.openings
+    };
+    superblock.write()?;
+    Ok(openings)
+}
+
+/// The state in memory of what is in the store.
+fn load(store: Store, bounds: Range<u64>) -> Result<State> {
+    let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
+    let (from, to) = Key::section(Section::Trees);
+    store.scan(from, to, |key, bytes| {
+        let id = TreeId::try_from(key.item).map_err(|_| Error::corrupt("no such fileset id"))?;
+        let tree = Tree {
+            record: TreeRecord::decode(bytes)?,
+            changed: false,
+            promised: 0,
+            snapshots: Vec::new(),
+        };
+        trees.insert(id, tree);
+        Ok(true)
+    })?;
+    let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
+    let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
+    for (origin, id) in snapshots {
+        match trees.get_mut(&origin).filter(|tree| tree.record.origin == 0) {
+            Some(tree) => tree.snapshots.push(id),
+            None => return Err(Error::corrupt(format!("snapshot {id}: of no fileset"))),
+        }
+    }
+    let next = store.get(&Key::global(Section::NextTree, 0), |bytes| {
+        crate::record::In::of(bytes, "the next fileset").u32()
+    })?;
+    Ok(State {
+        store,
+        trees,
+        cores: HashMap::new(),
+        changes: 0,
+        failed: None,
+        bounds,
+        next_tree: next.unwrap_or(1),
+        steps: Vec::new(),
+        space: Vec::new(),
+    })
+}
+
+/// Changed keys that may wait for a commit. A commit of so many writes at most as many pages of the
+/// tree, so that a small device is not asked for more than it has put aside.
+fn backlog_max(device_blocks: u64) -> usize {
+    (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 16)
+}
