@@ -61,6 +61,13 @@ impl Core {
             && self.writes.is_empty()
     }
 
+    /// Whether dirty pages of these blocks are provided for already.
+    pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
+        let missing = self.promised.missing(blocks);
+        let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
+        missing.into_iter().all(in_place)
+    }
+
     /// What is written to these blocks is not wanted any more. Gives the promises that end.
     pub fn cut(&mut self, blocks: Range<u64>) -> u64 {
         for write in self.writes.values_mut() {
@@ -143,6 +150,13 @@ impl Blocks {
         }
         self.runs.insert(start, end);
         new
+    }
+
+    /// Adds all of another set.
+    pub fn extend(&mut self, other: &Blocks) {
+        for run in other.iter() {
+            self.insert(run);
+        }
     }
 
     /// Takes a range out. Gives how many blocks were there.

@@ -71,10 +71,12 @@ fn of_redb(error: redb::Error) -> Error {
 }
 
 impl Db {
-    /// Opens the database, or makes it if the file is empty.
-    pub fn open(file: MetaFile, cache_bytes: usize) -> Result<Db> {
+    /// Opens the database, or makes it if the file is empty. `verify` reads every page of it first,
+    /// and compares its checksum.
+    pub fn open(file: MetaFile, cache_bytes: usize, verify: bool) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
+        builder.set_check_integrity_on_open(verify);
         let database = guard(|| Ok(builder.create_with_backend(file)?))?;
         let db = Db {
             database: Some(database),
@@ -172,12 +174,6 @@ impl Db {
             }
             Ok(write.commit()?)
         })
-    }
-
-    /// Reads every page of the metadata and compares its checksum. Needs to be alone.
-    pub fn verify(&mut self) -> Result<bool> {
-        let database = self.database.as_mut().expect("there until it is dropped");
-        guard(|| Ok(database.check_integrity()?))
     }
 
     /// Ends well: the next opening finds nothing to recover.

@@ -2,9 +2,9 @@
 //! which go through [`crate::FsPager`].
 //!
 //! ```text
-//!   will_write ──► wrote ──► bytes into the cache ... write-behind ──► putpage ──► extents, disk size
-//!   (a promise     (size,
-//!    of space)      times)
+//!   prepare_write ──► bytes into the cache ... write-behind ──► putpage ──► extents, disk size
+//!   (a promise of
+//!    space, size, times)
 //! ```
 //!
 //! **Invariant:** the size on disk covers only bytes that are on disk, or holes; it follows the size
@@ -114,18 +114,54 @@ impl Fileset {
         }
     }
 
-    /// Promises space for pages that are about to become dirty. See [`crate::Pager::will_write`].
+    /// Prepares a write of bytes through the cache: promises space to its pages, and then the file
+    /// grows to hold it, and its times and version say so. To be called before the bytes are where
+    /// they could be read, or written out. When it fails, nothing has changed.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
+    pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        self.promise_pages(&mut op, ino, bytes.clone())?;
+        let (now, inode) = (op.now, op.look(ino)?);
+        if bytes.start > inode.size {
+            self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
+        }
+        let core = op.core(ino)?;
+        core.inode.touch(now);
+        core.inode.size = inode.size.max(bytes.end);
+        core.dirty = true;
+        op.finish();
+        Ok(())
+    }
+
+    /// Promises space to pages that are about to become dirty. See [`crate::Pager::will_write`].
     pub(crate) fn will_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        let blocks = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
+        let known = |core: &Core| core.is_prepared(blocks.clone());
+        if self.fs.read().cores.get(&(self.id, ino)).is_some_and(known) {
+            return Ok(());
+        }
+        let mut op = Op::begin(&self.fs, self.id)?;
+        self.promise_pages(&mut op, ino, bytes)?;
+        op.finish();
+        Ok(())
+    }
+
+    fn promise_pages(&self, op: &mut Op, ino: Ino, bytes: Range<u64>) -> Result<()> {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
-        let blocks = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
-        let mut op = Op::begin(&self.fs, self.id)?;
         if op.look(ino)?.kind != FileType::File {
             return Err(Kind::Invalid.into());
         }
+        let blocks = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
+        let core = op.core(ino)?;
+        if core.is_prepared(blocks.clone()) {
+            return Ok(());
+        }
         let (mut new, mut own) = (Blocks::default(), Blocks::default());
-        for range in op.core(ino)?.promised.missing(blocks) {
+        for range in core.promised.missing(blocks) {
             new.insert(range.clone());
             for part in op.own_parts(self.id, ino, range)? {
                 new.remove(part.0..end_of(&part));
@@ -134,32 +170,8 @@ impl Fileset {
         }
         op.promise(new.count())?;
         let core = op.core(ino)?;
-        new.iter().for_each(|run| drop(core.promised.insert(run)));
-        own.iter().for_each(|run| drop(core.in_place.insert(run)));
-        op.finish();
-        Ok(())
-    }
-
-    /// Says that bytes are being written to the cache: the file grows to hold them, and its times and
-    /// version say so. To be called before the bytes are where they could be read or written out.
-    ///
-    /// # Errors
-    /// [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
-    pub fn wrote(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
-        if bytes.end > FILE_SIZE_MAX {
-            return Err(Kind::FileTooLarge.into());
-        }
-        let mut op = Op::begin(&self.fs, self.id)?;
-        let (now, inode) = (op.now, op.look(ino)?);
-        let size = inode.size;
-        if bytes.start > size {
-            self.cover_tail(&mut op, ino, inode.disk_size, size)?;
-        }
-        let core = op.core(ino)?;
-        core.inode.touch(now);
-        core.inode.size = size.max(bytes.end);
-        core.dirty = true;
-        op.finish();
+        core.promised.extend(&new);
+        core.in_place.extend(&own);
         Ok(())
     }
 

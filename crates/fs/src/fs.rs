@@ -36,6 +36,8 @@ pub const FIRST_FILESET: &str = "main";
 pub struct Options {
     /// Nothing is written, not even what a crash left to be done.
     pub read_only: bool,
+    /// Every page of the metadata is read and compared with its checksum first.
+    pub verify: bool,
     /// How long a change may wait for its commit when nobody asks for one.
     pub commit_interval: Duration,
     /// Memory for pages of metadata, in bytes.
@@ -48,6 +50,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             read_only: false,
+            verify: false,
             // As ext4 and its kin: what a power cut may cost.
             commit_interval: Duration::from_secs(5),
             metadata_cache_bytes: 256 << 20,
@@ -104,7 +107,7 @@ impl Fs {
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
         superblock.write_both()?;
         let file = MetaFile::new(io, superblock, space, false);
-        Db::open(file, 1 << 20)?.close()?;
+        Db::open(file, 1 << 20, false)?.close()?;
         let fs = Fs::open(device, Options::default())?;
         fs.create_fileset(FIRST_FILESET)?;
         fs.close()
@@ -129,7 +132,7 @@ impl Fs {
             Arc::clone(&space),
             options.read_only,
         );
-        let db = Db::open(file, options.metadata_cache_bytes)?;
+        let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
         let (hasher, place) = {
             let superblock = superblock.lock();
             (Hasher::new(superblock.hash_key), Place::of(&superblock))

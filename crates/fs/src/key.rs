@@ -99,14 +99,6 @@ impl Key {
         }
     }
 
-    /// First and last key of one kind of an inode's items.
-    pub fn all(layer: TreeId, ino: Ino, item: Item) -> (Key, Key) {
-        (
-            Key::item(layer, ino, item, 0),
-            Key::item(layer, ino, item, PLACE_MAX),
-        )
-    }
-
     /// First and last key of everything of an inode.
     pub fn inode(layer: TreeId, ino: Ino) -> (Key, Key) {
         let at = |item| Key {
@@ -209,8 +201,7 @@ mod tests {
         for item in Item::ALL {
             let key = Key::item(7, 9, item, PLACE_MAX);
             assert_eq!((key.kind(), key.place()), (Some(item), PLACE_MAX));
-            let (first, last) = Key::all(7, 9, item);
-            assert!(first < key && key == last);
+            assert!(Key::item(7, 9, item, 0) < key);
         }
         assert_eq!(Key::inode(1, 2).1.kind(), None);
         let end = Key::layer(u32::MAX).1;

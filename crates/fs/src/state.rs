@@ -185,6 +185,34 @@ impl State {
         }
     }
 
+    /// Gives every item of a tree in order to `take`, until it says no.
+    pub fn scan_tree(
+        &self,
+        tree: TreeId,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = Key::layer(origin);
+        if snapshots.is_empty() {
+            return self.store.scan(from, to, take);
+        }
+        // Orphans are of the present; a snapshot has none.
+        let mut next = Some(Key::inode(origin, 1).0);
+        while let Some(at) = next.filter(|at| *at <= to) {
+            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+                return Ok(());
+            };
+            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
+            if let Some(value) = value
+                && !take(key, &value)?
+            {
+                return Ok(());
+            }
+            next = key.next();
+        }
+        Ok(())
+    }
+
     /// The first key in any layer from one to another, or the last; it may say that it is gone.
     fn nearest(
         &self,

@@ -116,6 +116,11 @@ impl Store {
         self.unlogged_space.extend(changes);
     }
 
+    /// Blocks that changed hands since the last freeze, in order.
+    pub fn space_changes(&self) -> &[SpaceChange] {
+        &self.space
+    }
+
     /// Whether a commit would have something to do.
     pub fn is_changed(&self) -> bool {
         !self.active.is_empty() || !self.space.is_empty()

@@ -220,7 +220,7 @@ impl Op<'_> {
         self.promise(blocks)?;
         for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
             let in_place = std::mem::take(&mut core.in_place);
-            in_place.iter().for_each(|run| drop(core.promised.insert(run)));
+            core.promised.extend(&in_place);
         }
         Ok(())
     }
