@@ -1,7 +1,7 @@
 //! What is known of an inode in memory beyond its record: who has it open, what was promised to it,
 //! and what is being written.
 
-use crate::record::Inode;
+use crate::record::{BLOCK_BYTES, Inode};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -68,13 +68,30 @@ impl Core {
         missing.into_iter().all(in_place)
     }
 
+    /// The disk has all of the size, if no page behind what it has waits to be written.
+    pub fn settle_size(&mut self) {
+        if self.inode.disk_size != self.inode.size && !self.waits_behind_disk_size() {
+            self.inode.disk_size = self.inode.size;
+            self.dirty = true;
+        }
+    }
+
+    fn waits_behind_disk_size(&self) -> bool {
+        let from = self.inode.disk_size / BLOCK_BYTES;
+        let waits = |blocks: &Blocks| !blocks.within(from..u64::MAX).is_empty();
+        let writing = self.writes.values().any(|write| waits(&write.wanted));
+        writing || waits(&self.promised) || waits(&self.in_place)
+    }
+
     /// What is written to these blocks is not wanted any more. Gives the promises that end.
     pub fn cut(&mut self, blocks: Range<u64>) -> u64 {
         for write in self.writes.values_mut() {
             write.wanted.remove(blocks.clone());
         }
         self.in_place.remove(blocks.clone());
-        self.promised.remove(blocks)
+        let promised = self.promised.remove(blocks);
+        self.settle_size();
+        promised
     }
 }
 

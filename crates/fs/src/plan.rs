@@ -216,6 +216,7 @@ impl Fileset {
         op.end_promise(plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
+            core.settle_size();
         }
         op.forget_idle(ino);
         op.finish();

@@ -100,6 +100,9 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let is_dir = matches!(kind, Kind::Dir(_));
+        // A directory in a directory with set-group-id has it too.
+        let inherited = self.nodes[&dir].permissions & 0o2000;
+        let permissions = permissions | if is_dir { inherited } else { 0 };
         let node = Node {
             kind,
             permissions,
