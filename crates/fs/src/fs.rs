@@ -191,6 +191,12 @@ impl Fs {
         self.inner.sync()
     }
 
+    /// The same, and brings it from the journal into the tree, so that a crash leaves nothing to play.
+    pub fn commit(&self) -> Result<()> {
+        self.inner.check_writable()?;
+        self.inner.checkpoint()
+    }
+
     /// How full the device is.
     pub fn usage(&self) -> Usage {
         self.inner.space.usage()

@@ -24,6 +24,8 @@ pub struct Pair {
     counter: u64,
     /// Errors that both sides may differ in, for a device that is full or fails.
     pub lenient: bool,
+    /// Every inode there ever was.
+    pub ever: HashMap<Ino, Id>,
 }
 
 impl Pair {
@@ -39,6 +41,7 @@ impl Pair {
             signed: false,
             counter: 0,
             lenient: false,
+            ever: HashMap::new(),
         }
     }
 
@@ -159,6 +162,7 @@ impl Pair {
         let theirs = self.model.make(dir, name, kind, permissions, uid);
         if let (Ok(attr), Ok(id)) = (&ours, &theirs) {
             self.inodes.insert(*id, attr.ino);
+            self.ever.insert(attr.ino, *id);
         }
         self.same(what, ours.map_err(|e| e.errno()), &theirs.map(drop));
     }
