@@ -26,6 +26,12 @@ use std::thread::JoinHandle;
 /// Backlogs after which callers wait for the commit.
 const BACKLOGS_MAX: usize = 4;
 
+/// Changed keys that need no commit whatever happens.
+const BACKLOG_MIN: usize = 32;
+
+/// Pages that are put aside for each changed key.
+const PAGES_PER_KEY: usize = 8;
+
 /// The end of the journal, and what is durable.
 pub(crate) struct Log {
     writer: Writer,
@@ -191,6 +197,7 @@ impl Inner {
     fn commit(&self, db: &Db, frozen: &Frozen, epoch: u64, taken: &Taken) -> Result<()> {
         db.commit(&frozen.items, &frozen.space, epoch)?;
         let base = db.base()?;
+        self.note_slack(db)?;
         let mut log = self.log();
         log.durable = log.durable.max(taken.changes);
         log.blocked = false;
@@ -200,6 +207,15 @@ impl Inner {
         let old = self.write().store.committed(base);
         drop(log);
         drop(old);
+        Ok(())
+    }
+
+    /// Tells the allocator what room there is within the metadata.
+    pub fn note_slack(&self, db: &Db) -> Result<()> {
+        let segments = self.superblock.lock().segments.clone();
+        let blocks: u64 = segments.iter().map(|s| u64::from(s.blocks)).sum();
+        // A commit writes what it changes to other pages, so that the items need twice their room.
+        self.space.set_slack(blocks.saturating_sub(2 * db.item_pages()?));
         Ok(())
     }
 
@@ -228,9 +244,18 @@ impl Inner {
         }
     }
 
-    /// Waits for the commit while too much waits for it.
+    /// Commits first where too much waits for it: more than memory should hold, or more than there is
+    /// room for.
     pub fn wait_for_room(&self) -> Result<()> {
-        match self.backlog.load(Relaxed) > self.backlog_max * BACKLOGS_MAX {
+        let backlog = self.backlog.load(Relaxed);
+        if backlog <= BACKLOG_MIN {
+            return Ok(());
+        }
+        // Each key changed may take a page of the tree, and as much again on the way to it and until
+        // the pages of the commit before can be used again. So the fuller the device, the smaller the
+        // commits, and a tree on a device with only the reserve left can still be changed.
+        let room = self.space.usage().free as usize / PAGES_PER_KEY;
+        match backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
             true => self.checkpoint(),
             false => Ok(()),
         }

@@ -1,7 +1,8 @@
 //! `redb` below the overlay: the last commit for reading, and the way to the next.
 //!
 //! Three tables: `items` (every key of [`crate::key`]), `space` (a bit for each block in use, 8192 to
-//! a record, none for a record of zeros), `state` (the number of the last commit). A commit takes two
+//! a record, none for a record of zeros), `state` (the number of the last commit, and the bytes of all
+//! items). A commit takes two
 //! phases and keeps `redb`'s own allocator state in it ("quick repair"), so that opening after a crash
 //! walks no tree.
 //!
@@ -24,11 +25,16 @@ const ITEMS: TableDefinition<ItemKey, &[u8]> = TableDefinition::new("items");
 const SPACE: TableDefinition<u64, &[u8; CHUNK_BYTES]> = TableDefinition::new("space");
 const STATE: TableDefinition<&str, u64> = TableDefinition::new("state");
 const EPOCH: &str = "epoch";
+/// Bytes of all items, keys included.
+const ITEM_BYTES: &str = "item_bytes";
 
 /// Bytes of a record of the bitmap: small beside a page of the tree, large beside its key.
 const CHUNK_BYTES: usize = 1024;
 /// Blocks of a record of the bitmap.
 pub(crate) const CHUNK_BLOCKS: u64 = CHUNK_BYTES as u64 * 8;
+
+/// Bytes of items on a page of the tree: half of it, as after many deletions.
+const ITEM_BYTES_PER_PAGE: u64 = 2048;
 
 /// Blocks that came into use, or went out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,13 +108,22 @@ impl Db {
 
     /// The number of the last commit; 0 before the first.
     pub fn epoch(&self) -> Result<u64> {
+        self.number(EPOCH)
+    }
+
+    /// Pages that all items need, as far as one can tell from their bytes.
+    pub fn item_pages(&self) -> Result<u64> {
+        Ok(self.number(ITEM_BYTES)? / ITEM_BYTES_PER_PAGE)
+    }
+
+    fn number(&self, name: &str) -> Result<u64> {
         guard(|| {
             let read = self.database().begin_read()?;
             let state = match read.open_table(STATE) {
                 Err(redb::TableError::TableDoesNotExist(_)) => return Ok(0),
                 other => other?,
             };
-            Ok(state.get(EPOCH)?.map_or(0, |epoch| epoch.value()))
+            Ok(state.get(name)?.map_or(0, |number| number.value()))
         })
     }
 
@@ -145,15 +160,16 @@ impl Db {
             write.set_quick_repair(true);
             {
                 let mut items = write.open_table(ITEMS)?;
+                let (mut more, mut less) = (0, 0);
                 for (key, change) in changes.iter() {
-                    match change {
+                    let before = match change {
                         Change::Put { value, .. } => {
-                            items.insert(&key.encode(), &value[..])?;
+                            more += (KEY_BYTES + value.len()) as u64;
+                            items.insert(&key.encode(), &value[..])?
                         }
-                        Change::Delete => {
-                            items.remove(&key.encode())?;
-                        }
-                    }
+                        Change::Delete => items.remove(&key.encode())?,
+                    };
+                    less += before.map_or(0, |b| (KEY_BYTES + b.value().len()) as u64);
                 }
                 let mut table = write.open_table(SPACE)?;
                 let mut chunks = BTreeMap::new();
@@ -170,7 +186,10 @@ impl Db {
                         table.insert(number, &*bits)?;
                     }
                 }
-                write.open_table(STATE)?.insert(EPOCH, epoch)?;
+                let mut state = write.open_table(STATE)?;
+                state.insert(EPOCH, epoch)?;
+                let bytes = state.get(ITEM_BYTES)?.map_or(0, |bytes| bytes.value());
+                state.insert(ITEM_BYTES, (bytes + more).saturating_sub(less))?;
             }
             Ok(write.commit()?)
         })
@@ -203,7 +222,12 @@ impl Base {
     /// The value of a key.
     pub fn get(&self, key: &Key) -> Result<Option<redb::AccessGuard<'_, &'static [u8]>>> {
         match &self.items {
-            Some(items) => guard(|| Ok(items.get(&key.encode())?)),
+            Some(items) => guard(|| {
+                let found = items.get(&key.encode())?;
+                // Where it lies in its page is looked at here, once, so that nothing can be wrong later.
+                let _ = found.as_ref().map(|value| value.value().len());
+                Ok(found)
+            }),
             None => Ok(None),
         }
     }
@@ -232,6 +256,7 @@ impl BaseRange {
             let Some((key, value)) = next.transpose()? else {
                 return Ok(None);
             };
+            let _ = value.value().len();
             Ok(Some((Key::decode(key.value()), value)))
         })
     }

@@ -162,6 +162,7 @@ impl Fs {
             options,
         });
         if !inner.options.read_only {
+            inner.note_slack(inner.db.lock().expect("no panic under this lock").as_ref().expect("just opened"))?;
             if replayed {
                 inner.commit_replayed()?;
             }
@@ -241,6 +242,10 @@ impl Fs {
             return Ok(());
         };
         background.stop(&self.inner);
+        if std::thread::panicking() {
+            // Whatever it was, it is not to be made durable.
+            return Ok(());
+        }
         self.inner.checkpoint()?;
         let db = self.inner.db.lock().expect("no panic under this lock").take();
         db.map_or(Ok(()), Db::close)

@@ -9,7 +9,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::io::DeviceIo;
 use crate::record::BLOCK_BYTES;
-use crate::space::Space;
+use crate::space::{Run, Space};
 use crate::superblock::{COPIES, SEGMENTS_MAX, Segment, Superblock};
 use block::{Buf, Op};
 use std::collections::BTreeMap;
@@ -288,6 +288,24 @@ fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
     }
 }
 
+/// Takes the places behind a block away. Gives the blocks on the device.
+fn cut(segments: &mut Vec<Segment>, end: u64) -> Vec<Run> {
+    let mut behind = Vec::new();
+    for segment in segments.iter_mut().filter(|s| !s.is_spare()) {
+        let keep = end.saturating_sub(segment.logical.into()).min(segment.blocks.into());
+        let run = Run {
+            start: segment.start + keep,
+            blocks: u64::from(segment.blocks) - keep,
+        };
+        if run.blocks > 0 {
+            segment.blocks = keep as u32;
+            behind.push(run);
+        }
+    }
+    segments.retain(|segment| segment.blocks > 0);
+    behind
+}
+
 /// Takes blocks from the end of a spare.
 fn from_spare(segments: &mut Vec<Segment>, blocks: u64) -> Option<u64> {
     let fits = |s: &Segment| s.is_spare() && u64::from(s.blocks) >= blocks;
@@ -351,11 +369,26 @@ impl redb::StorageBackend for MetaFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.lock();
+        let shorter = len < state.len;
         state.len = len;
         state.pending.split_off(&len.div_ceil(BLOCK_BYTES));
-        if !self.read_only {
-            self.superblock.lock().metadata_bytes = len;
-            state.superblock_changed = true;
+        if self.read_only {
+            return Ok(());
+        }
+        let behind = {
+            let mut superblock = self.superblock.lock();
+            superblock.metadata_bytes = len;
+            match shorter {
+                true => cut(&mut superblock.segments, len.div_ceil(BLOCK_BYTES)),
+                false => Vec::new(),
+            }
+        };
+        state.superblock_changed = true;
+        if shorter {
+            // Nobody may have the blocks while a superblock says that they are the metadata's.
+            self.superblock.write().map_err(other)?;
+            state.superblock_changed = false;
+            behind.into_iter().for_each(|run| self.space.add(run));
         }
         Ok(())
     }
@@ -390,7 +423,6 @@ impl redb::StorageBackend for MetaFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::Run;
     use block::{Mem, Random};
     use redb::StorageBackend;
 
@@ -468,6 +500,23 @@ mod tests {
         assert_eq!(placed, 4096 + 16);
         assert_eq!(segments.len(), 17);
         assert!(space.unused().is_empty());
+    }
+
+    #[test]
+    fn a_shorter_length_gives_its_blocks_back() {
+        let (file, superblock, space) = file(Mem::new(64 << 20, 512), false);
+        let free = space.usage().free;
+        file.set_len(4 << 20).unwrap();
+        file.write(0, &vec![1; 4 << 20]).unwrap();
+        file.sync_data().unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(free - space.usage().free, 256);
+        let segments = superblock.lock().segments.clone();
+        assert_eq!(segments.iter().map(|s| s.blocks).sum::<u32>(), 256);
+        file.set_len(2 << 20).unwrap();
+        let mut out = vec![9; 1 << 20];
+        file.read(1 << 20, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == 0), "what was cut off is not there again");
     }
 
     #[test]

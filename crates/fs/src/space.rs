@@ -64,6 +64,8 @@ struct Inner {
     written: u64,
     flushed: u64,
     loaded: bool,
+    /// Blocks of the metadata that its items do not need.
+    slack: u64,
 }
 
 /// Blocks of a device, for statfs.
@@ -159,7 +161,13 @@ impl Space {
 
     /// Whether there is room for more metadata, so that something may be created.
     pub fn has_room(&self) -> bool {
-        self.lock().available() > 0
+        let inner = self.lock();
+        inner.available() > 0 || inner.slack > inner.reserve
+    }
+
+    /// Notes how many blocks of the metadata its items do not need.
+    pub fn set_slack(&self, blocks: u64) {
+        self.lock().slack = blocks;
     }
 
     /// Allocates a run of at most `want` promised blocks, at `goal` if that is free.
