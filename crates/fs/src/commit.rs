@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// Backlogs after which callers wait for the commit.
-const BACKLOGS_MAX: usize = 4;
+const BACKLOGS_MAX: usize = 2;
 
 /// Changed keys that need no commit whatever happens.
 const BACKLOG_MIN: usize = 32;
@@ -222,7 +222,12 @@ impl Inner {
     /// Commits what the journal held when the file system was opened, as the second of its epochs,
     /// so that no record of either is ever played again.
     pub fn commit_replayed(&self) -> Result<()> {
-        self.log().writer.next_epoch();
+        {
+            let mut log = self.log();
+            log.writer.next_epoch();
+            // A record would go over those that were played, which are needed until the commit is there.
+            log.blocked = true;
+        }
         self.checkpoint()
     }
 
@@ -233,6 +238,18 @@ impl Inner {
         let mut state = self.write();
         state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
         error
+    }
+
+    /// Tries again, if the device is full but for blocks that wait for the change that freed them to be
+    /// durable, once it is.
+    pub fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        match attempt() {
+            Err(error) if error.kind() == Kind::NoSpace && self.space.is_resting() => {
+                self.sync()?;
+                attempt()
+            }
+            result => result,
+        }
     }
 
     /// Notes how much waits for a commit; much of it wakes the thread that commits.

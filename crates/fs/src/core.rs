@@ -9,8 +9,10 @@ use std::ops::Range;
 pub(crate) struct Core {
     /// The inode as readers see it. Its record may lag behind, if `dirty` says so, and in `size`.
     pub inode: Inode,
-    /// Times or versions that the record does not have yet.
+    /// There are times, versions or a size on disk that the record does not have yet.
     pub dirty: bool,
+    /// It stands in the list of those to be looked at by the next commit.
+    pub listed: bool,
     /// How often it is open.
     pub opens: u64,
     /// Dirty blocks of the cache with a promise of space each.
@@ -44,6 +46,7 @@ impl Core {
         Core {
             inode,
             dirty: false,
+            listed: false,
             opens: 0,
             promised: Blocks::default(),
             in_place: Blocks::default(),

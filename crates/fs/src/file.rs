@@ -121,6 +121,10 @@ impl Fileset {
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        self.fs.with_room(|| self.try_prepare_write(ino, bytes.clone()))
+    }
+
+    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
         let (now, inode) = (op.now, op.look(ino)?);
@@ -131,6 +135,7 @@ impl Fileset {
         core.inode.touch(now);
         core.inode.size = inode.size.max(bytes.end);
         core.dirty = true;
+        op.list_dirty((self.id, ino));
         op.finish();
         Ok(())
     }
@@ -142,10 +147,12 @@ impl Fileset {
         if self.fs.read().cores.get(&(self.id, ino)).is_some_and(known) {
             return Ok(());
         }
-        let mut op = Op::begin(&self.fs, self.id)?;
-        self.promise_pages(&mut op, ino, bytes)?;
-        op.finish();
-        Ok(())
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            self.promise_pages(&mut op, ino, bytes.clone())?;
+            op.finish();
+            Ok(())
+        })
     }
 
     fn promise_pages(&self, op: &mut Op, ino: Ino, bytes: Range<u64>) -> Result<()> {
@@ -217,10 +224,7 @@ impl Fileset {
             inode.touch(now);
         })?;
         op.use_blocks(-(gone as i64));
-        if let Some(core) = op.cores.get_mut(&(self.id, ino)) {
-            let promised = core.cut(cut);
-            op.forgo(promised);
-        }
+        op.cut(ino, cut);
         Ok(())
     }
 
@@ -254,6 +258,10 @@ impl Fileset {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
+        self.fs.with_room(|| self.try_allocate(ino, bytes.clone(), how))
+    }
+
+    fn try_allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let inode = op.look(ino)?;
         if inode.kind != FileType::File {
@@ -282,12 +290,8 @@ impl Fileset {
             inode.touch(now);
         })?;
         op.use_blocks(changed);
-        if clears
-            && !inner.is_empty()
-            && let Some(core) = op.cores.get_mut(&(self.id, ino))
-        {
-            let promised = core.cut(inner);
-            op.forgo(promised);
+        if clears && !inner.is_empty() {
+            op.cut(ino, inner);
         }
         let inode = op.look(ino)?;
         op.finish();

@@ -419,6 +419,7 @@ fn load(store: Store, bounds: Range<u64>) -> Result<State> {
         store,
         trees,
         cores: HashMap::new(),
+        dirty_cores: Vec::new(),
         changes: 0,
         failed: None,
         bounds,
@@ -431,5 +432,5 @@ fn load(store: Store, bounds: Range<u64>) -> Result<State> {
 /// Changed keys that may wait for a commit. A commit of so many writes at most as many pages of the
 /// tree, so that a small device is not asked for more than it has put aside.
 fn backlog_max(device_blocks: u64) -> usize {
-    (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 16)
+    (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)
 }

@@ -49,6 +49,11 @@ impl State {
         first: u64,
         matching: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Slot<T>> {
+        // Nearly every name that is there has its first place.
+        let there = self.get(tree, ino, (item, first), &matching)?;
+        if let Some(value) = there.flatten() {
+            return Ok(Slot::Taken(first, value));
+        }
         let mut found = None;
         let mut free = first;
         let places = (item, first, first + SLOTS - 1);

@@ -94,10 +94,12 @@ impl Fileset {
         if new.kind == FileType::Symlink {
             return Err(Error::new(Kind::Invalid, "a symbolic link needs a target"));
         }
-        let mut op = Op::begin(&self.fs, self.id)?;
-        let attr = self.make(&mut op, dir, name, new)?;
-        op.finish();
-        Ok(attr)
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let attr = self.make(&mut op, dir, name, new)?;
+            op.finish();
+            Ok(attr)
+        })
     }
 
     /// Makes a symbolic link; its permissions are 0777.
@@ -119,15 +121,17 @@ impl Fileset {
             gid,
             rdev: 0,
         };
-        let mut op = Op::begin(&self.fs, self.id)?;
-        let mut attr = self.make(&mut op, dir, name, &new)?;
-        op.put(self.id, attr.ino, (Item::Target, 0), target.to_vec(), true)?;
-        op.change(attr.ino, |inode| {
-            (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
-        })?;
-        attr.inode = op.look(attr.ino)?;
-        op.finish();
-        Ok(attr)
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let mut attr = self.make(&mut op, dir, name, &new)?;
+            op.put(self.id, attr.ino, (Item::Target, 0), target.to_vec(), true)?;
+            op.change(attr.ino, |inode| {
+                (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
+            })?;
+            attr.inode = op.look(attr.ino)?;
+            op.finish();
+            Ok(attr)
+        })
     }
 
     /// The target of a symbolic link.

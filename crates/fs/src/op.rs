@@ -11,7 +11,7 @@ use crate::key::{Ino, Item, TreeId};
 use crate::record::{Inode, Time};
 use crate::space::{Run, Space};
 use crate::state::State;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::RwLockWriteGuard;
 
 /// See the module.
@@ -200,11 +200,13 @@ impl<'a> Op<'a> {
         Ok(self.cores.get_mut(&(tree, ino)).expect("inserted above"))
     }
 
-    /// Forgets the memory of an inode that says no more than its record.
-    pub fn forget_idle(&mut self, ino: Ino) {
+    /// What was promised to blocks of a file, or is being written to them, is not wanted any more.
+    pub fn cut(&mut self, ino: Ino, blocks: Range<u64>) {
         let name = (self.tree, ino);
-        if self.cores.get(&name).is_some_and(Core::is_idle) {
-            self.cores.remove(&name);
+        if let Some(core) = self.cores.get_mut(&name) {
+            let promised = core.cut(blocks);
+            self.forgo(promised);
+            self.list_dirty(name);
         }
     }
 
@@ -241,10 +243,8 @@ impl<'a> Op<'a> {
         self.use_blocks(-(gone as i64));
         self.use_inodes(-1);
         // Nothing can fail any more.
-        if let Some(mut core) = self.cores.remove(&(tree, ino)) {
-            let promised = core.cut(blocks);
-            self.forgo(promised);
-        }
+        self.cut(ino, blocks);
+        self.cores.remove(&(tree, ino));
         Ok(())
     }
 }

@@ -86,6 +86,10 @@ impl Fileset {
 
     /// Plans a write of whole blocks, and allocates what it needs.
     pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+        self.fs.with_room(|| self.try_plan_write(ino, blocks.clone()))
+    }
+
+    fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
         let mut op = Op::begin(&self.fs, self.id)?;
         if op.look(ino)?.kind != FileType::File {
             return Err(Error::new(Kind::Invalid, "no regular file"));
@@ -218,7 +222,8 @@ impl Fileset {
             core.writes.remove(&plan.number);
             core.settle_size();
         }
-        op.forget_idle(ino);
+        op.list_dirty((tree, ino));
+        op.forget_idle((tree, ino));
         op.finish();
         Ok(true)
     }

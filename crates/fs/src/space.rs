@@ -159,6 +159,11 @@ impl Space {
         inner.promised = inner.promised.saturating_sub(blocks);
     }
 
+    /// Whether blocks were freed that cannot be used yet.
+    pub fn is_resting(&self) -> bool {
+        self.lock().resting_blocks > 0
+    }
+
     /// Whether there is room for more metadata, so that something may be created.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();

@@ -35,6 +35,8 @@ pub(crate) struct State {
     pub trees: BTreeMap<TreeId, Tree>,
     /// Inodes that are open, or have more to them than their record says.
     pub cores: HashMap<(TreeId, Ino), Core>,
+    /// Those of them that the next commit has to look at.
+    pub dirty_cores: Vec<(TreeId, Ino)>,
     /// Grows with every change.
     pub changes: u64,
     /// Why nothing can be changed any more.
@@ -463,11 +465,16 @@ impl State {
 
     /// Puts into the store what only memory has: times and sizes of written files, usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
-        let dirty = self.cores.iter().filter(|(_, core)| core.dirty);
-        let dirty: Vec<(TreeId, Ino)> = dirty.map(|(name, _)| *name).collect();
-        for (tree, ino) in dirty {
-            let inode = self.inode(tree, ino)?;
-            self.set_inode(tree, ino, inode)?;
+        while let Some(name) = self.dirty_cores.pop() {
+            let Some(core) = self.cores.get_mut(&name) else {
+                continue;
+            };
+            core.listed = false;
+            if core.dirty {
+                let inode = core.inode.clone();
+                self.set_inode(name.0, name.1, inode)?;
+            }
+            self.forget_idle(name);
         }
         let changed: Vec<TreeId> = self.trees.iter().filter(|(_, t)| t.changed).map(|(id, _)| *id).collect();
         for id in changed {
@@ -477,8 +484,25 @@ impl State {
             self.put_key(Key::global(Section::Trees, id.into()), value, false);
         }
         self.settle();
-        self.cores.retain(|_, core| !core.is_idle());
         Ok(())
+    }
+
+    /// Has the next commit look at an inode whose record lags behind.
+    pub fn list_dirty(&mut self, name: (TreeId, Ino)) {
+        if let Some(core) = self.cores.get_mut(&name)
+            && core.dirty
+            && !core.listed
+        {
+            core.listed = true;
+            self.dirty_cores.push(name);
+        }
+    }
+
+    /// Forgets the memory of an inode that says no more than its record.
+    pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
+        if self.cores.get(&name).is_some_and(Core::is_idle) {
+            self.cores.remove(&name);
+        }
     }
 
     /// What was done so far stays: the journal has to have it.
