@@ -17,7 +17,7 @@ const LEVELS: &[&[&str]] = &[
         "keyring",
     ],
     &["path-file", "path-nbd", "path-iscsi"],
-    &["crypt", "multipath"],
+    &["crypt", "multipath", "cache"],
     &["fs"],
     &["export-nbd", "export-fuse"],
     &["stack"],

@@ -1,0 +1,79 @@
+//! Hunts for lost stores for as long as asked, and prints what it has counted.
+//!
+//! `cargo run --release -p cache --example window_race -- --seconds 600`
+
+#[path = "../tests/small/mod.rs"]
+#[allow(dead_code, reason = "tests use more of it")]
+mod small;
+#[path = "../tests/small/race.rs"]
+mod race;
+
+use clap::{Parser, ValueEnum};
+use small::Flaw;
+use race::{Counts, hunt};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+#[command(about = "Hunts for stores through mappings that are lost")]
+struct Args {
+    /// How long to hunt
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Break a rule, to see the hunt find it
+    #[arg(long, value_enum)]
+    flaw: Option<Broken>,
+    /// Seed of the random choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Broken {
+    /// The evictor copies out before it takes a page out of the mappings
+    CopyThenRevoke,
+    /// A protection is lifted after the latch has been given back
+    UnlatchedStore,
+}
+
+impl From<Broken> for Flaw {
+    fn from(broken: Broken) -> Flaw {
+        match broken {
+            Broken::CopyThenRevoke => Flaw::CopyThenRevoke,
+            Broken::UnlatchedStore => Flaw::UnlatchedStore,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let (start, time) = (Instant::now(), Duration::from_secs(args.seconds));
+    let mut next = Duration::from_secs(10);
+    let mut look = |counts: &Counts| {
+        if start.elapsed() >= next {
+            next += Duration::from_secs(10);
+            print(start.elapsed(), counts);
+        }
+    };
+    let counts = hunt(args.flaw.map(Flaw::from), time, false, args.seed, &mut look);
+    print(start.elapsed(), &counts);
+    match counts.wrong() {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn print(time: Duration, counts: &Counts) {
+    println!(
+        "{:4} s: {} stores, {} latched writes, {} latched reads, {} evictions, {} flushes: {} lost, {} backwards",
+        time.as_secs(),
+        counts.stores.load(Relaxed),
+        counts.writes.load(Relaxed),
+        counts.reads.load(Relaxed),
+        counts.evictions.load(Relaxed),
+        counts.flushes.load(Relaxed),
+        counts.lost.load(Relaxed),
+        counts.backwards.load(Relaxed),
+    );
+}

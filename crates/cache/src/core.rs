@@ -1,0 +1,259 @@
+//! What all volumes of a cache share, and what the vnodes of one volume share.
+
+use crate::config::Config;
+use crate::frames::{Emptied, PAGE_BYTES, Pool};
+use crate::keeper::Errands;
+use crate::leaf::{Slab, VNODES_MAX};
+use crate::pager::{Pager, PagerInfo};
+use crate::policy::FrameNo;
+use crate::stats::{Counters, Counts};
+use crate::vnode::Vnode;
+use crate::wait::WaitTable;
+use block::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// One cache.
+pub(crate) struct Core {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) slab: Arc<Slab>,
+    /// Sessions that wait for a page somebody else brings, by the address of its word.
+    pub(crate) loads: WaitTable,
+    pub(crate) limits: Limits,
+    /// Pages that are not below yet.
+    dirty_pages: AtomicUsize,
+    /// All vnodes, to find the one whose leaf became empty.
+    vnodes: RwLock<HashMap<u64, Weak<Vnode>>>,
+    volumes: Mutex<Vec<Weak<Below>>>,
+    next_vnode: AtomicU64,
+    started: Instant,
+    /// What openers that are gone have counted.
+    pub(crate) gone: Counters,
+    pub(crate) dropped: AtomicU64,
+}
+
+/// The settings that do not change.
+pub(crate) struct Limits {
+    pub(crate) background_percent: usize,
+    pub(crate) throttle_percent: usize,
+    pub(crate) sync_ms: u64,
+    pub(crate) tick: Duration,
+    pub(crate) retry: Duration,
+    pub(crate) patience: Duration,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config) -> Result<Core> {
+        config.check()?;
+        let slab = Arc::new(Slab::default());
+        let limit = config.max_bytes as usize / PAGE_BYTES;
+        let reserve = config.reserve_bytes as usize;
+        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab))?;
+        Ok(Core {
+            pool,
+            slab,
+            loads: WaitTable::default(),
+            limits: Limits {
+                background_percent: config.dirty_background_percent.into(),
+                throttle_percent: config.dirty_throttle_percent.into(),
+                sync_ms: config.sync_interval.as_millis() as u64,
+                tick: config.tick,
+                retry: config.retry,
+                patience: config.patience,
+            },
+            dirty_pages: AtomicUsize::new(0),
+            vnodes: RwLock::default(),
+            volumes: Mutex::default(),
+            next_vnode: AtomicU64::new(1),
+            started: Instant::now(),
+            gone: Counters::default(),
+            dropped: AtomicU64::new(0),
+        })
+    }
+
+    /// Milliseconds of the cache's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Takes up to `want` frames and says how many. When there are none, the background is asked to
+    /// make pages clean.
+    pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+        let mut emptied = Emptied::new();
+        let taken = self.pool.take(want, out, &mut emptied);
+        self.give_up_leaves(emptied);
+        if taken == 0 {
+            self.ask_for_clean();
+        }
+        taken
+    }
+
+    /// Asks the background of every volume to make pages clean.
+    pub(crate) fn ask_for_clean(&self) {
+        self.for_volumes(|below| below.errands.clean());
+    }
+
+    /// Gives up leaves that became empty.
+    pub(crate) fn give_up_leaves(&self, emptied: Emptied) {
+        for (vnode, number) in emptied {
+            if let Some(vnode) = self.vnode(vnode) {
+                vnode.index().give_up(number);
+            }
+        }
+    }
+
+    /// The vnode of this number.
+    pub(crate) fn vnode(&self, number: u64) -> Option<Arc<Vnode>> {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        vnodes.get(&number).and_then(Weak::upgrade)
+    }
+
+    /// Makes a vnode by its number.
+    pub(crate) fn register(&self, make: impl FnOnce(u64) -> Vnode) -> Arc<Vnode> {
+        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
+        // Numbers begin again after 2^28; one that is in use is passed by.
+        let number = loop {
+            let number = self.next_vnode.fetch_add(1, Relaxed) % VNODES_MAX;
+            if number != 0 && !vnodes.contains_key(&number) {
+                break number;
+            }
+        };
+        let vnode = Arc::new(make(number));
+        vnodes.insert(number, Arc::downgrade(&vnode));
+        vnode
+    }
+
+    pub(crate) fn unregister(&self, number: u64) {
+        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
+        vnodes.remove(&number);
+    }
+
+    /// What was counted by the openers there are and those that are gone.
+    pub(crate) fn counts(&self) -> Counts {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut counts = self.gone.get();
+        live.iter().for_each(|vnode| counts += vnode.counts());
+        counts
+    }
+
+    pub(crate) fn add_volume(&self, below: &Arc<Below>) {
+        let mut volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.retain(|v| v.strong_count() > 0);
+        volumes.push(Arc::downgrade(below));
+    }
+
+    fn for_volumes(&self, act: impl Fn(&Below)) {
+        let volumes = self.volumes.lock().expect("no panic under this lock");
+        let live: Vec<Arc<Below>> = volumes.iter().filter_map(Weak::upgrade).collect();
+        drop(volumes);
+        live.iter().for_each(|below| act(below));
+    }
+
+    /// Pages that are not below yet.
+    pub(crate) fn dirty_pages(&self) -> usize {
+        self.dirty_pages.load(Relaxed)
+    }
+
+    /// Counts pages that became dirty; beyond the background's threshold it is told.
+    pub(crate) fn add_dirty(&self, below: &Below) {
+        let now = self.dirty_pages.fetch_add(1, AcqRel) + 1;
+        // Told once in a while is enough: the background looks at the number itself.
+        if now.is_multiple_of(64) && now > self.background_pages() {
+            below.errands.write_out();
+        }
+    }
+
+    pub(crate) fn sub_dirty(&self) {
+        self.dirty_pages.fetch_sub(1, AcqRel);
+    }
+
+    /// Dirty pages above which the background writes out.
+    pub(crate) fn background_pages(&self) -> usize {
+        self.pool.limit() * self.limits.background_percent / 100
+    }
+
+    /// How long the writer of `pages` pages is to be held back: as long as the device takes for
+    /// them, times a factor that is 0 at the threshold and rises without bound towards four fifths of
+    /// the cache. So writers as a whole come down to the device's speed, whatever their number.
+    pub(crate) fn throttle(&self, pages: usize, below: &Below) -> Duration {
+        let limit = self.pool.limit();
+        let (dirty, from) = (
+            self.dirty_pages(),
+            limit * self.limits.throttle_percent / 100,
+        );
+        if dirty <= from {
+            return Duration::ZERO;
+        }
+        let to = (limit * 4 / 5).max(from + 1);
+        let factor = (dirty - from) as f64 / to.saturating_sub(dirty).max(1) as f64;
+        let seconds = pages as f64 / below.pages_per_second() * factor;
+        Duration::from_secs_f64(seconds.min(THROTTLE_SECONDS_MAX))
+    }
+}
+
+/// Longest time that a writer is held back at once.
+const THROTTLE_SECONDS_MAX: f64 = 0.2;
+
+/// What lies below one volume.
+pub(crate) struct Below {
+    pub(crate) core: Arc<Core>,
+    pub(crate) pager: Arc<dyn Pager>,
+    pub(crate) info: PagerInfo,
+    /// What the background is to do.
+    pub(crate) errands: Errands,
+    /// The error of the last write-behind, while none has succeeded since.
+    failing: Mutex<Option<Error>>,
+    /// Pages that the device writes in a second, as it was seen to.
+    speed: AtomicU64,
+}
+
+impl Below {
+    pub(crate) fn new(core: Arc<Core>, pager: Arc<dyn Pager>, errands: Errands) -> Below {
+        Below {
+            core,
+            info: pager.info().clone(),
+            pager,
+            errands,
+            failing: Mutex::default(),
+            speed: AtomicU64::new(SPEED_AT_FIRST),
+        }
+    }
+
+    /// Pages in a transfer that runs well, up to 1 MiB.
+    pub(crate) fn cluster_pages(&self) -> usize {
+        const CLUSTER_MAX: usize = 1 << 20;
+        let best = (self.info.optimal_io_size as usize).max(CLUSTER_MAX);
+        (best.min(self.info.max_transfer as usize) / PAGE_BYTES).max(1)
+    }
+
+    /// Why the last write-behind failed, if none has succeeded since.
+    pub(crate) fn failing(&self) -> Option<Error> {
+        let failing = self.failing.lock().expect("no panic under this lock");
+        failing.clone()
+    }
+
+    pub(crate) fn set_failing(&self, error: Option<Error>) {
+        *self.failing.lock().expect("no panic under this lock") = error;
+    }
+
+    fn pages_per_second(&self) -> f64 {
+        self.speed.load(Relaxed) as f64
+    }
+
+    /// The device wrote so many pages in this time.
+    pub(crate) fn saw_speed(&self, pages: usize, time: Duration) {
+        let now = pages as f64 / time.as_secs_f64().max(1e-6);
+        let mixed = self.pages_per_second() * 0.9 + now * 0.1;
+        self.speed.store(mixed.max(1.0) as u64, Relaxed);
+    }
+}
+
+/// What a device is taken to write in a second before it has been seen to: 100 MiB.
+const SPEED_AT_FIRST: u64 = 25_600;

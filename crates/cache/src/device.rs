@@ -1,0 +1,132 @@
+//! A block device through the cache: the pages of file 0 of a volume over a raw device.
+//!
+//! **Invariant:** a flush and FUA reach the device below. Direct queues and cached ones over one
+//! volume see one content.
+
+use crate::device_pager::{DEVICE_FILE, DevicePager};
+use crate::open::OpenFile;
+use crate::session::Session;
+use crate::vnode::Vnode;
+use crate::volume::{Cache, Volume};
+use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// A device behind the cache.
+pub struct CachedDevice {
+    info: DeviceInfo,
+    volume: Arc<Volume>,
+    vnode: Arc<Vnode>,
+    direct: bool,
+}
+
+impl CachedDevice {
+    /// Puts `device` behind `cache`.
+    ///
+    /// # Errors
+    /// As [`DevicePager::new`] and [`Cache::volume`].
+    pub fn new(cache: &Cache, device: Arc<dyn BlockDevice>) -> Result<CachedDevice> {
+        let info = DeviceInfo {
+            volatile_write_cache: true,
+            ..device.info().clone()
+        };
+        let volume = cache.volume(Arc::new(DevicePager::new(device)?))?;
+        let vnode = volume.vnode(DEVICE_FILE, info.size);
+        Ok(CachedDevice {
+            info,
+            volume,
+            vnode,
+            direct: false,
+        })
+    }
+
+    /// The same device past the cache, and coherent with it.
+    pub fn direct(&self) -> CachedDevice {
+        CachedDevice {
+            info: self.info.clone(),
+            volume: Arc::clone(&self.volume),
+            vnode: Arc::clone(&self.vnode),
+            direct: true,
+        }
+    }
+
+    /// The volume, to close it, and for its numbers.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// The vnode, for its attributes and numbers.
+    pub fn vnode(&self) -> &Arc<Vnode> {
+        &self.vnode
+    }
+}
+
+impl BlockDevice for CachedDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(CachedQueue {
+            info: self.info.clone(),
+            session: self.volume.session()?,
+            open: self.volume.open(&self.vnode),
+            direct: self.direct,
+        }))
+    }
+}
+
+struct CachedQueue {
+    info: DeviceInfo,
+    session: Session,
+    open: OpenFile,
+    direct: bool,
+}
+
+impl Queue for CachedQueue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.session.in_flight()
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        if self.in_flight() >= self.capacity() {
+            return Err(request);
+        }
+        match self.info.check(&request.op) {
+            // A read-only device has nothing to flush.
+            Ok(()) if self.info.read_only && matches!(request.op, Op::Flush) => {
+                self.session.answer(request, Ok(()));
+                Ok(())
+            }
+            Ok(()) => self.session.submit(&mut self.open, self.direct, request),
+            Err(error) => {
+                self.session.answer(request, Err(error));
+                Ok(())
+            }
+        }
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        self.session.kick()
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        self.session.reap(wait, done)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.session.wait_fd())
+    }
+
+    fn holds_answers(&self) -> bool {
+        self.session.holds_answers()
+    }
+}

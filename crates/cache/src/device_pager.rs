@@ -1,0 +1,170 @@
+//! A raw device as the one file of a pager.
+//!
+//! **Invariant:** the file ends at a page. Where the device ends inside its last page, what lies
+//! beyond it reads as zeros and is not written.
+
+use crate::frames::PAGE_BYTES;
+use crate::pager::{FileId, Pager, PagerInfo, PagerQueue};
+use block::{
+    BlockDevice, Buf, BufPool, Bufs, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// The file number of a raw device.
+pub const DEVICE_FILE: FileId = FileId(0);
+
+/// A pager over a block device.
+pub struct DevicePager {
+    device: Arc<dyn BlockDevice>,
+    info: PagerInfo,
+}
+
+impl DevicePager {
+    /// Over `device`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] when its blocks are longer than a page, or its largest transfer is
+    /// shorter.
+    pub fn new(device: Arc<dyn BlockDevice>) -> Result<DevicePager> {
+        let below = device.info();
+        let page = PAGE_BYTES as u32;
+        if below.logical_block_size > page || below.max_transfer < page {
+            let detail = format!(
+                "a cache needs blocks of at most {page} bytes and transfers of at least {page}; \
+                 this device has {} and {}",
+                below.logical_block_size, below.max_transfer
+            );
+            return Err(Error::new(ErrorKind::Invalid, &below.name, detail));
+        }
+        let info = PagerInfo {
+            name: below.name.clone(),
+            block_size: below.logical_block_size,
+            optimal_io_size: below.optimal_io_size,
+            max_transfer: below.max_transfer,
+            numa_node: below.numa_node,
+            read_only: below.read_only,
+            discard: below.discard,
+        };
+        Ok(DevicePager { device, info })
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+}
+
+impl Pager for DevicePager {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
+        let size = self.device.info().size;
+        Ok(Box::new(DevicePagerQueue {
+            queue: self.device.queue()?,
+            size,
+            shortened: Vec::new(),
+        }))
+    }
+}
+
+struct DevicePagerQueue {
+    queue: Box<dyn Queue>,
+    size: u64,
+    /// Tags of the requests in flight that reached beyond the device; few, because only its last
+    /// page does.
+    shortened: Vec<u64>,
+}
+
+impl DevicePagerQueue {
+    /// Bytes of the range that lie beyond the device, where they are less than a page: those of
+    /// the page it ends in. What reaches further is an error that the device reports.
+    fn excess(&self, op: &Op) -> usize {
+        match op.range() {
+            Some((offset, len)) if offset < self.size => {
+                let beyond = offset.saturating_add(len).saturating_sub(self.size);
+                if beyond < PAGE_BYTES as u64 {
+                    beyond as usize
+                } else {
+                    0
+                }
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Shortens the last buffers by `excess` bytes; a buffer that ends up empty stays in the row.
+fn shorten(bufs: &mut Bufs, mut excess: usize) {
+    for buf in bufs.as_mut_slice().iter_mut().rev() {
+        let cut = excess.min(buf.len());
+        buf.set_len(buf.len() - cut);
+        excess -= cut;
+    }
+}
+
+/// Lengthens buffers over pages to what they hold; what is added reads as zeros after a read.
+fn lengthen(bufs: &mut Bufs, zero: bool) {
+    let restore = |buf: &mut Buf| {
+        let (len, capacity) = (buf.len(), buf.capacity());
+        buf.set_len(capacity);
+        if zero {
+            buf[len..].fill(0);
+        }
+    };
+    bufs.iter_mut().for_each(restore);
+}
+
+impl PagerQueue for DevicePagerQueue {
+    fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn submit(&mut self, _file: FileId, request: Request) -> std::result::Result<(), Request> {
+        let Request { tag, mut op } = request;
+        let excess = self.excess(&op);
+        if excess > 0 && self.queue.in_flight() < self.queue.capacity() {
+            self.shortened.push(tag);
+            match &mut op {
+                Op::Read { bufs, .. } | Op::Write { bufs, .. } => shorten(bufs, excess),
+                Op::Discard { len, .. } | Op::WriteZeroes { len, .. } => *len -= excess as u64,
+                Op::Flush => {}
+            }
+        }
+        self.queue.submit(Request { tag, op })
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        self.queue.kick()
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let had = done.len();
+        let count = self.queue.reap(wait, done)?;
+        for completion in &mut done[had..] {
+            if let Some(at) = self.shortened.iter().position(|t| *t == completion.tag) {
+                self.shortened.swap_remove(at);
+                match &mut completion.op {
+                    Op::Read { bufs, .. } => lengthen(bufs, true),
+                    Op::Write { bufs, .. } => lengthen(bufs, false),
+                    _ => {}
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.wait_fd()
+    }
+
+    fn register(&mut self, pool: &BufPool) {
+        self.queue.register(pool);
+    }
+}

@@ -1,0 +1,605 @@
+//! Frames: which are free, which page each belongs to, and what makes room when none is left.
+//!
+//! **Invariant:** no more frames are out than the limit, except those that were out when it was
+//! lowered and cannot go yet. A frame that is out belongs to one page, to one load, or, as an orphan,
+//! to those who hold it.
+//!
+//! The order of locks is: latch of a page, then the lock in here. Under the lock a page is latched
+//! only by trying, never by waiting.
+
+use crate::config::MakePolicy;
+use crate::leaf::{LeafAt, Slab};
+use crate::memory::{CHUNK_BYTES, Memory};
+use crate::policy::{Entry, FrameNo, PageKey, Policy, Touched};
+use crate::wait::WaitList;
+use crate::word::Holds;
+use block::{Buf, Result};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Bytes of a page and of a frame.
+pub const PAGE_BYTES: usize = 4096;
+/// Frames of a chunk.
+const CHUNK_FRAMES: usize = CHUNK_BYTES / PAGE_BYTES;
+/// Frames that an allocation tries to keep together: 64 KiB.
+const CLUSTER_FRAMES: usize = 16;
+/// Pages that leave at a time, so that the lock and the policy's search are paid once for many.
+const BATCH: usize = 64;
+/// Free frames that are kept when chunks are given back, so that the next load need not wait for
+/// the kernel to zero one.
+const KEPT_FREE: usize = CHUNK_FRAMES;
+
+/// What is known of a frame that is out.
+struct Frame {
+    /// The page's leaf and index in it, 0 for none.
+    page: AtomicU64,
+    holds: Holds,
+}
+
+/// All frames of a cache.
+pub struct Pool {
+    memory: Memory,
+    frames: Box<[Frame]>,
+    slab: Arc<Slab>,
+    inner: Mutex<Inner>,
+    /// Frames that are out, for those who want to know without the lock.
+    used: AtomicUsize,
+    limit: AtomicUsize,
+    /// Sessions that wait for a frame.
+    pub(crate) waiters: WaitList,
+    evicted: AtomicU64,
+}
+
+struct Inner {
+    policy: Box<dyn Policy>,
+    chunks: Vec<Chunk>,
+    /// Chunks that have memory, those that are on their way to it included.
+    present: usize,
+    limit: usize,
+    used: usize,
+    /// The chunk that frames were taken from last.
+    cursor: usize,
+    victims: Vec<FrameNo>,
+}
+
+#[derive(Clone, Copy)]
+struct Chunk {
+    state: ChunkState,
+    /// A bit for each free frame.
+    free: [u64; CHUNK_FRAMES / 64],
+    /// How many bits are set.
+    count: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChunkState {
+    /// It has no memory.
+    Absent,
+    /// Somebody gives it memory or takes it away.
+    Changing,
+    /// Its free frames may be taken.
+    Open,
+    /// It is to go: its free frames are not taken any more.
+    Closed,
+}
+
+impl Chunk {
+    const ABSENT: Chunk = Chunk {
+        state: ChunkState::Absent,
+        free: [0; CHUNK_FRAMES / 64],
+        count: 0,
+    };
+}
+
+/// Where the frames of a pool begin, for those who look often and hold the pool anyway.
+#[derive(Clone, Copy)]
+pub struct Base(NonNull<u8>);
+
+// SAFETY: an address of memory that all threads share.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
+impl Base {
+    /// The first byte of a frame.
+    #[inline]
+    pub fn at(self, frame: FrameNo) -> NonNull<u8> {
+        // SAFETY: frame numbers come from `Pool::take`, so the frame lies in the mapping.
+        unsafe { self.0.add(frame.0 as usize * PAGE_BYTES) }
+    }
+}
+
+/// Which leaves became empty when pages left: vnode and number.
+pub type Emptied = Vec<(u64, u64)>;
+
+impl Pool {
+    /// A pool that may grow to `reserve` bytes and holds at most `limit` frames for now.
+    ///
+    /// # Errors
+    /// The system refuses the mapping.
+    pub fn new(
+        reserve: usize,
+        limit: usize,
+        policy: MakePolicy,
+        slab: Arc<Slab>,
+    ) -> Result<Arc<Pool>> {
+        let memory = Memory::reserve(reserve)?;
+        let chunks = memory.chunks();
+        let limit = limit.clamp(1, chunks * CHUNK_FRAMES);
+        let frames = chunks * CHUNK_FRAMES;
+        let policy = policy(u32::try_from(frames).unwrap_or(u32::MAX), limit);
+        Ok(Arc::new(Pool {
+            frames: zeroed_frames(frames),
+            memory,
+            slab,
+            inner: Mutex::new(Inner {
+                policy,
+                chunks: vec![Chunk::ABSENT; chunks],
+                present: 0,
+                limit,
+                used: 0,
+                cursor: 0,
+                victims: Vec::with_capacity(BATCH),
+            }),
+            used: AtomicUsize::new(0),
+            limit: AtomicUsize::new(limit),
+            waiters: WaitList::default(),
+            evicted: AtomicU64::new(0),
+        }))
+    }
+
+    /// The mapping.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The first byte of a frame.
+    #[inline]
+    pub fn at(&self, frame: FrameNo) -> NonNull<u8> {
+        debug_assert!((frame.0 as usize) < self.frames.len());
+        self.base().at(frame)
+    }
+
+    /// Where the frames begin.
+    pub fn base(&self) -> Base {
+        Base(self.memory.base())
+    }
+
+    /// Who holds a frame beyond pins.
+    #[inline]
+    pub fn holds(&self, frame: FrameNo) -> &Holds {
+        &self.frames[frame.0 as usize].holds
+    }
+
+    /// A buffer over a row of frames, which keeps the pool.
+    ///
+    /// # Safety
+    /// Nobody writes to the frames while the buffer lives; nobody reads them either if the buffer is
+    /// to be written to.
+    pub unsafe fn buf(self: &Arc<Self>, first: FrameNo, count: usize) -> Buf {
+        let keep = Arc::clone(self);
+        // SAFETY: the frames lie in the mapping, which `keep` owns; the rest is the caller's word.
+        unsafe { Buf::pinned(self.at(first), count * PAGE_BYTES, keep) }
+    }
+
+    /// Says which page a frame belongs to.
+    pub fn assign(&self, frame: FrameNo, leaf: LeafAt, index: u32) {
+        let page = leaf.with_index(index);
+        self.frames[frame.0 as usize].page.store(page, Release);
+    }
+
+    /// Frames that are out.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Most frames that may be out.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Relaxed)
+    }
+
+    /// Bytes of memory that the pool takes, free frames included.
+    pub fn resident_bytes(&self) -> usize {
+        self.lock().present * CHUNK_BYTES
+    }
+
+    /// Pages that left to make room.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
+    }
+
+    /// Takes up to `want` frames, neighbours where it can, and says how many; pages leave to make
+    /// room. Their leaves that became empty are added to `emptied`.
+    pub fn take(&self, want: usize, out: &mut Vec<FrameNo>, emptied: &mut Emptied) -> usize {
+        let had = out.len();
+        let mut inner = self.lock();
+        loop {
+            let missing = want - (out.len() - had);
+            if missing == 0 {
+                break;
+            }
+            let room = inner.limit.saturating_sub(inner.used);
+            if room == 0 {
+                let over = inner.used - inner.limit;
+                let batch = BATCH.min(inner.limit / 8).max(missing + over);
+                if self.evict(&mut inner, batch, emptied) == 0 {
+                    break;
+                }
+                continue;
+            }
+            let taken = inner.take_free(missing.min(room), out);
+            inner.used += taken;
+            self.used.store(inner.used, Relaxed);
+            if taken > 0 {
+                continue;
+            }
+            let Some(chunk) = inner.grow() else { break };
+            drop(inner);
+            self.memory.populate(chunk);
+            inner = self.lock();
+            inner.chunks[chunk] = Chunk {
+                state: ChunkState::Open,
+                free: [u64::MAX; CHUNK_FRAMES / 64],
+                count: CHUNK_FRAMES as u32,
+            };
+        }
+        drop(inner);
+        let taken = &mut out[had..];
+        taken.sort_unstable();
+        taken.len()
+    }
+
+    /// Gives frames back that belong to no page and that nobody holds.
+    pub fn put(&self, frames: impl IntoIterator<Item = FrameNo>) {
+        let mut inner = self.lock();
+        for frame in frames {
+            self.frames[frame.0 as usize].page.store(0, Relaxed);
+            inner.free(frame);
+        }
+        self.used.store(inner.used, Relaxed);
+        drop(inner);
+        self.waiters.wake_all();
+    }
+
+    /// Tells the policy of pages that came. Before they are published, so that none of them can go
+    /// before it has come.
+    pub fn inserted(&self, pages: impl IntoIterator<Item = (FrameNo, PageKey)>, entry: Entry) {
+        let mut inner = self.lock();
+        for (frame, key) in pages {
+            inner.policy.inserted(frame, key, entry);
+        }
+    }
+
+    /// Takes a page out of the policy. By the holder of its latch, who then clears the word and calls
+    /// [`Pool::abandon`].
+    pub fn removed(&self, frame: FrameNo) {
+        self.lock().policy.removed(frame);
+    }
+
+    /// The page of `from` lies in `to` from now on. By the holder of its latch, who then calls
+    /// [`Pool::abandon`] for `from`.
+    pub fn moved(&self, from: FrameNo, to: FrameNo) {
+        let page = self.frames[from.0 as usize].page.load(Relaxed);
+        self.frames[to.0 as usize].page.store(page, Release);
+        self.lock().policy.moved(from, to);
+    }
+
+    /// A frame has left its page: it is free, or an orphan of those who hold it.
+    pub fn abandon(&self, frame: FrameNo) {
+        if self.holds(frame).orphan() {
+            self.put([frame]);
+        }
+    }
+
+    /// Gives holds on a frame back that are counts, not pins.
+    pub fn release(&self, frame: FrameNo, count: u32) {
+        if self.holds(frame).release(count) {
+            self.put([frame]);
+        }
+    }
+
+    /// Sets how many frames may be out. Pages leave until it is so, as far as they can.
+    pub fn set_limit(&self, limit: usize, emptied: &mut Emptied) {
+        let mut inner = self.lock();
+        inner.limit = limit.clamp(1, self.frames.len());
+        let limit = inner.limit;
+        self.limit.store(limit, Relaxed);
+        inner.policy.resize(limit);
+        drop(inner);
+        self.shrink_to(limit, emptied);
+        self.waiters.wake_all();
+    }
+
+    /// Makes pages leave until no more than `frames` are out, as far as they can. Says how many left.
+    pub fn shrink_to(&self, frames: usize, emptied: &mut Emptied) -> usize {
+        let mut gone = 0;
+        loop {
+            let mut inner = self.lock();
+            let over = inner.used.saturating_sub(frames);
+            if over == 0 {
+                return gone;
+            }
+            match self.evict(&mut inner, over.min(BATCH), emptied) {
+                0 => return gone,
+                some => gone += some,
+            }
+        }
+    }
+
+    /// Gives chunks back to the system that the limit leaves no use for. `relocate` moves the page in
+    /// a frame to another frame, and says whether it could.
+    pub fn trim(&self, mut relocate: impl FnMut(FrameNo) -> bool) {
+        loop {
+            // Not the head of a `while let`: its lock would be held through the body.
+            let Some(chunk) = self.lock().close_one() else {
+                return;
+            };
+            let first = chunk * CHUNK_FRAMES;
+            for frame in first..first + CHUNK_FRAMES {
+                if self.frames[frame].page.load(Relaxed) != 0 && !relocate(FrameNo(frame as u32)) {
+                    break;
+                }
+            }
+            let mut inner = self.lock();
+            if (inner.chunks[chunk].count as usize) < CHUNK_FRAMES {
+                inner.chunks[chunk].state = ChunkState::Open;
+                return;
+            }
+            inner.chunks[chunk].state = ChunkState::Changing;
+            drop(inner);
+            self.memory.release(chunk);
+            let mut inner = self.lock();
+            inner.chunks[chunk] = Chunk::ABSENT;
+            inner.present -= 1;
+        }
+    }
+
+    /// The leaf and the index of the page in a frame.
+    pub fn page_of(&self, frame: FrameNo) -> Option<(LeafAt, u32)> {
+        LeafAt::split(self.frames[frame.0 as usize].page.load(Acquire))
+    }
+
+    /// Makes the bytes of all free frames zero, because what they hold is nobody's business any more.
+    pub fn wipe_free(&self) {
+        let chunks = self.memory.chunks();
+        for chunk in 0..chunks {
+            for word in 0..CHUNK_FRAMES / 64 {
+                // Taken out while they are wiped, a few at a time, so that nobody else takes them.
+                let mut inner = self.lock();
+                if inner.chunks[chunk].state != ChunkState::Open {
+                    break;
+                }
+                let bits = std::mem::take(&mut inner.chunks[chunk].free[word]);
+                inner.chunks[chunk].count -= bits.count_ones();
+                drop(inner);
+                for bit in ones(bits) {
+                    let frame = FrameNo((chunk * CHUNK_FRAMES + word * 64) as u32 + bit);
+                    // SAFETY: the frame is free and was taken out of the free ones just now.
+                    unsafe { crate::copy::zero_page(self.at(frame).as_ptr(), PAGE_BYTES) };
+                }
+                let chunk = &mut self.lock().chunks[chunk];
+                chunk.free[word] |= bits;
+                chunk.count += bits.count_ones();
+            }
+        }
+        self.waiters.wake_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Makes up to `want` pages leave, and says how many did.
+    fn evict(&self, inner: &mut Inner, want: usize, emptied: &mut Emptied) -> usize {
+        let mut victims = std::mem::take(&mut inner.victims);
+        let mut touched = |frame: FrameNo| self.touched(frame);
+        inner.policy.victims(want, &mut touched, &mut victims);
+        let mut gone = 0;
+        for frame in victims.drain(..) {
+            match self.evict_one(frame, emptied) {
+                Evicted::Free => {
+                    inner.policy.removed(frame);
+                    inner.free(frame);
+                    gone += 1;
+                }
+                Evicted::Held => inner.policy.removed(frame),
+                Evicted::No => inner.policy.kept(frame),
+            }
+        }
+        inner.victims = victims;
+        self.used.store(inner.used, Relaxed);
+        self.evicted.fetch_add(gone as u64, Relaxed);
+        gone
+    }
+
+    /// What the policy is told of a page.
+    fn touched(&self, frame: FrameNo) -> Touched {
+        let busy = Touched {
+            frequency: 0,
+            dirty: false,
+            busy: true,
+            ahead: false,
+        };
+        let Some((at, index)) = self.page_of(frame) else {
+            return busy;
+        };
+        let leaf = self.slab.get(at);
+        let word = leaf.word(index);
+        let snap = word.look();
+        if !snap.is_resident() || snap.in_window() || snap.frame() != frame.0 {
+            return busy;
+        }
+        word.forget_touches();
+        let bit = 1 << index;
+        Touched {
+            frequency: snap.frequency(),
+            dirty: leaf.dirty() & bit != 0,
+            busy: snap.pins() > 0 || leaf.writeback() & bit != 0 || self.holds(frame).any(),
+            ahead: false,
+        }
+    }
+
+    /// Takes a page away from its frame, if it is clean and nobody uses it.
+    fn evict_one(&self, frame: FrameNo, emptied: &mut Emptied) -> Evicted {
+        let Some((at, index)) = self.page_of(frame) else {
+            return Evicted::No;
+        };
+        let leaf = self.slab.get(at);
+        let word = leaf.word(index);
+        let snap = word.look();
+        if snap.frame() != frame.0 || snap.in_window() || snap.pins() > 0 {
+            return Evicted::No;
+        }
+        // Without pins nothing is counted, so nothing can have to be taken back.
+        let Some(latched) = word.latch(snap, self.holds(frame), || {}) else {
+            return Evicted::No;
+        };
+        let bit = 1 << index;
+        if (leaf.dirty() | leaf.writeback()) & bit != 0 || self.holds(frame).any() {
+            word.unlatch(latched);
+            return Evicted::No;
+        }
+        let (vnode, number) = leaf.owner();
+        self.frames[frame.0 as usize].page.store(0, Relaxed);
+        word.clear(latched);
+        if leaf.let_go() {
+            emptied.push((vnode, number));
+        }
+        // A latch that is about to fail may just now count pins it does not get; whoever takes them
+        // back frees the frame then.
+        if self.holds(frame).orphan() {
+            Evicted::Free
+        } else {
+            Evicted::Held
+        }
+    }
+}
+
+/// What became of a victim.
+enum Evicted {
+    /// It stays.
+    No,
+    /// Its frame is free.
+    Free,
+    /// It has gone, and its frame will be free.
+    Held,
+}
+
+impl Inner {
+    /// Takes up to `want` free frames: whole clusters for many, then any.
+    fn take_free(&mut self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+        let had = out.len();
+        if want >= CLUSTER_FRAMES / 2 {
+            self.take_from_chunks(want, whole_cluster, out);
+        }
+        let rest = want - (out.len() - had);
+        self.take_from_chunks(rest, |word| Some(word.trailing_zeros() as usize..64), out);
+        out.len() - had
+    }
+
+    /// Takes up to `want` free frames where `choose` finds a range in a word of the bitmap. Goes on
+    /// where it left off, so that a full pool is not searched from its beginning for each frame.
+    fn take_from_chunks(
+        &mut self,
+        mut want: usize,
+        choose: impl Fn(u64) -> Option<Range<usize>>,
+        out: &mut Vec<FrameNo>,
+    ) {
+        let chunks = self.chunks.len();
+        for step in 0..chunks {
+            let number = (self.cursor + step) % chunks;
+            let chunk = &mut self.chunks[number];
+            if chunk.state != ChunkState::Open || chunk.count == 0 {
+                continue;
+            }
+            for (index, word) in chunk.free.iter_mut().enumerate() {
+                let base = (number * CHUNK_FRAMES + index * 64) as u32;
+                while *word != 0 && want > 0 {
+                    let Some(range) = choose(*word) else { break };
+                    let free = ones(*word & mask(&range)).take(want);
+                    for bit in free {
+                        *word &= !(1 << bit);
+                        chunk.count -= 1;
+                        want -= 1;
+                        out.push(FrameNo(base + bit));
+                    }
+                }
+            }
+            if want == 0 {
+                self.cursor = number;
+                return;
+            }
+        }
+    }
+
+    fn free(&mut self, frame: FrameNo) {
+        let (chunk, bit) = (
+            frame.0 as usize / CHUNK_FRAMES,
+            frame.0 as usize % CHUNK_FRAMES,
+        );
+        let word = &mut self.chunks[chunk].free[bit / 64];
+        debug_assert_eq!(*word & 1 << (bit % 64), 0, "a frame is freed once");
+        *word |= 1 << (bit % 64);
+        self.chunks[chunk].count += 1;
+        self.used -= 1;
+    }
+
+    /// A chunk that may be given memory now, if the limit has use for it.
+    fn grow(&mut self) -> Option<usize> {
+        if self.present >= self.limit.div_ceil(CHUNK_FRAMES) {
+            return None;
+        }
+        let absent = |c: &Chunk| c.state == ChunkState::Absent;
+        let chunk = self.chunks.iter().position(absent)?;
+        self.chunks[chunk].state = ChunkState::Changing;
+        self.present += 1;
+        Some(chunk)
+    }
+
+    /// Closes the emptiest chunk if the rest is enough.
+    fn close_one(&mut self) -> Option<usize> {
+        let needed = self.limit.min(self.used + KEPT_FREE).div_ceil(CHUNK_FRAMES);
+        if self.present <= needed.max(1) {
+            return None;
+        }
+        let open = self.chunks.iter().enumerate();
+        let open = open.filter(|(_, c)| c.state == ChunkState::Open);
+        let (chunk, _) = open.max_by_key(|(_, c)| c.count)?;
+        self.chunks[chunk].state = ChunkState::Closed;
+        Some(chunk)
+    }
+}
+
+/// The first whole free cluster in a word of the bitmap.
+fn whole_cluster(word: u64) -> Option<Range<usize>> {
+    let full = |i: &usize| word >> i & 0xffff == 0xffff;
+    let first = (0..64).step_by(CLUSTER_FRAMES).find(full)?;
+    Some(first..first + CLUSTER_FRAMES)
+}
+
+fn mask(bits: &Range<usize>) -> u64 {
+    (u64::MAX >> (64 - bits.len())) << bits.start
+}
+
+/// The bits that are set, lowest first.
+pub fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = bits.trailing_zeros();
+        (bits != 0).then(|| {
+            bits &= bits - 1;
+            bit
+        })
+    })
+}
+
+/// Frames of which all bits are zero, which takes no memory until a frame is used.
+fn zeroed_frames(count: usize) -> Box<[Frame]> {
+    let frames = Box::<[Frame]>::new_zeroed_slice(count);
+    // SAFETY: a frame is two atomic integers, for which all bits zero is a value: no page, no hold.
+    unsafe { frames.assume_init() }
+}

@@ -1,0 +1,268 @@
+//! Where the leaves of a vnode are: a table that readers search without a lock, and a map in the
+//! order of the file that owns the truth.
+//!
+//! **Invariant:** a leaf that is found stands for what was asked for, because the leaf itself says
+//! so. The table may miss a leaf that the map has, never the other way that matters: a miss is asked
+//! again under the lock.
+
+use crate::leaf::{Leaf, LeafAt, Slab};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Places in the smallest table.
+const PLACES_MIN: usize = 8;
+/// Places that a search looks at.
+const PROBES: usize = 8;
+
+/// The leaves of one vnode.
+pub struct Index {
+    vnode: u64,
+    slab: Arc<Slab>,
+    table: AtomicPtr<Table>,
+    truth: Mutex<Truth>,
+}
+
+/// Addresses of leaves at the place of their number's hash, or one of the next; 0 for none.
+struct Table {
+    places: Box<[AtomicU64]>,
+    /// By how much a hash is shifted to give a place: its top bits, which spread neighbours evenly.
+    shift: u32,
+}
+
+struct Truth {
+    leaves: BTreeMap<u64, LeafAt>,
+    /// All tables ever used, the last one being current: a reader may still be in an old one. Each
+    /// is at least twice as long as the one before, so the old ones take less than the current.
+    #[expect(clippy::vec_box, reason = "readers have the address of the table")]
+    tables: Vec<Box<Table>>,
+}
+
+impl Table {
+    fn new(places: usize) -> Table {
+        debug_assert!(places.is_power_of_two());
+        Table {
+            places: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            shift: 64 - places.trailing_zeros(),
+        }
+    }
+
+    /// The first place where a leaf of this number may stand.
+    #[inline]
+    fn place(&self, number: u64) -> usize {
+        // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so the
+        // leaves of a file that is read through meet at no place, and the first look finds.
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    /// All places where a leaf of this number may stand.
+    fn probe(&self, number: u64) -> impl Iterator<Item = &AtomicU64> {
+        let (first, mask) = (self.place(number), self.places.len() - 1);
+        (0..PROBES).map(move |i| &self.places[(first + i) & mask])
+    }
+}
+
+impl Index {
+    /// Of a vnode without pages.
+    pub fn new(vnode: u64, slab: Arc<Slab>) -> Index {
+        let first = Box::new(Table::new(PLACES_MIN));
+        Index {
+            vnode,
+            slab,
+            table: AtomicPtr::new(std::ptr::from_ref(&*first).cast_mut()),
+            truth: Mutex::new(Truth {
+                leaves: BTreeMap::new(),
+                tables: vec![first],
+            }),
+        }
+    }
+
+    /// The leaf that is probably of this number, in a few instructions: the caller asks the leaf.
+    #[inline]
+    pub fn guess(&self, number: u64) -> Option<LeafAt> {
+        // SAFETY: tables live in `truth.tables` until the index is dropped.
+        let table = unsafe { &*self.table.load(Acquire) };
+        LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
+    }
+
+    /// The leaf of this number, if the table has it. Takes no lock.
+    pub fn find(&self, number: u64) -> Option<LeafAt> {
+        // SAFETY: tables live in `truth.tables` until the index is dropped.
+        let table = unsafe { &*self.table.load(Acquire) };
+        for place in table.probe(number) {
+            if let Some(at) = LeafAt::of_raw(place.load(Acquire))
+                && self.slab.get(at).is(self.vnode, number)
+            {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// The leaf of this number, under the lock.
+    pub fn find_surely(&self, number: u64) -> Option<LeafAt> {
+        let found = self.find(number);
+        found.or_else(|| self.truth().leaves.get(&number).copied())
+    }
+
+    /// The leaf of this number, made if need be and kept once for the caller, who calls
+    /// [`Index::let_go`].
+    pub fn keep(&self, number: u64) -> LeafAt {
+        if let Some(at) = self.find(number)
+            && self.slab.get(at).keep(self.vnode, number)
+        {
+            return at;
+        }
+        let mut truth = self.truth();
+        if let Some(at) = truth.leaves.get(&number).copied() {
+            // Leaves are given up under this lock, so this one is not.
+            assert!(self.slab.get(at).keep(self.vnode, number));
+            self.enter(&mut truth, number, at);
+            return at;
+        }
+        let at = self.slab.adopt(self.vnode, number);
+        truth.leaves.insert(number, at);
+        self.enter(&mut truth, number, at);
+        at
+    }
+
+    /// Takes a [`Index::keep`] back, or says that a word is empty now; gives the leaf up when it was
+    /// the last.
+    pub fn let_go(&self, number: u64, at: LeafAt) {
+        if self.slab.get(at).let_go() {
+            self.give_up(number);
+        }
+    }
+
+    /// Gives a leaf up if nothing keeps it.
+    pub fn give_up(&self, number: u64) {
+        let mut truth = self.truth();
+        let Some(at) = truth.leaves.get(&number).copied() else {
+            return;
+        };
+        if !self.slab.get(at).retire() {
+            return;
+        }
+        truth.leaves.remove(&number);
+        let table = truth.tables.last().expect("there is always one");
+        if let Some(place) = table.probe(number).find(|p| p.load(Relaxed) == at.raw()) {
+            place.store(0, Release);
+        }
+        drop(truth);
+        self.slab.give_back(at);
+    }
+
+    /// The leaves in a range of numbers, in order.
+    pub fn range(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
+        let truth = self.truth();
+        truth
+            .leaves
+            .range(numbers)
+            .map(|(n, at)| (*n, *at))
+            .collect()
+    }
+
+    /// How many leaves there are.
+    pub fn len(&self) -> usize {
+        self.truth().leaves.len()
+    }
+
+    /// The leaf at an address.
+    #[inline]
+    pub fn leaf(&self, at: LeafAt) -> &Leaf {
+        self.slab.get(at)
+    }
+
+    fn truth(&self) -> MutexGuard<'_, Truth> {
+        self.truth.lock().expect("no panic under this lock")
+    }
+
+    /// Puts a leaf into the table, which grows when it is half full or the places are taken.
+    fn enter(&self, truth: &mut Truth, number: u64, at: LeafAt) {
+        let table = truth.tables.last().expect("there is always one");
+        if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
+            return;
+        }
+        if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
+            return;
+        }
+        // More places than twice the leaves make a crowded spot unlikely, and a leaf that finds none
+        // is found through the map.
+        let wanted = (truth.leaves.len() * 2).next_power_of_two();
+        if wanted <= table.places.len() {
+            return;
+        }
+        let table = Box::new(Table::new(wanted.max(2 * table.places.len())));
+        for (number, at) in &truth.leaves {
+            place(&table, *number, *at);
+        }
+        self.table
+            .store(std::ptr::from_ref(&*table).cast_mut(), Release);
+        truth.tables.push(table);
+    }
+}
+
+fn place(table: &Table, number: u64, at: LeafAt) -> bool {
+    if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
+        return true;
+    }
+    let free = table.probe(number).find(|p| p.load(Relaxed) == 0);
+    if let Some(place) = free {
+        place.store(at.raw(), Release);
+    }
+    free.is_some()
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        let numbers: Vec<u64> = self.truth().leaves.keys().copied().collect();
+        numbers.into_iter().for_each(|n| self.give_up(n));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaves_are_found_in_any_number_and_order_and_given_up() {
+        let slab = Arc::new(Slab::default());
+        let index = Index::new(9, slab.clone());
+        let numbers: Vec<u64> = (0..5000u64).map(|i| i * i % 100_003).collect();
+        let mut made = BTreeMap::new();
+        for number in &numbers {
+            let at = index.keep(*number);
+            let before = made.insert(*number, at);
+            assert!(before.is_none_or(|b| b == at));
+            if before.is_some() {
+                index.let_go(*number, at);
+            }
+        }
+        assert_eq!(index.len(), made.len());
+        let in_order = index.range(0..=u64::MAX);
+        assert!(
+            in_order
+                .iter()
+                .copied()
+                .eq(made.iter().map(|(n, at)| (*n, *at)))
+        );
+        for (number, at) in &made {
+            assert!(index.find_surely(*number) == Some(*at));
+        }
+        let fast = made.keys().filter(|n| index.find(**n).is_some()).count();
+        assert!(
+            fast * 100 >= made.len() * 99,
+            "{fast} of {} without the lock",
+            made.len()
+        );
+        for (number, at) in made {
+            index.let_go(number, at);
+            assert!(index.find_surely(number).is_none());
+        }
+        assert_eq!(index.len(), 0);
+    }
+}

@@ -1,0 +1,308 @@
+//! The background of one volume: writes out what is due, brings what was asked for ahead, and gives
+//! memory back.
+//!
+//! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
+//! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
+//! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
+//! frame to write a page out, so it can always make room.
+
+use crate::core::{Below, Core};
+use crate::frames::Emptied;
+use crate::leaf::LEAF_PAGES;
+use crate::open::OpenFile;
+use crate::policy::FrameNo;
+use crate::session::Session;
+use crate::vnode::Vnode;
+use crate::wait::Waker;
+use block::Result;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{AcqRel, Acquire, Release},
+};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+/// What a volume's background is to do.
+pub(crate) struct Errands {
+    waker: Arc<Waker>,
+    /// Vnodes with dirty pages, by number.
+    dirty: Mutex<BTreeSet<u64>>,
+    /// Vnodes of which something was written that no flush has followed.
+    unflushed: Mutex<BTreeSet<u64>>,
+    ranges: Mutex<VecDeque<Errand>>,
+    /// Somebody waits for a clean page.
+    clean: AtomicBool,
+    stop: AtomicBool,
+}
+
+/// Something to do for a range of pages.
+enum Errand {
+    Bring(Weak<Vnode>, Range<u64>),
+    WriteOut(Weak<Vnode>, Range<u64>),
+}
+
+/// Errands that wait at most; more are forgotten, for they are only hints.
+const ERRANDS_MAX: usize = 1024;
+/// Writes that are on their way together.
+const STORES_MAX: usize = 16;
+/// Dirty pages that are written out when somebody needs a clean one.
+const CLEAN_PAGES: usize = 256;
+/// Pages that are brought ahead at a time.
+const BRING_MAX: u64 = 512;
+
+impl Errands {
+    pub(crate) fn new() -> Result<Errands> {
+        Ok(Errands {
+            waker: Waker::new()?,
+            dirty: Mutex::default(),
+            unflushed: Mutex::default(),
+            ranges: Mutex::default(),
+            clean: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn waker(&self) -> &Arc<Waker> {
+        &self.waker
+    }
+
+    /// A vnode has dirty pages now.
+    pub(crate) fn dirty_vnode(&self, number: u64) {
+        self.dirty
+            .lock()
+            .expect("no panic under this lock")
+            .insert(number);
+    }
+
+    /// Vnodes that have, or had, dirty pages.
+    pub(crate) fn dirty_vnodes(&self) -> Vec<u64> {
+        let dirty = self.dirty.lock().expect("no panic under this lock");
+        dirty.iter().copied().collect()
+    }
+
+    fn clean_vnode(&self, number: u64) {
+        self.dirty
+            .lock()
+            .expect("no panic under this lock")
+            .remove(&number);
+    }
+
+    /// Something of a vnode was written, and nobody is going to flush it.
+    pub(crate) fn unflushed(&self, number: u64) {
+        let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
+        unflushed.insert(number);
+    }
+
+    fn take_unflushed(&self) -> BTreeSet<u64> {
+        let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
+        std::mem::take(&mut *unflushed)
+    }
+
+    /// There is more to write out than there should be.
+    pub(crate) fn write_out(&self) {
+        self.waker.wake();
+    }
+
+    /// Somebody needs a clean page.
+    pub(crate) fn clean(&self) {
+        self.clean.store(true, Release);
+        self.waker.wake();
+    }
+
+    /// Pages are to be brought.
+    pub(crate) fn prefetch(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
+        self.add(Errand::Bring(Arc::downgrade(vnode), pages));
+    }
+
+    /// Pages were written in a sequence and are to go below soon.
+    pub(crate) fn write_behind(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
+        self.add(Errand::WriteOut(Arc::downgrade(vnode), pages));
+    }
+
+    fn add(&self, errand: Errand) {
+        let mut ranges = self.ranges.lock().expect("no panic under this lock");
+        if ranges.len() < ERRANDS_MAX {
+            ranges.push_back(errand);
+        }
+        drop(ranges);
+        self.waker.wake();
+    }
+
+    fn next(&self) -> Option<Errand> {
+        let mut ranges = self.ranges.lock().expect("no panic under this lock");
+        ranges.pop_front()
+    }
+
+    /// The background is to end.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Release);
+        self.waker.wake();
+    }
+}
+
+/// Runs until it is told to stop; says first whether it could begin.
+pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
+    let waker = Arc::clone(below.errands.waker());
+    let session = Session::with_waker(Arc::clone(&below), waker);
+    let mut session = match session {
+        Ok(session) => session,
+        Err(error) => {
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    let _ = started.send(Ok(()));
+    while let Err(error) = work(&below, &mut session) {
+        // The queue is beyond use; there may be a better one.
+        tracing::warn!(volume = below.info.name, %error, "write-behind lost its queue");
+        std::thread::sleep(below.core.limits.tick);
+        let waker = Arc::clone(below.errands.waker());
+        match Session::with_waker(Arc::clone(&below), waker) {
+            Ok(fresh) => session = fresh,
+            Err(error) => below.set_failing(Some(error)),
+        }
+    }
+}
+
+fn work(below: &Below, session: &mut Session) -> Result<()> {
+    let core = &below.core;
+    let mut flushed = Instant::now();
+    while !below.errands.stop.load(Acquire) {
+        while session.ios_in_flight() < STORES_MAX
+            && let Some(errand) = below.errands.next()
+        {
+            carry_out(session, errand);
+        }
+        let more = write_due(below, session);
+        if flushed.elapsed() >= core.limits.tick {
+            flushed = Instant::now();
+            flush_behind(below, session);
+        }
+        give_memory_back(core);
+        if more || session.ios_in_flight() >= STORES_MAX {
+            session.wait_for_io()?;
+        } else {
+            session.idle(core.limits.tick)?;
+        }
+    }
+    Ok(())
+}
+
+fn carry_out(session: &mut Session, errand: Errand) {
+    match errand {
+        Errand::Bring(vnode, pages) => {
+            if let Some(vnode) = vnode.upgrade() {
+                let open = OpenFile::new(vnode);
+                session.bring_ahead(&open, pages.start..pages.end.min(pages.start + BRING_MAX));
+            }
+        }
+        Errand::WriteOut(vnode, pages) => {
+            if let Some(vnode) = vnode.upgrade()
+                && !pages.is_empty()
+            {
+                let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
+                let leaves = vnode.dirty_leaves(numbers);
+                session.store_leaves(&vnode, &leaves, usize::MAX);
+            }
+        }
+    }
+}
+
+/// Writes out what is due. Says whether there is more that could not be sent yet.
+fn write_due(below: &Below, session: &mut Session) -> bool {
+    let core = &below.core;
+    let clean = below.errands.clean.swap(false, AcqRel);
+    let now = core.now_ms();
+    let mut vnodes: Vec<(u64, Arc<Vnode>)> = Vec::new();
+    for number in below.errands.dirty_vnodes() {
+        let vnode = core.vnode(number);
+        match &vnode {
+            Some(vnode) if vnode.dirty_pages() > 0 => {
+                let since = vnode.oldest_dirty_ms().unwrap_or(now);
+                vnodes.push((since, Arc::clone(vnode)));
+            }
+            _ => {
+                below.errands.clean_vnode(number);
+                // It may have become dirty between the look and the removal.
+                if vnode.is_some_and(|v| v.dirty_pages() > 0) {
+                    below.errands.dirty_vnode(number);
+                }
+            }
+        }
+    }
+    vnodes.sort_unstable_by_key(|(since, _)| *since);
+    let mut forced = core.dirty_pages().saturating_sub(core.background_pages());
+    if clean {
+        forced = forced.max(CLEAN_PAGES);
+    }
+    for (_, vnode) in vnodes {
+        if !vnode.may_retry() {
+            continue;
+        }
+        let due = |number_at: &(u64, crate::leaf::LeafAt)| {
+            let leaf = vnode.index().leaf(number_at.1);
+            leaf.dirty() != 0 && leaf.dirty_since_ms() + vnode.sync_ms() <= now
+        };
+        let mut leaves = vnode.dirty_leaves(0..=u64::MAX);
+        let most = if forced > 0 {
+            forced
+        } else {
+            leaves.retain(due);
+            usize::MAX
+        };
+        let room = STORES_MAX.saturating_sub(session.ios_in_flight());
+        let most = most.min(room * below.cluster_pages());
+        let sent = session.store_leaves(&vnode, &leaves, most);
+        forced = forced.saturating_sub(sent);
+        if session.ios_in_flight() >= STORES_MAX {
+            return true;
+        }
+    }
+    false
+}
+
+/// Flushes below what was written behind everybody's back.
+fn flush_behind(below: &Below, session: &mut Session) {
+    for number in below.errands.take_unflushed() {
+        // A vnode that is gone was flushed when its volume was, or removed.
+        if let Some(vnode) = below.core.vnode(number) {
+            session.flush_behind(vnode);
+        }
+    }
+}
+
+/// Makes pages leave that are too many, and gives memory back that has no use.
+fn give_memory_back(core: &Core) {
+    let mut emptied = Emptied::new();
+    core.pool.shrink_to(core.pool.limit(), &mut emptied);
+    core.give_up_leaves(emptied);
+    trim(core);
+}
+
+/// Gives chunks back to the system, after moving pages out of them.
+pub(crate) fn trim(core: &Core) {
+    core.pool.trim(|from| relocate(core, from));
+}
+
+/// Moves the page in a frame to another frame.
+fn relocate(core: &Core, from: FrameNo) -> bool {
+    let Some((at, index)) = core.pool.page_of(from) else {
+        return true;
+    };
+    let (number, _) = core.slab.get(at).owner();
+    let Some(vnode) = core.vnode(number) else {
+        return false;
+    };
+    let mut frames = Vec::new();
+    if core.take_frames(1, &mut frames) == 0 {
+        return false;
+    }
+    let moved = vnode.relocate(at, index, from, frames[0]);
+    if !moved {
+        core.pool.put(frames);
+    }
+    moved
+}

@@ -1,0 +1,250 @@
+//! Stealback: a file that streams gives up its own pages before it takes those of others.
+//!
+//! As HP-UX documents it (fcache_seqlimit_system(5), fcache_seqlimit_file(5)): two limits in percent of the
+//! file cache, for all pages of sequential accesses together and for those of one file. Both must be
+//! exceeded before a page is stolen, and it is stolen from the file that exceeds its limit. 100 and 100
+//! (the default) turn it off. It stands before another policy, which sees a stolen page as a victim.
+//!
+//! `Stealing::AsDocumented` also takes pages that a stream has written, and so throws away a file that is written
+//! and then read back; `Stealing::BehindCursor` takes only clean pages that were read, and that nobody else
+//! has referenced.
+
+use super::lists::{Lists, NONE, Queue};
+use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
+use std::collections::HashMap;
+
+/// Files whose stream pages are counted at a time. A limit of one percent can be exceeded by at most 100
+/// files; pages of files beyond this number are not stolen.
+const FILES: Queue = 1024;
+
+/// Pages looked at for each that is wanted; what may not be stolen goes to the young end and is met later.
+const LOOKS: usize = 4;
+
+/// The two limits, in percent of the file cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqLimits {
+    /// `fcache_seqlimit_system`
+    pub system: u8,
+    /// `fcache_seqlimit_file`
+    pub file: u8,
+}
+
+impl SeqLimits {
+    /// Nothing is stolen.
+    pub const OFF: SeqLimits = SeqLimits {
+        system: 100,
+        file: 100,
+    };
+}
+
+/// Which pages of a stream may be stolen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stealing {
+    /// All of them, oldest first.
+    AsDocumented,
+    /// Clean ones that were read, used and left behind.
+    BehindCursor,
+}
+
+/// A policy behind stealback.
+pub struct Stealback {
+    inner: Box<dyn Policy>,
+    limits: SeqLimits,
+    stealing: Stealing,
+    frames: usize,
+    /// List n holds the stream pages of the file that has slot n.
+    pub(super) streams: Lists,
+    slot_of: HashMap<u64, Queue>,
+    vnode_of: Vec<u64>,
+    free: Vec<Queue>,
+    /// The file whose stream grew last.
+    growing: Queue,
+}
+
+impl Stealback {
+    /// Before `inner`, for a cache of `frames` pages in frames numbered below `limit`.
+    pub fn new(
+        inner: Box<dyn Policy>,
+        limit: u32,
+        frames: usize,
+        limits: SeqLimits,
+        stealing: Stealing,
+    ) -> Stealback {
+        Stealback {
+            inner,
+            limits,
+            stealing,
+            frames,
+            streams: Lists::new(FILES, limit),
+            slot_of: HashMap::with_capacity(FILES.into()),
+            vnode_of: vec![0; usize::from(FILES) + 1],
+            free: (1..=FILES).rev().collect(),
+            growing: NONE,
+        }
+    }
+
+    /// Other limits, at once.
+    pub fn set_limits(&mut self, limits: SeqLimits) {
+        self.limits = limits;
+    }
+
+    /// Pages of streams in the cache, as counted against `fcache_seqlimit_system`.
+    pub fn stream_pages(&self) -> usize {
+        self.streams.total()
+    }
+
+    fn counts(&self, entry: Entry) -> bool {
+        match entry {
+            Entry::Stream | Entry::Prefetched => true,
+            Entry::WrittenStream => self.stealing == Stealing::AsDocumented,
+            Entry::Read | Entry::Written => false,
+        }
+    }
+
+    fn slot(&mut self, vnode: u64) -> Queue {
+        if self.vnode_of[usize::from(self.growing)] == vnode && self.growing != NONE {
+            return self.growing;
+        }
+        if let Some(slot) = self.slot_of.get(&vnode) {
+            return *slot;
+        }
+        let Some(slot) = self.free.pop() else {
+            return NONE;
+        };
+        self.slot_of.insert(vnode, slot);
+        self.vnode_of[usize::from(slot)] = vnode;
+        slot
+    }
+
+    /// The frame is not counted any more.
+    fn forget(&mut self, frame: FrameNo) {
+        if self.streams.queue_of(frame) == NONE {
+            return;
+        }
+        let slot = self.streams.remove(frame);
+        if self.streams.len(slot) == 0 {
+            self.slot_of.remove(&self.vnode_of[usize::from(slot)]);
+            self.free.push(slot);
+            if self.growing == slot {
+                self.growing = NONE;
+            }
+        }
+    }
+
+    /// Whether both limits are exceeded, the file's by the file whose stream grew last.
+    fn exceeded(&self) -> bool {
+        let over = |pages: usize, percent: u8| pages * 100 > self.frames * usize::from(percent);
+        self.growing != NONE
+            && over(self.streams.total(), self.limits.system)
+            && over(self.streams.len(self.growing), self.limits.file)
+    }
+
+    fn may_steal(&self, state: Touched) -> bool {
+        !state.busy
+            && match self.stealing {
+                Stealing::AsDocumented => true,
+                Stealing::BehindCursor => !state.dirty && !state.ahead,
+            }
+    }
+
+    /// Steals from the growing file until it has what it may have, or `batch` what it wants.
+    fn steal(&mut self, touched: &mut dyn FnMut(FrameNo) -> Touched, batch: &mut Batch<'_>) {
+        let file = self.growing;
+        for _ in 0..self.streams.len(file).min(batch.want * LOOKS) {
+            if batch.full() || !self.exceeded() {
+                return;
+            }
+            let frame = self
+                .streams
+                .back(file)
+                .expect("a file over its limit has pages");
+            let state = touched(frame);
+            if self.stealing == Stealing::BehindCursor && state.frequency > 0 {
+                // Others use it: it is no longer a page of the stream alone.
+                self.forget(frame);
+                self.inner.hit(frame);
+            } else if !self.may_steal(state) {
+                (0..state.frequency).for_each(|_| self.inner.hit(frame));
+                self.streams.move_front(file, frame);
+            } else if batch.takes(state.dirty) {
+                self.forget(frame);
+                self.inner.claim(frame);
+                batch.push(frame, state.dirty);
+            } else {
+                return;
+            }
+        }
+    }
+}
+
+impl Policy for Stealback {
+    fn inserted(&mut self, frame: FrameNo, key: PageKey, entry: Entry) {
+        self.inner.inserted(frame, key, entry);
+        if !self.counts(entry) {
+            return;
+        }
+        let slot = self.slot(key.vnode);
+        if slot != NONE {
+            self.streams.push_front(slot, frame);
+            self.growing = slot;
+        }
+    }
+
+    fn removed(&mut self, frame: FrameNo) {
+        self.forget(frame);
+        self.inner.removed(frame);
+    }
+
+    fn moved(&mut self, from: FrameNo, to: FrameNo) {
+        if self.streams.queue_of(from) != NONE {
+            self.streams.replace(from, to);
+        }
+        self.inner.moved(from, to);
+    }
+
+    fn victims(
+        &mut self,
+        want: usize,
+        touched: &mut dyn FnMut(FrameNo) -> Touched,
+        out: &mut Vec<FrameNo>,
+    ) {
+        let mut batch = Batch::new(want, out);
+        if self.limits != SeqLimits::OFF && self.exceeded() {
+            self.steal(touched, &mut batch);
+        }
+        let (clean_end, stolen, dirty) = (batch.clean_end, batch.clean, batch.dirty);
+        let first = out.len();
+        self.inner.victims(want - stolen, touched, out);
+        for frame in &out[first..] {
+            self.forget(*frame);
+        }
+        // What was stolen dirty goes behind all that is clean.
+        out[clean_end..].rotate_left(dirty);
+    }
+
+    fn kept(&mut self, frame: FrameNo) {
+        self.inner.kept(frame);
+    }
+
+    fn claim(&mut self, frame: FrameNo) {
+        self.forget(frame);
+        self.inner.claim(frame);
+    }
+
+    fn hit(&mut self, frame: FrameNo) {
+        self.inner.hit(frame);
+    }
+
+    fn wants_hits(&self) -> bool {
+        self.inner.wants_hits()
+    }
+
+    fn resize(&mut self, frames: usize) {
+        self.frames = frames;
+        self.inner.resize(frames);
+    }
+
+    fn resident(&self) -> usize {
+        self.inner.resident()
+    }
+}

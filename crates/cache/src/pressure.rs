@@ -1,0 +1,186 @@
+//! Pages go when the system is short of memory: the kernel says so, and the cache shrinks towards
+//! `filecache_min`.
+//!
+//! The kernel tells of stalls for memory by pressure files (`Documentation/accounting/psi.rst`): a
+//! threshold is written, and the file becomes ready while it is crossed. The file of the process's own
+//! cgroup comes first, because a limit there is felt before that of the machine.
+
+use crate::volume::Cache;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+/// Somebody waited for memory for a tenth of two seconds. Two seconds is the shortest window that
+/// the kernel gives to whoever is not root.
+const TRIGGER: &[u8] = b"some 200000 2000000\0";
+/// What is left of the pages above `filecache_min` after each event, in percent.
+const KEEP_PERCENT: u64 = 75;
+/// Between two steps of shrinking, so that the kernel can tell whether the first was enough.
+const PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 500_000_000,
+};
+
+/// A thread that watches, until this is dropped.
+pub struct PressureWatch {
+    min_bytes: Arc<AtomicU64>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PressureWatch {
+    /// Watches the pressure file of the process's cgroup, or that of the machine. Pages are left alone
+    /// once they take no more than `min_bytes`.
+    ///
+    /// # Errors
+    /// The kernel has neither, or lets this process watch neither.
+    pub fn start(cache: &Arc<Cache>, min_bytes: u64) -> Result<PressureWatch> {
+        let mut failure = Error::new(ErrorKind::NotFound, "no pressure file");
+        for file in files() {
+            match armed(&file) {
+                Ok(fd) => return PressureWatch::on(cache, min_bytes, fd, PollFlags::PRI),
+                Err(e) => failure = Error::new(e.kind(), format!("{}: {e}", file.display())),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Shrinks the cache a step each time `fd` shows `events`.
+    fn on(cache: &Arc<Cache>, min: u64, fd: OwnedFd, events: PollFlags) -> Result<PressureWatch> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let min_bytes = Arc::new(AtomicU64::new(min));
+        let watch = Watch {
+            cache: Arc::downgrade(cache),
+            min_bytes: Arc::clone(&min_bytes),
+            stop: Arc::clone(&stop),
+            pressure: fd,
+            events,
+        };
+        let thread = std::thread::Builder::new().name("pressure".into());
+        let thread = Some(thread.spawn(move || watch.run())?);
+        Ok(PressureWatch {
+            min_bytes,
+            stop,
+            thread,
+        })
+    }
+
+    /// Sets how many bytes of pages are left alone; `filecache_min`.
+    pub fn set_min_bytes(&self, bytes: u64) {
+        self.min_bytes.store(bytes, Relaxed);
+    }
+}
+
+impl Drop for PressureWatch {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed, and there is nothing to undo.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct Watch {
+    cache: Weak<Cache>,
+    min_bytes: Arc<AtomicU64>,
+    stop: Arc<OwnedFd>,
+    pressure: OwnedFd,
+    events: PollFlags,
+}
+
+impl Watch {
+    fn run(self) {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.pressure.as_fd(), self.events),
+                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let [pressure, stopped] = fds.map(|fd| fd.revents());
+            // An error: the cgroup is gone, and its file says so for ever.
+            let over = stopped.contains(PollFlags::IN) || pressure.contains(PollFlags::ERR);
+            let Some(cache) = self.cache.upgrade().filter(|_| !over) else {
+                return;
+            };
+            if pressure.intersects(self.events) {
+                let target = cache.stats().used_bytes / 100 * KEEP_PERCENT;
+                let used = cache.shrink(target.max(self.min_bytes.load(Relaxed)));
+                tracing::info!(bytes = used, "the system is short of memory: pages went");
+            }
+            drop(cache);
+            let mut only_stop = [PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
+            if poll(&mut only_stop, Some(&PAUSE)).is_ok_and(|n| n > 0) {
+                return;
+            }
+        }
+    }
+}
+
+/// The pressure files that concern this process, the nearest first.
+fn files() -> Vec<PathBuf> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let unified = own.lines().find_map(|line| line.strip_prefix("0::/"));
+    let of_cgroup = unified.map(|path| {
+        Path::new("/sys/fs/cgroup")
+            .join(path)
+            .join("memory.pressure")
+    });
+    let machine = PathBuf::from("/proc/pressure/memory");
+    of_cgroup.into_iter().chain([machine]).collect()
+}
+
+fn armed(file: &Path) -> Result<OwnedFd> {
+    let mut file = File::options().read(true).write(true).open(file)?;
+    file.write_all(TRIGGER)?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CachedDevice, Config};
+    use block::{Blocking, Mem};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn pages_go_down_to_the_minimum_and_no_further() {
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let device = CachedDevice::new(&cache, Arc::new(Mem::new(6 << 20, 4096))).unwrap();
+        let mut blocking = Blocking::open(&device).unwrap();
+        blocking.read_at(0, &mut vec![0; 6 << 20]).unwrap();
+        let before = cache.stats().used_bytes;
+        assert!(before >= 6 << 20, "{before}");
+        let pressure = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let signal = pressure.try_clone().unwrap();
+        let watch = PressureWatch::on(&cache, 2 << 20, pressure, PollFlags::IN).unwrap();
+        // Nobody reads the counter, so the pressure lasts.
+        rustix::io::write(&signal, &1u64.to_ne_bytes()).unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        while cache.stats().used_bytes > (2 << 20) + (64 << 10) {
+            assert!(Instant::now() < end, "{:?}", cache.stats());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(cache.stats().used_bytes >= 2 << 20);
+        drop(watch);
+        assert_eq!(cache.stats().max_bytes, 8 << 20, "the limit is as it was");
+    }
+
+    #[test]
+    fn the_real_file_can_be_watched_or_says_why_not() {
+        let cache = Cache::new(Config::new(1 << 20)).unwrap();
+        match PressureWatch::start(&cache, 0) {
+            Ok(watch) => drop(watch),
+            Err(e) => assert!(!e.to_string().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Calls that wait, on top of the queue.
+
+use super::job::{Job, Pages, Target, Work};
+use super::sync::Sync;
+use super::through::Through;
+use super::write::Write;
+use super::{PAGE, Session};
+use crate::latch::PageRef;
+use crate::open::{OpenFile, Pinned, pages_of};
+use block::{Bufs, Error, ErrorKind, Op, Result};
+use std::ops::Range;
+use std::time::Duration;
+
+impl Session {
+    /// Reads from `offset` on, any byte, and says how many bytes there were before the end of the
+    /// file.
+    ///
+    /// # Errors
+    /// A page could not be brought.
+    pub fn read(&mut self, open: &mut OpenFile, offset: u64, out: &mut [u8]) -> Result<usize> {
+        loop {
+            let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
+            let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
+            let part = &mut out[..len];
+            let done = open.copy_hits(offset, part);
+            if done < len {
+                let rest = &mut part[done..];
+                let (at, rest_len) = (rest.as_mut_ptr(), rest.len());
+                let from = offset + done as u64;
+                let work = |pages| Work::Read(Pages::of(pages));
+                let job = Job::of_memory(&open.state, from, at, rest_len, work);
+                self.run(job)?;
+            }
+            // If the file was cut meanwhile, what was copied may be zeros that came later.
+            if open.vnode().cuts() == cuts {
+                return Ok(len);
+            }
+        }
+    }
+
+    /// Writes from `offset` on, any byte; the file gets longer if need be.
+    ///
+    /// # Errors
+    /// A page could not be brought, or the pager refuses the range. What was written of it before
+    /// that stays written.
+    pub fn write(&mut self, open: &mut OpenFile, offset: u64, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let at = data.as_ptr().cast_mut();
+        let vnode = std::sync::Arc::clone(open.vnode());
+        let work = |pages| Work::Write(Write::new(&vnode, pages, false));
+        let job = Job::of_memory(&open.state, offset, at, data.len(), work);
+        self.run(job).map(drop)
+    }
+
+    /// Writes zeros, as [`Session::write`] would.
+    fn write_zeros(&mut self, open: &OpenFile, offset: u64, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let pages = pages_of(offset, len);
+        let work = Work::Write(Write::new(open.vnode(), pages, false));
+        let job = Job {
+            offset,
+            len,
+            ..Job::new(&open.state, Target::Nothing, work)
+        };
+        self.run(job).map(drop)
+    }
+
+    /// Makes everything written to the file so far survive a power cut.
+    ///
+    /// # Errors
+    /// What could not be written, by this flush or behind the opener's back since the last. The pages
+    /// stay dirty.
+    pub fn flush(&mut self, open: &mut OpenFile) -> Result<()> {
+        let work = Work::Sync(Sync::whole_file(open.vnode()));
+        self.run(Job::new(&open.state, Target::Nothing, work))
+            .map(drop)
+    }
+
+    /// Sends what is dirty in a range of bytes below, without a flush below.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub fn write_out(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        let work = Work::Sync(Sync::pages(open.vnode(), pages, false));
+        self.run(Job::new(&open.state, Target::Nothing, work))
+            .map(drop)
+    }
+
+    /// Reads past the cache. Offset and length are multiples of the pager's block size.
+    ///
+    /// # Errors
+    /// Those of the request below, or of writing out what is dirty in the range.
+    pub fn read_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<Bufs> {
+        match self.run(Job::of_request(
+            &open.state,
+            None,
+            Op::Read { offset, bufs },
+            true,
+        ))? {
+            Some(Op::Read { bufs, .. }) => Ok(bufs),
+            _ => unreachable!("the same operation comes back"),
+        }
+    }
+
+    /// Writes past the cache, which forgets the range. Offset and length are multiples of the pager's
+    /// block size.
+    ///
+    /// # Errors
+    /// Those of the request below, or of writing out what is dirty in the range.
+    pub fn write_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<()> {
+        let end = offset + bufs.total_len() as u64;
+        let fua = false;
+        let op = Op::Write { offset, bufs, fua };
+        self.run(Job::of_request(&open.state, None, op, true))?;
+        open.vnode().extend(end);
+        Ok(())
+    }
+
+    /// Sets the size. What is cut off is gone, dirty or not; what is added reads as zeros, if the
+    /// pager forgets what is cut off.
+    ///
+    /// # Errors
+    /// The new last page could not be brought, or its space not be reserved. The size is the old one
+    /// then, but dirty pages beyond the new may be lost.
+    pub fn truncate(&mut self, open: &mut OpenFile, size: u64) -> Result<()> {
+        if size >= open.vnode().size() {
+            open.vnode().extend(size);
+            return Ok(());
+        }
+        let work = Work::Cut(super::cut::Cut::to(size));
+        self.run(Job::new(&open.state, Target::Nothing, work))
+            .map(drop)
+    }
+
+    /// Makes a range of bytes read as zeros; whole pages of it are zeroed below, which may free their
+    /// space.
+    ///
+    /// # Errors
+    /// Those of the request below, or of a page at the edge that could not be brought.
+    pub fn punch(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let end = range.end.min(open.vnode().size());
+        let (first, last) = (range.start.next_multiple_of(PAGE), end / PAGE * PAGE);
+        if range.start >= end {
+            return Ok(());
+        }
+        if first >= last {
+            let middle = first.min(end);
+            self.write_zeros(open, range.start, middle - range.start)?;
+            return self.write_zeros(open, middle, end - middle);
+        }
+        self.write_zeros(open, range.start, first - range.start)?;
+        self.write_zeros(open, last, end - last)?;
+        let op = Op::WriteZeroes {
+            offset: first,
+            len: last - first,
+            fua: false,
+            unmap: true,
+        };
+        self.run(Job::of_request(&open.state, None, op, false))
+            .map(drop)
+    }
+
+    /// Forgets the pages of a range of bytes, because what is below has changed by another's doing.
+    /// Dirty pages are written out first.
+    ///
+    /// # Errors
+    /// What could not be written; nothing may have been forgotten then.
+    pub fn invalidate(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        let work = Work::Through(Through::change(pages));
+        self.run(Job::new(&open.state, Target::Nothing, work))
+            .map(drop)
+    }
+
+    /// Asks the background to bring a range of bytes.
+    pub fn prefetch(&self, open: &OpenFile, range: Range<u64>) {
+        let end = range.end.min(open.vnode().size());
+        let pages = pages_of(range.start, end.saturating_sub(range.start));
+        self.below.errands.prefetch(open.vnode(), pages);
+    }
+
+    /// Holds a page in place, brought if need be. The page does not change while it is held: writers
+    /// go on in a copy.
+    ///
+    /// # Errors
+    /// It could not be brought, or lies in a window, where programs may change it at any time.
+    pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
+        let pinned = self.pin(open, page)?;
+        Ok(open.held(pinned))
+    }
+
+    /// Holds the pages of a range of bytes in place, as [`Session::page`] does.
+    ///
+    /// # Errors
+    /// As [`Session::page`].
+    pub fn pages<'a>(
+        &mut self,
+        open: &'a mut OpenFile,
+        range: Range<u64>,
+    ) -> Result<Vec<PageRef<'a>>> {
+        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        self.bring(open, pages.clone())?;
+        let mut held = Vec::with_capacity(pages.clone().count());
+        for page in pages {
+            match self.pin(open, page) {
+                Ok(pinned) => held.push(pinned),
+                Err(error) => {
+                    held.into_iter().for_each(|pinned| drop(open.held(pinned)));
+                    return Err(error);
+                }
+            }
+        }
+        let open = &*open;
+        Ok(held.into_iter().map(|pinned| open.held(pinned)).collect())
+    }
+
+    fn pin(&mut self, open: &mut OpenFile, page: u64) -> Result<Pinned> {
+        loop {
+            if let Some(pinned) = open.pin(page) {
+                return Ok(pinned);
+            }
+            if open.is_in_window(page) {
+                let detail = "a page that programs have mapped cannot be lent";
+                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+            }
+            self.bring(open, page..page + 1)?;
+        }
+    }
+
+    /// Brings pages that are not there.
+    fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let job = Job {
+            offset: pages.start * PAGE,
+            len: (pages.end - pages.start) * PAGE,
+            ..Job::new(&open.state, Target::Nothing, Work::Read(Pages::of(pages)))
+        };
+        self.run(job).map(drop)
+    }
+
+    /// Runs the job of a blocking caller to its end, and gives its operation back.
+    fn run(&mut self, job: Job) -> Result<Option<Op>> {
+        let id = self.jobs.insert(job);
+        self.runnable.push(id);
+        self.outcome = None;
+        self.step_runnable();
+        loop {
+            if let Some(outcome) = self.outcome.take() {
+                return outcome;
+            }
+            self.turn(block::Wait::Poll)?;
+            if self.outcome.is_none() {
+                self.sleep(None)?;
+            }
+        }
+    }
+
+    /// Waits until some I/O has ended.
+    pub(crate) fn wait_for_io(&mut self) -> Result<()> {
+        self.turn(block::Wait::Poll)?;
+        if self.ios_in_flight() > 0 {
+            self.turn(block::Wait::Block)?;
+        }
+        Ok(())
+    }
+
+    /// Waits at most so long for something to happen, and deals with it.
+    pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
+        self.turn(block::Wait::Poll)?;
+        self.sleep(std::time::Instant::now().checked_add(time))?;
+        self.turn(block::Wait::Poll)
+    }
+}

@@ -1,0 +1,139 @@
+//! Making a file shorter.
+//!
+//! First no page may come beyond the new end, and those that are there go; then, in one step under
+//! the latch of the new last page, what lies beyond the end in it becomes zeros and the size changes.
+//! So whoever reads or writes sees the file before or after, and a write that came too late for the
+//! one begins again for the other.
+
+use super::job::Job;
+use super::load::Begun;
+use super::through::Dropped;
+use super::{PAGE, Session};
+use crate::copy;
+use crate::latch::pause;
+use crate::policy::Entry;
+use crate::vnode::Vnode;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A cut on its way.
+pub(super) struct Cut {
+    size: u64,
+    locked: bool,
+    dropped: bool,
+    announced: bool,
+}
+
+impl Cut {
+    pub(super) fn to(size: u64) -> Cut {
+        Cut {
+            size,
+            locked: false,
+            dropped: false,
+            announced: false,
+        }
+    }
+
+    /// The pages that go.
+    fn pages(&self) -> Range<u64> {
+        self.size.div_ceil(PAGE)..u64::MAX / PAGE
+    }
+
+    fn unlock(&mut self, vnode: &Vnode) {
+        if std::mem::take(&mut self.locked) {
+            vnode.ranges.unlock(&self.pages());
+        }
+    }
+
+    pub(super) fn give_up(&self, vnode: &Vnode) {
+        if self.locked {
+            vnode.ranges.unlock(&self.pages());
+        }
+    }
+}
+
+impl Session {
+    pub(super) fn step_cut(&mut self, id: usize, job: &mut Job, cut: &mut Cut) -> bool {
+        let vnode = Arc::clone(&job.open.vnode);
+        if job.in_flight > 0 {
+            return false;
+        }
+        if !cut.locked {
+            vnode.ranges.lock(cut.pages());
+            cut.locked = true;
+        }
+        if job.error.is_none() && !cut.dropped {
+            if self.drop_range(id, &vnode, &cut.pages(), true) == Dropped::Later {
+                return false;
+            }
+            cut.dropped = true;
+        }
+        if job.error.is_none() && !self.cut_last_page(id, job, cut, &vnode) {
+            return false;
+        }
+        cut.unlock(&vnode);
+        true
+    }
+
+    /// Makes the end of the last page zeros and changes the size. `false`: something is missing.
+    fn cut_last_page(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        cut: &mut Cut,
+        vnode: &Arc<Vnode>,
+    ) -> bool {
+        let (page, keep) = (cut.size / PAGE, (cut.size % PAGE) as usize);
+        if keep == 0 || cut.size >= vnode.size() {
+            vnode.cut(cut.size);
+            return true;
+        }
+        if !std::mem::replace(&mut cut.announced, true) {
+            let bytes = page * PAGE..(page + 1) * PAGE;
+            if let Err(error) = vnode.below().pager.will_write(vnode.file(), bytes) {
+                job.fail(error);
+                return true;
+            }
+        }
+        let mut turn = 0;
+        loop {
+            if let Some(mut latch) = vnode.latch(page) {
+                if latch.make_private(&mut self.spare, true).is_none() {
+                    drop(latch);
+                    if self.below.core.take_frames(1, &mut self.spare) == 0 {
+                        return self.park_for_frame(id, job);
+                    }
+                    continue;
+                }
+                // SAFETY: the page is latched, and its frame is held by nobody.
+                unsafe {
+                    let end = latch.data().as_ptr().add(keep);
+                    copy::zero_page(end, PAGE as usize - keep);
+                }
+                latch.mark_dirty();
+                vnode.cut(cut.size);
+                return true;
+            }
+            if self.await_load(vnode, page) {
+                self.park(id);
+                return false;
+            }
+            let open = Arc::clone(&job.open);
+            match self.load(&open, page, page + 1, Some(id), Entry::Read) {
+                Begun::Pages(_) => {
+                    job.in_flight += 1;
+                    return false;
+                }
+                Begun::NoFrame => return self.park_for_frame(id, job),
+                Begun::Locked => {
+                    vnode.ranges.wait(&self.waker);
+                    if !vnode.ranges.admits(page) {
+                        self.park(id);
+                        return false;
+                    }
+                }
+                Begun::Raced => pause(&mut turn),
+            }
+        }
+    }
+}

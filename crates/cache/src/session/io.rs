@@ -1,0 +1,205 @@
+//! I/O below: what is on its way, and what its completion means.
+
+use super::Session;
+use super::job::Target;
+use crate::copy;
+use crate::frames::{PAGE_BYTES, Pool};
+use crate::leaf::LeafAt;
+use crate::open::OpenState;
+use crate::pager::FileId;
+use crate::policy::Entry;
+use crate::policy::FrameNo;
+use crate::vnode::Vnode;
+use block::{Buf, Bufs, Completion, Error, Op, Request, Result};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Something on its way.
+pub(super) enum Io {
+    /// Pages that are brought.
+    Load(Load),
+    /// Pages that are sent below.
+    Store(Store),
+    /// A flush below, for a job.
+    Flush(usize),
+    /// A flush below for what was written behind everybody's back.
+    FlushBehind(Arc<Vnode>),
+    /// A request of a job that goes past the cache.
+    Through(usize),
+}
+
+/// A run of pages that this session brings.
+pub(super) struct Load {
+    pub(super) open: Arc<OpenState>,
+    pub(super) first: u64,
+    pub(super) pages: Vec<(LeafAt, FrameNo)>,
+    /// Size of the file when the load began; what lies beyond it are zeros.
+    pub(super) size: u64,
+    /// The job that wants the pages, if anybody does yet.
+    pub(super) job: Option<usize>,
+    pub(super) entry: Entry,
+}
+
+/// A run of pages on their way below.
+pub(super) struct Store {
+    pub(super) vnode: Arc<Vnode>,
+    pub(super) first: u64,
+    pub(super) pages: Vec<(LeafAt, FrameNo)>,
+    pub(super) job: Option<usize>,
+    /// Its job sees to it that the pages survive a power cut.
+    pub(super) durable: bool,
+    pub(super) started: Instant,
+}
+
+impl Session {
+    /// Submits an operation, or keeps it until there is room.
+    pub(super) fn submit_below(&mut self, file: FileId, io: Io, op: Op) {
+        let tag = self.ios.insert(io) as u64;
+        self.outgoing.push_back((file, Request { tag, op }));
+        self.send();
+    }
+
+    /// Hands below what there is room for.
+    pub(super) fn send(&mut self) {
+        while let Some((file, request)) = self.outgoing.pop_front() {
+            if let Err(request) = self.queue.submit(file, request) {
+                self.outgoing.push_front((file, request));
+                return;
+            }
+            self.sent = true;
+        }
+    }
+
+    /// I/Os that are on their way or about to be.
+    pub(crate) fn ios_in_flight(&self) -> usize {
+        self.ios.len()
+    }
+
+    pub(super) fn completed(&mut self, completion: Completion) {
+        let Completion { tag, op, result } = completion;
+        let io = self.ios.remove(tag as usize);
+        match io.expect("each tag below stands for one I/O") {
+            Io::Load(load) => {
+                if cfg!(evfs_tsan) && result.is_ok() {
+                    fill_frames(&self.below.core.pool, &load.pages, &op);
+                }
+                // The buffers let go of the frames before anybody else may read them.
+                drop(op);
+                self.loaded(load, result);
+            }
+            Io::Store(store) => {
+                drop(op);
+                self.stored(store, result);
+            }
+            Io::Flush(id) => {
+                let job = self.jobs.get_mut(id).expect("it waits for this");
+                job.in_flight -= 1;
+                if let Err(error) = result {
+                    // Only who flushes is told: what others wrote is covered by their own flush.
+                    job.fail(error);
+                }
+                self.runnable.push(id);
+            }
+            Io::FlushBehind(vnode) => {
+                if let Err(error) = result {
+                    vnode.errors.record(error);
+                    self.below.errands.unflushed(vnode.number());
+                }
+            }
+            Io::Through(id) => {
+                let job = self.jobs.get_mut(id).expect("it waits for this");
+                job.in_flight -= 1;
+                job.target = Target::Op(op);
+                if let Err(error) = result {
+                    job.fail(error);
+                }
+                self.runnable.push(id);
+            }
+        }
+    }
+
+    /// An I/O of a job has ended.
+    pub(super) fn job_io_done(&mut self, id: Option<usize>, result: Result<()>) {
+        let Some(id) = id else { return };
+        let Some(job) = self.jobs.get_mut(id) else {
+            return;
+        };
+        job.in_flight -= 1;
+        if let Err(error) = result {
+            job.fail(error);
+        }
+        self.runnable.push(id);
+    }
+
+    /// The queue below is beyond use: nothing on its way will ever come back. The frames are not
+    /// used again, because nobody knows who still writes to them.
+    pub(super) fn fail_everything(&mut self, error: &Error) {
+        self.outgoing.clear();
+        for id in 0..self.ios.slots.len() {
+            match self.ios.remove(id) {
+                Some(Io::Load(load)) => self.load_lost(load, error),
+                Some(Io::Store(store)) => self.store_lost(store, error),
+                Some(Io::Flush(job) | Io::Through(job)) => {
+                    self.job_io_done(Some(job), Err(error.clone()));
+                }
+                Some(Io::FlushBehind(vnode)) => {
+                    vnode.errors.record(error.clone());
+                    self.below.errands.unflushed(vnode.number());
+                }
+                None => {}
+            }
+        }
+        let jobs = (0..self.jobs.slots.len()).filter(|id| self.jobs.slots[*id].is_some());
+        for id in jobs.collect::<Vec<_>>() {
+            let job = self.jobs.get_mut(id).expect("it is there");
+            job.fail(error.clone());
+            self.runnable.push(id);
+        }
+    }
+}
+
+/// The buffers of a read into frames.
+///
+/// Whoever copied from a frame while it was another page's, and has not yet found out, may still read
+/// it while the device writes to it; the copy is thrown away then. A checker of races cannot know
+/// that of a device, so for one the device writes elsewhere and [`fill_frames`] takes it over.
+///
+/// # Safety
+/// As [`Pool::buf`], for each frame.
+pub(super) unsafe fn bufs_to_fill(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)]) -> Bufs {
+    if cfg!(evfs_tsan) {
+        return Buf::zeroed(pages.len() * PAGE_BYTES).into();
+    }
+    // SAFETY: passed on.
+    unsafe { bufs_over(pool, pages) }
+}
+
+fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
+    let Op::Read { bufs, .. } = op else { return };
+    let bytes = bufs.iter().flat_map(|buf| buf.chunks(PAGE_BYTES));
+    for ((_, frame), page) in pages.iter().zip(bytes) {
+        // SAFETY: the session brings the page, so its frame is the session's alone.
+        unsafe { copy::into_page(page.as_ptr(), pool.at(*frame).as_ptr(), page.len()) };
+    }
+}
+
+/// Buffers over frames, one for each row of neighbours.
+///
+/// # Safety
+/// As [`Pool::buf`], for each frame.
+pub(super) unsafe fn bufs_over(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)]) -> Bufs {
+    let mut rows = pages.chunk_by(|a, b| a.1.0 + 1 == b.1.0);
+    let one = |row: &[(LeafAt, FrameNo)]| {
+        // SAFETY: passed on.
+        unsafe { pool.buf(row[0].1, row.len()) }
+    };
+    let first = rows.next().map(one).expect("there is a page");
+    let rest: Vec<_> = rows.map(one).collect();
+    if rest.is_empty() {
+        return first.into();
+    }
+    let mut all = Vec::with_capacity(rest.len() + 1);
+    all.push(first);
+    all.extend(rest);
+    all.into()
+}

@@ -1,0 +1,256 @@
+//! A job: one request on its way through a session.
+
+use super::PAGE;
+use super::cut::Cut;
+use super::sync::Sync;
+use super::through::Through;
+use super::write::Write;
+use crate::copy;
+use crate::frames::PAGE_BYTES;
+use crate::open::{OpenState, pages_of};
+use block::{Bufs, Error, Op, Result};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One request on its way.
+pub(super) struct Job {
+    /// The name of a request; `None`: a caller waits.
+    pub(super) tag: Option<u64>,
+    pub(super) open: Arc<OpenState>,
+    pub(super) target: Target,
+    /// First byte of the file, and bytes.
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) work: Work,
+    /// I/Os of this job that are on their way.
+    pub(super) in_flight: usize,
+    pub(super) error: Option<Error>,
+    /// It is done and held back.
+    pub(super) held: bool,
+    /// Since when it has been waiting for a frame.
+    pub(super) starved_since: Option<Instant>,
+    /// How many loads of the vnode had failed when it began to wait for others'.
+    pub(super) failed_loads: u64,
+}
+
+/// What is left to do.
+pub(super) enum Work {
+    Nothing,
+    Read(Pages),
+    Write(Write),
+    Sync(Sync),
+    Through(Through),
+    Cut(Cut),
+}
+
+/// Where a job's data goes or comes from.
+pub(super) enum Target {
+    /// A request, with its buffers.
+    Op(Op),
+    /// The memory of a blocking caller, which outlives the call; a null pointer is never followed.
+    Memory(*mut u8),
+    /// There is none.
+    Nothing,
+}
+
+/// Pages that are not done: those from `next` to `end`, and some before that are to be tried again.
+pub(super) struct Pages {
+    pub(super) next: u64,
+    pub(super) end: u64,
+    pub(super) again: Vec<u64>,
+}
+
+impl Pages {
+    pub(super) fn of(range: Range<u64>) -> Pages {
+        Pages {
+            next: range.start,
+            end: range.end,
+            again: Vec::new(),
+        }
+    }
+
+    pub(super) fn are_done(&self) -> bool {
+        self.next == self.end && self.again.is_empty()
+    }
+
+    /// Nothing more is to be tried.
+    pub(super) fn stop(&mut self) {
+        self.next = self.end;
+        self.again.clear();
+    }
+}
+
+impl Job {
+    pub(super) fn new(open: &Arc<OpenState>, target: Target, work: Work) -> Job {
+        Job {
+            tag: None,
+            open: Arc::clone(open),
+            target,
+            offset: 0,
+            len: 0,
+            work,
+            in_flight: 0,
+            error: None,
+            held: false,
+            starved_since: None,
+            failed_loads: open.vnode.failed_loads(),
+        }
+    }
+
+    /// The job of a request.
+    pub(super) fn of_request(open: &Arc<OpenState>, tag: Option<u64>, op: Op, direct: bool) -> Job {
+        let (offset, len) = op.range().unwrap_or((0, 0));
+        let pages = pages_of(offset, len);
+        let work = match &op {
+            Op::Flush => Work::Sync(Sync::whole_file(&open.vnode)),
+            Op::Read { .. } if direct => Work::Through(Through::read(pages)),
+            Op::Write { .. } if direct => Work::Through(Through::change(pages)),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => Work::Through(Through::change(pages)),
+            Op::Read { .. } => Work::Read(Pages::of(pages)),
+            Op::Write { fua, .. } => Work::Write(Write::new(&open.vnode, pages, *fua)),
+        };
+        Job {
+            tag,
+            offset,
+            len,
+            ..Job::new(open, Target::Op(op), work)
+        }
+    }
+
+    /// The job of a blocking caller, over its memory.
+    pub(super) fn of_memory(
+        open: &Arc<OpenState>,
+        offset: u64,
+        at: *mut u8,
+        len: usize,
+        work: impl FnOnce(Range<u64>) -> Work,
+    ) -> Job {
+        Job {
+            offset,
+            len: len as u64,
+            ..Job::new(open, Target::Memory(at), work(pages_of(offset, len as u64)))
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+
+    /// How it went.
+    pub(super) fn result(&self) -> Result<()> {
+        self.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Pages that a finished write has made dirty.
+    pub(super) fn pages_written(&self) -> Option<usize> {
+        match &self.work {
+            Work::Write(write) if !write.is_durable() => {
+                Some(pages_of(self.offset, self.len).count())
+            }
+            _ => None,
+        }
+    }
+
+    /// The part of a page that the job is about: first byte in the page, and bytes.
+    pub(super) fn part_of(&self, page: u64) -> (usize, usize) {
+        let from = self.offset.max(page * PAGE);
+        let to = (self.offset + self.len).min((page + 1) * PAGE);
+        debug_assert!(from < to);
+        ((from - page * PAGE) as usize, (to - from) as usize)
+    }
+
+    /// Whether the job is about all of a page.
+    pub(super) fn covers(&self, page: u64) -> bool {
+        self.part_of(page) == (0, PAGE_BYTES)
+    }
+
+    /// Gives the job's part of a page, which lies at `from`, to its caller. The session brings the
+    /// page, so that nobody changes it.
+    pub(super) fn give(&mut self, page: u64, from: NonNull<u8>) {
+        let (within, len) = self.part_of(page);
+        let at = (page * PAGE + within as u64 - self.offset) as usize;
+        let mut from = from.as_ptr().wrapping_add(within);
+        let each = |to: *mut u8, len: usize| {
+            // SAFETY: `from` is inside a page, and the parts are the caller's buffers.
+            unsafe { copy::out_of_page(from, to, len) };
+            from = from.wrapping_add(len);
+        };
+        match &mut self.target {
+            Target::Op(Op::Read { bufs, .. }) => parts_mut(bufs, at, len, each),
+            Target::Memory(base) => parts_of_memory(*base, at, len, each),
+            Target::Op(_) | Target::Nothing => {}
+        }
+    }
+
+    /// Takes the job's part of a page from its caller, into the page at `to`, which the caller has
+    /// latched or brings. Without data it is zeros.
+    pub(super) fn take(&self, page: u64, to: NonNull<u8>) {
+        let (within, len) = self.part_of(page);
+        let at = (page * PAGE + within as u64 - self.offset) as usize;
+        let mut to = to.as_ptr().wrapping_add(within);
+        let each = |from: *mut u8, len: usize| {
+            // SAFETY: the parts are the caller's buffers, `to` is inside a page that is the session's.
+            unsafe { copy::into_page(from, to, len) };
+            to = to.wrapping_add(len);
+        };
+        match &self.target {
+            Target::Op(Op::Write { bufs, .. }) => parts(bufs, at, len, each),
+            Target::Memory(base) => parts_of_memory(*base, at, len, each),
+            // SAFETY: as above.
+            Target::Op(_) | Target::Nothing => unsafe { copy::zero_page(to, len) },
+        }
+    }
+
+    /// The session goes before the job is done.
+    pub(super) fn give_up(self) {
+        if let Work::Through(through) = &self.work {
+            through.give_up(&self.open.vnode);
+        }
+        if let Work::Cut(cut) = &self.work {
+            cut.give_up(&self.open.vnode);
+        }
+    }
+}
+
+/// Calls `each` for the places of `len` bytes from `at` on in a row of buffers.
+fn parts(bufs: &Bufs, at: usize, len: usize, mut each: impl FnMut(*mut u8, usize)) {
+    let mut skip = at;
+    let mut left = len;
+    for buf in bufs.iter() {
+        if skip >= buf.len() {
+            skip -= buf.len();
+            continue;
+        }
+        let step = left.min(buf.len() - skip);
+        each(buf[skip..].as_ptr().cast_mut(), step);
+        left -= step;
+        skip = 0;
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+fn parts_mut(bufs: &mut Bufs, at: usize, len: usize, mut each: impl FnMut(*mut u8, usize)) {
+    let mut skip = at;
+    let mut left = len;
+    for buf in bufs.iter_mut() {
+        if skip >= buf.len() {
+            skip -= buf.len();
+            continue;
+        }
+        let step = left.min(buf.len() - skip);
+        each(buf[skip..].as_mut_ptr(), step);
+        left -= step;
+        skip = 0;
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+fn parts_of_memory(base: *mut u8, at: usize, len: usize, mut each: impl FnMut(*mut u8, usize)) {
+    each(base.wrapping_add(at), len);
+}

@@ -1,0 +1,311 @@
+//! Bringing pages.
+
+use super::io::{Io, Load, bufs_to_fill};
+use super::job::{Job, Work};
+use super::{PAGE, Session};
+use crate::copy;
+use crate::frames::PAGE_BYTES;
+use crate::leaf::LEAF_PAGES;
+use crate::open::{OpenFile, OpenState};
+use crate::policy::Entry;
+use crate::policy::FrameNo;
+use crate::stats::add;
+use crate::vnode::Vnode;
+use block::{Error, ErrorKind, Op, Result};
+use std::sync::Arc;
+
+/// Most pages in one read: rows of buffers stay well below what a system call takes.
+const RUN_MAX: u64 = 512;
+
+/// What came of the attempt to bring pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Begun {
+    /// So many are on their way, from the first on.
+    Pages(u64),
+    /// There is no frame.
+    NoFrame,
+    /// The range is locked.
+    Locked,
+    /// Somebody else was faster; look again.
+    Raced,
+}
+
+impl Session {
+    /// Brings the pages from `first` on that are not there, up to the first that is, or `end`.
+    pub(super) fn load(
+        &mut self,
+        open: &Arc<OpenState>,
+        first: u64,
+        end: u64,
+        job: Option<usize>,
+        entry: Entry,
+    ) -> Begun {
+        let vnode = &open.vnode;
+        let longest = u64::from(self.below.info.max_transfer) / PAGE;
+        let want = absent_from(vnode, first, end.min(first + longest.min(RUN_MAX)));
+        if want == 0 {
+            return Begun::Raced;
+        }
+        let mut frames = std::mem::take(&mut self.spare);
+        if frames.len() < want {
+            let missing = want - frames.len();
+            self.below.core.take_frames(missing, &mut frames);
+            frames.sort_unstable();
+        }
+        if frames.is_empty() {
+            self.spare = frames;
+            return Begun::NoFrame;
+        }
+        let mut pages = Vec::with_capacity(want.min(frames.len()));
+        let mut begun = Begun::Raced;
+        for (page, frame) in (first..).zip(frames.iter().copied()).take(want) {
+            begun = self.begin(vnode, page, frame, &mut pages);
+            if begun != Begun::Pages(1) {
+                break;
+            }
+        }
+        frames.drain(..pages.len());
+        self.spare = frames;
+        if pages.is_empty() {
+            return begun;
+        }
+        let count = pages.len() as u64;
+        // SAFETY: the words say that this session brings the pages, so nobody else touches their
+        // frames before it publishes them, which it does after the buffers are gone.
+        let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
+        let load = Load {
+            open: Arc::clone(open),
+            first,
+            pages,
+            size: vnode.size(),
+            job,
+            entry,
+        };
+        let op = Op::Read {
+            offset: first * PAGE,
+            bufs,
+        };
+        self.submit_below(vnode.file(), Io::Load(load), op);
+        Begun::Pages(count)
+    }
+
+    /// Brings pages that are not there, for nobody yet.
+    pub(crate) fn bring_ahead(&mut self, open: &OpenFile, pages: std::ops::Range<u64>) {
+        let mut next = pages.start;
+        while next < pages.end && !open.vnode().is_dead() {
+            match self.load(&open.state, next, pages.end, None, Entry::Prefetched) {
+                Begun::Pages(count) => next += count,
+                // What is there already, or cannot come now, is passed by.
+                Begun::Raced | Begun::Locked => next += 1,
+                Begun::NoFrame => break,
+            }
+        }
+        if !self.spare.is_empty() {
+            self.below.core.pool.put(self.spare.drain(..));
+        }
+    }
+
+    /// Makes a page one that this session brings.
+    fn begin(
+        &self,
+        vnode: &Vnode,
+        page: u64,
+        frame: FrameNo,
+        pages: &mut Vec<(crate::leaf::LeafAt, FrameNo)>,
+    ) -> Begun {
+        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let at = vnode.index().keep(number);
+        let word = vnode.index().leaf(at).word(index);
+        if !word.begin_load(word.look(), frame.0) {
+            vnode.index().let_go(number, at);
+            return Begun::Raced;
+        }
+        if !vnode.ranges.admits(page) {
+            if word.abort_load() {
+                self.wake_loads(word);
+            }
+            vnode.index().let_go(number, at);
+            return Begun::Locked;
+        }
+        self.below.core.pool.assign(frame, at, index);
+        pages.push((at, frame));
+        Begun::Pages(1)
+    }
+
+    /// Makes a page that is not there one that the session fills by itself, in one of its frames.
+    /// On [`Begun::Pages`] the caller fills the frame and calls [`Session::publish_written`].
+    pub(super) fn begin_alone(&mut self, vnode: &Vnode, page: u64) -> (Begun, Option<FrameNo>) {
+        if self.spare.is_empty() && self.below.core.take_frames(1, &mut self.spare) == 0 {
+            return (Begun::NoFrame, None);
+        }
+        let frame = self.spare[0];
+        let begun = self.begin(vnode, page, frame, &mut Vec::with_capacity(1));
+        if begun == Begun::Pages(1) {
+            self.spare.swap_remove(0);
+            return (begun, Some(frame));
+        }
+        (begun, None)
+    }
+
+    /// Publishes a page that the session has filled by itself, dirty.
+    pub(super) fn publish_written(&mut self, vnode: &Vnode, page: u64, frame: FrameNo) {
+        let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
+        let leaf = vnode.index().leaf(at);
+        let key = leaf.key(index);
+        self.below
+            .core
+            .pool
+            .inserted([(frame, key)], Entry::Written);
+        vnode.mark_dirty(at, page);
+        let word = leaf.word(index);
+        if word.publish() {
+            self.wake_loads(word);
+        }
+        if vnode.is_dead() {
+            drop_pages(vnode, page..page + 1);
+        }
+    }
+
+    /// The read of a run has ended.
+    pub(super) fn loaded(&mut self, load: Load, result: Result<()>) {
+        if let Err(error) = &result {
+            self.give_up_load(&load, error, true);
+            return self.job_io_done(load.job, result);
+        }
+        let mut job = load.job.and_then(|id| self.jobs.take(id));
+        let vnode = &load.open.vnode;
+        let pool = &self.below.core.pool;
+        let mut dirty = false;
+        for (page, (_, frame)) in (load.first..).zip(&load.pages) {
+            let data = pool.at(*frame);
+            if (page + 1) * PAGE > load.size {
+                let keep = load.size.saturating_sub(page * PAGE) as usize;
+                // SAFETY: the session brings the page, so its frame is the session's alone.
+                unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
+            }
+            if let Some(job) = &mut job {
+                dirty |= apply(job, page, data);
+            }
+        }
+        let entry = if dirty { Entry::Written } else { load.entry };
+        let keyed = load
+            .pages
+            .iter()
+            .zip(load.first..)
+            .map(|((at, frame), page)| {
+                let leaf = vnode.index().leaf(*at);
+                (*frame, leaf.key((page % LEAF_PAGES) as u32))
+            });
+        pool.inserted(keyed, entry);
+        for (page, (at, _)) in (load.first..).zip(&load.pages) {
+            if dirty {
+                vnode.mark_dirty(*at, page);
+            }
+            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            if word.publish() {
+                self.wake_loads(word);
+            }
+        }
+        let range = load.first..load.first + load.pages.len() as u64;
+        let no_cache = !dirty && vnode.attributes().no_cache;
+        if vnode.is_dead() || no_cache {
+            drop_pages(vnode, range);
+        }
+        if let (Some(id), Some(job)) = (load.job, job) {
+            add(&load.open.counters.misses, load.pages.len() as u64);
+            self.jobs.restore(id, job);
+        } else {
+            add(&load.open.counters.read_ahead, load.pages.len() as u64);
+        }
+        self.job_io_done(load.job, result);
+    }
+
+    /// Gives up a run that could not be brought.
+    fn give_up_load(&self, load: &Load, error: &Error, frames_are_ours: bool) {
+        let vnode = &load.open.vnode;
+        let range = load.first..load.first + load.pages.len() as u64;
+        vnode.load_failed(range.clone(), error.clone());
+        for (page, (at, _)) in range.zip(&load.pages) {
+            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            if word.abort_load() {
+                self.wake_loads(word);
+            }
+            vnode.index().let_go(page / LEAF_PAGES, *at);
+        }
+        if frames_are_ours {
+            let frames = load.pages.iter().map(|(_, frame)| *frame);
+            self.below.core.pool.put(frames);
+        }
+    }
+
+    pub(super) fn load_lost(&mut self, load: Load, error: &Error) {
+        self.give_up_load(&load, error, false);
+        self.job_io_done(load.job, Err(error.clone()));
+    }
+
+    pub(super) fn wake_loads(&self, word: &crate::word::Word) {
+        let address = std::ptr::from_ref(word) as usize;
+        self.below.core.loads.of(address).wake_all();
+    }
+
+    /// Waits for a page that somebody else brings; says whether it is still on its way.
+    pub(super) fn await_load(&self, vnode: &Vnode, page: u64) -> bool {
+        let Some((at, index)) = vnode.find_surely(page) else {
+            return false;
+        };
+        let word = vnode.index().leaf(at).word(index);
+        self.below
+            .core
+            .loads
+            .of(std::ptr::from_ref(word) as usize)
+            .register(&self.waker);
+        word.await_load(word.look())
+    }
+
+    /// What a file that was unlinked answers.
+    pub(super) fn gone(&self) -> Error {
+        Error::new(
+            ErrorKind::NotFound,
+            &self.below.info.name,
+            "the file was removed",
+        )
+    }
+}
+
+/// Does with a page that has come what its job wants; says whether it changed.
+fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
+    match job.work {
+        Work::Read(_) => {
+            job.give(page, data);
+            false
+        }
+        Work::Write(_) => {
+            job.take(page, data);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Drops pages that are there, dirty or not, unless they are on their way below or are being brought.
+pub(super) fn drop_pages(vnode: &Vnode, pages: std::ops::Range<u64>) {
+    for page in pages {
+        if let Some(latch) = vnode.latch(page)
+            && !latch.is_in_writeback()
+        {
+            latch.discard();
+        }
+    }
+}
+
+/// Pages from `first` on that are not there, up to `end`.
+fn absent_from(vnode: &Vnode, first: u64, end: u64) -> usize {
+    let absent = |page: &u64| match vnode.find_surely(*page) {
+        Some((at, index)) => {
+            let leaf = vnode.index().leaf(at);
+            !vnode.owns(leaf, *page) || leaf.word(index).look().is_empty()
+        }
+        None => true,
+    };
+    (first..end).take_while(absent).count()
+}

@@ -1,0 +1,509 @@
+//! A session: one thread's way into a volume, shaped like a queue, with blocking calls on top.
+//!
+//! ```text
+//!            submit          step                I/O, or a wait for others           reap
+//!   caller ─────────► job ─────────► done ◄──────────────────────────────── parked ─────► caller
+//! ```
+//!
+//! A request becomes a job. A job is stepped when it comes and whenever something it waits for may
+//! have happened; a step does what can be done at once, sends what has to be sent below, and never
+//! waits. What a job waits for is either its own I/O, or somebody else: a page that another session
+//! brings, a frame, a range that is locked, a page on its way below; then it is parked, and the
+//! session's waker is registered with what it waits for.
+//!
+//! **Invariant:** every page this session brings is published or given up by this session, every
+//! page it sends below is taken back by it, and no request changes threads. Whoever has requests in
+//! flight therefore goes on reaping; a session that is dropped finishes its I/O first.
+
+mod blocking;
+mod cut;
+mod io;
+mod job;
+mod load;
+mod read;
+mod sync;
+mod through;
+mod write;
+
+pub(crate) use through::drop_all_pages;
+
+use crate::core::Below;
+use crate::frames::PAGE_BYTES;
+use crate::open::OpenFile;
+use crate::pager::{FileId, PagerQueue};
+use crate::policy::FrameNo;
+use crate::wait::Waker;
+use block::{Completion, Error, Op, Request, Result, Wait};
+use io::Io;
+use job::{Job, Target, Work};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests that may be submitted and not yet reaped.
+const CAPACITY: usize = 128;
+/// How soon a session looks again when it waits for a frame: pages that are let go wake nobody.
+const STARVED: Duration = Duration::from_millis(5);
+
+/// One thread's way into a volume.
+pub struct Session {
+    below: Arc<Below>,
+    queue: Box<dyn PagerQueue>,
+    waker: Arc<Waker>,
+    /// Readable when the queue below, the waker or the timer is.
+    all: OwnedFd,
+    timer: OwnedFd,
+    jobs: Slots<Job>,
+    ios: Slots<Io>,
+    /// What the queue below had no room for.
+    outgoing: VecDeque<(FileId, Request)>,
+    /// Jobs to step.
+    runnable: Vec<usize>,
+    /// Jobs that wait for somebody else.
+    parked: Vec<usize>,
+    /// Jobs that are done and held back, because there is too much to write out.
+    held: Vec<(Instant, usize)>,
+    ready: VecDeque<Completion>,
+    /// How the blocking call went.
+    outcome: Option<Result<Option<Op>>>,
+    /// A job waits for a frame.
+    starved: bool,
+    spare: Vec<FrameNo>,
+    /// Something was handed below since the last reap.
+    sent: bool,
+    completions: Vec<Completion>,
+    submitted: usize,
+}
+
+impl Session {
+    pub(crate) fn open(below: Arc<Below>) -> Result<Session> {
+        let waker = Waker::new()?;
+        Session::with_waker(below, waker)
+    }
+
+    pub(crate) fn with_waker(below: Arc<Below>, waker: Arc<Waker>) -> Result<Session> {
+        let queue = below.pager.queue()?;
+        let failed = |e: rustix::io::Errno| Error::from_io(&below.info.name, e.into());
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer =
+            rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let fds = [Some(waker.fd()), Some(timer.as_fd()), queue.wait_fd()];
+        for (tag, fd) in fds.into_iter().enumerate() {
+            if let Some(fd) = fd {
+                let data = epoll::EventData::new_u64(tag as u64);
+                epoll::add(&all, fd, data, epoll::EventFlags::IN).map_err(failed)?;
+            }
+        }
+        Ok(Session {
+            below,
+            queue,
+            waker,
+            all,
+            timer,
+            jobs: Slots::default(),
+            ios: Slots::default(),
+            outgoing: VecDeque::new(),
+            runnable: Vec::new(),
+            parked: Vec::new(),
+            held: Vec::new(),
+            ready: VecDeque::new(),
+            outcome: None,
+            starved: false,
+            spare: Vec::new(),
+            sent: false,
+            completions: Vec::new(),
+            submitted: 0,
+        })
+    }
+
+    /// Requests that may be submitted and not yet reaped.
+    pub fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    /// Requests that are submitted and not yet reaped.
+    pub fn in_flight(&self) -> usize {
+        self.submitted
+    }
+
+    /// Takes a request on a file; gives it back when there are [`Session::capacity`] in flight. A
+    /// read beyond the end of the file fills with zeros; a write beyond it makes the file longer.
+    /// Does not block. `direct`: the data goes past the cache, and offset and length are multiples of
+    /// the pager's block size.
+    pub fn submit(
+        &mut self,
+        open: &mut OpenFile,
+        direct: bool,
+        request: Request,
+    ) -> std::result::Result<(), Request> {
+        if self.submitted >= CAPACITY {
+            return Err(request);
+        }
+        self.submitted += 1;
+        let Request { tag, mut op } = request;
+        if !direct && read_hits(open, &mut op) {
+            let result = Ok(());
+            self.ready.push_back(Completion { tag, op, result });
+            return Ok(());
+        }
+        let job = Job::of_request(&open.state, Some(tag), op, direct);
+        let id = self.jobs.insert(job);
+        self.runnable.push(id);
+        self.step_runnable();
+        Ok(())
+    }
+
+    /// Takes a request that is answered already.
+    pub(crate) fn answer(&mut self, request: Request, result: Result<()>) {
+        let Request { tag, op } = request;
+        self.submitted += 1;
+        self.ready.push_back(Completion { tag, op, result });
+    }
+
+    /// Hands what is staged below.
+    ///
+    /// # Errors
+    /// The queue below is beyond use.
+    pub fn kick(&mut self) -> Result<()> {
+        self.send();
+        self.queue.kick()
+    }
+
+    /// Kicks, then moves completions to the end of `done` and says how many.
+    ///
+    /// # Errors
+    /// The queue below is beyond use.
+    pub fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let until = match wait {
+            Wait::AtMost(time) => Instant::now().checked_add(time),
+            Wait::Poll | Wait::Block => None,
+        };
+        loop {
+            self.turn(Wait::Poll)?;
+            let count = self.ready.len();
+            if count > 0 {
+                done.extend(self.ready.drain(..));
+                self.submitted -= count;
+                return Ok(count);
+            }
+            let late = until.is_some_and(|until| Instant::now() >= until);
+            if self.submitted == 0 || wait == Wait::Poll || late {
+                return Ok(0);
+            }
+            self.sleep(until)?;
+        }
+    }
+
+    /// A descriptor that becomes readable when a reap has something to give.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+
+    /// Whether a reap has something to give that does not make [`Session::wait_fd`] readable.
+    pub fn holds_answers(&self) -> bool {
+        !self.ready.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
+    }
+
+    /// Takes what has happened, and steps the jobs that it concerns.
+    pub(crate) fn turn(&mut self, wait: Wait) -> Result<()> {
+        let mut wait = wait;
+        loop {
+            self.take_completions(wait)?;
+            if self.waker.take() || self.starved {
+                self.starved = false;
+                self.runnable.append(&mut self.parked);
+            }
+            self.release_held();
+            self.step_runnable();
+            self.send();
+            // What was sent just now may have come back already, and then no descriptor tells.
+            if !std::mem::take(&mut self.sent) {
+                break;
+            }
+            wait = Wait::Poll;
+        }
+        self.arm_timer();
+        Ok(())
+    }
+
+    fn take_completions(&mut self, wait: Wait) -> Result<()> {
+        self.send();
+        self.sent = false;
+        let mut completions = std::mem::take(&mut self.completions);
+        let reaped = self.queue.reap(wait, &mut completions);
+        for completion in completions.drain(..) {
+            self.completed(completion);
+        }
+        self.completions = completions;
+        reaped
+            .map(drop)
+            .inspect_err(|error| self.fail_everything(error))
+    }
+
+    /// Waits until something may have happened.
+    fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
+        let alone = self.parked.is_empty() && self.held.is_empty();
+        if !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
+        {
+            return self.turn(Wait::Block);
+        }
+        if alone && self.queue.in_flight() > 0 {
+            let wait = match until {
+                Some(until) => Wait::AtMost(until.saturating_duration_since(Instant::now())),
+                None => Wait::Block,
+            };
+            return self.turn(wait);
+        }
+        self.queue.kick()?;
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = left.map(timespec);
+        match poll(
+            &mut [PollFd::new(&self.all, PollFlags::IN)],
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::from_io(&self.below.info.name, e.into())),
+        }
+    }
+
+    /// The next moment at which something is due without anybody's doing.
+    fn next_due(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let held = self
+            .held
+            .iter()
+            .map(|(at, _)| at.saturating_duration_since(now));
+        held.chain(self.starved.then_some(STARVED)).min()
+    }
+
+    fn arm_timer(&mut self) {
+        if self.held.is_empty() && !self.starved {
+            return;
+        }
+        // A zero value would disarm the timer.
+        let due = self
+            .next_due()
+            .unwrap_or(STARVED)
+            .max(Duration::from_nanos(1));
+        let setting = Itimerspec {
+            it_interval: timespec(Duration::ZERO),
+            it_value: timespec(due),
+        };
+        let flags = TimerfdTimerFlags::empty();
+        // A timer that was made can be set; setting it also makes it unreadable until it is due.
+        let _ = rustix::time::timerfd_settime(&self.timer, flags, &setting);
+    }
+
+    fn release_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut index = 0;
+        while index < self.held.len() {
+            if self.held[index].0 <= now {
+                let (_, id) = self.held.swap_remove(index);
+                self.finish(id);
+            } else {
+                index += 1;
+            }
+        }
+        // Makes the timer unreadable when nothing is left to wait for.
+        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+    }
+
+    fn step_runnable(&mut self) {
+        while let Some(id) = self.runnable.pop() {
+            if self.jobs.get(id).is_none_or(|job| job.held) {
+                continue;
+            }
+            let mut job = self.jobs.take(id).expect("it is there");
+            let done = self.step(id, &mut job);
+            self.jobs.restore(id, job);
+            if done {
+                self.job_done(id);
+            }
+        }
+        if !self.spare.is_empty() {
+            self.below.core.pool.put(self.spare.drain(..));
+        }
+    }
+
+    /// Steps a job; says whether it is done.
+    fn step(&mut self, id: usize, job: &mut Job) -> bool {
+        let mut work = std::mem::replace(&mut job.work, Work::Nothing);
+        let done = match &mut work {
+            Work::Nothing => true,
+            Work::Read(pages) => self.step_read(id, job, pages),
+            Work::Write(write) => self.step_write(id, job, write),
+            Work::Sync(sync) => self.step_sync(id, job, sync),
+            Work::Through(through) => self.step_through(id, job, through),
+            Work::Cut(cut) => self.step_cut(id, job, cut),
+        };
+        job.work = work;
+        done && job.in_flight == 0
+    }
+
+    /// A job waits for somebody else; its waker is registered.
+    fn park(&mut self, id: usize) {
+        if !self.parked.contains(&id) {
+            self.parked.push(id);
+        }
+    }
+
+    /// A job waits for a frame. `true`: it has waited long enough, and has its error.
+    fn park_for_frame(&mut self, id: usize, job: &mut Job) -> bool {
+        let since = *job.starved_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > self.below.core.limits.patience {
+            let why = self.below.failing().unwrap_or_else(|| {
+                let detail = "every page of the cache is in use or cannot be written out";
+                Error::new(block::ErrorKind::Busy, &self.below.info.name, detail)
+            });
+            job.fail(why);
+            return true;
+        }
+        self.below.core.pool.waiters.register(&self.waker);
+        self.starved = true;
+        self.park(id);
+        false
+    }
+
+    /// A job has nothing left to do: it ends now, or a little later if there is too much to write
+    /// out.
+    fn job_done(&mut self, id: usize) {
+        let job = self.jobs.get(id).expect("it was stepped just now");
+        if let Some(pages) = job.pages_written() {
+            let pause = self.below.core.throttle(pages, &self.below);
+            if !pause.is_zero() {
+                let ms = pause.as_millis() as u64;
+                crate::stats::add(&job.open.counters.throttled_ms, ms);
+                self.held.push((Instant::now() + pause, id));
+                self.jobs.get_mut(id).expect("as above").held = true;
+                return;
+            }
+        }
+        self.finish(id);
+    }
+
+    fn finish(&mut self, id: usize) {
+        let job = self.jobs.remove(id).expect("a job ends once");
+        let result = job.result();
+        match (job.tag, job.target) {
+            (Some(tag), Target::Op(op)) => {
+                let result = result.map_err(|e| e.in_op(&op));
+                self.ready.push_back(Completion { tag, op, result });
+            }
+            (_, Target::Op(op)) => self.outcome = Some(result.map(|()| Some(op))),
+            (_, Target::Memory(_) | Target::Nothing) => self.outcome = Some(result.map(|()| None)),
+        }
+    }
+}
+
+/// Carries out a read if all of its pages are there.
+fn read_hits(open: &mut OpenFile, op: &mut Op) -> bool {
+    let Op::Read { offset, bufs } = op else {
+        return false;
+    };
+    let (offset, len) = (*offset, bufs.total_len() as u64);
+    if offset.saturating_add(len) > open.vnode().size() {
+        return false;
+    }
+    let mut at = offset;
+    for buf in bufs.iter_mut() {
+        if open.copy_hits(at, buf) < buf.len() {
+            return false;
+        }
+        at += buf.len() as u64;
+    }
+    true
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Jobs that wait for others give up; what is on its way is waited for.
+        for id in std::mem::take(&mut self.parked) {
+            if let Some(job) = self.jobs.remove(id) {
+                job.give_up();
+            }
+        }
+        while self.queue.in_flight() > 0 || !self.outgoing.is_empty() {
+            if self.turn(Wait::Block).is_err() {
+                return;
+            }
+            for id in std::mem::take(&mut self.parked) {
+                if let Some(job) = self.jobs.remove(id) {
+                    job.give_up();
+                }
+            }
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs().min(i32::MAX as u64) as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+/// Things by small numbers that are used again.
+struct Slots<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Slots {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Slots<T> {
+    fn insert(&mut self, thing: T) -> usize {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[id] = Some(thing);
+        id
+    }
+
+    fn get(&self, id: usize) -> Option<&T> {
+        self.slots[id].as_ref()
+    }
+
+    fn get_mut(&mut self, id: usize) -> Option<&mut T> {
+        self.slots[id].as_mut()
+    }
+
+    /// Takes a thing out for a while; its number stays taken.
+    fn take(&mut self, id: usize) -> Option<T> {
+        self.slots[id].take()
+    }
+
+    fn restore(&mut self, id: usize, thing: T) {
+        self.slots[id] = Some(thing);
+    }
+
+    fn remove(&mut self, id: usize) -> Option<T> {
+        let thing = self.slots[id].take();
+        if thing.is_some() {
+            self.free.push(id);
+        }
+        thing
+    }
+
+    fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+/// Bytes of a page, where offsets are counted.
+const PAGE: u64 = PAGE_BYTES as u64;

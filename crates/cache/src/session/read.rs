@@ -1,0 +1,141 @@
+//! Reading through the cache.
+
+use super::Session;
+use super::job::{Job, Pages, Target};
+use super::load::Begun;
+use crate::open::{Last, Look, copy_page};
+use crate::policy::Entry;
+use crate::stats::add;
+use block::Op;
+
+/// What became of an attempt at one page.
+enum Tried {
+    /// So many pages are done, or on their way for this job.
+    Pages(u64),
+    /// It has to wait for somebody else, who will wake it.
+    Later,
+    /// There is no frame; the rest has to wait as well.
+    NoFrame,
+}
+
+impl Session {
+    /// Copies what is there, brings what is not, and waits for what others bring.
+    pub(super) fn step_read(&mut self, id: usize, job: &mut Job, pages: &mut Pages) -> bool {
+        if job.error.is_some() {
+            pages.stop();
+            return true;
+        }
+        let mut last = Last::default();
+        for page in std::mem::take(&mut pages.again) {
+            match self.try_page(id, job, &mut last, page, page + 1) {
+                Tried::Pages(_) => {}
+                Tried::Later | Tried::NoFrame => pages.again.push(page),
+            }
+        }
+        while pages.next < pages.end && job.error.is_none() {
+            match self.try_page(id, job, &mut last, pages.next, pages.end) {
+                Tried::Pages(count) => pages.next += count,
+                Tried::Later => {
+                    pages.again.push(pages.next);
+                    pages.next += 1;
+                }
+                Tried::NoFrame => break,
+            }
+        }
+        if job.error.is_some() {
+            pages.stop();
+        }
+        pages.are_done()
+    }
+
+    fn try_page(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        last: &mut Last,
+        page: u64,
+        end: u64,
+    ) -> Tried {
+        let open = std::sync::Arc::clone(&job.open);
+        let vnode = &*open.vnode;
+        loop {
+            match copy_for(job, last, page) {
+                Look::Hit => {
+                    add(&open.counters.hits, 1);
+                    return Tried::Pages(1);
+                }
+                Look::Loading => {
+                    if self.await_load(vnode, page) {
+                        add(&open.counters.joins, 1);
+                        self.park(id);
+                        return Tried::Later;
+                    }
+                }
+                Look::Absent => {
+                    if vnode.is_dead() {
+                        job.fail(self.gone());
+                        return Tried::Pages(0);
+                    }
+                    if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
+                        job.fail(error);
+                        return Tried::Pages(0);
+                    }
+                    match self.load(&open, page, end, Some(id), Entry::Read) {
+                        Begun::Pages(count) => {
+                            job.in_flight += 1;
+                            job.starved_since = None;
+                            return Tried::Pages(count);
+                        }
+                        Begun::NoFrame => {
+                            self.park_for_frame(id, job);
+                            return Tried::NoFrame;
+                        }
+                        Begun::Locked => {
+                            vnode.ranges.wait(&self.waker);
+                            if !vnode.ranges.admits(page) {
+                                self.park(id);
+                                return Tried::Later;
+                            }
+                        }
+                        Begun::Raced => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies the job's part of a page, if it is there.
+fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
+    let (within, len) = job.part_of(page);
+    let at = ((page * super::PAGE + within as u64) - job.offset) as usize;
+    let vnode = &*job.open.vnode;
+    match &mut job.target {
+        Target::Op(Op::Read { bufs, .. }) => {
+            let (mut skip, mut done) = (at, 0);
+            for buf in bufs.iter_mut() {
+                if skip >= buf.len() {
+                    skip -= buf.len();
+                    continue;
+                }
+                let step = (buf.len() - skip).min(len - done);
+                let part = &mut buf[skip..skip + step];
+                match copy_page(vnode, last, page, within + done, part) {
+                    Look::Hit => done += step,
+                    other => return other,
+                }
+                if done == len {
+                    break;
+                }
+                skip = 0;
+            }
+            Look::Hit
+        }
+        Target::Memory(base) => {
+            // SAFETY: the memory is that of a caller who waits for this job, and lent to it alone.
+            let part = unsafe { std::slice::from_raw_parts_mut(base.add(at), len) };
+            copy_page(vnode, last, page, within, part)
+        }
+        Target::Op(_) | Target::Nothing => copy_page(vnode, last, page, 0, &mut []),
+    }
+}

@@ -1,0 +1,377 @@
+//! Sending dirty pages below, and waiting until they are there.
+//!
+//! A sync writes what was dirty when it began, each page once: what becomes dirty later is for a
+//! later one. A page that is on its way already and dirty again waits for the first to arrive,
+//! because two writes of one page on their way together could arrive in either order.
+
+use super::io::{Io, Store, bufs_over};
+use super::job::Job;
+use super::{PAGE, Session};
+use crate::frames::ones;
+use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::policy::FrameNo;
+use crate::vnode::Vnode;
+use block::{Error, Op, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Writes of one sync that are on their way together.
+const STORES_MAX: usize = 32;
+
+/// A sync on its way.
+pub(super) struct Sync {
+    leaves: Vec<LeafWork>,
+    /// The opener asked for it, and is told of errors.
+    whole: bool,
+    /// Force unit access with each write.
+    fua: bool,
+    /// What is left to do below when all pages have arrived.
+    flush: Flush,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    No,
+    /// Only if pages arrived that another sync has sent, without FUA.
+    IfOthers,
+    Yes,
+    Sent,
+}
+
+/// What is left of one leaf.
+struct LeafWork {
+    number: u64,
+    at: LeafAt,
+    /// Pages to send.
+    send: u64,
+    /// Pages that others have sent.
+    wait: u64,
+}
+
+impl Sync {
+    /// Of everything, with a flush below.
+    pub(super) fn whole_file(vnode: &Vnode) -> Sync {
+        Sync {
+            whole: true,
+            flush: Flush::Yes,
+            ..Sync::pages(vnode, 0..u64::MAX, false)
+        }
+    }
+
+    /// Of a range of pages; with `fua` they are on stable storage at the end.
+    pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Sync {
+        let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
+        let leaves = if pages.is_empty() {
+            Vec::new()
+        } else {
+            vnode.dirty_leaves(numbers)
+        };
+        let work = |(number, at): (u64, LeafAt)| {
+            let leaf = vnode.index().leaf(at);
+            let wanted = mask_of(number, &pages);
+            let send = leaf.dirty() & wanted;
+            LeafWork {
+                number,
+                at,
+                send,
+                wait: leaf.writeback() & wanted & !send,
+            }
+        };
+        Sync {
+            leaves: leaves.into_iter().map(work).collect(),
+            whole: false,
+            fua,
+            flush: if fua { Flush::IfOthers } else { Flush::No },
+        }
+    }
+}
+
+/// The pages of a leaf that lie in a range.
+pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
+    let first = number * LEAF_PAGES;
+    let from = pages.start.saturating_sub(first).min(LEAF_PAGES);
+    let to = pages.end.saturating_sub(first).min(LEAF_PAGES);
+    if from >= to {
+        return 0;
+    }
+    (u64::MAX >> (64 - (to - from))) << from
+}
+
+/// Pages side by side that are about to be sent.
+#[derive(Default)]
+struct Run {
+    first: u64,
+    pages: Vec<(LeafAt, FrameNo)>,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.first + self.pages.len() as u64
+    }
+}
+
+impl Session {
+    pub(super) fn step_sync(&mut self, id: usize, job: &mut Job, sync: &mut Sync) -> bool {
+        let vnode = Arc::clone(&job.open.vnode);
+        if !sync.leaves.is_empty() {
+            self.send_dirty(id, job, sync, &vnode);
+            if !sync.leaves.is_empty() && job.in_flight < STORES_MAX {
+                vnode.written.register(&self.waker);
+                self.park(id);
+                self.send_dirty(id, job, sync, &vnode);
+            }
+        }
+        if !sync.leaves.is_empty() || job.in_flight > 0 {
+            return false;
+        }
+        match sync.flush {
+            Flush::Yes if job.error.is_none() => {
+                sync.flush = Flush::Sent;
+                job.in_flight += 1;
+                self.submit_below(vnode.file(), Io::Flush(id), Op::Flush);
+                false
+            }
+            Flush::Yes | Flush::Sent => {
+                // The opener is told of every error there was, once; this job's are among them.
+                if sync.whole {
+                    let told = vnode.errors.check(&job.open.cursor).err();
+                    job.error = told.or(job.error.take());
+                }
+                true
+            }
+            Flush::No | Flush::IfOthers => true,
+        }
+    }
+
+    /// Sends what can be sent now, and forgets what has arrived.
+    fn send_dirty(&mut self, id: usize, job: &mut Job, sync: &mut Sync, vnode: &Arc<Vnode>) {
+        let mut run = Run::default();
+        let (fua, durable) = (sync.fua, sync.fua || sync.whole);
+        for work in &mut sync.leaves {
+            let leaf = vnode.index().leaf(work.at);
+            if !leaf.is(vnode.number(), work.number) {
+                (work.send, work.wait) = (0, 0);
+                continue;
+            }
+            for index in ones(work.send) {
+                if job.in_flight >= STORES_MAX {
+                    break;
+                }
+                let page = work.number * LEAF_PAGES + u64::from(index);
+                match self.begin_store(vnode, page) {
+                    Sent::Frame(frame) => {
+                        work.send &= !(1 << index);
+                        let full = run.pages.len() >= self.below.cluster_pages();
+                        if !run.pages.is_empty() && (run.end() != page || full) {
+                            let run = std::mem::take(&mut run);
+                            self.store(Some(id), vnode, run, fua, durable);
+                            job.in_flight += 1;
+                        }
+                        if run.pages.is_empty() {
+                            run.first = page;
+                        }
+                        run.pages.push((work.at, frame));
+                    }
+                    Sent::Clean => work.send &= !(1 << index),
+                    Sent::ByOthers => {
+                        work.send &= !(1 << index);
+                        work.wait |= 1 << index;
+                    }
+                    Sent::NotYet => {}
+                }
+            }
+            if work.wait != 0 {
+                let arrived = work.wait & !leaf.writeback();
+                work.wait &= !arrived;
+                if arrived != 0 && sync.flush == Flush::IfOthers {
+                    sync.flush = Flush::Yes;
+                }
+            }
+        }
+        if !run.pages.is_empty() {
+            self.store(Some(id), vnode, run, fua, durable);
+            job.in_flight += 1;
+        }
+        sync.leaves.retain(|work| work.send | work.wait != 0);
+    }
+
+    /// Makes a dirty page one that is on its way.
+    fn begin_store(&mut self, vnode: &Vnode, page: u64) -> Sent {
+        let Some(mut latch) = vnode.latch(page) else {
+            return Sent::Clean;
+        };
+        match (latch.is_dirty(), latch.is_in_writeback()) {
+            (false, false) => Sent::Clean,
+            (false, true) => Sent::ByOthers,
+            (true, true) => Sent::NotYet,
+            (true, false) => {
+                if latch.home() == crate::word::Home::Window && self.spare.is_empty() {
+                    drop(latch);
+                    self.below.core.take_frames(1, &mut self.spare);
+                    match vnode.latch(page) {
+                        Some(again) => latch = again,
+                        None => return Sent::Clean,
+                    }
+                }
+                match latch.begin_writeback(&mut self.spare) {
+                    Some(frame) => Sent::Frame(frame),
+                    None => Sent::NotYet,
+                }
+            }
+        }
+    }
+
+    fn store(
+        &mut self,
+        job: Option<usize>,
+        vnode: &Arc<Vnode>,
+        run: Run,
+        fua: bool,
+        durable: bool,
+    ) {
+        // SAFETY: the frames are held, so nobody writes to them before `stored` lets them go, and
+        // the device below only reads.
+        let bufs = unsafe { bufs_over(&self.below.core.pool, &run.pages) };
+        let op = Op::Write {
+            offset: run.first * PAGE,
+            bufs,
+            fua,
+        };
+        let store = Store {
+            vnode: Arc::clone(vnode),
+            first: run.first,
+            pages: run.pages,
+            job,
+            durable,
+            started: Instant::now(),
+        };
+        self.submit_below(vnode.file(), Io::Store(store), op);
+    }
+
+    /// Sends dirty pages of some leaves below, for nobody in particular, and says how many pages.
+    pub(crate) fn store_leaves(
+        &mut self,
+        vnode: &Arc<Vnode>,
+        leaves: &[(u64, LeafAt)],
+        most: usize,
+    ) -> usize {
+        let mut run = Run::default();
+        let mut count = 0;
+        for (number, at) in leaves {
+            let leaf = vnode.index().leaf(*at);
+            if !leaf.is(vnode.number(), *number) {
+                continue;
+            }
+            for index in ones(leaf.dirty() & !leaf.writeback()) {
+                if count >= most {
+                    break;
+                }
+                let page = number * LEAF_PAGES + u64::from(index);
+                let Sent::Frame(frame) = self.begin_store(vnode, page) else {
+                    continue;
+                };
+                count += 1;
+                let full = run.pages.len() >= self.below.cluster_pages();
+                if !run.pages.is_empty() && (run.end() != page || full) {
+                    self.store(None, vnode, std::mem::take(&mut run), false, false);
+                }
+                if run.pages.is_empty() {
+                    run.first = page;
+                }
+                run.pages.push((*at, frame));
+            }
+        }
+        if !run.pages.is_empty() {
+            self.store(None, vnode, run, false, false);
+        }
+        if !self.spare.is_empty() {
+            self.below.core.pool.put(self.spare.drain(..));
+        }
+        count
+    }
+
+    /// Makes what was written of a file behind everybody's back survive a power cut.
+    pub(crate) fn flush_behind(&mut self, vnode: Arc<Vnode>) {
+        let file = vnode.file();
+        self.submit_below(file, Io::FlushBehind(vnode), Op::Flush);
+    }
+
+    /// The write of a run has ended.
+    pub(super) fn stored(&mut self, store: Store, result: Result<()>) {
+        let vnode = &store.vnode;
+        let good = result.is_ok();
+        if good {
+            self.below
+                .saw_speed(store.pages.len(), store.started.elapsed());
+        }
+        if good && !store.durable {
+            self.below.errands.unflushed(vnode.number());
+        }
+        self.arrived(&store, good);
+        self.note_store(vnode, &result);
+        self.job_io_done(store.job, result);
+    }
+
+    /// Takes the pages of a run back.
+    fn arrived(&self, store: &Store, good: bool) {
+        let vnode = &store.vnode;
+        for (page, (_, frame)) in (store.first..).zip(&store.pages) {
+            let mut latch = vnode.latch(page).expect("a page on its way stays");
+            let dead = vnode.is_dead();
+            latch.end_writeback(good || dead);
+            if dead {
+                latch.discard();
+            } else {
+                drop(latch);
+            }
+            self.below.core.pool.release(*frame, 1);
+        }
+    }
+
+    fn note_store(&self, vnode: &Vnode, result: &Result<()>) {
+        vnode.note_write(result.is_ok());
+        if let Err(error) = result {
+            tracing::warn!(file = vnode.file().0, %error, "pages could not be written out; they are kept");
+            vnode.errors.record(error.clone());
+        }
+        self.below.set_failing(result.as_ref().err().cloned());
+        vnode.written.wake_all();
+        self.below.core.pool.waiters.wake_all();
+    }
+
+    pub(super) fn store_lost(&mut self, store: Store, error: &Error) {
+        let result = Err(error.clone());
+        // Whoever was to read the frames below may still do so; nobody writes to them.
+        self.arrived(&store, false);
+        self.note_store(&store.vnode, &result);
+        self.job_io_done(store.job, result);
+    }
+}
+
+/// What became of an attempt to send a page.
+enum Sent {
+    /// It is on its way, in this frame.
+    Frame(FrameNo),
+    /// There is nothing to send.
+    Clean,
+    /// Somebody else has sent what there was to send.
+    ByOthers,
+    /// Somebody else has sent an older content, or there is no frame to copy it to.
+    NotYet,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_of_a_leaf_has_the_pages_of_the_range() {
+        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX >> 8);
+        assert_eq!(mask_of(1, &(0..56)), 0);
+        assert_eq!(mask_of(1, &(0..57)), 1);
+        assert_eq!(mask_of(1, &(111..500)), 1 << 55);
+        assert_eq!(mask_of(2, &(114..117)), 0b11100);
+        assert_eq!(mask_of(3, &(5..5)), 0);
+    }
+}

@@ -1,0 +1,269 @@
+//! Writing into the cache.
+//!
+//! A page that is there is changed under its latch; one that somebody holds moves to another frame
+//! first. A page that is not there is brought only if part of it stays. A write that ends while the
+//! file was cut short begins again, so that it counts as one that came after the cut.
+
+use super::job::{Job, Pages};
+use super::load::Begun;
+use super::sync::Sync;
+use super::{PAGE, Session};
+use crate::attributes::FlushBehind;
+use crate::copy;
+use crate::frames::PAGE_BYTES;
+use crate::latch::{Latch, pause};
+use crate::leaf::FILE_BYTES_MAX;
+use crate::policy::Entry;
+use crate::stats::add;
+use crate::vnode::Vnode;
+use block::{Error, ErrorKind, Result};
+use std::ops::Range;
+
+/// A write on its way.
+pub(super) struct Write {
+    pages: Pages,
+    all: Range<u64>,
+    /// The pager was told of the range.
+    announced: bool,
+    /// How often the file had been cut when the write began.
+    cuts: u64,
+    fua: bool,
+    /// Sends what was written below and waits for it, after all pages are done.
+    sync: Option<Sync>,
+}
+
+impl Write {
+    pub(super) fn new(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Write {
+        Write {
+            pages: Pages::of(pages.clone()),
+            all: pages,
+            announced: false,
+            cuts: vnode.cuts(),
+            fua,
+            sync: None,
+        }
+    }
+
+    /// It leaves nothing for later.
+    pub(super) fn is_durable(&self) -> bool {
+        self.sync.is_some()
+    }
+}
+
+/// What became of an attempt at one page.
+enum Tried {
+    Done,
+    /// It is being brought for this job.
+    OnItsWay,
+    /// It waits for somebody else.
+    Later,
+    NoFrame,
+    Failed,
+}
+
+impl Session {
+    pub(super) fn step_write(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
+        if let Some(sync) = &mut write.sync {
+            return self.step_sync(id, job, sync);
+        }
+        if job.offset.saturating_add(job.len) > FILE_BYTES_MAX {
+            let name = &self.below.info.name;
+            job.fail(Error::new(
+                ErrorKind::OutOfRange,
+                name,
+                "a file ends at 14 PiB",
+            ));
+        }
+        for page in std::mem::take(&mut write.pages.again) {
+            self.write_or_keep(id, job, write, page);
+        }
+        while write.pages.next < write.pages.end && job.error.is_none() {
+            let page = write.pages.next;
+            match self.write_page(id, job, write, page) {
+                Tried::NoFrame => break,
+                Tried::Later => write.pages.again.push(page),
+                Tried::Done | Tried::OnItsWay | Tried::Failed => {}
+            }
+            write.pages.next += 1;
+        }
+        if job.error.is_some() {
+            write.pages.stop();
+            return true;
+        }
+        if !write.pages.are_done() || job.in_flight > 0 {
+            return false;
+        }
+        self.all_written(id, job, write)
+    }
+
+    fn write_or_keep(&mut self, id: usize, job: &mut Job, write: &mut Write, page: u64) {
+        if job.error.is_none()
+            && let Tried::Later | Tried::NoFrame = self.write_page(id, job, write, page)
+        {
+            write.pages.again.push(page);
+        }
+    }
+
+    /// Everything is in its page.
+    fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
+        let vnode = std::sync::Arc::clone(&job.open.vnode);
+        if job.len > 0 {
+            vnode.extend(job.offset + job.len);
+        }
+        if vnode.cuts() != write.cuts {
+            let again = Write::new(&vnode, write.all.clone(), write.fua);
+            *write = again;
+            return self.step_write(id, job, write);
+        }
+        add(&job.open.counters.writes, write.all.end - write.all.start);
+        let Some(mut sync) = self.behind(&vnode, job, write) else {
+            return true;
+        };
+        let done = self.step_sync(id, job, &mut sync);
+        write.sync = Some(sync);
+        done
+    }
+
+    /// What a finished write sends below and waits for: itself with FUA, or by the file's attribute
+    /// the cluster that it has completed.
+    fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<Sync> {
+        if write.fua {
+            return Some(Sync::pages(vnode, write.all.clone(), true));
+        }
+        let policy = vnode.attributes().flush_behind;
+        if policy == FlushBehind::None {
+            return None;
+        }
+        let cluster = self.below.cluster_pages() as u64;
+        let end = (job.offset + job.len) / PAGE / cluster * cluster;
+        if end <= write.all.start {
+            return None;
+        }
+        let done = (write.all.start / cluster * cluster)..end;
+        if policy == FlushBehind::Inline {
+            return Some(Sync::pages(vnode, done, false));
+        }
+        self.below.errands.write_behind(vnode, done);
+        None
+    }
+
+    fn write_page(&mut self, id: usize, job: &mut Job, write: &mut Write, page: u64) -> Tried {
+        let open = std::sync::Arc::clone(&job.open);
+        let vnode = &*open.vnode;
+        let whole = job.covers(page);
+        let mut turn = 0;
+        loop {
+            if vnode.is_dead() {
+                job.fail(self.gone());
+                return Tried::Failed;
+            }
+            if let Some(latch) = vnode.latch(page) {
+                match self.write_latched(job, write, latch, page, whole) {
+                    Ok(Some(tried)) => {
+                        if let Tried::NoFrame = tried {
+                            self.park_for_frame(id, job);
+                        }
+                        return tried;
+                    }
+                    Ok(None) => continue,
+                    Err(error) => {
+                        job.fail(error);
+                        return Tried::Failed;
+                    }
+                }
+            }
+            if self.await_load(vnode, page) {
+                add(&open.counters.joins, 1);
+                self.park(id);
+                return Tried::Later;
+            }
+            if let Err(error) = announce(vnode, write) {
+                job.fail(error);
+                return Tried::Failed;
+            }
+            let begun = if whole || page * PAGE >= vnode.size() {
+                let (begun, frame) = self.begin_alone(vnode, page);
+                if let Some(frame) = frame {
+                    self.fill(job, page, frame, whole);
+                    self.publish_written(vnode, page, frame);
+                    job.starved_since = None;
+                    return Tried::Done;
+                }
+                begun
+            } else {
+                if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
+                    job.fail(error);
+                    return Tried::Failed;
+                }
+                self.load(&open, page, page + 1, Some(id), Entry::Written)
+            };
+            match begun {
+                Begun::Pages(_) => {
+                    job.in_flight += 1;
+                    job.starved_since = None;
+                    return Tried::OnItsWay;
+                }
+                Begun::NoFrame => {
+                    self.park_for_frame(id, job);
+                    return Tried::NoFrame;
+                }
+                Begun::Locked => {
+                    vnode.ranges.wait(&self.waker);
+                    if !vnode.ranges.admits(page) {
+                        self.park(id);
+                        return Tried::Later;
+                    }
+                }
+                Begun::Raced => pause(&mut turn),
+            }
+        }
+    }
+
+    /// Writes into a page that is there. `None`: look again.
+    fn write_latched(
+        &mut self,
+        job: &mut Job,
+        write: &mut Write,
+        mut latch: Latch<'_>,
+        page: u64,
+        whole: bool,
+    ) -> Result<Option<Tried>> {
+        let vnode = &*job.open.vnode;
+        if !write.announced && !latch.is_dirty() {
+            drop(latch);
+            announce(vnode, write)?;
+            return Ok(None);
+        }
+        let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
+            drop(latch);
+            let taken = self.below.core.take_frames(1, &mut self.spare);
+            return Ok((taken == 0).then_some(Tried::NoFrame));
+        };
+        job.take(page, latch.data());
+        latch.mark_dirty();
+        drop(latch);
+        add(&job.open.counters.copies_on_write, copied.into());
+        job.starved_since = None;
+        Ok(Some(Tried::Done))
+    }
+
+    /// Fills the frame of a page that this session makes: the job's part, and zeros.
+    fn fill(&self, job: &Job, page: u64, frame: crate::policy::FrameNo, whole: bool) {
+        let data = self.below.core.pool.at(frame);
+        if !whole {
+            // SAFETY: the session makes the page, so its frame is the session's alone.
+            unsafe { copy::zero_page(data.as_ptr(), PAGE_BYTES) };
+        }
+        job.take(page, data);
+    }
+}
+
+/// Tells the pager once that the pages of a write become dirty.
+fn announce(vnode: &Vnode, write: &mut Write) -> Result<()> {
+    if !write.announced {
+        let bytes = write.all.start * PAGE..write.all.end * PAGE;
+        vnode.below().pager.will_write(vnode.file(), bytes)?;
+        write.announced = true;
+    }
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! The settings of the file cache, by the names HP-UX 11i v3 gives them where it has one.
+//!
+//! One table holds name, unit, default, bounds and the reason for them; parsing, printing, checking and the documentation follow
+//! from it. Values are written as in filecache_max(5): `70%` of physical memory, or bytes with a suffix
+//! K = 1000, KB = 1024, M = 1000^2, MB = 1024^2, GB = 1024^3 (G = 1000^3 is ours), or `default`; sizes are
+//! rounded down to a page. What is set stays as it was given, and becomes bytes when it is resolved against a
+//! memory size. Sets of changes are taken whole or not at all, so that no order of settings is wrong.
+//!
+//! This module keeps values and checks them. It does not know what memory the machine has, nor whether
+//! it can be had.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use table::{Name, TUNABLES, Tunable, Unit};
+
+use std::fmt;
+use table::{KB, MB};
+
+/// Sizes are multiples of this many bytes.
+pub const PAGE: u64 = 4096;
+/// A value as it was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// Percent of memory, or of what the setting's text says.
+    Percent(u64),
+    /// Bytes, a multiple of a page.
+    Bytes(u64),
+    /// A number in the setting's own unit.
+    Number(u64),
+}
+
+impl fmt::Display for Value {
+    /// As `set` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Percent(percent) => write!(f, "{percent}%"),
+            Value::Bytes(n) | Value::Number(n) => write!(f, "{n}"),
+        }
+    }
+}
+
+/// What is wrong with a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// No setting has this name.
+    UnknownName,
+    /// The value cannot be read.
+    Syntax,
+    /// The value is not between its bounds.
+    OutOfBounds,
+    /// Two settings contradict one another.
+    Conflict,
+}
+
+/// Says what was refused, why, and what to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    /// To match on.
+    pub kind: ErrorKind,
+    what: String,
+    why: String,
+    next: String,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.what, self.why, self.next)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The settings, as given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunables([Value; TUNABLES.len()]);
+
+/// The settings, as the cache uses them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes.
+    pub filecache_min: u64,
+    /// Bytes; at least `filecache_min`.
+    pub filecache_max: u64,
+    /// Bytes.
+    pub mapped_max: u64,
+    /// Bytes of `filecache_max` that are for metadata.
+    pub metadata_max: u64,
+    /// Percent.
+    pub seqlimit_system: u8,
+    /// Percent.
+    pub seqlimit_file: u8,
+    /// 0, 1 or 2.
+    pub fb_policy: u8,
+    /// Free in the background.
+    pub async_cache_invalidate: bool,
+    /// Bytes.
+    pub dirty_background: u64,
+    /// Bytes; at least `dirty_background`.
+    pub dirty_limit: u64,
+    /// Milliseconds.
+    pub sync_interval_ms: u64,
+    /// Bytes.
+    pub read_ahead_max: u64,
+}
+
+impl Default for Tunables {
+    fn default() -> Tunables {
+        Tunables(TUNABLES.map(|tunable| {
+            parse(&tunable, tunable.default).expect("the table's defaults are tested")
+        }))
+    }
+}
+
+impl Tunables {
+    /// The value of one, as given.
+    pub fn get(&self, name: Name) -> Value {
+        self.0[name as usize]
+    }
+
+    /// Each with its line of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Tunable, Value)> + '_ {
+        TUNABLES.iter().zip(self.0.iter().copied())
+    }
+
+    /// These settings with `changes` (name, value), resolved against `memory` bytes: all of them, or an
+    /// error and nothing.
+    pub fn with<'a>(
+        &self,
+        changes: impl IntoIterator<Item = (&'a str, &'a str)>,
+        memory: u64,
+    ) -> Result<(Tunables, Settings), Error> {
+        let mut changed = self.clone();
+        for (name, value) in changes {
+            let tunable = find(name)?;
+            changed.0[tunable.name as usize] = parse(tunable, value)?;
+        }
+        let settings = changed.resolve(memory)?;
+        Ok((changed, settings))
+    }
+
+    /// What they mean on a machine with `memory` bytes. A percentage that comes to less than the floor is
+    /// raised to it; bytes below it were refused when they were set.
+    pub fn resolve(&self, memory: u64) -> Result<Settings, Error> {
+        let max = self.memory(Name::FilecacheMax, memory)?;
+        let min = self.memory(Name::FilecacheMin, memory)?;
+        if min > max {
+            return Err(conflict(
+                self.given(Name::FilecacheMin),
+                format!(
+                    "{min} bytes are more than {} ({max} bytes)",
+                    self.given(Name::FilecacheMax)
+                ),
+                "lower filecache_min or raise filecache_max, both in one command if need be",
+            ));
+        }
+        let plain = |name| self.plain(name);
+        if plain(Name::DirtyBackground) > plain(Name::DirtyLimit) {
+            return Err(conflict(
+                self.given(Name::DirtyBackground),
+                format!(
+                    "writers would be slowed first, at {}",
+                    self.given(Name::DirtyLimit)
+                ),
+                "lower dirty_background or raise dirty_limit, both in one command if need be",
+            ));
+        }
+        let of_max = |name| share(max, plain(name));
+        Ok(Settings {
+            filecache_min: min,
+            filecache_max: max,
+            mapped_max: self.memory(Name::MappedMax, memory)?,
+            metadata_max: of_max(Name::MetadataShare),
+            seqlimit_system: plain(Name::SeqlimitSystem) as u8,
+            seqlimit_file: plain(Name::SeqlimitFile) as u8,
+            fb_policy: plain(Name::FbPolicy) as u8,
+            async_cache_invalidate: plain(Name::AsyncCacheInvalidate) == 1,
+            dirty_background: of_max(Name::DirtyBackground),
+            dirty_limit: of_max(Name::DirtyLimit),
+            sync_interval_ms: plain(Name::SyncIntervalMs),
+            read_ahead_max: plain(Name::ReadAheadMax),
+        })
+    }
+
+    fn plain(&self, name: Name) -> u64 {
+        match self.get(name) {
+            Value::Percent(n) | Value::Bytes(n) | Value::Number(n) => n,
+        }
+    }
+
+    /// `name=value`
+    fn given(&self, name: Name) -> String {
+        format!("{}={}", TUNABLES[name as usize].text, self.get(name))
+    }
+
+    fn memory(&self, name: Name, memory: u64) -> Result<u64, Error> {
+        let Unit::Memory { least, most } = TUNABLES[name as usize].unit else {
+            unreachable!("a setting of memory");
+        };
+        let bytes = match self.get(name) {
+            Value::Percent(percent) => share(memory, percent).max(least),
+            Value::Bytes(bytes) | Value::Number(bytes) => bytes,
+        };
+        let ceiling = share(memory, most);
+        if bytes > ceiling {
+            return Err(Error {
+                kind: ErrorKind::OutOfBounds,
+                what: self.given(name),
+                why: format!("{bytes} bytes are more than {most}% of the {memory} bytes of memory"),
+                next: format!("give at most {ceiling} or {most}%"),
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+/// So many percent, in whole pages.
+fn share(bytes: u64, percent: u64) -> u64 {
+    let part = u128::from(bytes) * u128::from(percent) / 100;
+    round(u64::try_from(part).expect("percentages are at most 100"))
+}
+
+fn round(bytes: u64) -> u64 {
+    bytes / PAGE * PAGE
+}
+
+fn conflict(what: String, why: String, next: &str) -> Error {
+    Error {
+        kind: ErrorKind::Conflict,
+        what,
+        why,
+        next: next.into(),
+    }
+}
+
+fn find(name: &str) -> Result<&'static Tunable, Error> {
+    TUNABLES.iter().find(|t| t.text == name).ok_or_else(|| {
+        let names: Vec<&str> = TUNABLES.iter().map(|t| t.text).collect();
+        Error {
+            kind: ErrorKind::UnknownName,
+            what: name.into(),
+            why: "no setting of the cache has this name".into(),
+            next: format!("choose one of {}", names.join(", ")),
+        }
+    })
+}
+
+/// Reads a value of one setting, and checks the bounds that do not depend on the machine.
+fn parse(tunable: &Tunable, text: &str) -> Result<Value, Error> {
+    let text = if text == "default" {
+        tunable.default
+    } else {
+        text
+    };
+    let value = match tunable.unit {
+        Unit::Memory { .. } => percent(text)
+            .map(Value::Percent)
+            .or_else(|| bytes(text).map(Value::Bytes)),
+        Unit::Bytes { .. } => bytes(text).map(Value::Bytes),
+        Unit::Percent { .. } => percent(text).or_else(|| number(text)).map(Value::Percent),
+        Unit::Number { .. } => number(text).map(Value::Number),
+    };
+    let refused = |kind, why: &str| Error {
+        kind,
+        what: format!("{}={text}", tunable.text),
+        why: why.into(),
+        next: format!("give {}", tunable.unit),
+    };
+    let value = value.ok_or_else(|| refused(ErrorKind::Syntax, "this is not such a value"))?;
+    if within(tunable.unit, value) {
+        Ok(value)
+    } else {
+        Err(refused(ErrorKind::OutOfBounds, "this is out of bounds"))
+    }
+}
+
+fn within(unit: Unit, value: Value) -> bool {
+    match (unit, value) {
+        (Unit::Memory { most, .. }, Value::Percent(n)) => (1..=most).contains(&n),
+        (Unit::Memory { least, .. }, Value::Bytes(n)) => n >= least,
+        (
+            Unit::Bytes { least, most }
+            | Unit::Percent { least, most }
+            | Unit::Number { least, most },
+            Value::Bytes(n) | Value::Percent(n) | Value::Number(n),
+        ) => (least..=most).contains(&n),
+        (Unit::Memory { .. }, Value::Number(_)) => false,
+    }
+}
+
+/// Digits and nothing else.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+fn percent(text: &str) -> Option<u64> {
+    number(text.strip_suffix('%')?)
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    const SUFFIXES: [(&str, u64); 6] = [
+        ("KB", KB),
+        ("MB", MB),
+        ("GB", 1 << 30),
+        ("K", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+    ];
+    let scaled = SUFFIXES
+        .iter()
+        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)));
+    let (digits, factor) = scaled.unwrap_or((text, 1));
+    number(digits)?.checked_mul(factor).map(round)
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SIZES: &str = "bytes with or without K, KB, M, MB, G, GB";
+        match self {
+            Unit::Memory { least, most } => {
+                write!(f, "1% to {most}% of memory, or {SIZES}, from {least}")
+            }
+            Unit::Bytes { least, most } => write!(f, "{SIZES}, {least} to {most}"),
+            Unit::Percent { least, most } => write!(f, "{least} to {most} percent"),
+            Unit::Number { least, most } => write!(f, "a number from {least} to {most}"),
+        }
+    }
+}

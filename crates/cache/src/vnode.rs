@@ -1,0 +1,382 @@
+//! A vnode: one file's pages, its size, what of it is dirty, and what went wrong with it.
+//!
+//! **Invariant:** bytes of a page beyond the size of the file are zeros. A page that is dirty or on
+//! its way below is in the dirty set through its leaf, so that a flush costs as much as there is to
+//! write.
+
+use crate::attributes::Attributes;
+use crate::core::Below;
+use crate::errors::ErrorSequence;
+use crate::frames::{Base, PAGE_BYTES};
+use crate::index::Index;
+use crate::latch::{Latch, View};
+use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::open::OpenState;
+use crate::pager::FileId;
+use crate::policy::FrameNo;
+use crate::ranges::Ranges;
+use crate::stats::{Counters, Counts, FileStats};
+use crate::wait::WaitList;
+use crate::word::{Home, Snap};
+use block::Error;
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// A file in the cache.
+pub struct Vnode {
+    number: u64,
+    file: FileId,
+    below: Arc<Below>,
+    index: Index,
+    base: Base,
+    size: AtomicU64,
+    /// How often the size was lowered.
+    cuts: AtomicU64,
+    /// Leaves with pages that are dirty or on their way, by number.
+    dirty: Mutex<BTreeMap<u64, LeafAt>>,
+    dirty_pages: AtomicU64,
+    pub(crate) ranges: Ranges,
+    pub(crate) errors: ErrorSequence,
+    /// Sessions that wait for pages on their way below.
+    pub(crate) written: WaitList,
+    attributes: Mutex<Attributes>,
+    failed_loads: Mutex<FailedLoads>,
+    retry: Mutex<Retry>,
+    openers: Mutex<Vec<Weak<OpenState>>>,
+    /// What openers that are gone have counted.
+    pub(crate) gone: Counters,
+    /// Unlinked: no page comes any more, and what comes back goes.
+    dead: AtomicBool,
+    view: OnceLock<Arc<dyn View>>,
+}
+
+/// Loads that failed of late, for those who waited for one.
+#[derive(Default)]
+struct FailedLoads {
+    count: u64,
+    last: VecDeque<(u64, std::ops::Range<u64>, Error)>,
+}
+
+/// Failed loads that are kept; who waited for an older one tries the load itself.
+const FAILED_LOADS_MAX: usize = 16;
+
+/// When write-behind may be tried again.
+#[derive(Default)]
+struct Retry {
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Vnode {
+    pub(crate) fn new(number: u64, file: FileId, size: u64, below: Arc<Below>) -> Vnode {
+        let slab = Arc::clone(&below.core.slab);
+        Vnode {
+            number,
+            file,
+            index: Index::new(number, slab),
+            base: below.core.pool.base(),
+            below,
+            size: AtomicU64::new(size.min(FILE_BYTES_MAX)),
+            cuts: AtomicU64::new(0),
+            dirty: Mutex::default(),
+            dirty_pages: AtomicU64::new(0),
+            ranges: Ranges::default(),
+            errors: ErrorSequence::default(),
+            written: WaitList::default(),
+            attributes: Mutex::default(),
+            failed_loads: Mutex::default(),
+            retry: Mutex::default(),
+            openers: Mutex::default(),
+            gone: Counters::default(),
+            dead: AtomicBool::new(false),
+            view: OnceLock::new(),
+        }
+    }
+
+    /// The file's number below its pager.
+    pub fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// The vnode's number in this cache; used again when it is gone and 2^28 more have come.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Size in bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size.load(Acquire)
+    }
+
+    /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
+    pub fn extend(&self, size: u64) {
+        let size = size.min(FILE_BYTES_MAX);
+        if self.size() < size {
+            self.size.fetch_max(size, AcqRel);
+        }
+    }
+
+    /// How often the size was lowered.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.cuts.load(Acquire)
+    }
+
+    /// Lowers the size; the pages are the caller's business.
+    pub(crate) fn cut(&self, size: u64) {
+        self.size.store(size, Release);
+        self.cuts.fetch_add(1, AcqRel);
+    }
+
+    /// The file's attributes.
+    pub fn attributes(&self) -> Attributes {
+        *self.attributes.lock().expect("no panic under this lock")
+    }
+
+    /// Sets the file's attributes; the last to set them wins.
+    pub fn set_attributes(&self, attributes: Attributes) {
+        *self.attributes.lock().expect("no panic under this lock") = attributes;
+    }
+
+    /// Pages that are not below yet, those on their way included.
+    pub fn dirty_pages(&self) -> u64 {
+        self.dirty_pages.load(Relaxed)
+    }
+
+    /// The file in numbers.
+    pub fn stats(&self) -> FileStats {
+        let now = self.below.core.now_ms();
+        FileStats {
+            file: self.file,
+            size: self.size(),
+            counts: self.counts(),
+            dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
+            oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
+            leaves: self.index.len(),
+        }
+    }
+
+    pub(crate) fn below(&self) -> &Arc<Below> {
+        &self.below
+    }
+
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// What was counted by all openers.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut openers = self.openers.lock().expect("no panic under this lock");
+        openers.retain(|o| o.strong_count() > 0);
+        let live: Vec<_> = openers.iter().filter_map(Weak::upgrade).collect();
+        drop(openers);
+        let mut counts = self.gone.get();
+        live.iter().for_each(|o| counts += o.counters.get());
+        counts
+    }
+
+    pub(crate) fn add_opener(&self, opener: &Arc<OpenState>) {
+        let mut openers = self.openers.lock().expect("no panic under this lock");
+        openers.retain(|o| o.strong_count() > 0);
+        openers.push(Arc::downgrade(opener));
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Acquire)
+    }
+
+    pub(crate) fn die(&self) {
+        self.dead.store(true, Release);
+        self.cut(0);
+    }
+
+    /// The window of the file, while it has one.
+    pub(crate) fn view(&self) -> Option<&Arc<dyn View>> {
+        self.view.get()
+    }
+
+    /// Gives the file its window, once.
+    pub fn set_view(&self, view: Arc<dyn View>) -> bool {
+        self.view.set(view).is_ok()
+    }
+
+    /// Where a page lies that was there at `snap`.
+    #[inline]
+    pub(crate) fn place(&self, snap: Snap, page: u64) -> NonNull<u8> {
+        if snap.in_window() {
+            let view = self.view.get();
+            return view.expect("a page in a window has one").at(page);
+        }
+        self.base.at(FrameNo(snap.frame()))
+    }
+
+    /// Where the frames of the pool begin.
+    #[inline]
+    pub(crate) fn base(&self) -> Base {
+        self.base
+    }
+
+    /// The leaf and the index of a page, if it has a leaf.
+    pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
+        let at = self.index.find_surely(page / LEAF_PAGES)?;
+        Some((at, (page % LEAF_PAGES) as u32))
+    }
+
+    /// Whether the page in a leaf that was found earlier is still this vnode's.
+    #[inline]
+    pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
+        leaf.has(
+            (page % LEAF_PAGES) as u32,
+            Tag::of(self.number, page / LEAF_PAGES),
+        )
+    }
+
+    /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
+    /// not there, or on its way.
+    pub fn latch(&self, page: u64) -> Option<Latch<'_>> {
+        let (at, index) = self.find_surely(page)?;
+        Latch::take(self, at, index, page)
+    }
+
+    /// A page became dirty. By the holder of its latch, or by who brings it.
+    pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
+        let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
+        let before = leaf.set_dirty(index, self.below.core.now_ms());
+        if (before | leaf.writeback()) & 1 << index == 0 {
+            if self.dirty_pages.fetch_add(1, Relaxed) == 0 {
+                self.below.errands.dirty_vnode(self.number);
+            }
+            self.below.core.add_dirty(&self.below);
+        }
+        if before == 0 {
+            let mut dirty = self.dirty.lock().expect("no panic under this lock");
+            dirty.insert(page / LEAF_PAGES, at);
+        }
+    }
+
+    /// A page is neither dirty nor on its way any more.
+    pub(crate) fn count_clean(&self) {
+        self.dirty_pages.fetch_sub(1, Relaxed);
+        self.below.core.sub_dirty();
+    }
+
+    /// Leaves with pages that are dirty or on their way, in order, within a range of leaf numbers.
+    pub(crate) fn dirty_leaves(
+        &self,
+        numbers: std::ops::RangeInclusive<u64>,
+    ) -> Vec<(u64, LeafAt)> {
+        let mut dirty = self.dirty.lock().expect("no panic under this lock");
+        let mut found = Vec::new();
+        let mut clean = Vec::new();
+        for (number, at) in dirty.range(numbers) {
+            let leaf = self.index.leaf(*at);
+            if leaf.is(self.number, *number) && leaf.dirty() | leaf.writeback() != 0 {
+                found.push((*number, *at));
+            } else {
+                clean.push(*number);
+            }
+        }
+        // Whoever makes a page of one of these dirty just now puts the leaf back afterwards.
+        for number in clean {
+            dirty.remove(&number);
+        }
+        found
+    }
+
+    /// When the oldest dirty page became so, in milliseconds of the cache's clock.
+    pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
+        let dirty = self.dirty.lock().expect("no panic under this lock");
+        let leaves = dirty.values().map(|at| self.index.leaf(*at));
+        let leaves = leaves.filter(|leaf| leaf.dirty() != 0);
+        leaves.map(Leaf::dirty_since_ms).min()
+    }
+
+    /// Age in milliseconds at which a dirty page is due.
+    pub(crate) fn sync_ms(&self) -> u64 {
+        let own = self.attributes().sync_ms;
+        own.map_or(self.below.core.limits.sync_ms, u64::from)
+    }
+
+    /// How many loads have failed, to be asked before waiting for one.
+    pub(crate) fn failed_loads(&self) -> u64 {
+        self.failed_loads
+            .lock()
+            .expect("no panic under this lock")
+            .count
+    }
+
+    /// A load failed; those who wait for it are to know why.
+    pub(crate) fn load_failed(&self, pages: std::ops::Range<u64>, error: Error) {
+        let mut failed = self.failed_loads.lock().expect("no panic under this lock");
+        failed.count += 1;
+        let count = failed.count;
+        failed.last.push_back((count, pages, error));
+        if failed.last.len() > FAILED_LOADS_MAX {
+            failed.last.pop_front();
+        }
+    }
+
+    /// Why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
+    pub(crate) fn why_load_failed(&self, page: u64, since: u64) -> Option<Error> {
+        let failed = self.failed_loads.lock().expect("no panic under this lock");
+        let mut last = failed.last.iter().rev();
+        let found = last.find(|(count, pages, _)| *count > since && pages.contains(&page));
+        found.map(|(_, _, error)| error.clone())
+    }
+
+    /// Whether write-behind may be tried.
+    pub(crate) fn may_retry(&self) -> bool {
+        let retry = self.retry.lock().expect("no panic under this lock");
+        retry.not_before.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// How a write-behind went.
+    pub(crate) fn note_write(&self, good: bool) {
+        let mut retry = self.retry.lock().expect("no panic under this lock");
+        if good {
+            if retry.failures > 0 {
+                *retry = Retry::default();
+            }
+            return;
+        }
+        let first: Duration = self.below.core.limits.retry;
+        let wait = first * (1 << retry.failures.min(6)).min(100);
+        retry.failures += 1;
+        retry.not_before = Some(Instant::now() + wait);
+    }
+
+    /// Where a frame's page is, to move it to another frame. Says whether it moved.
+    pub(crate) fn relocate(&self, at: LeafAt, index: u32, from: FrameNo, to: FrameNo) -> bool {
+        let page = self.index.leaf(at).key(index).page;
+        let Some(mut latch) = Latch::take(self, at, index, page) else {
+            return false;
+        };
+        latch.home() == Home::Frame(from.0) && !latch.is_held() && {
+            latch.move_to(to, true);
+            true
+        }
+    }
+}
+
+impl Drop for Vnode {
+    fn drop(&mut self) {
+        // Nobody has the vnode any more: what is left are pages that are clean, or that are not
+        // wanted.
+        for (number, at) in self.index.range(0..=u64::MAX) {
+            for index in 0..LEAF_PAGES as u32 {
+                let page = number * LEAF_PAGES + u64::from(index);
+                if let Some(latch) = Latch::take(self, at, index, page) {
+                    latch.discard();
+                }
+            }
+        }
+        self.below.core.gone.fold(self.gone.get());
+        self.below.core.unregister(self.number);
+    }
+}

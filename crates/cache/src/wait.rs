@@ -1,0 +1,131 @@
+//! Waking sessions that wait for one another.
+//!
+//! **Invariant:** whoever waits registers first and then looks again; whoever changes something
+//! changes it first and then looks for waiters. One of the two sees the other, so no wake is lost.
+//! Wakes may come for nothing.
+
+use block::{Error, Result};
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
+use std::sync::{Arc, Mutex};
+
+/// What wakes one session.
+pub struct Waker {
+    fd: OwnedFd,
+    set: AtomicBool,
+}
+
+impl Waker {
+    /// One that is not set.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new() -> Result<Arc<Waker>> {
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let fd = rustix::event::eventfd(0, flags).map_err(|e| Error::from_io("cache", e.into()))?;
+        let set = AtomicBool::new(false);
+        Ok(Arc::new(Waker { fd, set }))
+    }
+
+    /// Wakes the session, from any thread.
+    pub fn wake(&self) {
+        if !self.set.swap(true, SeqCst) {
+            // The counter cannot be full: it is written once for each time it is read.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether the session was woken since it last asked.
+    pub fn take(&self) -> bool {
+        if !self.set.load(SeqCst) {
+            return false;
+        }
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.set.swap(false, SeqCst)
+    }
+
+    /// Readable while the waker is set.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Sessions that wait for one thing.
+#[derive(Default)]
+pub struct WaitList {
+    any: AtomicBool,
+    list: Mutex<Vec<Arc<Waker>>>,
+}
+
+impl WaitList {
+    /// Adds a session; the caller looks again afterwards whether it still has to wait.
+    pub fn register(&self, waker: &Arc<Waker>) {
+        let mut list = self.list.lock().expect("no panic under this lock");
+        if !list.iter().any(|other| Arc::ptr_eq(other, waker)) {
+            list.push(Arc::clone(waker));
+        }
+        self.any.store(true, SeqCst);
+        drop(list);
+        fence(SeqCst);
+    }
+
+    /// Wakes everybody; the caller has changed what they wait for.
+    pub fn wake_all(&self) {
+        fence(SeqCst);
+        if !self.any.load(SeqCst) {
+            return;
+        }
+        let woken = {
+            let mut list = self.list.lock().expect("no panic under this lock");
+            self.any.store(false, SeqCst);
+            std::mem::take(&mut *list)
+        };
+        woken.iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// Lists for things that are too many to have one each. Who waits for one may be woken for another.
+pub struct WaitTable {
+    lists: [WaitList; WaitTable::LISTS],
+}
+
+impl WaitTable {
+    const LISTS: usize = 64;
+
+    /// The list of the thing at this address.
+    pub fn of(&self, address: usize) -> &WaitList {
+        let hash = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.lists[(hash >> 58) as usize]
+    }
+}
+
+impl Default for WaitTable {
+    fn default() -> WaitTable {
+        WaitTable {
+            lists: std::array::from_fn(|_| WaitList::default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_is_taken_once_and_reaches_everybody_who_registered() {
+        let (one, two) = (Waker::new().unwrap(), Waker::new().unwrap());
+        let table = WaitTable::default();
+        let list = table.of(0x40);
+        list.wake_all();
+        list.register(&one);
+        list.register(&one);
+        list.register(&two);
+        assert!(!one.take());
+        list.wake_all();
+        assert!(one.take() && two.take());
+        assert!(!one.take());
+        list.wake_all();
+        assert!(!one.take(), "who was woken has to register again");
+    }
+}

@@ -1,0 +1,178 @@
+//! A mapping: what a program holds of a window.
+
+use super::lease::Lease;
+use super::uffd::PAGE;
+use super::view::View;
+use super::{Access, Home, Outcome, PAGES_MAX, Window};
+use block::{Error, ErrorKind, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Memory of this process that is a range of a file. Unmapped on drop; what was stored by then is
+/// in the cache and will be written.
+///
+/// Loads and stores through [`Mapping::as_ptr`] fault pages in as they need them. Other threads, other
+/// mappings, and `write` change the same bytes at any time: use raw pointers, volatile or atomic
+/// accesses, and never a reference.
+pub struct Mapping {
+    view: Arc<View>,
+    bytes: Range<u64>,
+    access: Access,
+}
+
+impl Window {
+    /// Maps bytes of a file, from a multiple of 4096 on. The range may reach behind the end of the
+    /// file: touching a page wholly behind it is a SIGBUS until the file has grown there.
+    ///
+    /// # Errors
+    /// Invalid for a range that is empty, not aligned, or behind 128 TiB; otherwise what the system
+    /// says when it has no address space, or no mapping, left.
+    pub fn map(
+        self: &Arc<Window>,
+        home: Arc<dyn Home>,
+        bytes: Range<u64>,
+        access: Access,
+    ) -> Result<Mapping> {
+        let page = PAGE as u64;
+        if bytes.is_empty() || !bytes.start.is_multiple_of(page) || bytes.end > PAGES_MAX * page {
+            return Err(invalid(format!("{bytes:?} is no range to map")));
+        }
+        let pages = bytes.start / page..bytes.end.div_ceil(page);
+        let view = View::map(self, home, pages, access)
+            .map_err(|e| Error::from_io("cache window", e).detail(format!("mapping {bytes:?}")))?;
+        Ok(Mapping {
+            view,
+            bytes,
+            access,
+        })
+    }
+}
+
+impl Mapping {
+    /// The first byte. Good until the mapping is dropped: whoever uses it later touches whatever lies
+    /// there then.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.view.base().as_ptr()
+    }
+
+    /// Bytes mapped; at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "no mapping is empty")]
+    pub fn len(&self) -> usize {
+        (self.bytes.end - self.bytes.start) as usize
+    }
+
+    /// Brings the pages of `range` (bytes from the mapping's first on) and maps them, so that touching
+    /// them does not fault until they are evicted; with [`Access::Store`] they are dirty from then on.
+    ///
+    /// This is also the way to get an error as an error, and to try a page again that is poisoned.
+    ///
+    /// # Errors
+    /// OutOfRange behind the end of the file, Invalid outside of the mapping or for stores into one
+    /// that is for reading, otherwise what loading, or reserving space, ended with. Pages before the
+    /// one that failed have been brought.
+    pub fn prefault(&self, range: Range<usize>, access: Access) -> Result<()> {
+        self.may(access)?;
+        self.pages(&range)?
+            .try_for_each(|page| self.view.bring(page, access))
+    }
+
+    /// Makes what was stored in `range` durable, as msync(2) with MS_SYNC.
+    pub fn flush(&self, range: Range<usize>) -> Result<()> {
+        self.pages(&range)?;
+        let byte = |at| self.bytes.start + at as u64;
+        self.view.home.flush(byte(range.start)..byte(range.end))
+    }
+
+    /// Copies bytes out, from `at` on, under the latch of each page in turn: no fault, no signal.
+    ///
+    /// # Errors
+    /// As [`Mapping::prefault`].
+    pub fn copy_out(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        self.not_mapped(out.as_ptr(), out.len())?;
+        self.each(at, out.len(), Access::Read, |window, page, from, part| {
+            window.read(page, from, &mut out[part]);
+        })
+    }
+
+    /// Copies bytes in, from `at` on, under the latch of each page in turn. `data` is no memory of a
+    /// mapping.
+    ///
+    /// # Errors
+    /// As [`Mapping::prefault`].
+    pub fn copy_in(&self, at: usize, data: &[u8]) -> Result<()> {
+        self.not_mapped(data.as_ptr(), data.len())?;
+        self.each(at, data.len(), Access::Store, |window, page, from, part| {
+            window.write(page, from, &data[part]);
+        })
+    }
+
+    /// Pins pages, for another process or for I/O that pins memory; see [`Lease`].
+    pub fn lease(&self, range: Range<usize>, access: Access) -> Result<Lease> {
+        self.may(access)?;
+        let pages = self.pages(&range)?;
+        Lease::take(&self.view, pages, access)
+    }
+
+    fn each(
+        &self,
+        at: usize,
+        len: usize,
+        access: Access,
+        mut copy: impl FnMut(&Window, u64, usize, Range<usize>),
+    ) -> Result<()> {
+        self.may(access)?;
+        let end = at.saturating_add(len);
+        for page in self.pages(&(at..end))? {
+            let start = (page - self.view.pages.start) as usize * PAGE;
+            let (from, to) = (at.max(start), end.min(start + PAGE));
+            let mut then = |pages: Range<u64>, outcome| {
+                if outcome != Outcome::Failed && pages.contains(&page) {
+                    copy(&self.view.window, page, from - start, from - at..to - at);
+                }
+            };
+            self.view.home.fault(page, access, &mut then)?;
+        }
+        Ok(())
+    }
+
+    /// The pages of a range of the mapping's bytes.
+    fn pages(&self, range: &Range<usize>) -> Result<Range<u64>> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(invalid(format!(
+                "{range:?} of a mapping of {} bytes",
+                self.len()
+            )));
+        }
+        let first = self.view.pages.start;
+        let (from, to) = (range.start / PAGE, range.end.div_ceil(PAGE));
+        Ok(first + from as u64..first + to as u64)
+    }
+
+    fn may(&self, access: Access) -> Result<()> {
+        match (access, self.access) {
+            (Access::Store, Access::Read) => Err(invalid("the mapping is for reading".into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// A copy under a latch must not fault, and memory of a mapping may.
+    fn not_mapped(&self, at: *const u8, len: usize) -> Result<()> {
+        match self.view.window.windows.covers(at, len) {
+            true => Err(invalid(
+                "the caller's bytes are a mapping themselves".into(),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.view.end();
+        self.view.home.unmapped(self.view.pages.clone());
+    }
+}
+
+pub(super) fn invalid(detail: String) -> Error {
+    Error::new(ErrorKind::Invalid, "cache window", detail)
+}

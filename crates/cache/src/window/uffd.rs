@@ -1,0 +1,357 @@
+//! The kernel's userfaultfd, as far as windows use it: a file descriptor that tells of faults in
+//! registered ranges, and five ways to answer.
+//!
+//! Source: <linux/userfaultfd.h> of Linux 6.6, and Documentation/admin-guide/mm/userfaultfd.rst.
+//! Absent on purpose: COPY, ZEROPAGE and MOVE (windows fill pages through a view of their own), and
+//! asynchronous write protection, whose answer "was it written?" is old before it arrives.
+
+use block::{Error, ErrorKind, Result};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Bytes of a page; windows refuse machines with others.
+pub(super) const PAGE: usize = 4096;
+
+const API_VERSION: u64 = 0xaa;
+const FEATURES: &[(u64, &str)] = &[
+    (1 << 5, "missing pages of shared memory (Linux 4.11)"),
+    (1 << 10, "minor faults of shared memory (5.14)"),
+    (1 << 12, "write protection of shared memory (5.19)"),
+    (1 << 14, "poisoned pages (6.6)"),
+];
+
+/// Flag of userfaultfd(2): report faults of user mode only (5.11). The only kind that a process
+/// without privilege may have.
+const USER_MODE_ONLY: libc::c_int = 1;
+
+const REGISTER_MISSING: u64 = 1;
+const REGISTER_WP: u64 = 2;
+const REGISTER_MINOR: u64 = 4;
+const CONTINUE_WP: u64 = 2;
+const WRITEPROTECT_WP: u64 = 1;
+const WRITEPROTECT_DONTWAKE: u64 = 2;
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const PAGEFAULT_WRITE: u64 = 1;
+const PAGEFAULT_WP: u64 = 2;
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Span {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct Register {
+    span: Span,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// CONTINUE and POISON have the same shape.
+#[repr(C)]
+struct Resolve {
+    span: Span,
+    mode: u64,
+    bytes: i64,
+}
+
+#[repr(C)]
+struct Protect {
+    span: Span,
+    mode: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u64,
+}
+
+const READ: u32 = 2;
+const READ_WRITE: u32 = 3;
+
+/// `_IOC` of <asm-generic/ioctl.h> with the type of userfaultfd.
+const fn ioc<T>(direction: u32, number: u32) -> libc::Ioctl {
+    let request = direction << 30 | (size_of::<T>() as u32) << 16 | 0xaa << 8 | number;
+    request as libc::Ioctl
+}
+
+const IOC_API: libc::Ioctl = ioc::<Api>(READ_WRITE, 0x3f);
+const IOC_REGISTER: libc::Ioctl = ioc::<Register>(READ_WRITE, 0);
+const IOC_WAKE: libc::Ioctl = ioc::<Span>(READ, 2);
+const IOC_WRITEPROTECT: libc::Ioctl = ioc::<Protect>(READ_WRITE, 6);
+const IOC_CONTINUE: libc::Ioctl = ioc::<Resolve>(READ_WRITE, 7);
+const IOC_POISON: libc::Ioctl = ioc::<Resolve>(READ_WRITE, 8);
+/// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd; its argument is the flags, not a pointer.
+const IOC_NEW: libc::Ioctl = 0xaa00;
+
+/// A fault that a thread waits in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fault {
+    /// First byte of the page.
+    pub address: usize,
+    /// The thread wants to store.
+    pub store: bool,
+}
+
+/// One userfaultfd. Its faults may be taken, and answered, by any thread.
+pub(super) struct Uffd {
+    fd: OwnedFd,
+    kernel_faults: bool,
+}
+
+impl Uffd {
+    /// A userfaultfd with all that windows need, or an error that says what the system withholds.
+    /// With `user_only`, faults of the kernel on behalf of a thread are not served even where they
+    /// could be.
+    pub fn open(user_only: bool) -> Result<Uffd> {
+        // A descriptor agrees on its features once, so the question costs one of its own.
+        let offered = Uffd::create(user_only)?.agree(0)?;
+        let missing = |&&(bit, _): &&(u64, &str)| offered & bit == 0;
+        if let Some((_, what)) = FEATURES.iter().find(missing) {
+            let detail = format!("the kernel's userfaultfd lacks {what}");
+            return Err(Error::new(ErrorKind::Unsupported, "cache window", detail));
+        }
+        let uffd = Uffd::create(user_only)?;
+        uffd.agree(FEATURES.iter().fold(0, |all, (bit, _)| all | bit))?;
+        Ok(uffd)
+    }
+
+    /// Whether system calls that touch a missing page are served too, and do not fail with EFAULT.
+    pub fn kernel_faults(&self) -> bool {
+        self.kernel_faults
+    }
+
+    fn create(user_only: bool) -> Result<Uffd> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        if !user_only && let Ok(fd) = system_call(flags).or_else(|_| device(flags)) {
+            return Ok(Uffd {
+                fd,
+                kernel_faults: true,
+            });
+        }
+        let fd = system_call(flags | USER_MODE_ONLY).map_err(refused)?;
+        Ok(Uffd {
+            fd,
+            kernel_faults: false,
+        })
+    }
+
+    fn agree(&self, features: u64) -> Result<u64> {
+        let mut api = Api {
+            api: API_VERSION,
+            features,
+            ioctls: 0,
+        };
+        self.ioctl(IOC_API, &mut api)
+            .map_err(|e| Error::from_io("cache window", e).detail("userfaultfd's UFFDIO_API"))?;
+        Ok(api.features)
+    }
+
+    /// Reports every first touch and every first store of a range of shared memory from now on.
+    pub fn register(&self, range: Range<usize>) -> io::Result<()> {
+        let mut register = Register {
+            span: span(range),
+            mode: REGISTER_MISSING | REGISTER_WP | REGISTER_MINOR,
+            ioctls: 0,
+        };
+        self.ioctl(IOC_REGISTER, &mut register)
+    }
+
+    /// The next fault, or `None` while there is none.
+    pub fn next(&self) -> io::Result<Option<Fault>> {
+        loop {
+            let mut message = Message::default();
+            // SAFETY: the buffer is a whole message, and every bit pattern is one.
+            let got = unsafe {
+                let into = (&raw mut message).cast();
+                libc::read(self.fd.as_raw_fd(), into, size_of::<Message>())
+            };
+            if got < 0 {
+                match io::Error::last_os_error() {
+                    e if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                    e if e.kind() == io::ErrorKind::Interrupted => continue,
+                    e => return Err(e),
+                }
+            }
+            // Other events come only to those who asked for them.
+            if message.event == EVENT_PAGEFAULT {
+                return Ok(Some(Fault {
+                    address: message.address as usize & !(PAGE - 1),
+                    store: message.flags & (PAGEFAULT_WRITE | PAGEFAULT_WP) != 0,
+                }));
+            }
+        }
+    }
+
+    /// Maps pages that the file has, and wakes who waits for them. Where `writable`, stores go
+    /// through from now on, also on pages that are mapped already.
+    pub fn map(&self, range: Range<usize>, writable: bool) -> io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let mut resolve = Resolve {
+                span: span(at..range.end),
+                mode: if writable { 0 } else { CONTINUE_WP },
+                bytes: 0,
+            };
+            let Err(e) = self.ioctl(IOC_CONTINUE, &mut resolve) else {
+                return Ok(());
+            };
+            match e.raw_os_error() {
+                // Part of it, or nothing because the address space is changing: go on.
+                Some(libc::EAGAIN) => at += usize::try_from(resolve.bytes).unwrap_or(0),
+                Some(libc::EEXIST) => {
+                    let page = at..at + PAGE;
+                    match writable {
+                        true => self.protect(page, false)?,
+                        false => self.wake(page)?,
+                    }
+                    at += PAGE;
+                }
+                _ => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes stores into a range fault (`on`), or go through; the latter wakes who waits.
+    pub fn protect(&self, range: Range<usize>, on: bool) -> io::Result<()> {
+        self.write_protect(range, if on { WRITEPROTECT_WP } else { 0 })
+    }
+
+    fn write_protect(&self, range: Range<usize>, mode: u64) -> io::Result<()> {
+        let mut protect = Protect {
+            span: span(range),
+            mode,
+        };
+        loop {
+            match self.ioctl(IOC_WRITEPROTECT, &mut protect) {
+                Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Makes every touch of unmapped pages a SIGBUS, and wakes who waits for them.
+    pub fn poison(&self, range: Range<usize>) -> io::Result<()> {
+        // A protected page that is unmapped leaves its protection behind, and poison only goes where
+        // there is nothing.
+        self.write_protect(range.clone(), WRITEPROTECT_DONTWAKE)?;
+        let mut at = range.start;
+        while at < range.end {
+            let mut resolve = Resolve {
+                span: span(at..range.end),
+                mode: 0,
+                bytes: 0,
+            };
+            match self.ioctl(IOC_POISON, &mut resolve) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
+                    at += usize::try_from(resolve.bytes).unwrap_or(0);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the threads that wait for a range try again.
+    pub fn wake(&self, range: Range<usize>) -> io::Result<()> {
+        self.ioctl(IOC_WAKE, &mut span(range))
+    }
+
+    fn ioctl<T>(&self, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
+        // SAFETY: each request of this file has the size of its argument in its number, and the
+        // kernel reads and writes no more than that. What it does to a range of memory, the module
+        // does only to ranges that it has mapped itself.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, &raw mut *argument) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn span(range: Range<usize>) -> Span {
+    Span {
+        start: range.start as u64,
+        len: range.len() as u64,
+    }
+}
+
+fn system_call(flags: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes flags and gives a descriptor or an error.
+    owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as libc::c_int)
+}
+
+/// The other door (6.1): whoever may open the device file may serve the kernel's faults as well.
+fn device(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let device = std::fs::File::open("/dev/userfaultfd")?;
+    // SAFETY: this request takes flags and gives a descriptor or an error.
+    owned(unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, flags) })
+}
+
+fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    match fd {
+        0.. => {
+            // SAFETY: the kernel just made this descriptor, for us alone.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn refused(e: io::Error) -> Error {
+    let detail = match e.raw_os_error() {
+        Some(libc::ENOSYS) => "the kernel has no userfaultfd (CONFIG_USERFAULTFD)",
+        Some(libc::EPERM) => {
+            "the system forbids userfaultfd: a seccomp filter blocks it, or it wants one of \
+             CAP_SYS_PTRACE, the sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd"
+        }
+        Some(libc::EINVAL) => "the kernel's userfaultfd lacks UFFD_USER_MODE_ONLY (Linux 5.11)",
+        _ => "userfaultfd cannot be opened",
+    };
+    Error::from_io("cache window", e).detail(detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_requests_have_the_numbers_of_the_kernel() {
+        assert_eq!(IOC_API as u32, 0xc018_aa3f);
+        assert_eq!(IOC_REGISTER as u32, 0xc020_aa00);
+        assert_eq!(IOC_WAKE as u32, 0x8010_aa02);
+        assert_eq!(IOC_WRITEPROTECT as u32, 0xc018_aa06);
+        assert_eq!(IOC_CONTINUE as u32, 0xc020_aa07);
+        assert_eq!(IOC_POISON as u32, 0xc020_aa08);
+        assert_eq!(size_of::<Message>(), 32);
+    }
+
+    #[test]
+    fn a_refusal_says_what_would_help() {
+        let text = |errno| refused(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::EPERM).contains("vm.unprivileged_userfaultfd=1"));
+        assert!(text(libc::ENOSYS).contains("CONFIG_USERFAULTFD"));
+        assert!(text(libc::EINVAL).contains("5.11"));
+    }
+}

@@ -1,0 +1,188 @@
+//! One user view: the addresses at which a program has pages of a window.
+//!
+//! **Invariant:** what a view maps is changed only while the list of views of its window is held, so
+//! never after the view was unmapped, when its addresses may be another's already.
+
+use super::memory::map_file;
+use super::uffd::PAGE;
+use super::{Access, Home, Outcome, Window};
+use block::{Error, Result};
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+pub(super) struct View {
+    pub window: Arc<Window>,
+    pub home: Arc<dyn Home>,
+    pub pages: Range<u64>,
+    base: NonNull<u8>,
+    /// Still mapped; changed and asked under the window's list of views.
+    mapped: AtomicBool,
+}
+
+// SAFETY: the view is an address range; only the kernel, and the program through raw pointers,
+// touch what lies there.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// Maps pages, and enters the view in both lists.
+    pub fn map(
+        window: &Arc<Window>,
+        home: Arc<dyn Home>,
+        pages: Range<u64>,
+        access: Access,
+    ) -> io::Result<Arc<View>> {
+        let shared = &window.windows.shared;
+        let mut views = window.views.write().expect("no panic under this lock");
+        window.memory.reach(pages.end)?;
+        let bytes = usize::try_from((pages.end - pages.start) * PAGE as u64)
+            .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let protection = match access {
+            Access::Read => libc::PROT_READ,
+            Access::Store => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        let base = map_file(window.memory.file(), pages.start, bytes, protection)?;
+        let view = Arc::new(View {
+            window: Arc::clone(window),
+            home,
+            pages,
+            base,
+            mapped: AtomicBool::new(true),
+        });
+        // A child that inherited the view would not inherit the userfaultfd, and see holes as zeros.
+        // SAFETY: both are about the mapping just made.
+        unsafe {
+            libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK);
+            libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTDUMP);
+        }
+        // Nobody has the address yet, so nothing is touched before it is registered.
+        if let Err(e) = shared.uffd.register(view.addresses()) {
+            view.give_back();
+            return Err(e);
+        }
+        views.push(Arc::clone(&view));
+        let mut all = shared.views.write().expect("no panic under this lock");
+        all.insert(base.as_ptr() as usize, Arc::clone(&view));
+        Ok(view)
+    }
+
+    /// Leaves both lists and unmaps. Whoever is still in a fault here is sent to touch nothing.
+    pub fn end(self: &Arc<View>) {
+        let shared = &self.window.windows.shared;
+        let mut views = self.window.views.write().expect("no panic under this lock");
+        let mut all = shared.views.write().expect("no panic under this lock");
+        all.remove(&(self.base.as_ptr() as usize));
+        drop(all);
+        views.retain(|view| !Arc::ptr_eq(view, self));
+        self.give_back();
+    }
+
+    fn give_back(&self) {
+        self.mapped.store(false, Relaxed);
+        // SAFETY: the view's own mapping, unmapped once. The contract of `Mapping::as_ptr` is that
+        // nobody uses the addresses any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.addresses().len()) };
+    }
+
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.base.as_ptr() as usize;
+        start..start + (self.pages.end - self.pages.start) as usize * PAGE
+    }
+
+    /// The page at an address of the view.
+    pub fn page_at(&self, address: usize) -> u64 {
+        self.pages.start + ((address - self.addresses().start) / PAGE) as u64
+    }
+
+    /// Where the pages lie that the view has of a range; `None` if it has none.
+    fn part(&self, pages: &Range<u64>) -> Option<Range<usize>> {
+        let from = pages.start.max(self.pages.start);
+        let to = pages.end.min(self.pages.end);
+        let at = |page| self.addresses().start + (page - self.pages.start) as usize * PAGE;
+        (from < to).then(|| at(from)..at(to))
+    }
+
+    /// Answers faults in pages that their home has latched.
+    pub fn answer(&self, pages: Range<u64>, outcome: Outcome) -> io::Result<()> {
+        let window = &*self.window;
+        let views = window.views.read().expect("no panic under this lock");
+        let Some(part) = self.part(&pages) else {
+            return Ok(());
+        };
+        if !self.mapped.load(Relaxed) {
+            return Ok(());
+        }
+        let uffd = &window.windows.shared.uffd;
+        if outcome == Outcome::Failed {
+            window.poisoned.store(true, Relaxed);
+            // Only what is not mapped can be poisoned; a page may be mapped for loads.
+            zap(&part);
+            return uffd.poison(part);
+        }
+        if window.poisoned.load(Relaxed) {
+            // The pages can be had; poison of an earlier failure goes.
+            for view in views.iter() {
+                view.unmap(&pages);
+            }
+        }
+        uffd.map(part, outcome == Outcome::Dirty)
+    }
+
+    /// Makes stores fault. The caller holds the latches and the window's list of views.
+    pub fn protect(&self, pages: &Range<u64>) {
+        if let Some(part) = self.part(pages) {
+            let uffd = &self.window.windows.shared.uffd;
+            uffd.protect(part, true)
+                .expect("a registered range can be write-protected");
+        }
+    }
+
+    /// Makes every touch fault. The caller holds the latches and the window's list of views.
+    pub fn unmap(&self, pages: &Range<u64>) {
+        if let Some(part) = self.part(pages) {
+            zap(&part);
+        }
+    }
+
+    /// Has the home bring a page and answers whoever waits for it, without poison: a caller gets the
+    /// error.
+    pub fn bring(&self, page: u64, access: Access) -> Result<()> {
+        let mut answered = Ok(());
+        self.home.fault(page, access, &mut |pages, outcome| {
+            if outcome != Outcome::Failed {
+                let result = self.answer(pages.clone(), outcome);
+                if pages.contains(&page) {
+                    answered = result;
+                }
+            }
+        })?;
+        answered.map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))
+    }
+}
+
+/// Drops page table entries; the pages stay in the file. The call returns after every processor has
+/// forgotten them.
+fn zap(part: &Range<usize>) {
+    // SAFETY: the range is part of a shared mapping of a file, so no content is lost.
+    let result = unsafe {
+        libc::madvise(
+            part.start as *mut libc::c_void,
+            part.len(),
+            // The plain one fails if the program has locked all its memory.
+            libc::MADV_DONTNEED_LOCKED,
+        )
+    };
+    assert!(
+        result == 0,
+        "a view of ours cannot be unmapped: {}",
+        io::Error::last_os_error()
+    );
+}

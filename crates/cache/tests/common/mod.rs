@@ -1,0 +1,107 @@
+//! A pager whose files are parts of one device, so that the small devices of `block` can stand below
+//! a cache of many files.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use block::{BlockDevice, Blocking, BufPool, Completion, Op, Queue, Request, Result, Wait};
+use cache::{FileId, Pager, PagerInfo, PagerQueue};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Files of `span` bytes side by side on a device.
+pub struct Parts {
+    device: Arc<dyn BlockDevice>,
+    info: PagerInfo,
+    span: u64,
+}
+
+impl Parts {
+    pub fn new(device: Arc<dyn BlockDevice>, span: u64) -> Parts {
+        let below = device.info();
+        let info = PagerInfo {
+            name: below.name.clone(),
+            block_size: below.logical_block_size,
+            optimal_io_size: below.optimal_io_size,
+            max_transfer: below.max_transfer,
+            numa_node: None,
+            read_only: false,
+            discard: below.discard,
+        };
+        Parts { device, info, span }
+    }
+
+    /// What a file system does when a file is cut: the rest reads as zeros from now on.
+    pub fn forget_from(&self, file: FileId, offset: u64) {
+        let from = offset.next_multiple_of(4096);
+        let mut blocking = Blocking::open(&*self.device).unwrap();
+        while blocking
+            .write_zeroes(file.0 * self.span + from, self.span - from, true)
+            .is_err()
+        {}
+    }
+}
+
+impl Pager for Parts {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
+    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
+        let (queue, span) = (self.device.queue()?, self.span);
+        Ok(Box::new(PartsQueue { queue, span }))
+    }
+}
+
+struct PartsQueue {
+    queue: Box<dyn Queue>,
+    span: u64,
+}
+
+impl PagerQueue for PartsQueue {
+    fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn submit(&mut self, file: FileId, mut request: Request) -> std::result::Result<(), Request> {
+        let base = file.0 * self.span;
+        shift(&mut request.op, |at| at + base);
+        self.queue.submit(request).map_err(|mut request| {
+            shift(&mut request.op, |at| at - base);
+            request
+        })
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        self.queue.kick()
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        self.queue.reap(wait, done)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.wait_fd()
+    }
+
+    fn register(&mut self, pool: &BufPool) {
+        self.queue.register(pool);
+    }
+}
+
+fn shift(op: &mut Op, by: impl Fn(u64) -> u64) {
+    match op {
+        Op::Read { offset, .. }
+        | Op::Write { offset, .. }
+        | Op::Discard { offset, .. }
+        | Op::WriteZeroes { offset, .. } => *offset = by(*offset),
+        Op::Flush => {}
+    }
+}
+
+/// A number from the environment.
+pub fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
+}

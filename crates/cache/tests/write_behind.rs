@@ -1,0 +1,213 @@
+//! Writing out behind everybody's back: in time, in spite of failures, and with nobody misled.
+
+mod common;
+
+use block::{ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, PowerCut, Random, Tear};
+use cache::{Cache, Config, FileId, Volume};
+use common::Parts;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SPAN: u64 = 4 << 20;
+const FILE: FileId = FileId(0);
+
+/// Waits for something that has to happen.
+fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !happened() {
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "in vain: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn config(bytes: u64) -> Config {
+    Config {
+        tick: Duration::from_millis(5),
+        retry: Duration::from_millis(1),
+        sync_interval: Duration::from_millis(20),
+        patience: Duration::from_millis(300),
+        ..Config::new(bytes)
+    }
+}
+
+struct Bench {
+    cache: Arc<Cache>,
+    volume: Arc<Volume>,
+    disk: Arc<Mem>,
+    errors: ErrorHandle,
+}
+
+fn bench(bytes: u64) -> Bench {
+    let disk = Arc::new(Mem::new(2 * SPAN, 512));
+    let (device, errors) = ErrorDevice::new(disk.clone());
+    let cache = Cache::new(config(bytes)).unwrap();
+    let volume = cache.volume(Arc::new(Parts::new(Arc::new(device), SPAN)));
+    Bench {
+        volume: volume.unwrap(),
+        cache,
+        disk,
+        errors,
+    }
+}
+
+fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    Random::new(seed).fill(&mut data);
+    data
+}
+
+#[test]
+fn what_is_old_survives_a_power_cut_though_nobody_has_flushed() {
+    let cut = Arc::new(PowerCut::new(&Mem::new(2 * SPAN, 512)));
+    let cache = Cache::new(config(8 << 20)).unwrap();
+    let volume = cache
+        .volume(Arc::new(Parts::new(cut.clone(), SPAN)))
+        .unwrap();
+    let mut session = volume.session().unwrap();
+    let mut open = volume.open(&volume.vnode(FILE, 0));
+    let data = content(1, 300_000);
+    for (at, part) in data.chunks(7777).enumerate() {
+        session.write(&mut open, at as u64 * 7777, part).unwrap();
+    }
+    until("everything is on stable storage", || {
+        let mut left = vec![0; data.len()];
+        cut.crash(cut.events(), Tear::Drop).peek(0, &mut left);
+        left == data
+    });
+    assert!(session.flush(&mut open).is_ok());
+}
+
+#[test]
+fn a_failed_write_behind_is_kept_tried_again_and_told_to_every_opener_once() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let vnode = bench.volume.vnode(FILE, 0);
+    let (mut one, mut two) = (bench.volume.open(&vnode), bench.volume.open(&vnode));
+    let failure = Failure::every(1, ErrorKind::Media).of(OpKind::Write);
+    bench.errors.set(Some(failure));
+    let data = content(2, 100_000);
+    session.write(&mut one, 0, &data).unwrap();
+    until("the background has tried three times", || {
+        bench.errors.failed() >= 3
+    });
+    assert!(vnode.stats().dirty_bytes >= 100_000, "pages are kept");
+    let mut back = vec![0; data.len()];
+    assert_eq!(session.read(&mut two, 0, &mut back).unwrap(), data.len());
+    assert!(back == data, "what is dirty is read");
+    bench.errors.set(None);
+    until("it was written in the end", || {
+        vnode.stats().dirty_bytes == 0
+    });
+    for open in [&mut one, &mut two] {
+        let error = session.flush(open).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Media);
+        session.flush(open).unwrap();
+    }
+    session.flush(&mut bench.volume.open(&vnode)).unwrap();
+    bench.disk.peek(0, &mut back);
+    assert!(back == data);
+}
+
+#[test]
+fn a_flush_that_fails_says_so_and_the_next_that_works_has_everything() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    let data = content(3, 50_000);
+    for (kind, round) in [(OpKind::Write, 0), (OpKind::Flush, 1)] {
+        let at = round * 60_000;
+        bench
+            .errors
+            .set(Some(Failure::every(1, ErrorKind::Media).of(kind)));
+        session.write(&mut open, at, &data).unwrap();
+        assert!(session.flush(&mut open).is_err(), "{kind} failed below");
+        bench.errors.set(None);
+        // The background may have failed since, and that is told as well; but no more than once.
+        if session.flush(&mut open).is_err() {
+            session.flush(&mut open).unwrap();
+        }
+        let mut back = vec![0; data.len()];
+        bench.disk.peek(at, &mut back);
+        assert!(back == data);
+    }
+}
+
+#[test]
+fn a_full_device_is_told_to_the_writer_and_costs_nothing_that_was_accepted() {
+    let bench = bench(1 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    bench.errors.set(Some(
+        Failure::every(1, ErrorKind::NoSpace).of(OpKind::Write),
+    ));
+    let data = content(4, SPAN as usize);
+    let mut accepted = 0;
+    let refused = data.chunks(4096).enumerate().find_map(|(index, part)| {
+        let result = session.write(&mut open, index as u64 * 4096, part);
+        accepted += usize::from(result.is_ok());
+        result.err()
+    });
+    let error = refused.expect("a cache of 1 MiB does not hold 4 MiB");
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(accepted >= 64, "it took {accepted} pages");
+    bench.errors.set(None);
+    until("everything accepted was written", || {
+        bench.cache.stats().dirty_bytes == 0
+    });
+    let mut back = vec![0; accepted * 4096];
+    bench.disk.peek(0, &mut back);
+    assert!(back == data[..back.len()]);
+}
+
+#[test]
+fn writers_are_held_back_and_not_stopped() {
+    let bench = bench(4 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    let part = content(5, 64 << 10);
+    for round in 0..400u64 {
+        let at = round % 64 * (64 << 10);
+        session.write(&mut open, at, &part).unwrap();
+        let stats = bench.cache.stats();
+        assert!(stats.used_bytes <= stats.max_bytes);
+    }
+    session.flush(&mut open).unwrap();
+    assert_eq!(bench.cache.stats().dirty_bytes, 0);
+}
+
+#[test]
+fn a_removed_file_gives_its_pages_back_at_once_and_writes_nothing() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    bench
+        .errors
+        .set(Some(Failure::every(1, ErrorKind::Media).of(OpKind::Write)));
+    session.write(&mut open, 0, &content(6, 1 << 20)).unwrap();
+    bench.volume.forget(FILE);
+    until("no page is left", || bench.cache.stats().used_bytes == 0);
+    assert_eq!(bench.cache.stats().dirty_bytes, 0);
+    let error = session.write(&mut open, 0, &[1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    bench.errors.set(None);
+    assert!(bench.disk.to_vec().iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_volume_that_cannot_be_written_out_is_not_closed() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    bench.errors.set(Some(Failure::every(1, ErrorKind::Media)));
+    session.write(&mut open, 0, &[7; 5000]).unwrap();
+    assert!(bench.volume.close().is_err());
+    bench.errors.set(None);
+    until("it closes", || bench.volume.close().is_ok());
+    assert_eq!(bench.cache.stats().used_bytes, 0);
+    let mut back = [0; 5000];
+    bench.disk.peek(0, &mut back);
+    assert_eq!(back, [7; 5000]);
+}
