@@ -3,13 +3,12 @@
 use block::{
     BlockDevice, Buf, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
+use crate::mount::PIECE_BYTES;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Longest piece of a request, in bytes: the largest that the kernel sends at once.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// Buffers of a thread: one for the request, one for the block around an unaligned end.
 const BUFS: usize = 2;
 

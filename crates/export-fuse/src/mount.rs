@@ -1,13 +1,18 @@
 //! Mounting and unmounting.
 
 use crate::files::Files;
+use crate::tree::Tree;
 use crate::{Error, REQUESTS_PER_THREAD};
 use block::BlockDevice;
-use fuser::{BackgroundSession, MountOption, Session};
+use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest piece of a request, in bytes: the largest that the kernel sends at once.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -39,6 +44,36 @@ impl Config {
     }
 }
 
+/// How a file system is mounted.
+#[derive(Debug, Clone)]
+pub struct TreeConfig {
+    /// An existing folder.
+    pub mountpoint: PathBuf,
+    /// Requests in flight, each with a thread.
+    pub threads: usize,
+    /// How long the kernel may remember names and attributes without asking. Long where nothing but
+    /// this mount changes the files.
+    pub ttl: Duration,
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Let other users than the one who mounts in; the permissions of the files count for them. An
+    /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
+    pub allow_other: bool,
+}
+
+impl TreeConfig {
+    /// For nobody but this mount.
+    pub fn new(mountpoint: PathBuf) -> TreeConfig {
+        TreeConfig {
+            mountpoint,
+            threads: 2 * REQUESTS_PER_THREAD,
+            ttl: Duration::from_secs(3600),
+            read_only: false,
+            allow_other: rustix::process::geteuid().is_root(),
+        }
+    }
+}
+
 /// A mounted folder. Dropping it takes it away from whoever uses it.
 pub struct Mount {
     mountpoint: PathBuf,
@@ -52,17 +87,6 @@ impl Mount {
     /// [`Error::Busy`] when something else is mounted there; what the system says, for example for
     /// a user who may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
-        let shown = config.mountpoint.display().to_string();
-        let failed = |e| Error::io(format!("cannot mount {shown}"), e);
-        match mounted_at(&config.mountpoint) {
-            Some(At::Dead) => unmount(&config.mountpoint, true)?,
-            Some(At::Alive) => {
-                let hint = "something is mounted there already".into();
-                return Err(Error::Busy { what: shown, hint });
-            }
-            None => {}
-        }
-        let mountpoint = std::fs::canonicalize(&config.mountpoint).map_err(failed)?;
         let mut settings = fuser::Config::default();
         settings.mount_options = vec![
             MountOption::FSName("evfs".into()),
@@ -73,8 +97,52 @@ impl Mount {
             MountOption::NoExec,
         ];
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
+        Mount::mount(&config.mountpoint, settings, Files::new(exports))
+    }
+
+    /// Mounts a file system. The files are to be closed when it is unmounted.
+    ///
+    /// # Errors
+    /// As [`Mount::start`].
+    pub fn start_tree(config: TreeConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
+        let mut settings = fuser::Config::default();
+        settings.mount_options = vec![
+            MountOption::FSName("evfs".into()),
+            MountOption::Subtype("evfs".into()),
+            MountOption::DefaultPermissions,
+        ];
+        if config.read_only {
+            settings.mount_options.push(MountOption::RO);
+        }
+        if rustix::process::geteuid().is_root() {
+            // For others, `fusermount3` sees to it that there is neither.
+            settings.mount_options.extend([MountOption::Suid, MountOption::Dev]);
+        }
+        if config.allow_other {
+            settings.acl = SessionACL::All;
+        }
+        settings.n_threads = Some(config.threads.max(1));
+        Mount::mount(&config.mountpoint, settings, Tree::new(files, config.ttl))
+    }
+
+    fn mount(
+        mountpoint: &Path,
+        mut settings: fuser::Config,
+        filesystem: impl Filesystem,
+    ) -> Result<Mount, Error> {
+        let shown = mountpoint.display().to_string();
+        let failed = |e| Error::io(format!("cannot mount {shown}"), e);
+        match mounted_at(mountpoint) {
+            Some(At::Dead) => unmount(mountpoint, true)?,
+            Some(At::Alive) => {
+                let hint = "something is mounted there already".into();
+                return Err(Error::Busy { what: shown, hint });
+            }
+            None => {}
+        }
+        let mountpoint = std::fs::canonicalize(mountpoint).map_err(failed)?;
         settings.clone_fd = true;
-        let session = Session::new(Files::new(exports), &mountpoint, &settings)
+        let session = Session::new(filesystem, &mountpoint, &settings)
             .and_then(Session::spawn)
             .map_err(failed)?;
         Ok(Mount {

@@ -58,18 +58,18 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Ends one [`Fileset::open`]. With the last, an inode without a name goes.
+    /// Ends one [`Fileset::open`]. With the last, an inode without a name goes; says whether it has.
     ///
     /// # Errors
     /// Of the removal; it is made up for when the file system is next opened.
-    pub fn release(&self, ino: Ino) -> Result<()> {
+    pub fn release(&self, ino: Ino) -> Result<bool> {
         let mut state = self.fs.write();
         let Some(core) = state.cores.get_mut(&(self.id, ino)) else {
-            return Ok(());
+            return Ok(false);
         };
         core.opens = core.opens.saturating_sub(1);
         if core.opens > 0 {
-            return Ok(());
+            return Ok(false);
         }
         let is_orphan = core.inode.links == 0;
         if core.is_idle() {
@@ -77,8 +77,8 @@ impl Fileset {
         }
         drop(state);
         match is_orphan && !self.fs.options.read_only {
-            true => self.remove_orphan(ino),
-            false => Ok(()),
+            true => self.remove_orphan(ino).map(|()| true),
+            false => Ok(false),
         }
     }
 

@@ -27,7 +27,7 @@ pub struct Fileset {
 pub struct Attr {
     /// Its number.
     pub ino: Ino,
-    /// What it is.
+    /// What it is. Its blocks include those that are promised to pages that wait to be written.
     pub inode: Inode,
 }
 
@@ -83,6 +83,9 @@ pub struct StatFs {
     pub free_inodes: u64,
 }
 
+/// How old a time of reading may get that nothing else makes wrong.
+const ACCESS_SECONDS: i64 = 24 * 3600;
+
 /// Blocks that an inode takes at the least, to say how many more would fit: its record, its entry and
 /// an extent take about a tenth of a block, and a file that has content takes one more.
 const INODES_PER_BLOCK: u64 = 4;
@@ -108,8 +111,35 @@ impl Fileset {
     /// # Errors
     /// [`Kind::Stale`]: there is none of this number.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
-        let inode = self.fs.read().inode(self.id, ino)?;
+        let inode = self.fs.read().inode_shown(self.id, ino)?;
         Ok(Attr { ino, inode })
+    }
+
+    /// Notes that a file was read, or a directory listed, where the time of the last reading says too
+    /// little: once after each change, and once a day (the `relatime` of mount(8)).
+    ///
+    /// # Errors
+    /// [`Kind::Stale`].
+    pub fn note_read(&self, ino: Ino) -> Result<()> {
+        let now = (self.fs.options.clock)();
+        let is_old = |inode: &Inode| {
+            inode.accessed <= inode.modified.max(inode.changed)
+                || inode.accessed.seconds.saturating_add(ACCESS_SECONDS) <= now.seconds
+        };
+        let state = self.fs.read();
+        let inode = state.inode(self.id, ino)?;
+        let fixed = self.fs.options.read_only || state.tree(self.id)?.record.origin != 0;
+        drop(state);
+        if fixed || !is_old(&inode) {
+            return Ok(());
+        }
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let core = op.core(ino)?;
+        core.inode.accessed = now;
+        core.dirty = true;
+        op.list_dirty((self.id, ino));
+        op.finish();
+        Ok(())
     }
 
     /// Changes attributes.

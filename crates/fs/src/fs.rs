@@ -138,7 +138,9 @@ impl Fs {
             (Hasher::new(superblock.hash_key), Place::of(&superblock))
         };
         let found = Found::read(&io, &db, &place)?;
-        found.load_space(&db, &superblock.lock(), &space)?;
+        // A copy, because reading the metadata looks into the superblock.
+        let now = superblock.lock().clone();
+        found.load_space(&db, &now, &space)?;
         let generation = match options.read_only {
             true => superblock.lock().openings,
             false => note_opening(&superblock, &space)?,

@@ -17,7 +17,7 @@ mod sync;
 use crate::error::Error;
 use crate::fileset::Fileset;
 use crate::key::Ino;
-use crate::pager::{FileId, Pager, PagerInfo, PagerQueue};
+use cache::{FileId, Pager, PagerInfo, PagerQueue};
 use crate::record::BLOCK_BYTES;
 use std::ops::Range;
 use sync::SyncThread;

@@ -8,7 +8,7 @@
 //!   L          inode       kind, place      one inode: its record, target, attributes, entries, extents
 //! ```
 //!
-//! A layer is a fileset, or what a snapshot keeps of the fileset's past (see [`crate::view`]). All
+//! A layer is a fileset, or what a snapshot keeps of the fileset's past (see [`crate::state`]). All
 //! items of an inode are neighbours, so a small file is one leaf of the tree. The kind is the top
 //! byte of the item; the other 56 bits are the place: a block of the file, or the cookie of a name.
 //!

@@ -1,6 +1,8 @@
 //! The file system: files, directories and filesets on a block device.
 //!
 //! ```text
+//!   Files, Handle, Lane: all of it, with the pages in a cache
+//!        |                                       |
 //!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, grow)
 //!        \________________ op ________________/                       |
 //!                           |                                         |
@@ -13,8 +15,8 @@
 //! **Invariant:** after a crash at any moment the file system opens without repair, what was synced
 //! is whole, and no file shows bytes that were never its own.
 //!
-//! Deliberately absent: the cache (file data goes through whatever holds a [`Pager`]), the mount, who
-//! may do what, checksums of file data. `docs/format/evfs.md` describes what is on the device.
+//! Deliberately absent: the mount, who may do what, checksums of file data. `docs/format/fs.md`
+//! describes what is on the device.
 
 mod acl;
 mod commit;
@@ -22,6 +24,7 @@ mod core;
 mod db;
 mod error;
 mod file;
+mod files;
 mod fileset;
 mod fs;
 mod fs_pager;
@@ -35,7 +38,6 @@ mod names;
 mod namespace;
 mod op;
 mod overlay;
-mod pager;
 mod plan;
 mod record;
 mod space;
@@ -46,13 +48,14 @@ mod trees;
 
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
+pub use files::{At, Files, Handle, Lane};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options};
 pub use fs_pager::FsPager;
 pub use fsck::Report;
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, New, ROOT, Rename};
-pub use pager::{FileId, Pager, PagerInfo, PagerQueue};
+pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use space::Usage;
 pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Superblock};

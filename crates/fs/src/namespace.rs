@@ -12,6 +12,7 @@ use crate::key::{Ino, Item, PLACE_MAX};
 use crate::names::{Slot, check_name};
 use crate::op::Op;
 use crate::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
+use crate::state::State;
 
 /// The inode of the topmost directory.
 pub const ROOT: Ino = 1;
@@ -81,7 +82,7 @@ impl Fileset {
         };
         Ok(Attr {
             ino,
-            inode: state.inode(self.id, ino)?,
+            inode: state.inode_shown(self.id, ino)?,
         })
     }
 
@@ -302,35 +303,38 @@ impl Fileset {
             parent.links -= u32::from(is_dir);
             parent.touch(now);
         })?;
-        let inode = self.drop_link(&mut op, ino)?;
+        let (inode, left) = self.drop_link(&mut op, ino)?;
         op.finish();
+        if left {
+            self.remove_orphan(ino)?;
+        }
         Ok(Attr { ino, inode })
     }
 
-    /// Takes a link from an inode whose entry is gone. Comes last in its operation.
-    fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<Inode> {
+    /// Takes a link from an inode whose entry is gone. Comes last in its operation. Says, too, whether
+    /// the inode is to be removed after it.
+    fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
         let mut inode = op.look(ino)?;
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
         }
         inode.links = if inode.is_dir() { 0 } else { inode.links.saturating_sub(1) };
         inode.changed = op.now;
-        if inode.links > 0 || !self.is_unused(op, ino)? {
-            op.set_inode(self.id, ino, inode.clone())?;
-            if inode.links == 0 {
-                op.put(self.id, 0, (Item::Orphan, ino), Vec::new(), true)?;
-            }
-            return Ok(inode);
+        let is_open = op.cores.get(&(self.id, ino)).is_some_and(|core| core.opens > 0);
+        if inode.links == 0 && !is_open && self.is_small(op, ino)? {
+            op.destroy(ino)?;
+            return Ok((inode, false));
         }
-        op.destroy(ino)?;
-        Ok(inode)
+        let left = inode.links == 0 && !is_open;
+        op.set_inode(self.id, ino, inode.clone())?;
+        if inode.links == 0 {
+            op.put(self.id, 0, (Item::Orphan, ino), Vec::new(), true)?;
+        }
+        Ok((inode, left))
     }
 
-    /// Whether an inode can go at once: nobody has it open, and there is little of it.
-    fn is_unused(&self, op: &Op, ino: Ino) -> Result<bool> {
-        if op.cores.get(&(self.id, ino)).is_some_and(|core| core.opens > 0) {
-            return Ok(false);
-        }
+    /// Whether there is so little of an inode that it goes in one operation.
+    fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
         let mut extents = 0;
         op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
             extents += 1;
@@ -340,13 +344,13 @@ impl Fileset {
     }
 
     /// Renames, also across directories; at every moment, and after a crash, each of the inodes has
-    /// one of its names.
+    /// one of its names. Gives the inode that was replaced as [`Fileset::unlink`] does.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: a directory into one below it. [`Kind::NotEmpty`], [`Kind::IsDirectory`],
     /// [`Kind::NotDirectory`]: what is in the way cannot be replaced. [`Kind::Exists`] with
     /// [`Rename::NoReplace`].
-    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<()> {
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<Option<Attr>> {
         check_name(from.1)?;
         check_name(to.1)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -364,10 +368,11 @@ impl Fileset {
         };
         let target = op.entry(&self.fs.hasher, self.id, to.0, to.1)?;
         self.refuse_loop(&op, &source, to.0)?;
+        let mut replaced = None;
         match (target, how) {
             (Slot::Taken(..), Rename::NoReplace) => return Err(Kind::Exists.into()),
             (Slot::Free(_), Rename::Exchange) => return Err(Kind::NotFound.into()),
-            (Slot::Taken(_, (ino, _)), _) if ino == source.ino => return Ok(()),
+            (Slot::Taken(_, (ino, _)), _) if ino == source.ino => return Ok(None),
             (Slot::Taken(place, (ino, kind)), how) => {
                 let target = Named {
                     dir: to.0,
@@ -380,7 +385,7 @@ impl Fileset {
                     self.refuse_loop(&op, &target, from.0)?;
                     self.exchange(&mut op, &source, &target)?;
                 } else {
-                    self.replace(&mut op, &source, &target)?;
+                    replaced = Some((ino, self.replace(&mut op, &source, &target)?));
                 }
             }
             (Slot::Free(place), _) => {
@@ -396,7 +401,13 @@ impl Fileset {
             }
         }
         op.finish();
-        Ok(())
+        let Some((ino, (inode, left))) = replaced else {
+            return Ok(None);
+        };
+        if left {
+            self.remove_orphan(ino)?;
+        }
+        Ok(Some(Attr { ino, inode }))
     }
 
     /// Refuses to move a directory below itself.
@@ -417,7 +428,7 @@ impl Fileset {
         Err(Error::corrupt(format!("inode {dir}: no way up to the root")))
     }
 
-    fn replace(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {
+    fn replace(&self, op: &mut Op, source: &Named, target: &Named) -> Result<(Inode, bool)> {
         match (source.is_dir(), target.is_dir()) {
             (true, false) => return Err(Kind::NotDirectory.into()),
             (false, true) => return Err(Kind::IsDirectory.into()),
@@ -435,7 +446,7 @@ impl Fileset {
             ..*source
         };
         self.give_name(op, &new, false)?;
-        self.drop_link(op, target.ino).map(drop)
+        self.drop_link(op, target.ino)
     }
 
     fn exchange(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {
@@ -496,7 +507,33 @@ impl Fileset {
         after: u64,
         mut take: impl FnMut(DirEntry) -> Result<bool>,
     ) -> Result<()> {
-        let state = self.fs.read();
+        self.list(dir, after, |_, entry| take(entry))
+    }
+
+    /// The same, with all about the inode of each entry.
+    ///
+    /// # Errors
+    /// As [`Fileset::read_dir`].
+    pub fn read_dir_attrs(
+        &self,
+        dir: Ino,
+        after: u64,
+        mut take: impl FnMut(DirEntry, Attr) -> Result<bool>,
+    ) -> Result<()> {
+        self.list(dir, after, |state, entry| {
+            let ino = entry.ino;
+            let inode = state.inode_shown(self.id, ino)?;
+            take(entry, Attr { ino, inode })
+        })
+    }
+
+    fn list(
+        &self,
+        dir: Ino,
+        after: u64,
+        mut take: impl FnMut(&State, DirEntry) -> Result<bool>,
+    ) -> Result<()> {
+        let state = &*self.fs.read();
         let inode = state.inode(self.id, dir)?;
         if !inode.is_dir() {
             return Err(Kind::NotDirectory.into());
@@ -510,7 +547,7 @@ impl Fileset {
                 kind,
                 name,
             };
-            if !take(entry)? {
+            if !take(state, entry)? {
                 return Ok(());
             }
         }
@@ -520,12 +557,13 @@ impl Fileset {
         let places = (Item::Entry, after + 1, PLACE_MAX);
         state.scan(self.id, dir, places, |cookie, bytes| {
             let Entry { ino, kind, name } = Entry::decode(bytes)?;
-            take(DirEntry {
+            let entry = DirEntry {
                 cookie,
                 ino,
                 kind,
                 name,
-            })
+            };
+            take(state, entry)
         })
     }
 }

@@ -7,7 +7,7 @@
 use crate::core::{Blocks, Write};
 use crate::error::{Error, Kind, Result};
 use crate::file::split;
-use crate::fileset::Fileset;
+use crate::fileset::{Fileset, blocks_for};
 use crate::key::Ino;
 use crate::mapping::{Mapped, end_of};
 use crate::op::Op;
@@ -36,6 +36,8 @@ pub(crate) struct ReadPlan {
 pub(crate) struct WritePlan {
     pub ino: Ino,
     number: u64,
+    /// The blocks of the request. Those behind the end of the file are not written: they became dirty
+    /// before the file was cut.
     blocks: Range<u64>,
     /// Blocks of the file that are written where they are.
     in_place: Vec<Mapped>,
@@ -91,22 +93,25 @@ impl Fileset {
 
     fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
         let mut op = Op::begin(&self.fs, self.id)?;
-        if op.look(ino)?.kind != FileType::File {
+        let inode = op.look(ino)?;
+        if inode.kind != FileType::File {
             return Err(Error::new(Kind::Invalid, "no regular file"));
         }
-        let in_place = op.own_parts(self.id, ino, blocks.clone())?;
-        let mut rest = Blocks::of(blocks.clone());
+        let end = blocks_for(inode.size).clamp(blocks.start, blocks.end);
+        let wanted = blocks.start..end;
+        let in_place = op.own_parts(self.id, ino, wanted.clone())?;
+        let mut rest = Blocks::of(wanted.clone());
         for part in &in_place {
             rest.remove(part.0..end_of(part));
         }
         let core = op.core(ino)?;
         let promised = core.promised.within(blocks.clone());
         let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
-        let wanted = rest.count();
+        let needed = rest.count();
         // The promises were made when the pages became dirty; a write that comes unannounced, or
         // that a snapshot has made dearer, needs its own.
-        if wanted > promised {
-            op.promise_at_last(wanted - promised)?;
+        if needed > promised {
+            op.promise_at_last(needed - promised)?;
         }
         let mut new = Vec::new();
         for hole in rest.iter() {
@@ -124,13 +129,13 @@ impl Fileset {
         core.in_place.remove(blocks.clone());
         let number = core.writes.last_key_value().map_or(0, |(number, _)| number + 1);
         let write = Write {
-            wanted: Blocks::of(blocks.clone()),
+            wanted: Blocks::of(wanted),
             tails: Vec::new(),
         };
         core.writes.insert(number, write);
         // The fileset keeps its promise until the blocks count as used; see `end_write`.
-        if promised > wanted {
-            op.forgo(promised - wanted);
+        if promised > needed {
+            op.forgo(promised - needed);
         }
         op.finish();
         Ok(WritePlan {

@@ -1,6 +1,6 @@
 //! The values of the metadata: inodes, entries, attributes, extents, filesets.
 //!
-//! Little-endian, in the order of the fields below; `docs/format/evfs.md` gives the offsets. Whatever
+//! Little-endian, in the order of the fields below; `docs/format/fs.md` gives the offsets. Whatever
 //! is read is checked here, so that the rest of the crate works with values that cannot be wrong in
 //! themselves. **Invariant:** what is encoded decodes to the same value.
 

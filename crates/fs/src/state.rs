@@ -435,6 +435,15 @@ impl State {
         found.ok_or_else(|| Kind::Stale.into())
     }
 
+    /// The same for those who ask how much space it takes: blocks that are promised to it count.
+    pub fn inode_shown(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        let mut inode = self.inode(tree, ino)?;
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            inode.blocks += core.promised.count();
+        }
+        Ok(inode)
+    }
+
     /// A directory that is still there.
     pub fn directory(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
         let inode = self.inode(tree, ino)?;

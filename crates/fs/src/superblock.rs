@@ -3,7 +3,7 @@
 //! The first mebibyte of a device holds two copies of it, far apart. A change is written to one of
 //! them, in turn, with a higher generation. **Invariant:** at every moment one copy is whole, and of
 //! two whole copies the one with the higher generation counts. [`FIELDS`] is the layout, and the only
-//! place where it stands in code; `docs/format/evfs.md` shows it with its meaning.
+//! place where it stands in code; `docs/format/fs.md` shows it with its meaning.
 
 use crate::error::{Error, Kind, Result};
 use crate::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out};
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn the_page_of_the_format_shows_the_same_table() {
-        let page = include_str!("../../../docs/format/evfs.md");
+        let page = include_str!("../../../docs/format/fs.md");
         for (offset, bytes, name) in FIELDS {
             let row = format!("| {offset} | {bytes} | `{name}` |");
             assert!(page.contains(&row), "no row {row}");

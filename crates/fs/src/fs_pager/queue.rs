@@ -3,11 +3,11 @@
 use super::below;
 use super::gather::{Carried, Gather};
 use super::sync::{Inbox, SyncHandle};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::file::Allocate;
 use crate::fileset::Fileset;
 use crate::key::Ino;
-use crate::pager::{FileId, PagerInfo, PagerQueue};
+use cache::{FileId, PagerInfo, PagerQueue};
 use crate::plan::{Part, WritePlan, blocks_of};
 use block::{BufPool, Completion, Op, Queue, Request, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -108,7 +108,12 @@ impl FsQueue {
             Ok(planned) => planned,
             Err((op, error)) => {
                 space.leave(entered, false);
-                let result = Err(below(&self.name, ino, error).in_op(&op));
+                // Nobody wants what was written to a file that is gone.
+                let unwanted = error.kind() == Kind::Stale && matches!(op, Op::Write { .. });
+                let result = match unwanted {
+                    true => Ok(()),
+                    false => Err(below(&self.name, ino, error).in_op(&op)),
+                };
                 self.ready.push_back(Completion { tag, op, result });
                 return;
             }
