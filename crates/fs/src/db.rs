@@ -215,8 +215,14 @@ impl Drop for Db {
 /// The place and value of an item in the last commit.
 pub(crate) type BaseItem = (Key, redb::AccessGuard<'static, &'static [u8]>);
 
-/// Items of the last commit in order, from either end.
-pub(crate) struct BaseRange(Option<redb::Range<'static, ItemKey, &'static [u8]>>);
+/// Items of the last commit in order, from either end. A damaged tree may be out of order; whoever
+/// walks it gets an error then, and not the same key for ever.
+pub(crate) struct BaseRange {
+    range: Option<redb::Range<'static, ItemKey, &'static [u8]>>,
+    /// What may still come, both included.
+    from: Key,
+    to: Key,
+}
 
 impl Base {
     /// The value of a key.
@@ -241,24 +247,37 @@ impl Base {
             }
             _ => None,
         };
-        Ok(BaseRange(range))
+        Ok(BaseRange { range, from, to })
     }
 }
 
 impl BaseRange {
     /// The next item from the front, or from the back.
     pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
-        let Some(range) = &mut self.0 else {
+        let Some(range) = &mut self.range else {
             return Ok(None);
         };
-        guard(|| {
+        let next = guard(|| {
             let next = if back { range.next_back() } else { range.next() };
             let Some((key, value)) = next.transpose()? else {
                 return Ok(None);
             };
             let _ = value.value().len();
             Ok(Some((Key::decode(key.value()), value)))
-        })
+        })?;
+        let Some((key, value)) = next else {
+            return Ok(None);
+        };
+        if key < self.from || key > self.to {
+            return Err(Error::corrupt("the metadata is damaged: it is out of order"));
+        }
+        let rest = if back { key.previous() } else { key.next() };
+        match rest {
+            Some(rest) if back => self.to = rest,
+            Some(rest) => self.from = rest,
+            None => self.range = None,
+        }
+        Ok(Some((key, value)))
     }
 }
 

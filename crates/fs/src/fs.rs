@@ -339,43 +339,36 @@ impl Found {
         Ok(found)
     }
 
-    /// Gives the allocator what is free.
+    /// Gives the allocator what is free: what neither data nor metadata has, once the journal is played.
+    /// The metadata may have grown into blocks that the journal frees and the bitmap still has; so the
+    /// data comes first, and then its parts are taken out.
     fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
-        let mut used = db.used(superblock.device_blocks)?;
-        let segment = |s: &crate::superblock::Segment| Run {
-            start: s.start,
-            blocks: s.blocks.into(),
-        };
-        used.extend(superblock.segments.iter().map(segment));
-        used.sort_unstable();
         let mut at = superblock.first_block();
-        for run in used {
+        for run in db.used(superblock.device_blocks)? {
             if run.start < at {
-                let text = format!("block {}: in use twice", run.start);
-                return Err(Error::corrupt(text));
+                return Err(Error::corrupt(format!("block {}: no place for data", run.start)));
             }
-            add(space, at, run.start);
+            space.add_between(at, run.start)?;
             at = run.end();
         }
-        add(space, at, superblock.device_blocks);
+        space.add_between(at, superblock.device_blocks)?;
         for change in &self.space {
             if change.run.end() > superblock.device_blocks {
                 return Err(Error::corrupt("the journal reaches beyond the device"));
             }
             match change.used {
                 true => space.remove(change.run)?,
-                false => space.add(change.run),
+                false => space.add_between(change.run.start, change.run.end())?,
             }
+        }
+        for segment in &superblock.segments {
+            space.remove(Run {
+                start: segment.start,
+                blocks: segment.blocks.into(),
+            })?;
         }
         space.set_loaded();
         Ok(())
-    }
-}
-
-fn add(space: &Space, start: u64, end: u64) {
-    if start < end {
-        let blocks = end - start;
-        space.add(Run { start, blocks });
     }
 }
 

@@ -152,6 +152,18 @@ impl Key {
         })
     }
 
+    /// The key before this one; `None` before the first.
+    pub fn previous(self) -> Option<Key> {
+        let (item, carry) = self.item.overflowing_sub(1);
+        let (object, carry) = self.object.overflowing_sub(u64::from(carry));
+        let layer = self.layer.checked_sub(u32::from(carry))?;
+        Some(Key {
+            layer,
+            object,
+            item,
+        })
+    }
+
     /// The bytes on disk.
     pub fn encode(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
@@ -192,7 +204,7 @@ mod tests {
             let (one, two) = (some(), some());
             assert_eq!(Key::decode(&one.encode()), one);
             assert_eq!(one.cmp(&two), one.encode().cmp(&two.encode()));
-            assert!(one.next().is_none_or(|next| next > one));
+            assert!(one.next().is_none_or(|next| next > one && next.previous() == Some(one)));
         }
     }
 

@@ -100,6 +100,24 @@ impl Space {
         self.lock().release(run);
     }
 
+    /// The same for the blocks from one to another, which may be none.
+    ///
+    /// # Errors
+    /// Some of them are free already.
+    pub fn add_between(&self, start: u64, end: u64) -> Result<()> {
+        if start >= end {
+            return Ok(());
+        }
+        let mut inner = self.lock();
+        let before = inner.by_start.range(..end).next_back();
+        if before.is_some_and(|(first, blocks)| first + blocks > start) {
+            return Err(Error::corrupt(format!("blocks {start}..{end}: free twice")));
+        }
+        let blocks = end - start;
+        inner.release(Run { start, blocks });
+        Ok(())
+    }
+
     /// Takes exactly these blocks.
     ///
     /// # Errors

@@ -59,7 +59,8 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
     drop(client);
     // It says so if it could not be closed well; the device has everything that was synced.
     let _ = fs.close();
-    let fs = open(&plain);
+    let fs = Fs::open(Arc::clone(&plain), common::options());
+    let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
     assert_clean(&fs, &context);
     let main = fs.fileset_named(FIRST_FILESET).expect("there");
     let mut names = Vec::new();
