@@ -171,6 +171,14 @@ impl Mount {
         Ok(())
     }
 
+    /// Waits until somebody unmounts it.
+    pub fn wait(mut self) {
+        if let Some(session) = self.session.take() {
+            // How the last thread ended says nothing that the mount could still do.
+            let _ = session.join();
+        }
+    }
+
     fn finish(&mut self) {
         if let Some(session) = self.session.take() {
             // After a lazy unmount the kernel ends the session when the last user goes, which may
