@@ -14,7 +14,9 @@ fn main() {
     if format {
         args.remove(0);
     }
-    let cache_mib: u64 = args.get(2).map_or(1024, |n| n.parse().expect("a number of MiB"));
+    let cache_mib: u64 = args
+        .get(2)
+        .map_or(1024, |n| n.parse().expect("a number of MiB"));
     let options = path_file::Options::default();
     let device: Arc<dyn block::BlockDevice> =
         path_file::FileDevice::open(args[0].as_ref(), &options).expect("the file opens");

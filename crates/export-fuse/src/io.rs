@@ -1,9 +1,9 @@
 //! Reads and writes of any offset and length on a device of blocks, from any thread.
 
+use crate::mount::PIECE_BYTES;
 use block::{
     BlockDevice, Buf, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
-use crate::mount::PIECE_BYTES;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -116,7 +116,9 @@ impl Mount {
         }
         if rustix::process::geteuid().is_root() {
             // For others, `fusermount3` sees to it that there is neither.
-            settings.mount_options.extend([MountOption::Suid, MountOption::Dev]);
+            settings
+                .mount_options
+                .extend([MountOption::Suid, MountOption::Dev]);
         }
         if config.allow_other {
             settings.acl = SessionACL::All;

@@ -18,7 +18,9 @@ const NEW: New = New {
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let files: u64 = args.next().map_or(100_000, |n| n.parse().expect("a number of files"));
+    let files: u64 = args
+        .next()
+        .map_or(100_000, |n| n.parse().expect("a number of files"));
     let device: Arc<dyn BlockDevice> = match args.next() {
         None => Arc::new(Mem::new(8 << 30, 4096)),
         Some(path) => {
@@ -31,19 +33,25 @@ fn main() {
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let name = |i: u64| format!("file-{i}").into_bytes();
 
-    rate("create, stat, unlink of one file after the other", files, || {
-        for i in 0..files {
-            let attr = main.create(ROOT, &name(i), &NEW).expect("created");
-            main.attr(attr.ino).expect("there");
-            main.unlink(ROOT, &name(i)).expect("removed");
-        }
-    });
+    rate(
+        "create, stat, unlink of one file after the other",
+        files,
+        || {
+            for i in 0..files {
+                let attr = main.create(ROOT, &name(i), &NEW).expect("created");
+                main.attr(attr.ino).expect("there");
+                main.unlink(ROOT, &name(i)).expect("removed");
+            }
+        },
+    );
     let inodes = rate("create in one directory", files, || {
         let create = |i| main.create(ROOT, &name(i), &NEW).expect("created").ino;
         (0..files).map(create).collect::<Vec<_>>()
     });
     rate("sync", 1, || fs.sync().expect("synced"));
-    rate("commit", 1, || drop(fs.create_fileset("other").expect("created")));
+    rate("commit", 1, || {
+        drop(fs.create_fileset("other").expect("created"))
+    });
     rate("lookup", files, || {
         for i in 0..files {
             main.lookup(ROOT, &name(i * 7919 % files)).expect("there");
@@ -60,6 +68,13 @@ fn main() {
         for i in 0..few {
             main.create(ROOT, &name(files + i), &NEW).expect("created");
             main.sync().expect("synced");
+        }
+    });
+    let each = few.min(500);
+    rate("create, then a commit of the tree for each", each, || {
+        for i in 0..each {
+            main.create(ROOT, &name(files + few + i), &NEW).expect("created");
+            fs.commit().expect("committed");
         }
     });
     rate("unlink", files, || {

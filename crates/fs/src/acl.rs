@@ -83,7 +83,9 @@ impl Acl {
         };
         self.0.iter().all(|e| e.permission <= 7)
             && self.0.windows(2).all(|w| order(&w[0]) < order(&w[1]))
-            && [USER_OBJ, GROUP_OBJ, OTHER].iter().all(|tag| count(*tag) == 1)
+            && [USER_OBJ, GROUP_OBJ, OTHER]
+                .iter()
+                .all(|tag| count(*tag) == 1)
             && count(MASK) <= 1
             && (named == 0 || count(MASK) == 1)
             && named + count(MASK) + 3 == self.0.len()
@@ -111,10 +113,13 @@ impl Acl {
 
     /// Makes the list say what the mode says, as chmod(2) does.
     pub fn set_mode(&mut self, mode: u32) {
-        self.change(|old, bits| {
-            let _ = old;
-            bits
-        }, mode);
+        self.change(
+            |old, bits| {
+                let _ = old;
+                bits
+            },
+            mode,
+        );
     }
 
     /// Takes from the list what the mode does not have, as the creation of a file does.
@@ -123,7 +128,11 @@ impl Acl {
     }
 
     fn change(&mut self, new: impl Fn(u16, u16) -> u16, mode: u32) {
-        let group = if self.permission(MASK).is_some() { MASK } else { GROUP_OBJ };
+        let group = if self.permission(MASK).is_some() {
+            MASK
+        } else {
+            GROUP_OBJ
+        };
         for (tag, shift) in [(USER_OBJ, 6), (group, 3), (OTHER, 0)] {
             if let Some(permission) = self.permission(tag) {
                 *permission = new(*permission, (mode >> shift & 7) as u16);
@@ -169,7 +178,12 @@ mod tests {
         let mut list = named();
         list.limit(0o750);
         assert_eq!(list.mode(), 0o750);
-        let mut plain = Acl::decode(&acl(&[(USER_OBJ, 6, NONE), (GROUP_OBJ, 4, NONE), (OTHER, 0, NONE)])).unwrap();
+        let mut plain = Acl::decode(&acl(&[
+            (USER_OBJ, 6, NONE),
+            (GROUP_OBJ, 4, NONE),
+            (OTHER, 0, NONE),
+        ]))
+        .unwrap();
         assert!(plain.is_minimal() && !named().is_minimal());
         plain.set_mode(0o755);
         assert_eq!(plain.mode(), 0o755);

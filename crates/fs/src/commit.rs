@@ -165,7 +165,9 @@ impl Inner {
     /// Commits everything to the tree. A failure ends writing: what is durable stays so.
     pub fn checkpoint(&self) -> Result<()> {
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db.as_ref().ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let db = db
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
         let (frozen, epoch, taken) = {
             let mut log = self.log();
             let (frozen, taken) = {
@@ -215,7 +217,8 @@ impl Inner {
         let segments = self.superblock.lock().segments.clone();
         let blocks: u64 = segments.iter().map(|s| u64::from(s.blocks)).sum();
         // A commit writes what it changes to other pages, so that the items need twice their room.
-        self.space.set_slack(blocks.saturating_sub(2 * db.item_pages()?));
+        self.space
+            .set_slack(blocks.saturating_sub(2 * db.item_pages()?));
         Ok(())
     }
 
@@ -254,7 +257,11 @@ impl Inner {
 
     /// Notes how much waits for a commit; much of it wakes the thread that commits.
     pub fn note_backlog(&self, state: &State) {
-        let now = state.store.active.len().max(state.store.active.bytes() / 1024);
+        let now = state
+            .store
+            .active
+            .len()
+            .max(state.store.active.bytes() / 1024);
         let before = self.backlog.swap(now, Relaxed);
         if now > self.backlog_max && before <= self.backlog_max {
             self.wake.set(|wanted| wanted.commit = true);
@@ -312,7 +319,10 @@ fn commit_from_time_to_time(fs: &Inner) {
     let mut wanted = fs.wake.wanted.lock().expect("no panic under this lock");
     loop {
         let waiting = |w: &mut Wanted| !w.stop && !w.commit;
-        let waited = fs.wake.changed.wait_timeout_while(wanted, interval, waiting);
+        let waited = fs
+            .wake
+            .changed
+            .wait_timeout_while(wanted, interval, waiting);
         wanted = waited.expect("no panic under this lock").0;
         if wanted.stop {
             return;

@@ -157,7 +157,11 @@ impl Blocks {
         if range.is_empty() {
             return 0;
         }
-        let new: u64 = self.missing(range.clone()).iter().map(|r| r.end - r.start).sum();
+        let new: u64 = self
+            .missing(range.clone())
+            .iter()
+            .map(|r| r.end - r.start)
+            .sum();
         let (mut start, mut end) = (range.start, range.end);
         if let Some((&s, &e)) = self.runs.range(..=start).next_back()
             && e >= start
@@ -225,12 +229,21 @@ mod tests {
                 flags_in.fill(false);
                 assert_eq!(set.remove(range), there);
             }
-            assert!(set.iter().flatten().eq((0..200).filter(|b| flags[*b as usize])));
+            assert!(
+                set.iter()
+                    .flatten()
+                    .eq((0..200).filter(|b| flags[*b as usize]))
+            );
             assert_eq!(set.count(), flags.iter().filter(|f| **f).count() as u64);
             let ends: Vec<_> = set.iter().collect();
             assert!(ends.windows(2).all(|w| w[0].end < w[1].start));
             let missing = set.missing(20..150);
-            assert!(missing.into_iter().flatten().eq((20..150).filter(|b| !flags[*b as usize])));
+            assert!(
+                missing
+                    .into_iter()
+                    .flatten()
+                    .eq((20..150).filter(|b| !flags[*b as usize]))
+            );
         }
     }
 }

@@ -258,7 +258,11 @@ impl BaseRange {
             return Ok(None);
         };
         let next = guard(|| {
-            let next = if back { range.next_back() } else { range.next() };
+            let next = if back {
+                range.next_back()
+            } else {
+                range.next()
+            };
             let Some((key, value)) = next.transpose()? else {
                 return Ok(None);
             };
@@ -269,7 +273,9 @@ impl BaseRange {
             return Ok(None);
         };
         if key < self.from || key > self.to {
-            return Err(Error::corrupt("the metadata is damaged: it is out of order"));
+            return Err(Error::corrupt(
+                "the metadata is damaged: it is out of order",
+            ));
         }
         let rest = if back { key.previous() } else { key.next() };
         match rest {

@@ -121,7 +121,8 @@ impl Fileset {
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
-        self.fs.with_room(|| self.try_prepare_write(ino, bytes.clone()))
+        self.fs
+            .with_room(|| self.try_prepare_write(ino, bytes.clone()))
     }
 
     fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
@@ -258,7 +259,8 @@ impl Fileset {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
-        self.fs.with_room(|| self.try_allocate(ino, bytes.clone(), how))
+        self.fs
+            .with_room(|| self.try_allocate(ino, bytes.clone(), how))
     }
 
     fn try_allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {

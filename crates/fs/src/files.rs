@@ -144,7 +144,14 @@ impl Files {
     }
 
     /// See [`Fileset::symlink`].
-    pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], uid: u32, gid: u32) -> Result<Attr> {
+    pub fn symlink(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
         self.fileset.symlink(dir, name, target, uid, gid)
     }
 
@@ -171,7 +178,12 @@ impl Files {
     }
 
     /// See [`Fileset::rename`].
-    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<Option<Attr>> {
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<Option<Attr>> {
         let replaced = self.fileset.rename(from, to, how)?;
         if let Some(attr) = &replaced {
             self.forget_if_gone(attr);
@@ -247,7 +259,12 @@ impl Files {
     pub fn sync(&self) -> Result<()> {
         let mut session = self.volume.session()?;
         let mut first = Ok(());
-        for stats in self.volume.files().into_iter().filter(|stats| stats.dirty_bytes > 0) {
+        for stats in self
+            .volume
+            .files()
+            .into_iter()
+            .filter(|stats| stats.dirty_bytes > 0)
+        {
             let mut open = self.volume.open(&self.volume.vnode(stats.file, stats.size));
             let written = session.write_out(&mut open, 0..FILE_SIZE_MAX);
             first = first.and(written);

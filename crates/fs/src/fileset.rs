@@ -9,7 +9,9 @@ use crate::fs::Inner;
 use crate::key::{Ino, Item, PLACE_MAX, TreeId};
 use crate::names::Slot;
 use crate::op::Op;
-use crate::record::{BLOCK_BYTES, FileType, Inode, NAME_MAX, Time, TreeRecord, XATTR_VALUE_MAX, Xattr};
+use crate::record::{
+    BLOCK_BYTES, FileType, Inode, NAME_MAX, Time, TreeRecord, XATTR_VALUE_MAX, Xattr,
+};
 use std::sync::Arc;
 
 /// Bytes that the names of an inode's attributes take together, as the kernel's XATTR_LIST_MAX.
@@ -325,7 +327,9 @@ impl Fileset {
         let device_blocks = self.fs.superblock.lock().device_blocks;
         let (mut blocks, mut free, mut available) = (device_blocks, device.free, device.available);
         if record.quota_blocks != 0 {
-            let left = record.quota_blocks.saturating_sub(record.used_blocks + tree.promised);
+            let left = record
+                .quota_blocks
+                .saturating_sub(record.used_blocks + tree.promised);
             blocks = record.quota_blocks.min(device_blocks);
             (free, available) = (free.min(left), available.min(left));
         }

@@ -164,7 +164,14 @@ impl Fs {
             options,
         });
         if !inner.options.read_only {
-            inner.note_slack(inner.db.lock().expect("no panic under this lock").as_ref().expect("just opened"))?;
+            inner.note_slack(
+                inner
+                    .db
+                    .lock()
+                    .expect("no panic under this lock")
+                    .as_ref()
+                    .expect("just opened"),
+            )?;
             if replayed {
                 inner.commit_replayed()?;
             }
@@ -249,7 +256,12 @@ impl Fs {
             return Ok(());
         }
         self.inner.checkpoint()?;
-        let db = self.inner.db.lock().expect("no panic under this lock").take();
+        let db = self
+            .inner
+            .db
+            .lock()
+            .expect("no panic under this lock")
+            .take();
         db.map_or(Ok(()), Db::close)
     }
 
@@ -278,7 +290,10 @@ impl Inner {
     /// Refuses changes where none are allowed.
     pub fn check_writable(&self) -> Result<()> {
         match self.options.read_only {
-            true => Err(Error::new(Kind::ReadOnly, "the file system is open read-only")),
+            true => Err(Error::new(
+                Kind::ReadOnly,
+                "the file system is open read-only",
+            )),
             false => Ok(()),
         }
     }
@@ -297,13 +312,16 @@ impl Inner {
                 self.remove_tree_items(id)?;
             } else if origin == 0 {
                 let mut orphans = Vec::new();
-                self.read().scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
-                    orphans.push(ino);
-                    Ok(true)
-                })?;
+                self.read()
+                    .scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                        orphans.push(ino);
+                        Ok(true)
+                    })?;
                 let fs = Arc::clone(self);
                 let fileset = Fileset { fs, id };
-                orphans.into_iter().try_for_each(|ino| fileset.remove_orphan(ino))?;
+                orphans
+                    .into_iter()
+                    .try_for_each(|ino| fileset.remove_orphan(ino))?;
             }
         }
         Ok(())
@@ -346,7 +364,10 @@ impl Found {
         let mut at = superblock.first_block();
         for run in db.used(superblock.device_blocks)? {
             if run.start < at {
-                return Err(Error::corrupt(format!("block {}: no place for data", run.start)));
+                return Err(Error::corrupt(format!(
+                    "block {}: no place for data",
+                    run.start
+                )));
             }
             space.add_between(at, run.start)?;
             at = run.end();
@@ -402,7 +423,10 @@ fn load(store: Store, bounds: Range<u64>) -> Result<State> {
     let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
     let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
     for (origin, id) in snapshots {
-        match trees.get_mut(&origin).filter(|tree| tree.record.origin == 0) {
+        match trees
+            .get_mut(&origin)
+            .filter(|tree| tree.record.origin == 0)
+        {
             Some(tree) => tree.snapshots.push(id),
             None => return Err(Error::corrupt(format!("snapshot {id}: of no fileset"))),
         }

@@ -17,8 +17,8 @@ mod sync;
 use crate::error::Error;
 use crate::fileset::Fileset;
 use crate::key::Ino;
-use cache::{FileId, Pager, PagerInfo, PagerQueue};
 use crate::record::BLOCK_BYTES;
+use cache::{FileId, Pager, PagerInfo, PagerQueue};
 use std::ops::Range;
 use sync::SyncThread;
 

@@ -1,4 +1,4 @@
-//! The check of everything, on a file system that is open; nothing is changed.
+//! The check of everything, on a file system that is open; nothing is changed by it. `repair` does that.
 //!
 //! Two walks: over every tree as its readers see it (each name leads to an inode, each inode has the
 //! links, entries and blocks that it says, everything hangs from a root), and over every record in
@@ -6,7 +6,10 @@
 //! still meanwhile: changes wait, readers do not.
 
 mod blocks;
+mod repair;
 mod tree;
+
+pub use repair::Repair;
 
 use crate::error::{Error, Result};
 use crate::fs::{Fs, Inner};
@@ -79,7 +82,9 @@ impl Inner {
     fn check(&self) -> Result<Report> {
         // Nobody commits meanwhile, so that the bitmap on disk stands still too.
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db.as_ref().ok_or_else(|| Error::new(crate::Kind::Io, "the file system is closed"))?;
+        let db = db
+            .as_ref()
+            .ok_or_else(|| Error::new(crate::Kind::Io, "the file system is closed"))?;
         let state = self.read();
         let mut report = Report::default();
         check_keys(&state, &mut report)?;
@@ -111,7 +116,10 @@ fn check_keys(state: &State, report: &mut Report) -> Result<()> {
     })?;
     let last = state.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= state.next_tree {
-        report.problem(format!("the next fileset would be {}, and there is {last}", state.next_tree));
+        report.problem(format!(
+            "the next fileset would be {}, and there is {last}",
+            state.next_tree
+        ));
     }
     Ok(())
 }

@@ -204,7 +204,10 @@ mod tests {
             let (one, two) = (some(), some());
             assert_eq!(Key::decode(&one.encode()), one);
             assert_eq!(one.cmp(&two), one.encode().cmp(&two.encode()));
-            assert!(one.next().is_none_or(|next| next > one && next.previous() == Some(one)));
+            assert!(
+                one.next()
+                    .is_none_or(|next| next > one && next.previous() == Some(one))
+            );
         }
     }
 

@@ -46,16 +46,16 @@ mod store;
 mod superblock;
 mod trees;
 
+pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
 pub use files::{At, Files, Handle, Lane};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options};
 pub use fs_pager::FsPager;
-pub use fsck::Report;
+pub use fsck::{Repair, Report};
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, New, ROOT, Rename};
-pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use space::Usage;
 pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Superblock};

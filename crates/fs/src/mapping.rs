@@ -37,7 +37,9 @@ fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
     let extent = Extent::decode(bytes)?;
     match end_of(&(first, extent)) <= FILE_SIZE_MAX / BLOCK_BYTES {
         true => Ok((first, extent)),
-        false => Err(Error::corrupt("an extent behind the end of the largest file")),
+        false => Err(Error::corrupt(
+            "an extent behind the end of the largest file",
+        )),
     }
 }
 
@@ -69,7 +71,9 @@ impl State {
         }
         let inside = |run: Run| self.bounds.start <= run.start && run.end() <= self.bounds.end;
         match found.iter().find(|(_, extent)| !inside(extent.run())) {
-            Some(_) => Err(Error::corrupt(format!("inode {ino}: an extent outside the device"))),
+            Some(_) => Err(Error::corrupt(format!(
+                "inode {ino}: an extent outside the device"
+            ))),
             None => Ok(found),
         }
     }
@@ -77,10 +81,15 @@ impl State {
     /// The first extent that begins at a block or after it.
     pub fn extent_after(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<Mapped>> {
         let mut found = None;
-        self.scan(tree, ino, (Item::Extent, block, PLACE_MAX), |first, bytes| {
-            found = Some(decode(first, bytes)?);
-            Ok(false)
-        })?;
+        self.scan(
+            tree,
+            ino,
+            (Item::Extent, block, PLACE_MAX),
+            |first, bytes| {
+                found = Some(decode(first, bytes)?);
+                Ok(false)
+            },
+        )?;
         Ok(found)
     }
 

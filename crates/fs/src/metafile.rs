@@ -69,7 +69,8 @@ impl SuperblockFile {
         let mut superblock = self.lock();
         superblock.generation += 1;
         let place = COPIES[(superblock.generation % 2) as usize];
-        self.io.write_through(true, place, Buf::copy_of(&superblock.encode()))
+        self.io
+            .write_through(true, place, Buf::copy_of(&superblock.encode()))
     }
 
     /// Writes both copies, one after the other.
@@ -292,7 +293,9 @@ fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
 fn cut(segments: &mut Vec<Segment>, end: u64) -> Vec<Run> {
     let mut behind = Vec::new();
     for segment in segments.iter_mut().filter(|s| !s.is_spare()) {
-        let keep = end.saturating_sub(segment.logical.into()).min(segment.blocks.into());
+        let keep = end
+            .saturating_sub(segment.logical.into())
+            .min(segment.blocks.into());
         let run = Run {
             start: segment.start + keep,
             blocks: u64::from(segment.blocks) - keep,
@@ -322,7 +325,12 @@ fn from_spare(segments: &mut Vec<Segment>, blocks: u64) -> Option<u64> {
 /// Puts space aside for the next opening. Says whether the superblock has changed.
 pub(crate) fn keep_spare(superblock: &mut Superblock, space: &Space) -> bool {
     let spare = |s: &&Segment| s.is_spare();
-    let kept: u64 = superblock.segments.iter().filter(spare).map(|s| u64::from(s.blocks)).sum();
+    let kept: u64 = superblock
+        .segments
+        .iter()
+        .filter(spare)
+        .map(|s| u64::from(s.blocks))
+        .sum();
     if kept >= UNIT_BLOCKS_MIN || superblock.segments.len() >= SEGMENTS_MAX {
         return false;
     }
@@ -453,7 +461,8 @@ mod tests {
             let offset = random.below(len as u64) as usize;
             let bytes = random.below(30_000).min((len - offset) as u64) as usize;
             random.fill(&mut model[offset..offset + bytes]);
-            file.write(offset as u64, &model[offset..offset + bytes]).unwrap();
+            file.write(offset as u64, &model[offset..offset + bytes])
+                .unwrap();
             if round % 50 == 0 {
                 file.sync_data().unwrap();
             }
@@ -516,7 +525,10 @@ mod tests {
         file.set_len(2 << 20).unwrap();
         let mut out = vec![9; 1 << 20];
         file.read(1 << 20, &mut out).unwrap();
-        assert!(out.iter().all(|byte| *byte == 0), "what was cut off is not there again");
+        assert!(
+            out.iter().all(|byte| *byte == 0),
+            "what was cut off is not there again"
+        );
     }
 
     #[test]
@@ -528,6 +540,10 @@ mod tests {
         assert_eq!(segments.last().unwrap().blocks, 6);
         map(&mut segments, &space, 64).unwrap();
         assert!(locate(&segments, 64).0.is_some());
-        assert!(!segments.iter().any(|s| s.start < 500 || s.start + u64::from(s.blocks) > 570));
+        assert!(
+            !segments
+                .iter()
+                .any(|s| s.start < 500 || s.start + u64::from(s.blocks) > 570)
+        );
     }
 }

@@ -107,7 +107,14 @@ impl Fileset {
     ///
     /// # Errors
     /// As [`Fileset::create`].
-    pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], uid: u32, gid: u32) -> Result<Attr> {
+    pub fn symlink(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
         if target.len() > TARGET_MAX {
             return Err(Kind::NameTooLong.into());
         }
@@ -199,7 +206,14 @@ impl Fileset {
     }
 
     /// Gives a new inode what the default list of its directory says, or else what the umask leaves.
-    fn give_acl(&self, op: &mut Op, dir: Ino, ino: Ino, inode: &mut Inode, umask: u32) -> Result<()> {
+    fn give_acl(
+        &self,
+        op: &mut Op,
+        dir: Ino,
+        ino: Ino,
+        inode: &mut Inode,
+        umask: u32,
+    ) -> Result<()> {
         let default = match op.xattr(&self.fs.hasher, self.id, dir, acl::DEFAULT)? {
             Slot::Taken(_, value) if inode.kind != FileType::Symlink => value,
             _ => {
@@ -318,9 +332,16 @@ impl Fileset {
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
         }
-        inode.links = if inode.is_dir() { 0 } else { inode.links.saturating_sub(1) };
+        inode.links = if inode.is_dir() {
+            0
+        } else {
+            inode.links.saturating_sub(1)
+        };
         inode.changed = op.now;
-        let is_open = op.cores.get(&(self.id, ino)).is_some_and(|core| core.opens > 0);
+        let is_open = op
+            .cores
+            .get(&(self.id, ino))
+            .is_some_and(|core| core.opens > 0);
         if inode.links == 0 && !is_open && self.is_small(op, ino)? {
             op.destroy(ino)?;
             return Ok((inode, false));
@@ -350,7 +371,12 @@ impl Fileset {
     /// [`Kind::Invalid`]: a directory into one below it. [`Kind::NotEmpty`], [`Kind::IsDirectory`],
     /// [`Kind::NotDirectory`]: what is in the way cannot be replaced. [`Kind::Exists`] with
     /// [`Rename::NoReplace`].
-    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<Option<Attr>> {
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<Option<Attr>> {
         check_name(from.1)?;
         check_name(to.1)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -418,14 +444,19 @@ impl Fileset {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             if at == moved.ino {
-                return Err(Error::new(Kind::Invalid, "a directory cannot go below itself"));
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "a directory cannot go below itself",
+                ));
             }
             if at == ROOT {
                 return Ok(());
             }
             at = op.look(at)?.parent;
         }
-        Err(Error::corrupt(format!("inode {dir}: no way up to the root")))
+        Err(Error::corrupt(format!(
+            "inode {dir}: no way up to the root"
+        )))
     }
 
     fn replace(&self, op: &mut Op, source: &Named, target: &Named) -> Result<(Inode, bool)> {
@@ -481,7 +512,13 @@ impl Fileset {
             kind: named.kind,
             name: named.name,
         };
-        op.put(self.id, named.dir, (Item::Entry, named.place), entry.encode(), fresh)?;
+        op.put(
+            self.id,
+            named.dir,
+            (Item::Entry, named.place),
+            entry.encode(),
+            fresh,
+        )?;
         let now = op.now;
         op.change(named.dir, |dir| {
             dir.entries += 1;

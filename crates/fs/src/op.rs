@@ -60,6 +60,11 @@ impl<'a> Op<'a> {
     pub fn begin_any(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         fs.check_writable()?;
         fs.wait_for_room()?;
+        Op::locked(fs, tree)
+    }
+
+    /// The same for one who keeps commits away.
+    pub fn locked(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         let state = fs.write();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -149,11 +154,17 @@ impl<'a> Op<'a> {
     /// Refuses what would bring a tree beyond its quota of blocks.
     pub fn check_quota(&self, blocks: u64) -> Result<()> {
         let tree = self.state.tree(self.tree)?;
-        let used = tree.record.used_blocks.saturating_add_signed(self.used_blocks);
+        let used = tree
+            .record
+            .used_blocks
+            .saturating_add_signed(self.used_blocks);
         match tree.record.quota_blocks {
             0 => Ok(()),
             quota if used + tree.promised + blocks <= quota => Ok(()),
-            _ => Err(Error::new(Kind::Quota, "the quota of the fileset is used up")),
+            _ => Err(Error::new(
+                Kind::Quota,
+                "the quota of the fileset is used up",
+            )),
         }
     }
 
@@ -165,7 +176,10 @@ impl<'a> Op<'a> {
         match record.quota_inodes {
             0 => Ok(()),
             quota if used < quota => Ok(()),
-            _ => Err(Error::new(Kind::Quota, "the quota of the fileset is used up")),
+            _ => Err(Error::new(
+                Kind::Quota,
+                "the quota of the fileset is used up",
+            )),
         }
     }
 
@@ -183,7 +197,10 @@ impl<'a> Op<'a> {
         let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         let number = tree.record.next_ino;
         if number >= crate::key::PLACE_MAX >> 1 {
-            return Err(Error::new(Kind::NoSpace, "every inode number has been used"));
+            return Err(Error::new(
+                Kind::NoSpace,
+                "every inode number has been used",
+            ));
         }
         tree.record.next_ino += 1;
         tree.changed = true;

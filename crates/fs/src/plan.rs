@@ -73,7 +73,8 @@ impl Fileset {
             let device = (!extent.unwritten).then_some(start * BLOCK_BYTES);
             plan.add(at(part.start)..at(part.end), device);
             if extent.tail != 0 && part.end == end_of(&(first, extent)) {
-                plan.zeros.push(at(part.end - 1) + u64::from(extent.tail)..at(part.end));
+                plan.zeros
+                    .push(at(part.end - 1) + u64::from(extent.tail)..at(part.end));
             }
             done = part.end;
         }
@@ -88,7 +89,8 @@ impl Fileset {
 
     /// Plans a write of whole blocks, and allocates what it needs.
     pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
-        self.fs.with_room(|| self.try_plan_write(ino, blocks.clone()))
+        self.fs
+            .with_room(|| self.try_plan_write(ino, blocks.clone()))
     }
 
     fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
@@ -127,7 +129,10 @@ impl Fileset {
         let core = op.core(ino)?;
         core.promised.remove(blocks.clone());
         core.in_place.remove(blocks.clone());
-        let number = core.writes.last_key_value().map_or(0, |(number, _)| number + 1);
+        let number = core
+            .writes
+            .last_key_value()
+            .map_or(0, |(number, _)| number + 1);
         let write = Write {
             wanted: Blocks::of(wanted),
             tails: Vec::new(),
@@ -173,7 +178,10 @@ impl Fileset {
     fn carry_in(&self, plan: &WritePlan) -> Result<bool> {
         let (tree, ino) = (self.id, plan.ino);
         let mut op = Op::begin(&self.fs, tree)?;
-        let write = op.cores.get(&(tree, ino)).and_then(|core| core.writes.get(&plan.number));
+        let write = op
+            .cores
+            .get(&(tree, ino))
+            .and_then(|core| core.writes.get(&plan.number));
         let Some(write) = write else {
             // The file is gone.
             return Ok(false);
@@ -221,7 +229,9 @@ impl Fileset {
             op.use_blocks(more);
         }
         // Nothing can fail any more.
-        unwanted.into_iter().for_each(|run| op.space().give_back(run, false));
+        unwanted
+            .into_iter()
+            .for_each(|run| op.space().give_back(run, false));
         op.end_promise(plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
@@ -239,7 +249,9 @@ impl Fileset {
         let mut state = self.fs.write();
         let mut core = state.cores.get_mut(&(self.id, plan.ino));
         let mut kept = 0;
-        let write = core.as_mut().and_then(|core| core.writes.remove(&plan.number));
+        let write = core
+            .as_mut()
+            .and_then(|core| core.writes.remove(&plan.number));
         let wanted = write.unwrap_or_default().wanted;
         if let Some(core) = &mut core {
             for part in &plan.in_place {
@@ -280,7 +292,10 @@ impl WritePlan {
 
     /// Where the bytes of the request go, in order and without gaps.
     pub fn parts(&self) -> Vec<Part> {
-        let in_place = self.in_place.iter().map(|(first, extent)| (*first, extent.run()));
+        let in_place = self
+            .in_place
+            .iter()
+            .map(|(first, extent)| (*first, extent.run()));
         let mut all: Vec<(u64, Run)> = in_place.chain(self.new.iter().copied()).collect();
         all.sort_unstable();
         let mut parts: Vec<Part> = Vec::new();

@@ -37,7 +37,9 @@ impl Time {
     /// The system's clock.
     pub fn now() -> Time {
         let now = std::time::SystemTime::now();
-        let since = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since = now
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         Time {
             seconds: since.as_secs() as i64,
             nanos: since.subsec_nanos(),
@@ -497,7 +499,10 @@ impl<'a> In<'a> {
     }
 
     pub fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (first, rest) = self.bytes.split_first_chunk::<N>().ok_or_else(|| self.wrong())?;
+        let (first, rest) = self
+            .bytes
+            .split_first_chunk::<N>()
+            .ok_or_else(|| self.wrong())?;
         self.bytes = rest;
         Ok(*first)
     }
@@ -524,7 +529,10 @@ impl<'a> In<'a> {
 
     /// The next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let (first, rest) = self.bytes.split_at_checked(len).ok_or_else(|| self.wrong())?;
+        let (first, rest) = self
+            .bytes
+            .split_at_checked(len)
+            .ok_or_else(|| self.wrong())?;
         self.bytes = rest;
         Ok(first)
     }

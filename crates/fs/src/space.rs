@@ -118,6 +118,18 @@ impl Space {
         Ok(())
     }
 
+    /// Makes exactly these runs free, whatever was so far. Nobody has promises, or requests in flight.
+    pub fn replace(&self, free: impl Iterator<Item = Run>) {
+        let mut inner = self.lock();
+        inner.by_start.clear();
+        inner.by_blocks.clear();
+        inner.resting.clear();
+        (inner.free, inner.resting_blocks) = (0, 0);
+        for run in free {
+            inner.release(run);
+        }
+    }
+
     /// Takes exactly these blocks.
     ///
     /// # Errors

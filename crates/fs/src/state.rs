@@ -85,7 +85,10 @@ impl State {
             origin => origin,
         };
         let siblings = &self.trees.get(&origin).ok_or(Kind::NotFound)?.snapshots;
-        let from = siblings.iter().position(|s| *s == id).ok_or(Kind::NotFound)?;
+        let from = siblings
+            .iter()
+            .position(|s| *s == id)
+            .ok_or(Kind::NotFound)?;
         Ok((&siblings[from..], origin))
     }
 
@@ -140,7 +143,9 @@ impl State {
             Key::item(origin, ino, item, to),
         );
         if snapshots.is_empty() {
-            return self.store.scan(from, to, |key, value| take(key.place(), value));
+            return self
+                .store
+                .scan(from, to, |key, value| take(key.place(), value));
         }
         let mut next = Some(from);
         while let Some(at) = next.filter(|at| *at <= to) {
@@ -170,7 +175,9 @@ impl State {
         let from = Key::item(origin, ino, item, 0);
         let mut to = Key::item(origin, ino, item, place);
         if snapshots.is_empty() {
-            return self.store.last(from, to, |key, value| read(key.place(), value));
+            return self
+                .store
+                .last(from, to, |key, value| read(key.place(), value));
         }
         loop {
             let Some(key) = self.nearest(snapshots, origin, from, to, true)? else {
@@ -345,7 +352,11 @@ impl State {
                         blocks: part.blocks as u32,
                         count: u32::try_from(now).map_err(|_| Kind::TooManyLinks)?,
                     };
-                    self.put_key(Key::global(Section::Shared, part.start), shared.encode(), false);
+                    self.put_key(
+                        Key::global(Section::Shared, part.start),
+                        shared.encode(),
+                        false,
+                    );
                     continue;
                 }
             }
@@ -401,7 +412,9 @@ impl State {
                 parts.push((Run { start, blocks }, count));
             }
         };
-        let before = self.shared_at(run.start)?.filter(|(first, _)| *first < run.start);
+        let before = self
+            .shared_at(run.start)?
+            .filter(|(first, _)| *first < run.start);
         if let Some((first, shared)) = before {
             let end = (first + u64::from(shared.blocks)).min(run.end());
             add(at, end, shared.count);
@@ -466,7 +479,12 @@ impl State {
     }
 
     /// Changes an inode.
-    pub fn update(&mut self, tree: TreeId, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
+    pub fn update(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        change: impl FnOnce(&mut Inode),
+    ) -> Result<()> {
         let mut inode = self.inode(tree, ino)?;
         change(&mut inode);
         self.set_inode(tree, ino, inode)
@@ -485,7 +503,12 @@ impl State {
             }
             self.forget_idle(name);
         }
-        let changed: Vec<TreeId> = self.trees.iter().filter(|(_, t)| t.changed).map(|(id, _)| *id).collect();
+        let changed: Vec<TreeId> = self
+            .trees
+            .iter()
+            .filter(|(_, t)| t.changed)
+            .map(|(id, _)| *id)
+            .collect();
         for id in changed {
             let tree = self.trees.get_mut(&id).expect("listed above");
             tree.changed = false;

@@ -99,7 +99,13 @@ impl Store {
         let active = self.active.range(from, to);
         let frozen = frozen.into_iter().flat_map(|f| f.range(from, to));
         if back {
-            merge(active.rev().peekable(), frozen.rev().peekable(), base, back, take)
+            merge(
+                active.rev().peekable(),
+                frozen.rev().peekable(),
+                base,
+                back,
+                take,
+            )
         } else {
             merge(active.peekable(), frozen.peekable(), base, back, take)
         }

@@ -129,13 +129,21 @@ impl Superblock {
     ///
     /// # Errors
     /// [`Kind::Invalid`]: the device is too small or too large, or the label too long.
-    pub fn new(device_bytes: u64, label: &str, random: [u8; 32], created: i64) -> Result<Superblock> {
+    pub fn new(
+        device_bytes: u64,
+        label: &str,
+        random: [u8; 32],
+        created: i64,
+    ) -> Result<Superblock> {
         if device_bytes < DEVICE_BYTES_MIN || device_bytes / BLOCK_BYTES >= DEVICE_BLOCKS_MAX {
             let text = format!("a device of {device_bytes} bytes; at least {DEVICE_BYTES_MIN}");
             return Err(Error::new(Kind::Invalid, text));
         }
         if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
-            return Err(Error::new(Kind::Invalid, "a label has at most 64 bytes of text"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "a label has at most 64 bytes of text",
+            ));
         }
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
@@ -272,7 +280,9 @@ impl Superblock {
             );
             return Err(Error::corrupt(text));
         }
-        if self.device_blocks < DEVICE_BYTES_MIN / BLOCK_BYTES || self.device_blocks >= DEVICE_BLOCKS_MAX {
+        if self.device_blocks < DEVICE_BYTES_MIN / BLOCK_BYTES
+            || self.device_blocks >= DEVICE_BLOCKS_MAX
+        {
             return wrong("no such size");
         }
         let blocks = self.journal_blocks;

@@ -120,7 +120,11 @@ impl Fs {
             ..op.state().tree(of)?.record.clone()
         };
         let id = add_tree(&mut op, record)?;
-        op.trees.get_mut(&of).ok_or(Kind::NotFound)?.snapshots.push(id);
+        op.trees
+            .get_mut(&of)
+            .ok_or(Kind::NotFound)?
+            .snapshots
+            .push(id);
         op.finish();
         self.sync()?;
         self.fileset(id)
@@ -168,9 +172,15 @@ impl Fs {
         if !tree.snapshots.is_empty() {
             return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
         }
-        let open = op.cores.iter().any(|((tree, _), core)| *tree == id && !core.is_idle());
+        let open = op
+            .cores
+            .iter()
+            .any(|((tree, _), core)| *tree == id && !core.is_idle());
         if open {
-            return Err(Error::new(Kind::Busy, "files are open, or wait to be written"));
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            ));
         }
         op.cores.retain(|(tree, _), _| *tree != id);
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
@@ -187,7 +197,11 @@ fn check_name(state: &State, name: &str) -> Result<()> {
     if !is_tree_name(name) {
         return Err(Error::new(Kind::Invalid, "no name for a fileset"));
     }
-    match state.trees.values().any(|t| !t.record.removing && t.record.name == name) {
+    match state
+        .trees
+        .values()
+        .any(|t| !t.record.removing && t.record.name == name)
+    {
         true => Err(Error::new(Kind::Exists, format!("'{name}' is taken"))),
         false => Ok(()),
     }
@@ -278,7 +292,10 @@ impl Op<'_> {
     ) -> Result<()> {
         self.delete_key(key);
         if let Some(older) = older {
-            let wants = self.trees.get(&older).is_some_and(|t| key.object >> 1 < t.record.next_ino);
+            let wants = self
+                .trees
+                .get(&older)
+                .is_some_and(|t| key.object >> 1 < t.record.next_ino);
             let has = self.store.get(&key.in_layer(older), |_| Ok(()))?.is_some();
             if wants && !has {
                 self.put_key(key.in_layer(older), bytes, false);

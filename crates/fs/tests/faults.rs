@@ -49,7 +49,11 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         failed |= pair.client.sync(&mut pair.random).is_err();
         failed |= pair.fs.commit().is_err();
     }
-    assert_eq!(failed, handle.failed() > 0, "{context}: an error is told, and only a real one");
+    assert_eq!(
+        failed,
+        handle.failed() > 0,
+        "{context}: an error is told, and only a real one"
+    );
     // What is in memory can be read still, and nothing of it contradicts itself.
     handle.set(None);
     assert!(pair.client.fileset.attr(fs::ROOT).is_ok(), "{context}");
@@ -104,8 +108,16 @@ fn a_read_that_fails_is_an_error_of_its_operation_and_the_next_one_works() {
         pair.step();
     }
     pair.release_all();
-    pair.client.write_all_out(&mut pair.random).expect("written");
-    let Pair { fs, client, model, inodes, .. } = pair;
+    pair.client
+        .write_all_out(&mut pair.random)
+        .expect("written");
+    let Pair {
+        fs,
+        client,
+        model,
+        inodes,
+        ..
+    } = pair;
     drop(client);
     fs.close().expect("closed");
     let (device, handle) = ErrorDevice::new(mem);
@@ -115,7 +127,10 @@ fn a_read_that_fails_is_an_error_of_its_operation_and_the_next_one_works() {
         let fs = match Fs::open(Arc::clone(&device), common::options()) {
             Ok(fs) => fs,
             Err(error) => {
-                assert!(matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt), "{error:?}");
+                assert!(
+                    matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt),
+                    "{error:?}"
+                );
                 continue;
             }
         };

@@ -60,7 +60,9 @@ fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing(
     // What is there can be overwritten in place.
     for (ino, data) in &mut files {
         data[0] ^= 0xff;
-        client.write(*ino, 0, &data[..1]).expect("no new block is needed");
+        client
+            .write(*ino, 0, &data[..1])
+            .expect("no new block is needed");
     }
     client.sync(&mut random).expect("synced");
     drop(client);
@@ -77,12 +79,18 @@ fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing(
     };
     client.fileset.read_dir(ROOT, 2, list).expect("listed");
     for name in names {
-        client.fileset.unlink(ROOT, &name).expect("a full disk can be emptied");
+        client
+            .fileset
+            .unlink(ROOT, &name)
+            .expect("a full disk can be emptied");
     }
     fs.commit().expect("committed");
     assert_clean(&fs, "empty again");
     let after = fs.usage().free;
-    assert!(after + 600 > before, "{after} blocks are free, and {before} were");
+    assert!(
+        after + 600 > before,
+        "{after} blocks are free, and {before} were"
+    );
 }
 
 #[test]
@@ -106,7 +114,10 @@ fn a_full_disk_refuses_names_and_not_their_removal() {
     }
     fs.commit().expect("committed");
     assert_clean(&fs, "empty again");
-    client.fileset.create(ROOT, &name(0), &NEW).expect("there is room");
+    client
+        .fileset
+        .create(ROOT, &name(0), &NEW)
+        .expect("there is room");
 }
 
 #[test]
@@ -121,13 +132,21 @@ fn random_operations_on_a_full_disk_lose_nothing() {
                 pair.step();
             }
             let context = format!("EVFS_SEED={seed}, part {part}, round {round}");
-            pair.client.write_all_out(&mut pair.random).expect("promises are kept");
+            pair.client
+                .write_all_out(&mut pair.random)
+                .expect("promises are kept");
             pair.compare_all();
             assert_clean(&pair.fs, &context);
         }
         pair.release_all();
         pair.compare_all();
-        let Pair { fs, client, model, inodes, .. } = pair;
+        let Pair {
+            fs,
+            client,
+            model,
+            inodes,
+            ..
+        } = pair;
         drop(client);
         fs.close().expect("closed");
         let mut pair = Pair::new(open(&device), 0);
@@ -149,9 +168,13 @@ fn a_quota_is_kept_and_counts_what_is_promised() {
     let mut client = Client::new(fileset);
     let one = client.fileset.create(ROOT, b"one", &NEW).expect("made").ino;
     let two = client.fileset.create(ROOT, b"two", &NEW).expect("made").ino;
-    client.write(one, 0, &[1; 15 * 4096]).expect("within the quota");
+    client
+        .write(one, 0, &[1; 15 * 4096])
+        .expect("within the quota");
     assert_eq!(client.write(two, 0, &[2; 6 * 4096]), Err(libc::EDQUOT));
-    client.write(two, 0, &[2; 5 * 4096]).expect("within the quota");
+    client
+        .write(two, 0, &[2; 5 * 4096])
+        .expect("within the quota");
     client.sync(&mut random).expect("synced");
     let stat = client.fileset.statfs().expect("full");
     assert_eq!((stat.blocks, stat.free, stat.free_inodes), (20, 0, 1));
@@ -161,7 +184,9 @@ fn a_quota_is_kept_and_counts_what_is_promised() {
     assert_eq!(error.errno(), libc::EDQUOT);
     client.fileset.unlink(ROOT, b"two").expect("removed");
     client.forget(two);
-    client.write(one, 15 * 4096, &[1; 5 * 4096]).expect("there is room again");
+    client
+        .write(one, 15 * 4096, &[1; 5 * 4096])
+        .expect("there is room again");
     client.sync(&mut random).expect("synced");
     assert_clean(&fs, "quota");
 }

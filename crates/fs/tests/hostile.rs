@@ -18,14 +18,18 @@ fn sample() -> Mem {
     for _ in 0..1500 {
         pair.step();
     }
-    pair.client.write_all_out(&mut pair.random).expect("written");
+    pair.client
+        .write_all_out(&mut pair.random)
+        .expect("written");
     let id = pair.fileset().id();
     pair.fs.snapshot(id, "then").expect("a snapshot");
     for _ in 0..300 {
         pair.step();
     }
     pair.release_all();
-    pair.client.write_all_out(&mut pair.random).expect("written");
+    pair.client
+        .write_all_out(&mut pair.random)
+        .expect("written");
     let Pair { fs, client, .. } = pair;
     drop(client);
     fs.close().expect("closed");
@@ -84,12 +88,18 @@ fn changed_metadata_is_an_error_and_not_a_panic() {
             let segment = segments[random.below(segments.len() as u64) as usize];
             let blocks = u64::from(segment.blocks).min(160);
             let at = (segment.start + random.below(blocks)) * 4096 + random.below(4096);
-            image.poke(at, &random.next_u64().to_le_bytes()[..1 + random.below(8) as usize]);
+            image.poke(
+                at,
+                &random.next_u64().to_le_bytes()[..1 + random.below(8) as usize],
+            );
         }
         match exercise(image) {
             Ok(clean) => noticed += u32::from(!clean),
             Err(kind) => {
-                assert!(matches!(kind, Kind::Corrupt | Kind::Io | Kind::NoSpace), "{kind:?}");
+                assert!(
+                    matches!(kind, Kind::Corrupt | Kind::Io | Kind::NoSpace),
+                    "{kind:?}"
+                );
                 noticed += 1;
             }
         }

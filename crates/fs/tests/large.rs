@@ -20,7 +20,11 @@ const NEW: New = New {
 
 /// Entries in one directory: a million where the code is optimised, and as many as a test may take
 /// where it is not.
-const ENTRIES: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+const ENTRIES: u64 = if cfg!(debug_assertions) {
+    100_000
+} else {
+    1_000_000
+};
 
 #[test]
 fn a_directory_holds_a_million_entries_and_lists_each_once() {
@@ -48,7 +52,10 @@ fn a_directory_holds_a_million_entries_and_lists_each_once() {
         main.read_dir(ROOT, after, |entry| {
             let text = std::str::from_utf8(entry.name).expect("text");
             let number: usize = text["entry ".len()..].parse().expect("a number");
-            assert!(!std::mem::replace(&mut seen[number], true), "{text} comes twice");
+            assert!(
+                !std::mem::replace(&mut seen[number], true),
+                "{text} comes twice"
+            );
             after = entry.cookie;
             left -= 1;
             more = left == 0;
@@ -82,11 +89,19 @@ fn a_file_written_in_small_pieces_ends_in_few_extents() {
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let mut random = block::Random::new(1);
     let files: Vec<u64> = (0..4)
-        .map(|i| client.fileset.create(ROOT, &[b'a' + i], &NEW).expect("made").ino)
+        .map(|i| {
+            client
+                .fileset
+                .create(ROOT, &[b'a' + i], &NEW)
+                .expect("made")
+                .ino
+        })
         .collect();
     for round in 0..512u64 {
         for ino in &files {
-            client.write(*ino, round * 8192, &[round as u8; 8192]).expect("written");
+            client
+                .write(*ino, round * 8192, &[round as u8; 8192])
+                .expect("written");
         }
         if round % 128 == 127 {
             client.write_all_out(&mut random).expect("written out");
@@ -106,18 +121,33 @@ fn files_reach_sixteen_tebibytes_and_no_further() {
     let fs = open(&device);
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let mut random = block::Random::new(1);
-    let ino = client.fileset.create(ROOT, b"large", &NEW).expect("made").ino;
+    let ino = client
+        .fileset
+        .create(ROOT, b"large", &NEW)
+        .expect("made")
+        .ino;
     let end = fs::FILE_SIZE_MAX;
-    client.write(ino, end - 10, b"0123456789").expect("the last bytes");
+    client
+        .write(ino, end - 10, b"0123456789")
+        .expect("the last bytes");
     assert_eq!(client.write(ino, end - 1, b"01"), Err(libc::EFBIG));
     assert_eq!(client.truncate(ino, end + 1), Err(libc::EFBIG));
     client.sync(&mut random).expect("synced");
     let back = client.read(ino, end - 5000, 5000).expect("readable");
     assert_eq!(back[..4990], [0; 4990]);
     assert_eq!(back[4990..], *b"0123456789");
-    let data = client.fileset.seek(ino, 0, fs::Seek::Data).expect("some data");
+    let data = client
+        .fileset
+        .seek(ino, 0, fs::Seek::Data)
+        .expect("some data");
     assert_eq!(data, end - 4096);
-    assert_eq!(client.fileset.seek(ino, data, fs::Seek::Hole).expect("the end"), end);
+    assert_eq!(
+        client
+            .fileset
+            .seek(ino, data, fs::Seek::Hole)
+            .expect("the end"),
+        end
+    );
     client.truncate(ino, 1).expect("cut");
     assert_eq!(client.fileset.attr(ino).expect("there").inode.blocks, 0);
     assert_clean(&fs, "large");

@@ -26,7 +26,9 @@ fn run(seed: u64, rounds: usize, steps: usize) {
         }
         pair.release_all();
         pair.compare_all();
-        pair.client.write_all_out(&mut pair.random).expect("it writes out");
+        pair.client
+            .write_all_out(&mut pair.random)
+            .expect("it writes out");
         pair.compare_all();
         assert_clean(&pair.fs, &context);
         pair = reopen(pair, &device);

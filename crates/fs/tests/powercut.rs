@@ -46,13 +46,22 @@ struct History {
 }
 
 fn versions(model: &Model) -> BTreeMap<Id, u64> {
-    model.nodes.iter().map(|(id, node)| (*id, node.version)).collect()
+    model
+        .nodes
+        .iter()
+        .map(|(id, node)| (*id, node.version))
+        .collect()
 }
 
 fn contents(model: &Model, only: Option<Id>) -> BTreeMap<Id, (u64, Vec<u8>)> {
-    let nodes = model.nodes.iter().filter(|(id, _)| only.is_none_or(|only| only == **id));
+    let nodes = model
+        .nodes
+        .iter()
+        .filter(|(id, _)| only.is_none_or(|only| only == **id));
     let files = nodes.filter(|(_, node)| node.kind == Kind::File);
-    files.map(|(id, node)| (*id, (node.version, node.data.clone()))).collect()
+    files
+        .map(|(id, node)| (*id, (node.version, node.data.clone())))
+        .collect()
 }
 
 /// Works on a disk and notes what it does.
@@ -86,7 +95,11 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
                 files = Some(contents(&pair.model, None));
             }
             1..=3 => {
-                let inodes = pair.model.nodes.iter().filter(|(_, node)| node.kind == Kind::File);
+                let inodes = pair
+                    .model
+                    .nodes
+                    .iter()
+                    .filter(|(_, node)| node.kind == Kind::File);
                 let some = inodes.map(|(id, _)| *id).last();
                 if let Some(id) = some {
                     let ino = pair.inodes[&id];
@@ -139,10 +152,16 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
         Err(error) => panic!("{context}: {error:?}"),
     };
     assert_clean(&fs, context);
-    let main = fs.fileset_named(fs::FIRST_FILESET).expect("the first fileset");
+    let main = fs
+        .fileset_named(fs::FIRST_FILESET)
+        .expect("the first fileset");
     let synced = history.synced.iter().rfind(|synced| synced.event <= point);
     let oldest = synced.map_or(0, |synced| synced.moment);
-    let newest = history.moments.iter().rposition(|m| m.begun <= point).expect("the first");
+    let newest = history
+        .moments
+        .iter()
+        .rposition(|m| m.begun <= point)
+        .expect("the first");
     let found = describe(&main);
     let fits = |moment: &Moment| moment.described == found;
     let window = &history.moments[oldest..=newest];
@@ -162,9 +181,14 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
         let Some((version, content)) = written.get(&id) else {
             continue;
         };
-        let changed = history.moments[..=newest].iter().filter_map(|m| m.versions.get(&id));
+        let changed = history.moments[..=newest]
+            .iter()
+            .filter_map(|m| m.versions.get(&id));
         if changed.max() == Some(version) {
-            assert!(data == *content, "{context}: file {id} was synced and is not whole");
+            assert!(
+                data == *content,
+                "{context}: file {id} was synced and is not whole"
+            );
         }
     }
     check_snapshots(&fs, history, synced, context);
@@ -176,14 +200,20 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
 fn assert_own(data: &[u8], id: Id, context: &str) {
     for word in data.chunks_exact(8) {
         let word = u64::from_le_bytes(word.try_into().unwrap());
-        assert!(word == 0 || word >> 32 == id as u64, "{context}: file {id} shows {word:x}");
+        assert!(
+            word == 0 || word >> 32 == id as u64,
+            "{context}: file {id} shows {word:x}"
+        );
     }
 }
 
 fn files_of(fileset: &Fileset, owner: &HashMap<Ino, Id>) -> Vec<(Ino, Id)> {
     let mut files = Vec::new();
     for (ino, id) in owner {
-        if fileset.attr(*ino).is_ok_and(|attr| attr.inode.kind == fs::FileType::File) {
+        if fileset
+            .attr(*ino)
+            .is_ok_and(|attr| attr.inode.kind == fs::FileType::File)
+        {
             files.push((*ino, *id));
         }
     }
@@ -192,7 +222,11 @@ fn files_of(fileset: &Fileset, owner: &HashMap<Ino, Id>) -> Vec<(Ino, Id)> {
 }
 
 fn check_snapshots(fs: &Fs, history: &History, synced: Option<&Synced>, context: &str) {
-    let there: Vec<String> = fs.filesets().into_iter().map(|(_, record)| record.name).collect();
+    let there: Vec<String> = fs
+        .filesets()
+        .into_iter()
+        .map(|(_, record)| record.name)
+        .collect();
     for name in synced.iter().flat_map(|synced| synced.snapshots.keys()) {
         assert!(there.contains(name), "{context}: {name} is gone");
     }
@@ -206,7 +240,10 @@ fn check_snapshots(fs: &Fs, history: &History, synced: Option<&Synced>, context:
                 continue;
             };
             let data = client.read(ino, 0, u64::MAX / 2).expect("readable");
-            assert!(data == node.data, "{context}: {name}: file {id} has changed");
+            assert!(
+                data == node.data,
+                "{context}: {name}: file {id} has changed"
+            );
         }
     }
 }

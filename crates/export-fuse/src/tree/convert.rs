@@ -77,7 +77,9 @@ fn time(time: Time) -> SystemTime {
         true => UNIX_EPOCH.checked_add(seconds),
         false => UNIX_EPOCH.checked_sub(seconds),
     };
-    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+    whole
+        .and_then(|whole| whole.checked_add(nanos))
+        .unwrap_or(UNIX_EPOCH)
 }
 
 pub(super) fn set_time(time: TimeOrNow) -> SetTime {
@@ -110,9 +112,15 @@ mod tests {
             seconds: -5,
             nanos: 700_000_000,
         };
-        assert_eq!(set_time(TimeOrNow::SpecificTime(from_fuser)), SetTime::To(expected));
+        assert_eq!(
+            set_time(TimeOrNow::SpecificTime(from_fuser)),
+            SetTime::To(expected)
+        );
         let shown = time(expected);
-        assert_eq!(UNIX_EPOCH.duration_since(shown).unwrap(), Duration::from_millis(4300));
+        assert_eq!(
+            UNIX_EPOCH.duration_since(shown).unwrap(),
+            Duration::from_millis(4300)
+        );
     }
 
     #[test]

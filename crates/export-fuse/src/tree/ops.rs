@@ -6,10 +6,10 @@ use super::{Tree, convert, errno};
 use crate::mount::PIECE_BYTES;
 use fs::{Allocate, At, Attr, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr};
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -66,7 +66,8 @@ impl Tree {
             self.drop_capabilities(ino)?;
         }
         self.with_lane(|lane, _| {
-            lane.write(&open.handle, At::Offset(offset), data).map_err(errno)?;
+            lane.write(&open.handle, At::Offset(offset), data)
+                .map_err(errno)?;
             match durable {
                 true => lane.sync(&open.handle).map_err(errno),
                 false => Ok(()),
@@ -199,11 +200,23 @@ impl Filesystem for Tree {
         reply: ReplyEntry,
     ) {
         // mknod(2) without a type makes a regular file.
-        let mode = if mode & libc::S_IFMT == 0 { mode | libc::S_IFREG } else { mode };
+        let mode = if mode & libc::S_IFMT == 0 {
+            mode | libc::S_IFREG
+        } else {
+            mode
+        };
         self.enter(reply, self.make(req, (parent, name), (mode, umask, rdev)));
     }
 
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+    fn mkdir(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
         let mode = mode & 0o7777 | libc::S_IFDIR;
         self.enter(reply, self.make(req, (parent, name), (mode, umask, 0)));
     }
@@ -218,9 +231,18 @@ impl Filesystem for Tree {
         finish(reply, result.map(drop).map_err(errno));
     }
 
-    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
         let (name, target) = (name.as_bytes(), target.as_os_str().as_bytes());
-        let made = self.files.symlink(parent.0, name, target, req.uid(), req.gid());
+        let made = self
+            .files
+            .symlink(parent.0, name, target, req.uid(), req.gid());
         self.enter(reply, made);
     }
 
@@ -240,12 +262,28 @@ impl Filesystem for Tree {
             RenameFlags::RENAME_EXCHANGE => Rename::Exchange,
             _ => return reply.error(Errno::EINVAL),
         };
-        let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
-        finish(reply, self.files.rename(from, to, how).map(drop).map_err(errno));
+        let (from, to) = (
+            (parent.0, name.as_bytes()),
+            (newparent.0, newname.as_bytes()),
+        );
+        finish(
+            reply,
+            self.files.rename(from, to, how).map(drop).map_err(errno),
+        );
     }
 
-    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        self.enter(reply, self.files.link(ino.0, newparent.0, newname.as_bytes()));
+    fn link(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        self.enter(
+            reply,
+            self.files.link(ino.0, newparent.0, newname.as_bytes()),
+        );
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -266,7 +304,9 @@ impl Filesystem for Tree {
         reply: ReplyCreate,
     ) {
         let mode = mode & 0o7777 | libc::S_IFREG;
-        let made = self.make(req, (parent, name), (mode, umask, 0)).map_err(errno);
+        let made = self
+            .make(req, (parent, name), (mode, umask, 0))
+            .map_err(errno);
         let opened = made.and_then(|attr| Ok((self.open_file(attr.ino, flags)?, attr)));
         match opened {
             Ok(((number, keep), attr)) => {
@@ -294,7 +334,9 @@ impl Filesystem for Tree {
         let mut reply = Some(reply);
         let read = self.with_lane(|lane, buf| {
             let size = (size as usize).min(buf.len());
-            let len = lane.read(&open.handle, offset, &mut buf[..size]).map_err(errno)?;
+            let len = lane
+                .read(&open.handle, offset, &mut buf[..size])
+                .map_err(errno)?;
             if let Some(reply) = reply.take() {
                 reply.data(&buf[..len]);
             }
@@ -326,7 +368,14 @@ impl Filesystem for Tree {
     }
 
     /// Closing promises nothing, and the kernel need not ask again.
-    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         reply.error(Errno::ENOSYS);
     }
 
@@ -344,7 +393,14 @@ impl Filesystem for Tree {
         reply.ok();
     }
 
-    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         let open = self.handles.get(fh).ok_or(Errno::EBADF);
         let sync = |open: std::sync::Arc<Open>| {
             self.with_lane(|lane, _| lane.sync(&open.handle).map_err(errno))
@@ -359,7 +415,14 @@ impl Filesystem for Tree {
         }
     }
 
-    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         let listed = self.files.read_dir(ino.0, offset, |entry| {
             let (kind, name) = (convert::kind(entry.kind), OsStr::from_bytes(entry.name));
             Ok(!reply.add(INodeNo(entry.ino), entry.cookie, kind, name))
@@ -381,7 +444,14 @@ impl Filesystem for Tree {
         let listed = self.files.read_dir_attrs(ino.0, offset, |entry, attr| {
             let (name, generation) = (OsStr::from_bytes(entry.name), convert::generation(&attr));
             let attr = convert::attr(&attr);
-            Ok(!reply.add(INodeNo(entry.ino), entry.cookie, name, &self.ttl, &attr, generation))
+            Ok(!reply.add(
+                INodeNo(entry.ino),
+                entry.cookie,
+                name,
+                &self.ttl,
+                &attr,
+                generation,
+            ))
         });
         match listed.and_then(|()| self.files.note_read(ino.0)) {
             Ok(()) => reply.ok(),
@@ -389,11 +459,25 @@ impl Filesystem for Tree {
         }
     }
 
-    fn releasedir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
         finish(reply, self.files.unpin(ino.0).map_err(errno));
     }
 
-    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsyncdir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         finish(reply, self.files.sync_names().map_err(errno));
     }
 
@@ -402,7 +486,16 @@ impl Filesystem for Tree {
             Ok(stat) => {
                 let (block, name) = (fs::BLOCK_BYTES as u32, fs::NAME_MAX as u32);
                 let inodes = (stat.inodes, stat.free_inodes);
-                reply.statfs(stat.blocks, stat.free, stat.available, inodes.0, inodes.1, block, name, block);
+                reply.statfs(
+                    stat.blocks,
+                    stat.free,
+                    stat.available,
+                    inodes.0,
+                    inodes.1,
+                    block,
+                    name,
+                    block,
+                );
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -427,7 +520,10 @@ impl Filesystem for Tree {
         if name == CAPABILITY {
             self.capabilities.given(ino.0);
         }
-        finish(reply, self.files.set_xattr(ino.0, name, value, how).map_err(errno));
+        finish(
+            reply,
+            self.files.set_xattr(ino.0, name, value, how).map_err(errno),
+        );
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -450,7 +546,12 @@ impl Filesystem for Tree {
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(reply, self.files.remove_xattr(ino.0, name.as_bytes()).map_err(errno));
+        finish(
+            reply,
+            self.files
+                .remove_xattr(ino.0, name.as_bytes())
+                .map_err(errno),
+        );
     }
 
     fn ioctl(
@@ -494,7 +595,15 @@ impl Filesystem for Tree {
         finish(reply, done.map(drop));
     }
 
-    fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,

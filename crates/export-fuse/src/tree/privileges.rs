@@ -24,7 +24,10 @@ pub(super) struct Capabilities {
 impl Capabilities {
     /// A file was given some.
     pub fn given(&self, ino: Ino) {
-        self.files.write().expect("no panic under this lock").insert(ino);
+        self.files
+            .write()
+            .expect("no panic under this lock")
+            .insert(ino);
         self.any.store(true, Ordering::Release);
     }
 

@@ -69,7 +69,9 @@ impl Lane {
             At::End => self.files.attr(node.ino)?.inode.size,
         };
         let end = offset.checked_add(data.len() as u64);
-        let end = end.filter(|end| *end <= FILE_SIZE_MAX).ok_or(Kind::FileTooLarge)?;
+        let end = end
+            .filter(|end| *end <= FILE_SIZE_MAX)
+            .ok_or(Kind::FileTooLarge)?;
         if data.is_empty() {
             return Ok(offset);
         }

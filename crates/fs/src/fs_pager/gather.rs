@@ -47,7 +47,10 @@ impl Gather {
             let place = device + (at - part.bytes.start);
             let whole = self.starts[slot] == at && self.starts[slot + 1] <= part.bytes.end;
             if whole {
-                let end = self.starts.partition_point(|start| *start <= part.bytes.end) - 1;
+                let end = self
+                    .starts
+                    .partition_point(|start| *start <= part.bytes.end)
+                    - 1;
                 let bufs = self.slots[slot..end].iter_mut().filter_map(Option::take);
                 lent.push((place, Carried::Slots(slot), bufs.collect::<Vec<_>>().into()));
                 at = self.starts[end];

@@ -7,9 +7,9 @@ use crate::error::{Error, Kind};
 use crate::file::Allocate;
 use crate::fileset::Fileset;
 use crate::key::Ino;
-use cache::{FileId, PagerInfo, PagerQueue};
 use crate::plan::{Part, WritePlan, blocks_of};
 use block::{BufPool, Completion, Op, Queue, Request, Wait};
+use cache::{FileId, PagerInfo, PagerQueue};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -127,7 +127,10 @@ impl FsQueue {
             entered,
         });
         self.start_children(slot, &parts);
-        if self.running[slot].as_ref().is_some_and(|running| running.left == 0) {
+        if self.running[slot]
+            .as_ref()
+            .is_some_and(|running| running.left == 0)
+        {
             self.end(slot);
         }
     }
@@ -317,7 +320,13 @@ impl FsQueue {
 
     fn complete(&mut self, tag: u64, ino: Ino, op: Op, result: block::Result<()>) {
         let named = |e: block::Error| e.detail(format!("inode {ino}"));
-        let result = result.map_err(|e| if e.range().is_some() { named(e) } else { e.in_op(&op) });
+        let result = result.map_err(|e| {
+            if e.range().is_some() {
+                named(e)
+            } else {
+                e.in_op(&op)
+            }
+        });
         self.ready.push_back(Completion { tag, op, result });
     }
 
@@ -416,7 +425,12 @@ impl Drop for FsQueue {
     /// Waits until the device has let go, so that what was allocated is named or given back.
     fn drop(&mut self) {
         let mut done = Vec::new();
-        while self.running.iter().flatten().any(|running| running.left > 0) {
+        while self
+            .running
+            .iter()
+            .flatten()
+            .any(|running| running.left > 0)
+        {
             if self.reap(Wait::Block, &mut done).is_err() {
                 // What is below is beyond use; the blocks stay allocated until the next opening.
                 return;

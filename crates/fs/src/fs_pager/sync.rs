@@ -20,8 +20,8 @@ pub(super) struct Inbox {
 impl Inbox {
     pub fn new(name: &str) -> block::Result<Inbox> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)
-            .map_err(|e| block::Error::from_io(name, e.into()))?;
+        let event =
+            rustix::event::eventfd(0, flags).map_err(|e| block::Error::from_io(name, e.into()))?;
         Ok(Inbox {
             answers: Mutex::default(),
             event,

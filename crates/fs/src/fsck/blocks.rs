@@ -26,7 +26,11 @@ pub(super) fn check(
             report.shared_blocks += run.blocks;
         }
     }
-    let many: Vec<(Run, u64)> = counted.iter().copied().filter(|(_, count)| *count > 1).collect();
+    let many: Vec<(Run, u64)> = counted
+        .iter()
+        .copied()
+        .filter(|(_, count)| *count > 1)
+        .collect();
     if joined(many) != joined(shared) {
         report.problem("the counts of shared blocks are not what the records add up to");
     }
@@ -56,7 +60,7 @@ pub(super) fn check(
 }
 
 /// The runs that records name, cut where the number of references changes.
-fn counted(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
+pub(super) fn counted(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     // At each block, by how much the number of references changes.
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
@@ -68,7 +72,11 @@ fn counted(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
         }
         let tree = state.trees.get(&key.layer);
         let is_snapshot = tree.is_some_and(|tree| tree.record.origin != 0);
-        let value = if is_snapshot { kept(bytes) } else { Ok(Some(bytes)) };
+        let value = if is_snapshot {
+            kept(bytes)
+        } else {
+            Ok(Some(bytes))
+        };
         let extent = value.and_then(|value| value.map(Extent::decode).transpose());
         match extent {
             Ok(Some(extent)) => {
@@ -152,6 +160,17 @@ fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
     all
 }
 
+/// Whether two lists of shared runs say the same, however they are cut into records.
+pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) -> bool {
+    let run = |(start, shared): &(u64, Shared)| {
+        let blocks = shared.blocks.into();
+        let start = *start;
+        (Run { start, blocks }, u64::from(shared.count))
+    };
+    let two: Option<Vec<(u64, Shared)>> = two.iter().map(|(at, s)| Some((*at, (*s)?))).collect();
+    two.is_some_and(|two| joined(one.iter().map(run).collect()) == joined(two.iter().map(run).collect()))
+}
+
 /// Sorted runs without overlaps and neighbours.
 fn united(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_unstable();
@@ -196,7 +215,11 @@ fn compare(records: &[Run], other: &[Run], name: &str, report: &mut Report) {
         Some((one, two)) if one.start == two.start => one.end().min(two.end()),
         Some((one, two)) => one.start.min(two.start),
         None => {
-            let longer = if records.len() > other.len() { records } else { other };
+            let longer = if records.len() > other.len() {
+                records
+            } else {
+                other
+            };
             longer[records.len().min(other.len())].start
         }
     };

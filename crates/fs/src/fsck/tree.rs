@@ -84,7 +84,11 @@ impl<'a> Walk<'a> {
 
     fn item(&mut self, key: Key, bytes: &[u8]) -> Result<()> {
         let ino = key.object;
-        if self.current.as_ref().is_none_or(|current| current.ino != ino) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|current| current.ino != ino)
+        {
             self.end_inode();
         }
         let what = format!("{}: inode {ino}", self.name);
@@ -143,7 +147,9 @@ impl<'a> Walk<'a> {
     }
 
     fn target(&mut self, bytes: &[u8]) {
-        let Some(current) = &mut self.current else { return };
+        let Some(current) = &mut self.current else {
+            return;
+        };
         current.has_target = true;
         let fits = current.inode.disk_size == bytes.len() as u64;
         let ino = current.ino;
@@ -157,7 +163,10 @@ impl<'a> Walk<'a> {
         if !(first..first + 256).contains(&key.place()) {
             self.problem(ino, "has a name where it is not looked for");
         }
-        let new = self.current.as_mut().is_none_or(|current| current.names.insert(unique));
+        let new = self
+            .current
+            .as_mut()
+            .is_none_or(|current| current.names.insert(unique));
         if !new {
             self.problem(ino, "has a name twice");
         }
@@ -177,7 +186,9 @@ impl<'a> Walk<'a> {
     }
 
     fn extent(&mut self, ino: Ino, first: u64, extent: &Extent) {
-        let Some(current) = &mut self.current else { return };
+        let Some(current) = &mut self.current else {
+            return;
+        };
         current.blocks += u64::from(extent.blocks);
         let overlaps = first < current.reached;
         current.reached = end_of(&(first, *extent));
@@ -198,7 +209,10 @@ impl<'a> Walk<'a> {
             self.problem(ino, &text);
         }
         if current.entries != inode.entries {
-            let text = format!("counts {} entries and has {}", inode.entries, current.entries);
+            let text = format!(
+                "counts {} entries and has {}",
+                inode.entries, current.entries
+            );
             self.problem(ino, &text);
         }
         if current.entries > 0 && !inode.is_dir() {
@@ -240,7 +254,10 @@ impl<'a> Walk<'a> {
                 (false, _) => names,
             };
             if seen.links != expected {
-                problems.push((*ino, format!("counts {} links and has {expected}", seen.links)));
+                problems.push((
+                    *ino,
+                    format!("counts {} links and has {expected}", seen.links),
+                ));
             }
             if is_dir && names > u32::from(*ino != ROOT) {
                 problems.push((*ino, format!("a directory with {names} names")));
@@ -252,10 +269,17 @@ impl<'a> Walk<'a> {
             }
             let is_orphan = self.orphans.contains(ino);
             if is_orphan != (seen.links == 0) && !is_snapshot {
-                problems.push((*ino, "no name, or one, and its place among the orphans differ".into()));
+                problems.push((
+                    *ino,
+                    "no name, or one, and its place among the orphans differ".into(),
+                ));
             }
         }
-        for ino in self.orphans.iter().filter(|ino| !self.inodes.contains_key(ino)) {
+        for ino in self
+            .orphans
+            .iter()
+            .filter(|ino| !self.inodes.contains_key(ino))
+        {
             problems.push((*ino, "an orphan that does not exist".into()));
         }
         if !self.inodes.contains_key(&ROOT) {

@@ -78,10 +78,14 @@ impl Client {
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), i32> {
         let end = offset + data.len() as u64;
         let old_end = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
-        self.fileset.prepare_write(ino, offset..end).map_err(|e| e.errno())?;
+        self.fileset
+            .prepare_write(ino, offset..end)
+            .map_err(|e| e.errno())?;
         let pages = offset / PAGE..end.div_ceil(PAGE);
         let bytes = pages.start * PAGE..pages.end * PAGE;
-        self.pager.will_write(FileId(ino), bytes).map_err(|e| e.errno())?;
+        self.pager
+            .will_write(FileId(ino), bytes)
+            .map_err(|e| e.errno())?;
         for page in pages {
             let from = offset.max(page * PAGE);
             let to = end.min((page + 1) * PAGE);
@@ -94,7 +98,11 @@ impl Client {
                 };
                 self.dirty.entry(ino).or_default().insert(page, content);
             }
-            let content = self.dirty.get_mut(&ino).and_then(|d| d.get_mut(&page)).unwrap();
+            let content = self
+                .dirty
+                .get_mut(&ino)
+                .and_then(|d| d.get_mut(&page))
+                .unwrap();
             content[(from - page * PAGE) as usize..(to - page * PAGE) as usize]
                 .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
         }
@@ -136,12 +144,16 @@ impl Client {
             while let Some(next) = request.take() {
                 if let Err(full) = self.queue.submit(FileId(ino), next) {
                     request = Some(full);
-                    self.queue.reap(Wait::Block, &mut done).map_err(|e| e.errno())?;
+                    self.queue
+                        .reap(Wait::Block, &mut done)
+                        .map_err(|e| e.errno())?;
                 }
             }
         }
         while self.queue.in_flight() > 0 {
-            self.queue.reap(Wait::Block, &mut done).map_err(|e| e.errno())?;
+            self.queue
+                .reap(Wait::Block, &mut done)
+                .map_err(|e| e.errno())?;
         }
         for done in done {
             let (first, run) = sent.remove(&done.tag).unwrap();
@@ -160,7 +172,9 @@ impl Client {
     pub fn write_all_out(&mut self, random: &mut Random) -> Result<(), i32> {
         let mut files: Vec<Ino> = self.dirty.keys().copied().collect();
         files.sort_unstable();
-        files.into_iter().try_for_each(|ino| self.write_out(ino, random, true))
+        files
+            .into_iter()
+            .try_for_each(|ino| self.write_out(ino, random, true))
     }
 
     /// fsync(2): the pages of the file, then the journal.
@@ -187,7 +201,10 @@ impl Client {
         dirty.retain(|page, _| page * PAGE < from || (page + 1) * PAGE > to);
         for (page, content) in dirty.iter_mut() {
             let start = page * PAGE;
-            let (from, to) = (from.clamp(start, start + PAGE), to.clamp(start, start + PAGE));
+            let (from, to) = (
+                from.clamp(start, start + PAGE),
+                to.clamp(start, start + PAGE),
+            );
             if from < to {
                 content[(from - start) as usize..(to - start) as usize].fill(0);
             }
@@ -197,10 +214,17 @@ impl Client {
     pub fn truncate(&mut self, ino: Ino, size: u64) -> Result<(), i32> {
         let attr = self.fileset.attr(ino).map_err(|e| e.errno())?;
         if attr.inode.kind != fs::FileType::File {
-            return self.fileset.truncate(ino, size).map(drop).map_err(|e| e.errno());
+            return self
+                .fileset
+                .truncate(ino, size)
+                .map(drop)
+                .map_err(|e| e.errno());
         }
         self.zero_cached(ino, size, u64::MAX - PAGE);
-        self.fileset.truncate(ino, size).map(drop).map_err(|e| e.errno())
+        self.fileset
+            .truncate(ino, size)
+            .map(drop)
+            .map_err(|e| e.errno())
     }
 
     /// fallocate(2).
@@ -223,6 +247,9 @@ impl Client {
                 self.zero_cached(ino, inner.start, inner.end);
             }
         }
-        self.fileset.allocate(ino, from..to, how).map(drop).map_err(|e| e.errno())
+        self.fileset
+            .allocate(ino, from..to, how)
+            .map(drop)
+            .map_err(|e| e.errno())
     }
 }

@@ -93,7 +93,14 @@ impl Model {
         self.live(dir)?.get(name).copied().ok_or(libc::ENOENT)
     }
 
-    pub fn make(&mut self, dir: Id, name: &[u8], kind: Kind, permissions: u32, uid: u32) -> Result<Id> {
+    pub fn make(
+        &mut self,
+        dir: Id,
+        name: &[u8],
+        kind: Kind,
+        permissions: u32,
+        uid: u32,
+    ) -> Result<Id> {
         if self.live(dir)?.contains_key(name) {
             return Err(libc::EEXIST);
         }
@@ -326,7 +333,9 @@ impl Model {
 pub fn describe_xattrs<'a>(xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> String {
     xattrs
         .map(|(name, value)| {
-            let sum: u64 = value.iter().fold(7, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
+            let sum: u64 = value
+                .iter()
+                .fold(7, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
             format!(" {}={}:{sum:x}", String::from_utf8_lossy(name), value.len())
         })
         .collect()

@@ -30,7 +30,9 @@ pub struct Pair {
 
 impl Pair {
     pub fn new(fs: Fs, seed: u64) -> Pair {
-        let fileset = fs.fileset_named(fs::FIRST_FILESET).expect("the first fileset");
+        let fileset = fs
+            .fileset_named(fs::FIRST_FILESET)
+            .expect("the first fileset");
         Pair {
             client: Client::new(fileset),
             fs,
@@ -64,7 +66,13 @@ impl Pair {
     }
 
     fn any_where(&mut self, fits: impl Fn(&model::Node) -> bool) -> Option<Id> {
-        let fitting: Vec<Id> = self.model.nodes.iter().filter(|(_, n)| fits(n)).map(|(id, _)| *id).collect();
+        let fitting: Vec<Id> = self
+            .model
+            .nodes
+            .iter()
+            .filter(|(_, n)| fits(n))
+            .map(|(id, _)| *id)
+            .collect();
         let count = fitting.len() as u64;
         (count > 0).then(|| fitting[self.random.below(count) as usize])
     }
@@ -74,7 +82,8 @@ impl Pair {
         if self.random.below(20) == 0 {
             return self.any();
         }
-        self.any_where(|n| matches!(n.kind, Kind::Dir(_)) && n.links > 0).unwrap()
+        self.any_where(|n| matches!(n.kind, Kind::Dir(_)) && n.links > 0)
+            .unwrap()
     }
 
     fn file(&mut self) -> Option<Id> {
@@ -102,7 +111,11 @@ impl Pair {
             return;
         }
         let ours_errno = ours.as_ref().err();
-        assert_eq!(ours_errno, theirs.as_ref().err(), "{what}: {ours:?} and {theirs:?}");
+        assert_eq!(
+            ours_errno,
+            theirs.as_ref().err(),
+            "{what}: {ours:?} and {theirs:?}"
+        );
     }
 
     /// One random operation on both.
@@ -186,11 +199,19 @@ impl Pair {
 
     /// The inodes that are in the model no more are in no cache.
     fn forget_gone(&mut self) {
-        let gone: Vec<Id> = self.inodes.keys().filter(|id| !self.model.nodes.contains_key(id)).copied().collect();
+        let gone: Vec<Id> = self
+            .inodes
+            .keys()
+            .filter(|id| !self.model.nodes.contains_key(id))
+            .copied()
+            .collect();
         for id in gone {
             let ino = self.inodes.remove(&id).unwrap();
             self.client.forget(ino);
-            assert!(self.client.fileset.attr(ino).is_err(), "inode {ino} is gone");
+            assert!(
+                self.client.fileset.attr(ino).is_err(),
+                "inode {ino} is gone"
+            );
         }
     }
 
@@ -212,9 +233,16 @@ impl Pair {
     fn rename(&mut self) {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
-        let how = [Rename::Replace, Rename::Replace, Rename::NoReplace, Rename::Exchange];
+        let how = [
+            Rename::Replace,
+            Rename::Replace,
+            Rename::NoReplace,
+            Rename::Exchange,
+        ];
         let how = how[self.random.below(4) as usize];
-        let ours = self.fileset().rename((self.ino(from), &old), (self.ino(to), &new), how);
+        let ours = self
+            .fileset()
+            .rename((self.ino(from), &old), (self.ino(to), &new), how);
         if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
             return;
         }
@@ -268,7 +296,10 @@ impl Pair {
         if ours.is_err() && self.lenient {
             // Edges may have been zeroed before it failed.
             let size = self.model.node(id).data.len();
-            let now = self.client.read(self.ino(id), 0, size as u64).expect("readable");
+            let now = self
+                .client
+                .read(self.ino(id), 0, size as u64)
+                .expect("readable");
             self.model.node_mut(id).data = now;
             return;
         }
@@ -301,7 +332,8 @@ impl Pair {
             return self.same("remove_xattr", ours.map_err(|e| e.errno()), &theirs);
         }
         let value = vec![id as u8; self.random.below(600) as usize];
-        let how = [SetXattr::Any, SetXattr::Create, SetXattr::Replace][self.random.below(3) as usize];
+        let how =
+            [SetXattr::Any, SetXattr::Create, SetXattr::Replace][self.random.below(3) as usize];
         let theirs = match how {
             SetXattr::Create if has => Err(libc::EEXIST),
             SetXattr::Replace if !has => Err(libc::ENODATA),
@@ -395,8 +427,10 @@ impl Pair {
                 }
                 names.remove(&b"."[..]);
                 names.remove(&b".."[..]);
-                let theirs: BTreeMap<Vec<u8>, Ino> =
-                    entries.iter().map(|(name, id)| (name.clone(), self.ino(*id))).collect();
+                let theirs: BTreeMap<Vec<u8>, Ino> = entries
+                    .iter()
+                    .map(|(name, id)| (name.clone(), self.ino(*id)))
+                    .collect();
                 assert_eq!(names, theirs);
             }
             Kind::Fifo => {}
@@ -421,7 +455,13 @@ fn is_full(errno: i32) -> bool {
 /// A tree without the content of files, in the words of [`Model::describe`].
 pub fn describe(fileset: &Fileset) -> String {
     let mut out = String::new();
-    describe_below(fileset, fs::ROOT, &mut String::new(), &mut out, &mut BTreeMap::new());
+    describe_below(
+        fileset,
+        fs::ROOT,
+        &mut String::new(),
+        &mut out,
+        &mut BTreeMap::new(),
+    );
     out
 }
 
@@ -447,7 +487,9 @@ fn describe_below(
     };
     let mut xattrs: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let mut names = Vec::new();
-    fileset.xattrs(ino, |name| names.push(name.to_vec())).expect("attributes");
+    fileset
+        .xattrs(ino, |name| names.push(name.to_vec()))
+        .expect("attributes");
     for name in names {
         let value = fileset.xattr(ino, &name).expect("a value");
         xattrs.insert(name, value);

@@ -1,0 +1,249 @@
+//! Repair: makes what [`crate::Fs::check`] complains of right again.
+//!
+//! ```text
+//!   every record        what is none, or lies where nothing may, goes
+//!   every fileset       names, links, counts (tree.rs); what nothing names goes to lost+found
+//!   every block         references, bitmap and allocator from the records
+//! ```
+//!
+//! **Invariant:** data that a record names is kept; of two files that name a block both keep it, and
+//! share it from then on. What a snapshot says is left as it is, but for records that are none.
+//! Deliberately absent: the tree below the records, and its pages. Where they are damaged the file
+//! system does not open, or says so when it reads them.
+
+mod tree;
+
+use super::{Report, blocks};
+use crate::core::Blocks;
+use crate::db::{Db, SpaceChange};
+use crate::error::{Error, Kind, Result};
+use crate::fs::{Fs, Inner};
+use crate::key::{Item, Key, Section, TreeId};
+use crate::op::Op;
+use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, Xattr};
+use crate::space::Run;
+use crate::state::{State, kept};
+
+/// Repairs that are listed; more are only counted.
+const DONE_MAX: usize = 1000;
+
+/// What a repair has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repair {
+    /// One sentence each; at most 1000.
+    pub done: Vec<String>,
+    /// All of it, what is not listed included.
+    pub done_count: u64,
+    /// What a check has found afterwards.
+    pub left: Report,
+}
+
+impl Repair {
+    fn did(&mut self, text: impl Into<String>) {
+        self.done_count += 1;
+        if self.done.len() < DONE_MAX {
+            self.done.push(text.into());
+        }
+    }
+}
+
+impl Fs {
+    /// Repairs what contradicts itself. Nobody else uses the file system meanwhile. Durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files are open, or wait to be written. [`Kind::ReadOnly`]. The device failed, or
+    /// the metadata cannot be read at all.
+    pub fn repair(&self) -> Result<Repair> {
+        let inner = self.inner();
+        inner.check_writable()?;
+        inner.checkpoint()?;
+        let mut repair = Repair::default();
+        inner.repair(&mut repair)?;
+        inner.checkpoint()?;
+        repair.left = self.check()?;
+        Ok(repair)
+    }
+}
+
+impl Inner {
+    fn repair(&self, repair: &mut Repair) -> Result<()> {
+        // In this order, as a commit takes them.
+        let db = self.db.lock().expect("no panic under this lock");
+        let db = db.as_ref().ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let mut op = Op::locked(self, 0)?;
+        if op.cores.values().any(|core| !core.is_idle()) {
+            return Err(Error::new(Kind::Busy, "files are open, or wait to be written"));
+        }
+        op.cores.clear();
+        let metadata = metadata(self);
+        drop_broken(&mut op, &metadata, repair)?;
+        let filesets: Vec<TreeId> = {
+            let all = op.trees.iter();
+            all.filter(|(_, tree)| tree.record.origin == 0 && !tree.record.removing)
+                .map(|(id, _)| *id)
+                .collect()
+        };
+        for id in filesets {
+            tree::repair(&mut op, &self.hasher, id, repair)?;
+        }
+        repair_next_tree(&mut op, repair);
+        repair_counts(&mut op, repair)?;
+        let changes = repair_space(&mut op, db, &metadata, repair)?;
+        // These are not what an operation freed: the allocator has them from here.
+        op.store.note_space(&changes);
+        op.finish();
+        Ok(())
+    }
+}
+
+/// The blocks that the metadata has.
+fn metadata(fs: &Inner) -> Blocks {
+    let mut blocks = Blocks::default();
+    for segment in &fs.superblock.lock().segments {
+        blocks.insert(segment.start..segment.start + u64::from(segment.blocks));
+    }
+    blocks
+}
+
+/// Removes records that are none, and extents that lie where no data can.
+fn drop_broken(op: &mut Op, metadata: &Blocks, repair: &mut Repair) -> Result<()> {
+    let state: &State = op;
+    let mut broken = Vec::new();
+    let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
+    state.store.scan(from, to, |key, bytes| {
+        if !is_sound(state, metadata, &key, bytes) {
+            broken.push(key);
+        }
+        Ok(true)
+    })?;
+    for key in broken {
+        repair.did(format!("{key:?}: no record that could be; removed"));
+        op.delete_key(key);
+    }
+    Ok(())
+}
+
+fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
+    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+        return false;
+    };
+    let value = match tree.record.origin {
+        0 => Ok(Some(bytes)),
+        _ => kept(bytes),
+    };
+    let Ok(value) = value else { return false };
+    let Some(value) = value else { return true };
+    match item {
+        Item::Inode => key.object != 0 && key.place() == 0 && Inode::decode(value).is_ok(),
+        Item::Target => key.place() == 0 && (1..=crate::record::TARGET_MAX).contains(&value.len()),
+        Item::Xattr => Xattr::decode(value).is_ok(),
+        Item::Entry => Entry::decode(value).is_ok(),
+        Item::Orphan => key.object == 0,
+        Item::Extent => Extent::decode(value).is_ok_and(|extent| {
+            let run = extent.run();
+            let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
+            let place = key.place().checked_add(run.blocks);
+            let reaches = crate::record::FILE_SIZE_MAX / crate::record::BLOCK_BYTES;
+            inside
+                && place.is_some_and(|end| end <= reaches)
+                && metadata.within(run.start..run.end()).is_empty()
+        }),
+    }
+}
+
+/// The next fileset gets an id that none has.
+fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
+    let last = op.trees.last_key_value().map_or(0, |(id, _)| *id);
+    if last >= op.next_tree && last < TreeId::MAX {
+        repair.did(format!("the next fileset is {}", last + 1));
+        op.next_tree = last + 1;
+        let mut out = Out::with(4);
+        out.u32(last + 1);
+        op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+    }
+}
+
+/// Counts the references of blocks anew.
+fn repair_counts(op: &mut Op, repair: &mut Repair) -> Result<()> {
+    let mut ignored = Report::default();
+    let counted = blocks::counted(op, &mut ignored)?;
+    let mut shared: Vec<(u64, Shared)> = Vec::new();
+    for (run, count) in counted.into_iter().filter(|(_, count)| *count > 1) {
+        let mut at = run.start;
+        while at < run.end() {
+            let blocks = (run.end() - at).min(EXTENT_BLOCKS_MAX.into()) as u32;
+            let count = u32::try_from(count).map_err(|_| Kind::TooManyLinks)?;
+            shared.push((at, Shared { blocks, count }));
+            at += u64::from(blocks);
+        }
+    }
+    let mut there: Vec<(u64, Option<Shared>)> = Vec::new();
+    let (from, to) = Key::section(Section::Shared);
+    op.store.scan(from, to, |key, bytes| {
+        there.push((key.item, Shared::decode(bytes).ok()));
+        Ok(true)
+    })?;
+    let same = blocks::same_counts(&shared, &there);
+    if same {
+        return Ok(());
+    }
+    repair.did("the references of shared blocks are counted anew");
+    for (at, _) in there {
+        op.delete_key(Key::global(Section::Shared, at));
+    }
+    for (at, record) in shared {
+        op.put_key(Key::global(Section::Shared, at), record.encode(), false);
+    }
+    Ok(())
+}
+
+/// Makes the bitmap and the allocator say what the records say. Gives the changes of the bitmap.
+fn repair_space(
+    op: &mut Op,
+    db: &Db,
+    metadata: &Blocks,
+    repair: &mut Repair,
+) -> Result<Vec<SpaceChange>> {
+    let mut used = Blocks::default();
+    let mut ignored = Report::default();
+    for (run, _) in blocks::counted(op, &mut ignored)? {
+        used.insert(run.start..run.end());
+    }
+    let mut bitmap = Blocks::default();
+    for run in db.used(op.bounds.end)? {
+        bitmap.insert(run.start..run.end());
+    }
+    for change in op.store.space_changes() {
+        let range = change.run.start..change.run.end();
+        match change.used {
+            true => bitmap.insert(range),
+            false => bitmap.remove(range),
+        };
+    }
+    let mut changes = Vec::new();
+    for (have, want, to) in [(&used, &bitmap, true), (&bitmap, &used, false)] {
+        let differ = have.iter().flat_map(|range| want.missing(range));
+        changes.extend(differ.map(|range| SpaceChange {
+            run: Run {
+                start: range.start,
+                blocks: range.end - range.start,
+            },
+            used: to,
+        }));
+    }
+    if !changes.is_empty() {
+        repair.did(format!("the bitmap was wrong in {} places", changes.len()));
+    }
+    let bounds = op.bounds.clone();
+    used.extend(metadata);
+    let free = used.missing(bounds).into_iter().map(|range| Run {
+        start: range.start,
+        blocks: range.end - range.start,
+    });
+    op.space().replace(free);
+    Ok(changes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! Files with their pages in a cache that is too small for them.
+//!
+//! Goal: what is read is what was written, whoever wrote it through whichever lane, while pages come
+//! and go, files are cut, punched, unlinked and snapshotted; and again after the file system was closed.
+
+mod common;
+
+use block::{BlockDevice, Mem, Random};
+use cache::{Cache, Config};
+use common::{assert_clean, format, open, seed};
+use fs::{Allocate, At, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek, SetAttr};
+use std::sync::Arc;
+use std::time::Duration;
+
+const NEW: New = New {
+    kind: FileType::File,
+    permissions: 0o644,
+    umask: 0,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+};
+const SIZE_MAX: u64 = 600_000;
+
+fn cache() -> Arc<Cache> {
+    let config = Config {
+        sync_interval: Duration::from_millis(20),
+        tick: Duration::from_millis(10),
+        ..Config::new(1 << 20)
+    };
+    Cache::new(config).expect("a cache")
+}
+
+fn device() -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
+    format(&device);
+    device
+}
+
+fn files(fs: &Fs, cache: &Cache) -> Arc<Files> {
+    let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
+    Files::new(&main, cache).expect("files")
+}
+
+fn cut(lane: &mut Lane, file: &Handle, size: u64) {
+    let set = SetAttr {
+        size: Some(size),
+        ..SetAttr::default()
+    };
+    lane.set_attr(file.ino(), &set).expect("cut");
+}
+
+fn same(lane: &mut Lane, file: &Handle, model: &[u8], context: &str) {
+    let mut all = vec![0xee; model.len() + 10];
+    let len = lane.read(file, 0, &mut all).expect("readable");
+    assert_eq!(len, model.len(), "{context}");
+    let differs = all[..len].iter().zip(model).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{context}: of {len} bytes");
+    assert_eq!(file.attr().expect("there").inode.size, len as u64, "{context}");
+}
+
+/// One random change of a file and its model.
+fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>) {
+    let at = random.below(SIZE_MAX);
+    let end = at + 1 + random.below(60_000);
+    match random.below(10) {
+        0..=3 => {
+            let mut data = vec![0; 1 + random.below(30_000) as usize];
+            random.fill(&mut data);
+            let to = match random.below(3) {
+                0 => At::End,
+                _ => At::Offset(at),
+            };
+            let at = lane.write(file, to, &data).expect("written") as usize;
+            if model.len() < at + data.len() {
+                model.resize(at + data.len(), 0);
+            }
+            model[at..at + data.len()].copy_from_slice(&data);
+        }
+        4 => {
+            cut(lane, file, at);
+            model.resize(at as usize, 0);
+        }
+        5 => {
+            lane.allocate(file, at..end, Allocate::Punch).expect("punched");
+            let (from, to) = (model.len().min(at as usize), model.len().min(end as usize));
+            model[from..to].fill(0);
+        }
+        6 => {
+            lane.allocate(file, at..end, Allocate::Zero).expect("zeroed");
+            if model.len() < end as usize {
+                model.resize(end as usize, 0);
+            }
+            model[at as usize..end as usize].fill(0);
+        }
+        7 => {
+            lane.allocate(file, at..end, Allocate::Grow).expect("allocated");
+            if model.len() < end as usize {
+                model.resize(end as usize, 0);
+            }
+        }
+        8 => lane.sync(file).expect("synced"),
+        _ => {
+            let mut out = vec![0; 20_000];
+            let len = lane.read(file, at, &mut out).expect("readable");
+            let from = model.len().min(at as usize);
+            assert!(out[..len] == model[from..model.len().min(from + 20_000)]);
+        }
+    }
+}
+
+#[test]
+fn what_is_read_is_what_was_written_while_pages_come_and_go() {
+    let seed = seed(1);
+    for part in 0..4 {
+        let device = device();
+        let fs = open(&device);
+        let (cache, mut random) = (cache(), Random::new(seed + part));
+        let files = files(&fs, &cache);
+        let mut lanes = [files.lane().expect("a lane"), files.lane().expect("a lane")];
+        let mut open = Vec::new();
+        for i in 0..4u8 {
+            let ino = files.create(ROOT, &[b'a' + i], &NEW).expect("made").ino;
+            open.push((files.open(ino).expect("open"), Vec::new()));
+        }
+        for round in 0..1500 {
+            let (file, model) = &mut open[random.below(4) as usize];
+            let lane = &mut lanes[random.below(2) as usize];
+            step(&mut random, lane, file, model);
+            if round % 50 == 0 {
+                let context = format!("EVFS_SEED={}, round {round}", seed + part);
+                same(lane, file, model, &context);
+            }
+        }
+        for (file, model) in &open {
+            same(&mut lanes[0], file, model, "the end");
+        }
+        let inodes: Vec<_> = open.into_iter().map(|(file, model)| (file.ino(), model)).collect();
+        drop(lanes);
+        files.close().expect("everything is written");
+        drop(files);
+        assert_clean(&fs, "closed");
+        fs.close().expect("closed");
+        let fs = self::open(&device);
+        let cache = self::cache();
+        let files = self::files(&fs, &cache);
+        let mut lane = files.lane().expect("a lane");
+        for (ino, model) in inodes {
+            let file = files.open(ino).expect("there");
+            same(&mut lane, &file, &model, "opened again");
+        }
+    }
+}
+
+#[test]
+fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let free = fs.usage().free;
+    let ino = files.create(ROOT, b"gone", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.write(&file, At::Offset(5000), &[7; 100_000]).expect("written");
+    assert_eq!(files.unlink(ROOT, b"gone").expect("removed").inode.links, 0);
+    lane.write(&file, At::End, &[8; 100_000]).expect("written");
+    let mut out = vec![0; 300_000];
+    assert_eq!(lane.read(&file, 0, &mut out).expect("readable"), 205_000);
+    assert!(out[105_000..205_000].iter().all(|byte| *byte == 8));
+    drop(file);
+    assert!(files.open(ino).is_err());
+    drop(lane);
+    files.close().expect("closed");
+    fs.commit().expect("committed");
+    assert_clean(&fs, "gone");
+    assert!(fs.usage().free + 64 >= free);
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.write(&file, At::Offset(40_000), &[1; 50_000]).expect("written");
+    assert_eq!(files.seek(ino, 0, Seek::Data).expect("data"), 36_864);
+    assert!(files.attr(ino).expect("there").inode.blocks >= 13);
+    files.sync().expect("synced");
+    let then = fs.snapshot(files.fileset().id(), "then").expect("a snapshot");
+    lane.write(&file, At::Offset(0), &[2; 90_000]).expect("written");
+    files.sync().expect("synced");
+    let past = Files::new(&then, &cache).expect("files");
+    let mut past_lane = past.lane().expect("a lane");
+    let old = past.open(ino).expect("open");
+    let mut out = vec![9; 90_000];
+    assert_eq!(past_lane.read(&old, 0, &mut out).expect("readable"), 90_000);
+    assert!(out[..40_000].iter().all(|byte| *byte == 0) && out[40_000..].iter().all(|byte| *byte == 1));
+    let refused = past_lane.write(&old, At::End, b"x").expect_err("read-only");
+    assert_eq!(refused.errno(), libc::EROFS);
+    assert_clean(&fs, "with a snapshot");
+}
+
+#[test]
+fn threads_append_whole_records() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let ino = files.create(ROOT, b"log", &NEW).expect("made").ino;
+    std::thread::scope(|scope| {
+        for thread in 1..=4u8 {
+            let files = Arc::clone(&files);
+            scope.spawn(move || {
+                let mut lane = files.lane().expect("a lane");
+                let file = files.open(ino).expect("open");
+                for _ in 0..200 {
+                    lane.write(&file, At::End, &[thread; 777]).expect("written");
+                }
+                lane.sync(&file).expect("synced");
+            });
+        }
+    });
+    let mut lane = files.lane().expect("a lane");
+    let file = files.open(ino).expect("open");
+    let mut all = vec![0; 800 * 777 + 1];
+    assert_eq!(lane.read(&file, 0, &mut all).expect("readable"), 800 * 777);
+    for record in all[..800 * 777].chunks(777) {
+        assert!(record.iter().all(|byte| *byte == record[0]));
+    }
+}
