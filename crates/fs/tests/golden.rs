@@ -7,7 +7,7 @@ use block::{BlockDevice, Mem};
 use common::client::Client;
 use common::pair::{Pair, describe};
 use common::{assert_clean, format, options};
-use fs::{FIRST_FILESET, FileType, Fileset, Fs};
+use fs::{FileType, Fileset, Fs};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
