@@ -97,7 +97,7 @@ impl Mount {
             MountOption::NoExec,
         ];
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
-        Mount::mount(&config.mountpoint, settings, Files::new(exports))
+        Mount::begin(&config.mountpoint, settings, Files::new(exports))
     }
 
     /// Mounts a file system. The files are to be closed when it is unmounted.
@@ -124,10 +124,10 @@ impl Mount {
             settings.acl = SessionACL::All;
         }
         settings.n_threads = Some(config.threads.max(1));
-        Mount::mount(&config.mountpoint, settings, Tree::new(files, config.ttl))
+        Mount::begin(&config.mountpoint, settings, Tree::new(files, config.ttl))
     }
 
-    fn mount(
+    fn begin(
         mountpoint: &Path,
         mut settings: fuser::Config,
         filesystem: impl Filesystem,

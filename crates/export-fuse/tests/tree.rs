@@ -51,15 +51,26 @@ fn what_programs_write_is_there_for_them_and_after_a_remount() {
         for i in 0..3000 {
             sys::write(dir.join("a/b").join(format!("entry {i}")), b"x").expect("written");
         }
-        let mut names: Vec<_> = sys::read_dir(dir.join("symlink")).expect("listed").collect();
+        let mut names: Vec<_> = sys::read_dir(dir.join("symlink"))
+            .expect("listed")
+            .collect();
         assert_eq!(names.len(), 3000);
         names.clear();
         let meta = sys::metadata(dir.join("moved/file")).expect("there");
-        assert_eq!((meta.nlink(), meta.mode() & 0o7777, meta.len()), (2, 0o751, 300_000));
+        assert_eq!(
+            (meta.nlink(), meta.mode() & 0o7777, meta.len()),
+            (2, 0o751, 300_000)
+        );
     });
     mounted(&device, |dir| {
-        assert_eq!(sys::read(dir.join("link")).expect("readable"), vec![7; 300_000]);
-        assert_eq!(sys::read_link(dir.join("symlink")).expect("readable"), Path::new("a/b"));
+        assert_eq!(
+            sys::read(dir.join("link")).expect("readable"),
+            vec![7; 300_000]
+        );
+        assert_eq!(
+            sys::read_link(dir.join("symlink")).expect("readable"),
+            Path::new("a/b")
+        );
         let names = sys::read_dir(dir.join("a/b")).expect("listed");
         names.for_each(|entry| sys::remove_file(entry.expect("an entry").path()).expect("removed"));
         sys::remove_dir_all(dir.join("a")).expect("removed");
@@ -70,7 +81,13 @@ fn what_programs_write_is_there_for_them_and_after_a_remount() {
 fn a_file_can_be_cut_extended_and_used_without_a_name() {
     mounted(&device(), |dir| {
         let path = dir.join("file");
-        let options = || sys::OpenOptions::new().read(true).write(true).create(true).clone();
+        let options = || {
+            sys::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .clone()
+        };
         let mut file = options().open(&path).expect("open");
         file.write_all(&[1; 10_000]).expect("written");
         file.set_len(5_000).expect("cut");
@@ -98,7 +115,11 @@ fn appends_from_many_threads_and_openings_are_whole() {
             for thread in 1..=4u8 {
                 let path = &path;
                 scope.spawn(move || {
-                    let mut file = sys::OpenOptions::new().append(true).create(true).open(path).expect("open");
+                    let mut file = sys::OpenOptions::new()
+                        .append(true)
+                        .create(true)
+                        .open(path)
+                        .expect("open");
                     for _ in 0..100 {
                         file.write_all(&[thread; 1000]).expect("written");
                     }
@@ -122,6 +143,9 @@ fn a_full_device_says_so_and_goes_on() {
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
         sys::remove_file(dir.join("large")).expect("removed");
         sys::write(dir.join("small"), vec![1; 1 << 20]).expect("there is room");
-        assert_eq!(sys::read(dir.join("small")).expect("readable"), vec![1; 1 << 20]);
+        assert_eq!(
+            sys::read(dir.join("small")).expect("readable"),
+            vec![1; 1 << 20]
+        );
     });
 }

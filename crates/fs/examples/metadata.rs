@@ -73,7 +73,8 @@ fn main() {
     let each = few.min(500);
     rate("create, then a commit of the tree for each", each, || {
         for i in 0..each {
-            main.create(ROOT, &name(files + few + i), &NEW).expect("created");
+            main.create(ROOT, &name(files + few + i), &NEW)
+                .expect("created");
             fs.commit().expect("committed");
         }
     });

@@ -8,7 +8,9 @@ mod common;
 use block::{BlockDevice, Mem, Random};
 use cache::{Cache, Config};
 use common::{assert_clean, format, open, seed};
-use fs::{Allocate, At, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek, SetAttr};
+use fs::{
+    Allocate, At, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek, SetAttr,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +58,11 @@ fn same(lane: &mut Lane, file: &Handle, model: &[u8], context: &str) {
     assert_eq!(len, model.len(), "{context}");
     let differs = all[..len].iter().zip(model).position(|(a, b)| a != b);
     assert_eq!(differs, None, "{context}: of {len} bytes");
-    assert_eq!(file.attr().expect("there").inode.size, len as u64, "{context}");
+    assert_eq!(
+        file.attr().expect("there").inode.size,
+        len as u64,
+        "{context}"
+    );
 }
 
 /// One random change of a file and its model.
@@ -82,19 +88,22 @@ fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>
             model.resize(at as usize, 0);
         }
         5 => {
-            lane.allocate(file, at..end, Allocate::Punch).expect("punched");
+            lane.allocate(file, at..end, Allocate::Punch)
+                .expect("punched");
             let (from, to) = (model.len().min(at as usize), model.len().min(end as usize));
             model[from..to].fill(0);
         }
         6 => {
-            lane.allocate(file, at..end, Allocate::Zero).expect("zeroed");
+            lane.allocate(file, at..end, Allocate::Zero)
+                .expect("zeroed");
             if model.len() < end as usize {
                 model.resize(end as usize, 0);
             }
             model[at as usize..end as usize].fill(0);
         }
         7 => {
-            lane.allocate(file, at..end, Allocate::Grow).expect("allocated");
+            lane.allocate(file, at..end, Allocate::Grow)
+                .expect("allocated");
             if model.len() < end as usize {
                 model.resize(end as usize, 0);
             }
@@ -135,7 +144,10 @@ fn what_is_read_is_what_was_written_while_pages_come_and_go() {
         for (file, model) in &open {
             same(&mut lanes[0], file, model, "the end");
         }
-        let inodes: Vec<_> = open.into_iter().map(|(file, model)| (file.ino(), model)).collect();
+        let inodes: Vec<_> = open
+            .into_iter()
+            .map(|(file, model)| (file.ino(), model))
+            .collect();
         drop(lanes);
         files.close().expect("everything is written");
         drop(files);
@@ -162,7 +174,8 @@ fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
     let free = fs.usage().free;
     let ino = files.create(ROOT, b"gone", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
-    lane.write(&file, At::Offset(5000), &[7; 100_000]).expect("written");
+    lane.write(&file, At::Offset(5000), &[7; 100_000])
+        .expect("written");
     assert_eq!(files.unlink(ROOT, b"gone").expect("removed").inode.links, 0);
     lane.write(&file, At::End, &[8; 100_000]).expect("written");
     let mut out = vec![0; 300_000];
@@ -186,19 +199,25 @@ fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data
     let mut lane = files.lane().expect("a lane");
     let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
-    lane.write(&file, At::Offset(40_000), &[1; 50_000]).expect("written");
+    lane.write(&file, At::Offset(40_000), &[1; 50_000])
+        .expect("written");
     assert_eq!(files.seek(ino, 0, Seek::Data).expect("data"), 36_864);
     assert!(files.attr(ino).expect("there").inode.blocks >= 13);
     files.sync().expect("synced");
-    let then = fs.snapshot(files.fileset().id(), "then").expect("a snapshot");
-    lane.write(&file, At::Offset(0), &[2; 90_000]).expect("written");
+    let then = fs
+        .snapshot(files.fileset().id(), "then")
+        .expect("a snapshot");
+    lane.write(&file, At::Offset(0), &[2; 90_000])
+        .expect("written");
     files.sync().expect("synced");
     let past = Files::new(&then, &cache).expect("files");
     let mut past_lane = past.lane().expect("a lane");
     let old = past.open(ino).expect("open");
     let mut out = vec![9; 90_000];
     assert_eq!(past_lane.read(&old, 0, &mut out).expect("readable"), 90_000);
-    assert!(out[..40_000].iter().all(|byte| *byte == 0) && out[40_000..].iter().all(|byte| *byte == 1));
+    assert!(
+        out[..40_000].iter().all(|byte| *byte == 0) && out[40_000..].iter().all(|byte| *byte == 1)
+    );
     let refused = past_lane.write(&old, At::End, b"x").expect_err("read-only");
     assert_eq!(refused.errno(), libc::EROFS);
     assert_clean(&fs, "with a snapshot");

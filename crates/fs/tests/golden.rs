@@ -26,8 +26,13 @@ fn pack(device: &Mem) -> Vec<u8> {
     let mut out = Vec::new();
     for number in 0..DEVICE_BYTES / BLOCK as u64 {
         let mut content = vec![0; BLOCK];
-        blocking.read_at(number * BLOCK as u64, &mut content).expect("readable");
-        let len = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        blocking
+            .read_at(number * BLOCK as u64, &mut content)
+            .expect("readable");
+        let len = content
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| last + 1);
         if len > 0 {
             out.extend_from_slice(&(number as u32).to_le_bytes());
             out.extend_from_slice(&(len as u32).to_le_bytes());
@@ -121,7 +126,10 @@ fn make_the_images() {
     let mem = Arc::new(Mem::new(DEVICE_BYTES, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
     format(&device);
-    let mut pair = Pair::new(Fs::open(Arc::clone(&device), options()).expect("it opens"), 7);
+    let mut pair = Pair::new(
+        Fs::open(Arc::clone(&device), options()).expect("it opens"),
+        7,
+    );
     for _ in 0..150 {
         pair.step();
     }

@@ -168,7 +168,9 @@ pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) 
         (Run { start, blocks }, u64::from(shared.count))
     };
     let two: Option<Vec<(u64, Shared)>> = two.iter().map(|(at, s)| Some((*at, (*s)?))).collect();
-    two.is_some_and(|two| joined(one.iter().map(run).collect()) == joined(two.iter().map(run).collect()))
+    two.is_some_and(|two| {
+        joined(one.iter().map(run).collect()) == joined(two.iter().map(run).collect())
+    })
 }
 
 /// Sorted runs without overlaps and neighbours.

@@ -70,10 +70,15 @@ impl Inner {
     fn repair(&self, repair: &mut Repair) -> Result<()> {
         // In this order, as a commit takes them.
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db.as_ref().ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let db = db
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
         let mut op = Op::locked(self, 0)?;
         if op.cores.values().any(|core| !core.is_idle()) {
-            return Err(Error::new(Kind::Busy, "files are open, or wait to be written"));
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            ));
         }
         op.cores.clear();
         let metadata = metadata(self);

@@ -234,8 +234,8 @@ impl Client {
             let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
             let inner = from.div_ceil(PAGE) * PAGE..to / PAGE * PAGE;
             let edges = match inner.is_empty() {
-                true => vec![from..to],
-                false => vec![from..inner.start, inner.end..to],
+                true => [from..to, to..to],
+                false => [from..inner.start, inner.end..to],
             };
             for edge in edges {
                 let end = edge.end.min(size);

@@ -41,17 +41,26 @@ fn sample() -> Arc<dyn BlockDevice> {
     for level in 0..5 {
         let name = |what: &str| format!("{what} {level}").into_bytes();
         for i in 0..4 {
-            let file = main.create(dir, &name(&format!("file {i}")), &new(FileType::File)).unwrap().ino;
+            let file = main
+                .create(dir, &name(&format!("file {i}")), &new(FileType::File))
+                .unwrap()
+                .ino;
             for part in 0..3 {
                 let at = (part * 7 + i) * 4096;
                 main.allocate(file, at..at + 9000, Allocate::Grow).unwrap();
             }
-            main.set_xattr(file, b"user.a", b"value", SetXattr::Any).unwrap();
+            main.set_xattr(file, b"user.a", b"value", SetXattr::Any)
+                .unwrap();
             main.link(file, ROOT, &name(&format!("link {i}"))).unwrap();
         }
-        main.symlink(dir, &name("symlink"), b"target", 1, 1).unwrap();
-        main.create(dir, &name("fifo"), &new(FileType::Fifo)).unwrap();
-        dir = main.create(dir, &name("dir"), &new(FileType::Directory)).unwrap().ino;
+        main.symlink(dir, &name("symlink"), b"target", 1, 1)
+            .unwrap();
+        main.create(dir, &name("fifo"), &new(FileType::Fifo))
+            .unwrap();
+        dir = main
+            .create(dir, &name("dir"), &new(FileType::Directory))
+            .unwrap()
+            .ino;
     }
     fs.close().unwrap();
     device
@@ -116,7 +125,10 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
 
 #[test]
 fn whatever_is_wrong_with_records_is_put_right_and_stays_so() {
-    let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let seed = std::env::var("EVFS_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1);
     println!("EVFS_SEED={seed}");
     let whole = sample();
     let mut image = vec![0; 16 << 20];
@@ -135,17 +147,35 @@ fn whatever_is_wrong_with_records_is_put_right_and_stays_so() {
             damage(&mut op, id, &mut random);
         }
         op.finish();
-        let repair = fs.repair().unwrap_or_else(|e| panic!("seed {}: {e:?}", seed + round));
-        assert!(repair.left.is_clean(), "seed {}: {:#?}\n{:#?}", seed + round, repair.done, repair.left);
+        let repair = fs
+            .repair()
+            .unwrap_or_else(|e| panic!("seed {}: {e:?}", seed + round));
+        assert!(
+            repair.left.is_clean(),
+            "seed {}: {:#?}\n{:#?}",
+            seed + round,
+            repair.done,
+            repair.left
+        );
         repaired += repair.done_count;
         let again = fs.repair().unwrap();
-        assert_eq!(again.done_count, 0, "seed {}: {:#?}", seed + round, again.done);
+        assert_eq!(
+            again.done_count,
+            0,
+            "seed {}: {:#?}",
+            seed + round,
+            again.done
+        );
         fs.close().unwrap();
         let fs = open(&device);
         let left = fs.check().unwrap();
         assert!(left.is_clean(), "seed {}: {left:#?}", seed + round);
-        let made = main(&fs).create(ROOT, b"new", &new(FileType::File)).unwrap();
-        main(&fs).allocate(made.ino, 0..1 << 20, Allocate::Grow).unwrap();
+        let made = main(&fs)
+            .create(ROOT, b"new", &new(FileType::File))
+            .unwrap();
+        main(&fs)
+            .allocate(made.ino, 0..1 << 20, Allocate::Grow)
+            .unwrap();
         fs.commit().unwrap();
         assert!(fs.check().unwrap().is_clean(), "seed {}", seed + round);
     }
@@ -158,7 +188,12 @@ fn a_sound_file_system_is_left_alone() {
     let fs = open(&device);
     let before = records(&Op::locked(fs.inner(), 1).unwrap(), 1);
     let repair = fs.repair().unwrap();
-    assert_eq!((repair.done_count, repair.left.is_clean()), (0, true), "{:#?}", repair.done);
+    assert_eq!(
+        (repair.done_count, repair.left.is_clean()),
+        (0, true),
+        "{:#?}",
+        repair.done
+    );
     assert!(records(&Op::locked(fs.inner(), 1).unwrap(), 1) == before);
 }
 
@@ -181,5 +216,8 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
     assert!(repair.left.is_clean(), "{:#?}", repair.left.problems);
     let lost = main.lookup(ROOT, b"lost+found").unwrap().ino;
     let found = main.lookup(lost, format!("#{ino}").as_bytes()).unwrap();
-    assert_eq!((found.ino, found.inode.blocks, found.inode.links), (ino, before, 1));
+    assert_eq!(
+        (found.ino, found.inode.blocks, found.inode.links),
+        (ino, before, 1)
+    );
 }

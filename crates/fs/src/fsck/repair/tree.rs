@@ -162,7 +162,8 @@ impl Tree<'_, '_> {
             let name = Xattr::decode(&bytes)?.name;
             let found = self.op.xattr(self.hasher, self.id, ino, name)?;
             if let Slot::Free(place) = found {
-                self.op.put(self.id, ino, (Item::Xattr, place), bytes, false)?;
+                self.op
+                    .put(self.id, ino, (Item::Xattr, place), bytes, false)?;
             }
         }
         self.drop_impossible()
@@ -209,7 +210,8 @@ impl Tree<'_, '_> {
         self.did(ROOT, "there is no root; made");
         let now = self.op.now;
         let root = directory(ROOT, now, 0o755);
-        self.op.put(self.id, ROOT, (Item::Inode, 0), root.encode(), false)?;
+        self.op
+            .put(self.id, ROOT, (Item::Inode, 0), root.encode(), false)?;
         let found = Found {
             inode: root,
             blocks: 0,
@@ -232,7 +234,9 @@ impl Tree<'_, '_> {
             let why = match kind {
                 None => Some("a name that leads nowhere"),
                 Some(_) if name.ino == ROOT => Some("a name for the root"),
-                Some(_) if is_dir && named.contains(&name.ino) => Some("a second name of a directory"),
+                Some(_) if is_dir && named.contains(&name.ino) => {
+                    Some("a second name of a directory")
+                }
                 Some(_) if !seen.insert((name.dir, name.name.clone())) => Some("a name twice"),
                 Some(_) => None,
             };
@@ -258,10 +262,14 @@ impl Tree<'_, '_> {
     fn enter(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileType) -> Result<u64> {
         let found = self.op.entry(self.hasher, self.id, dir, name)?;
         let Slot::Free(place) = found else {
-            return Err(Error::new(Kind::Exists, "a name that was to be made is there"));
+            return Err(Error::new(
+                Kind::Exists,
+                "a name that was to be made is there",
+            ));
         };
         let entry = Entry { ino, kind, name }.encode();
-        self.op.put(self.id, dir, (Item::Entry, place), entry, false)?;
+        self.op
+            .put(self.id, dir, (Item::Entry, place), entry, false)?;
         Ok(place)
     }
 
@@ -289,7 +297,11 @@ impl Tree<'_, '_> {
             let named: BTreeSet<Ino> = self.names.iter().map(|name| name.ino).collect();
             let lost = |ino: &&Ino| !reached.contains(ino) && !self.orphans.contains(ino);
             let all: Vec<Ino> = self.inodes.keys().filter(lost).copied().collect();
-            let mut top: Vec<Ino> = all.iter().filter(|ino| !named.contains(ino)).copied().collect();
+            let mut top: Vec<Ino> = all
+                .iter()
+                .filter(|ino| !named.contains(ino))
+                .copied()
+                .collect();
             if top.is_empty() {
                 // What is left are directories in a ring: one of them is taken out of it.
                 let is_dir = |ino: &&Ino| *ino & 1 == 1;
@@ -344,10 +356,14 @@ impl Tree<'_, '_> {
         let next = self.op.trees[&self.id].record.next_ino.max((last >> 1) + 1);
         let ino = next << 1 | 1;
         if ino > PLACE_MAX {
-            return Err(Error::new(Kind::NoSpace, "every inode number has been used"));
+            return Err(Error::new(
+                Kind::NoSpace,
+                "every inode number has been used",
+            ));
         }
         let inode = directory(ROOT, now, 0o700);
-        self.op.put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
+        self.op
+            .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
         let found = Found {
             inode,
             blocks: 0,
@@ -400,8 +416,16 @@ impl Tree<'_, '_> {
             inode.entries = of(&entries, *ino);
             if inode.is_dir() {
                 let there = *ino == ROOT || links.contains_key(ino);
-                inode.links = if there { 2 + of(&directories, *ino) as u32 } else { 0 };
-                inode.parent = if *ino == ROOT { ROOT } else { parents.get(ino).copied().unwrap_or(inode.parent) };
+                inode.links = if there {
+                    2 + of(&directories, *ino) as u32
+                } else {
+                    0
+                };
+                inode.parent = if *ino == ROOT {
+                    ROOT
+                } else {
+                    parents.get(ino).copied().unwrap_or(inode.parent)
+                };
             } else {
                 inode.links = of(&links, *ino) as u32;
             }
@@ -414,7 +438,8 @@ impl Tree<'_, '_> {
         }
         for (ino, inode) in wrong {
             self.did(ino, "its links, entries, blocks or parent were wrong");
-            self.op.put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
+            self.op
+                .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
         }
         Ok(())
     }
@@ -427,12 +452,14 @@ impl Tree<'_, '_> {
             return;
         };
         let record = &mut tree.record;
-        let wrong = record.used_blocks != blocks || record.used_inodes != inodes || record.next_ino < next;
+        let wrong =
+            record.used_blocks != blocks || record.used_inodes != inodes || record.next_ino < next;
         if wrong {
             (record.used_blocks, record.used_inodes) = (blocks, inodes);
             record.next_ino = record.next_ino.max(next);
             tree.changed = true;
-            self.repair.did(format!("fileset {}: its usage was wrong", self.id));
+            self.repair
+                .did(format!("fileset {}: its usage was wrong", self.id));
         }
     }
 }
