@@ -100,7 +100,7 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
                     .nodes
                     .iter()
                     .filter(|(_, node)| node.kind == Kind::File);
-                let some = inodes.map(|(id, _)| *id).last();
+                let some = inodes.map(|(id, _)| *id).next_back();
                 if let Some(id) = some {
                     let ino = pair.inodes[&id];
                     pair.client.fsync(ino, &mut pair.random).expect("it syncs");
