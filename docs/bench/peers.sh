@@ -113,7 +113,7 @@ start() { # TARGET EXPORT: sets AT
     evfs) mkdir -p "$x"; EVFS_UP=1
       local way=(--nbd-unix "$s"); [ "$e" = nbd ] || way=(--fuse "$x")
       # shellcheck disable=SC2086
-      evfs attach "$b" --name peers "${way[@]}" --key peers --background $EVFS_ATTACH >> "$WORK/evfs.log" 2>&1 || die "evfs attach failed; see $WORK/evfs.log"
+      evfs attach "$b" --direct --name peers "${way[@]}" --key peers --background $EVFS_ATTACH >> "$WORK/evfs.log" 2>&1 || die "evfs attach failed; see $WORK/evfs.log"
       if [ "$e" = nbd ]; then await evfs "[ -S $s ]"; AT[evfs]="nbd+unix:///peers?socket=$s"
       else await evfs "[ -e $x/peers ]"; AT[evfs]=$x/peers; fi ;;
     qsd-*) local layer=(--blockdev "driver=raw,node-name=r,file=f")

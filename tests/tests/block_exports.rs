@@ -13,13 +13,18 @@ fn uri(s: &Sandbox) -> String {
 fn qemu_nbdcopy_nbdinfo_and_fio_work_against_the_nbd_export() {
     let s = Sandbox::new();
     let mut random = Random::from_environment();
-    for (bits, sector) in [("128", "4096"), ("256", "512")] {
+    let cases = [
+        ("128", "4096", "--cached"),
+        ("256", "512", "--direct"),
+        ("128", "512", "--cached"),
+    ];
+    for (bits, sector, how) in cases {
         s.volume(
             "a.img",
             "80M",
             &["--key-bits", bits, "--sector-size", sector],
         );
-        s.attach(&["a.img", "--threads", "2"]);
+        s.attach(&["a.img", "--threads", "2", how]);
         let uri = uri(&s);
         let size = 64 << 20;
         assert_eq!(peer("nbdinfo", &["--size", &uri]).trim(), size.to_string());

@@ -153,11 +153,14 @@ fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
 }
 
 #[test]
-fn a_machine_with_two_numa_nodes_has_two_cells() {
+fn a_machine_with_two_numa_nodes_has_two_cells_and_pages_on_both() {
     let printed = guest(
         &["--numa", "2", "--cpus", "3"],
         "topology.sh",
-        &[Path::new(env!("CARGO_BIN_EXE_topology"))],
+        &[
+            Path::new(env!("CARGO_BIN_EXE_topology")),
+            Path::new(env!("CARGO_BIN_EXE_placement")),
+        ],
     );
     let cells = json!([
         {"cell": 0, "cpus": [0, 2], "distances": [10, 20]},
@@ -171,5 +174,11 @@ fn a_machine_with_two_numa_nodes_has_two_cells() {
         .iter()
         .map(|current| json!({"cells": cells, "current": current}))
         .collect();
-    assert_eq!(seen, expected, "by processor 0, 1 and 2");
+    let (topology, placement) = seen.split_at(3);
+    assert_eq!(topology, expected, "by processor 0, 1 and 2");
+    let asked_and_got = [
+        json!({"asked": 0, "lies": {"0": 1024}}),
+        json!({"asked": 1, "lies": {"1": 1024}}),
+    ];
+    assert_eq!(placement, asked_and_got, "pages of the cache");
 }

@@ -29,9 +29,14 @@ fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
     let mut random = Random::from_environment();
     let mut flushed: BTreeMap<u64, u64> = BTreeMap::new();
     for round in 1..=100u64 {
+        let how = if round % 2 == 0 {
+            "--cached"
+        } else {
+            "--direct"
+        };
         let child = s
             .evfs()
-            .args(["attach", "a.img", "--threads", "1"])
+            .args(["attach", "a.img", "--threads", "1", how])
             .stdout(Stdio::null())
             .spawn();
         let mut child = Killed(child.unwrap());

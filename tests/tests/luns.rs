@@ -57,7 +57,7 @@ fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox))
     }
     s.run(&["volume", "create", device, "--owner", "owner"])
         .ok();
-    let attached = s.attach(&["disk1", "--loop"]);
+    let attached = s.attach(&["disk1", "--loop", "--direct"]);
     let at = attached["exports"].as_array().unwrap().iter();
     let at = at.clone().find(|e| e["kind"] == "loop").unwrap()["at"]
         .as_str()

@@ -1,7 +1,7 @@
 //! The one door: `cargo xtask check` is what CI runs.
 //!
 //! ```text
-//!   cargo xtask check            format, lints, tidy, layers, all tests
+//!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings
 //!   cargo xtask setup            install the programs that the tests use (apt, as root), fetch the kernel of the guests
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
@@ -64,7 +64,18 @@ fn check() -> Outcome {
     cargo(
         &root,
         &["test", "--workspace", "--release", "--no-fail-fast"],
-    )
+    )?;
+    interleavings(&root)
+}
+
+/// Every interleaving of what threads share without a lock, tried by loom, which stands in for the
+/// standard library's atomics: a build of its own.
+fn interleavings(root: &Path) -> Outcome {
+    run(Command::new(env!("CARGO"))
+        .args(["test", "--release", "--package", "cache", "--test", "loom"])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", root.join("target/loom"))
+        .current_dir(root))
 }
 
 /// The folder of the workspace.

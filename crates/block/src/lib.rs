@@ -22,6 +22,7 @@ mod lunpath;
 mod pool;
 mod random;
 mod request;
+pub mod topology;
 
 pub use blocking::Blocking;
 pub use buf::{BUF_ALIGN, Buf, Bufs};

@@ -1,22 +1,19 @@
-//! What a fault costs, next to the faults of the kernel in the same run.
+//! What a fault in a mapping of a cached file costs, next to the faults of the kernel in the same run.
+//! The device is memory, so what a row costs is the cache's doing.
 //!
 //! Each round measures every row once, so a noisy neighbour hits all of them; the medians of all
 //! rounds are printed, and their ratio to a minor fault of the kernel.
 //!
 //! `cargo run --release -p cache --example window_faults -- [--one-cpu]`
 
-#[path = "../tests/small/mod.rs"]
-#[allow(dead_code, reason = "tests use more of it")]
-mod small;
-
 use block::Mem;
-use cache::window::{Access, Config, Mapping, PAGE_BYTES, Windows};
+use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};
 use clap::Parser;
-use small::{File, Options, PAGE};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::time::Instant;
 
+const PAGE_BYTES: usize = 4096;
 /// Pages that a row touches in a round.
 const PAGES: u64 = 512;
 
@@ -31,8 +28,9 @@ struct Args {
     one_cpu: bool,
 }
 
-/// Name, and nanoseconds for each page in each round.
-type Row = (&'static str, Vec<f64>);
+/// Name, and nanoseconds for each page in each round: by the clock, and of processor time of all
+/// threads of the process.
+type Row = (&'static str, Vec<f64>, Vec<f64>);
 
 fn main() {
     let args = Args::parse();
@@ -41,24 +39,25 @@ fn main() {
         one.set(0);
         rustix::thread::sched_setaffinity(None, &one).expect("a processor 0");
     }
-    let windows = Windows::start(&Config::default()).expect("userfaultfd");
+    let mut bench = Bench::new();
     let mut rows: Vec<Row> = Vec::new();
     for _ in 0..args.rounds {
         kernel(&mut rows);
-        window(&windows, &mut rows);
-        clusters(&windows, &mut rows);
+        bench.alone(&mut rows);
+        bench.clusters(&mut rows);
+        bench.whole(&mut rows);
     }
-    let minor = median(
-        &rows
-            .iter()
-            .find(|(name, _)| *name == MINOR)
-            .expect("a row")
-            .1,
+    let is_minor = |row: &&Row| row.0 == MINOR;
+    let minor = median(&rows.iter().find(is_minor).expect("a row").1);
+    println!(
+        "{:48} {:>8} {:>8} {:>8} {:>8}",
+        "per page, medians", "us", "least", "ratio", "CPU us"
     );
-    println!("{:48} {:>9} {:>8}", "per page, median", "us", "ratio");
-    for (name, samples) in &rows {
-        let ns = median(samples);
-        println!("{name:48} {:9.2} {:8.1}", ns / 1000.0, ns / minor);
+    for (name, wall, cpu) in &rows {
+        let us = median(wall) / 1000.0;
+        let least = wall.iter().copied().fold(f64::INFINITY, f64::min) / 1000.0;
+        let (ratio, cpu) = (median(wall) / minor, median(cpu) / 1000.0);
+        println!("{name:48} {us:8.2} {least:8.2} {ratio:8.1} {cpu:8.2}");
     }
 }
 
@@ -73,7 +72,7 @@ fn kernel(rows: &mut Vec<Row>) {
         anonymous.0,
         Access::Store,
     );
-    touch(rows, "mapped: store", anonymous.0, Access::Store);
+    touch(rows, "kernel: mapped: store", anonymous.0, Access::Store);
     let file = rustix::fs::memfd_create("faults", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
     rustix::fs::ftruncate(&file, bytes as u64).expect("a sparse file");
     let first = Kernel::map(Some(&file), bytes);
@@ -87,57 +86,134 @@ fn kernel(rows: &mut Vec<Row>) {
     touch(rows, MINOR, second.0, Access::Store);
 }
 
-fn window(windows: &Arc<Windows>, rows: &mut Vec<Row>) {
-    let file = file(windows, 1);
-    let mut read = vec![0; (PAGES * PAGE) as usize];
-    file.read(0, &mut read).expect("memory");
-    let mapping = file.all();
-    let at = base(&mapping);
-    touch(rows, "window: load, page in the pool", at, Access::Read);
-    touch(rows, "window: first store, page mapped", at, Access::Store);
-    file.sweep();
-    touch(rows, "window: load, page in the window", at, Access::Read);
-    evict(&file);
-    touch(rows, "window: store, page in the pool", at, Access::Store);
-    evict(&file);
-    file.drain_pool().expect("memory");
-    time(rows, "window: prefault, page on the device", || {
-        mapping
-            .prefault(0..mapping.len(), Access::Read)
+/// A cached file that fits.
+struct Bench {
+    cache: Arc<Cache>,
+    _volume: Arc<Volume>,
+    session: Session,
+    open: OpenFile,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let bytes = PAGES * PAGE_BYTES as u64;
+        let cache = Cache::new(Config::new(64 << 20)).expect("a cache");
+        let disk = Arc::new(Mem::new(bytes, 4096));
+        let pager = DevicePager::new(disk).expect("pages fit");
+        let volume = cache.volume(Arc::new(pager)).expect("a volume");
+        let vnode = volume.vnode(DEVICE_FILE, bytes);
+        Bench {
+            session: volume.session().expect("a session"),
+            open: volume.open(&vnode),
+            _volume: volume,
+            cache,
+        }
+    }
+
+    /// Each page for itself, as with accesses here and there.
+    fn alone(&mut self, rows: &mut Vec<Row>) {
+        self.read_ahead(false);
+        self.empty();
+        let mapping = self.map();
+        let at = base(&mapping);
+        touch(rows, "first load, page on the device", at, Access::Read);
+        touch(
+            rows,
+            "first store, page mapped for loads",
+            at,
+            Access::Store,
+        );
+        touch(rows, "mapped: store", at, Access::Store);
+        let second = self.map();
+        touch(
+            rows,
+            "refault: load, page in the window",
+            base(&second),
+            Access::Read,
+        );
+        drop((mapping, second));
+        self.fill();
+        let mapping = self.map();
+        touch(
+            rows,
+            "first load, page in the pool",
+            base(&mapping),
+            Access::Read,
+        );
+        drop(mapping);
+        self.fill();
+        let mapping = self.map();
+        touch(
+            rows,
+            "first store, page in the pool",
+            base(&mapping),
+            Access::Store,
+        );
+    }
+
+    /// In order, 16 at a time.
+    fn clusters(&mut self, rows: &mut Vec<Row>) {
+        self.read_ahead(true);
+        self.empty();
+        let mapping = self.map();
+        let name = "loads in order, pages on the device";
+        touch(rows, name, base(&mapping), Access::Read);
+        drop(mapping);
+        self.fill();
+        let mapping = self.map();
+        touch(
+            rows,
+            "loads in order, pages in the pool",
+            base(&mapping),
+            Access::Read,
+        );
+    }
+
+    /// Many pages by one call.
+    fn whole(&mut self, rows: &mut Vec<Row>) {
+        self.empty();
+        let mapping = self.map();
+        let prefault = |access| mapping.prefault(0..mapping.len(), access).expect("memory");
+        time(rows, "prefault for loads, pages on the device", || {
+            prefault(Access::Read)
+        });
+        time(rows, "prefault for stores, pages mapped for loads", || {
+            prefault(Access::Store)
+        });
+        self.session.flush(&mut self.open).expect("memory");
+        time(rows, "evict clean pages", || {
+            while self.cache.shrink(0) > 0 {
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    fn map(&self) -> Mapping {
+        let bytes = 0..PAGES * PAGE_BYTES as u64;
+        self.open.map(bytes, Access::Store).expect("userfaultfd")
+    }
+
+    fn read_ahead(&self, yes: bool) {
+        let mut attributes = self.open.vnode().attributes();
+        attributes.no_read_ahead = !yes;
+        self.open.vnode().set_attributes(attributes);
+    }
+
+    /// No page is in memory.
+    fn empty(&mut self) {
+        self.session.flush(&mut self.open).expect("memory");
+        while self.cache.shrink(0) > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Every page is in the pool.
+    fn fill(&mut self) {
+        self.empty();
+        let mut all = vec![0; PAGES as usize * PAGE_BYTES];
+        self.session
+            .read(&mut self.open, 0, &mut all)
             .expect("memory");
-    });
-    file.sweep();
-    time(rows, "window: prefault, page in the window", || {
-        mapping
-            .prefault(0..mapping.len(), Access::Read)
-            .expect("memory");
-    });
-    time(rows, "window: evict clean pages, 64 at once", || {
-        evict(&file)
-    });
-}
-
-fn clusters(windows: &Arc<Windows>, rows: &mut Vec<Row>) {
-    let file = file(windows, 16);
-    let mut read = vec![0; (PAGES * PAGE) as usize];
-    file.read(0, &mut read).expect("memory");
-    let mapping = file.all();
-    let name = "window: loads in order, clusters of 16, in the pool";
-    touch(rows, name, base(&mapping), Access::Read);
-}
-
-fn file(windows: &Arc<Windows>, cluster: u64) -> Arc<File> {
-    let mut options = Options::new(PAGES);
-    (options.cluster, options.frames) = (cluster, PAGES as usize);
-    options.mapped_max = 2 * PAGES as usize;
-    File::new(windows, Arc::new(Mem::new(PAGES * PAGE, 4096)), options)
-}
-
-/// A latch may be held for a moment after its page can be touched.
-fn evict(file: &File) {
-    let mut left = PAGES as usize;
-    while left > 0 {
-        left -= file.evict(left);
     }
 }
 
@@ -161,13 +237,23 @@ fn touch(rows: &mut Vec<Row>, name: &'static str, base: NonNull<u8>, access: Acc
 }
 
 fn time(rows: &mut Vec<Row>, name: &'static str, mut work: impl FnMut()) {
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), cpu_ns());
     work();
-    let ns = start.elapsed().as_nanos() as f64 / PAGES as f64;
-    match rows.iter_mut().find(|(known, _)| *known == name) {
-        Some((_, samples)) => samples.push(ns),
-        None => rows.push((name, vec![ns])),
+    let wall = start.elapsed().as_nanos() as f64 / PAGES as f64;
+    let cpu = (cpu_ns() - cpu) / PAGES as f64;
+    match rows.iter_mut().find(|(known, ..)| *known == name) {
+        Some((_, walls, cpus)) => {
+            walls.push(wall);
+            cpus.push(cpu);
+        }
+        None => rows.push((name, vec![wall], vec![cpu])),
     }
+}
+
+/// Nanoseconds of processor time that the process has used.
+fn cpu_ns() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
 fn median(samples: &[f64]) -> f64 {

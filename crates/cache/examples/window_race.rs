@@ -2,15 +2,13 @@
 //!
 //! `cargo run --release -p cache --example window_race -- --seconds 600`
 
-#[path = "../tests/small/mod.rs"]
-#[allow(dead_code, reason = "tests use more of it")]
-mod small;
-#[path = "../tests/small/race.rs"]
+#[path = "../tests/race/mod.rs"]
 mod race;
 
 use clap::{Parser, ValueEnum};
-use small::Flaw;
-use race::{Counts, hunt};
+use race::real::Real;
+use race::small::{Flaw, Small};
+use race::{Counts, Ground, hunt};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -21,7 +19,7 @@ struct Args {
     /// How long to hunt
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Break a rule, to see the hunt find it
+    /// Break a rule of the small cache that stands in for the real one, to see the hunt find it
     #[arg(long, value_enum)]
     flaw: Option<Broken>,
     /// Seed of the random choices
@@ -56,7 +54,11 @@ fn main() -> ExitCode {
             print(start.elapsed(), counts);
         }
     };
-    let counts = hunt(args.flaw.map(Flaw::from), time, false, args.seed, &mut look);
+    let ground: Box<dyn Ground> = match args.flaw {
+        Some(flaw) => Box::new(Small::new(Some(flaw.into()))),
+        None => Box::new(Real::new(args.seed)),
+    };
+    let counts = hunt(&*ground, time, false, args.seed, &mut look);
     print(start.elapsed(), &counts);
     match counts.wrong() {
         0 => ExitCode::SUCCESS,
@@ -66,9 +68,10 @@ fn main() -> ExitCode {
 
 fn print(time: Duration, counts: &Counts) {
     println!(
-        "{:4} s: {} stores, {} latched writes, {} latched reads, {} evictions, {} flushes: {} lost, {} backwards",
+        "{:4} s: {} stores in {} mappings, {} writes, {} reads, {} evictions, {} flushes: {} lost, {} backwards",
         time.as_secs(),
         counts.stores.load(Relaxed),
+        counts.mappings.load(Relaxed),
         counts.writes.load(Relaxed),
         counts.reads.load(Relaxed),
         counts.evictions.load(Relaxed),

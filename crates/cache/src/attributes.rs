@@ -1,20 +1,23 @@
 //! What a file may have otherwise than the rest.
 
+use crate::tunables::{Error, ErrorKind};
+
 /// Attributes of one file; the last to set them wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
     /// Age in milliseconds at which a dirty page is written out; `None`: as the cache has it.
     pub sync_ms: Option<u32>,
-    /// Bring whole clusters of 64 KiB, into frames side by side.
+    /// Bring whole clusters of 64 KiB where a read misses, in the background.
     pub large_page: bool,
     /// The node whose memory the pages are to lie in.
     pub numa_node: Option<u32>,
     /// Do not read ahead.
     pub no_read_ahead: bool,
-    /// Do not keep pages longer than they are used.
+    /// Do not keep pages longer than they are used: they leave behind the reader, and behind
+    /// write-behind.
     pub no_cache: bool,
-    /// When written pages go below.
-    pub flush_behind: FlushBehind,
+    /// When written pages go below; `None`: as the cache has it.
+    pub flush_behind: Option<FlushBehind>,
 }
 
 /// When the pages of a sequential write go below; the values of `fcache_fb_policy`.
@@ -27,4 +30,146 @@ pub enum FlushBehind {
     Background = 1,
     /// At once, by the writer.
     Inline = 2,
+}
+
+impl FlushBehind {
+    /// The policy of this number; what is not one is none.
+    pub(crate) fn of(number: u8) -> FlushBehind {
+        match number {
+            1 => FlushBehind::Background,
+            2 => FlushBehind::Inline,
+            _ => FlushBehind::None,
+        }
+    }
+}
+
+/// The attributes as [`Attributes::with`] takes them: name, value, what it does.
+pub const ATTRIBUTES: [(&str, &str, &str); 6] = [
+    (
+        "sync_interval",
+        "MS|default",
+        "age at which a dirty page is written out",
+    ),
+    ("large_page", "yes|no", "bring whole clusters of 64 KiB"),
+    ("numa_node", "N|none", "node whose memory the pages lie in"),
+    ("read_ahead", "yes|no", "bring what a stream will read next"),
+    ("no_cache", "yes|no", "keep no page longer than it is used"),
+    (
+        "flush_behind",
+        "0|1|2|default",
+        "sequential writes wait for their age, go by the background, go at once",
+    ),
+];
+
+impl Attributes {
+    /// These attributes with `changes` (name, value): all of them, or an error and nothing.
+    ///
+    /// # Errors
+    /// No attribute has the name, or the value is not one of its.
+    pub fn with<'a>(
+        mut self,
+        changes: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Attributes, Error> {
+        for (name, value) in changes {
+            let known = ATTRIBUTES.iter().find(|(key, ..)| *key == name);
+            let Some((_, give, _)) = known else {
+                let names: Vec<&str> = ATTRIBUTES.iter().map(|(key, ..)| *key).collect();
+                let next = format!("choose one of {}", names.join(", "));
+                let why = "no attribute of a file has this name";
+                return Err(Error::new(ErrorKind::UnknownName, name, why, next));
+            };
+            self.change(name, value).ok_or_else(|| {
+                let what = format!("{name}={value}");
+                let why = "this is not such a value";
+                Error::new(ErrorKind::Syntax, what, why, format!("give {give}"))
+            })?;
+        }
+        Ok(self)
+    }
+
+    /// Each attribute, by its name and as [`Attributes::with`] takes it.
+    pub fn values(&self) -> [(&'static str, String); ATTRIBUTES.len()] {
+        let yes = |flag| String::from(if flag { "yes" } else { "no" });
+        let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());
+        let values = [
+            or(self.sync_ms, "default"),
+            yes(self.large_page),
+            or(self.numa_node, "none"),
+            yes(!self.no_read_ahead),
+            yes(self.no_cache),
+            or(self.flush_behind.map(|f| f as u32), "default"),
+        ];
+        let mut names = ATTRIBUTES.iter().map(|(name, ..)| *name);
+        values.map(|value| (names.next().expect("each value has a name"), value))
+    }
+
+    fn change(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "sync_interval" => self.sync_ms = number_or(value, "default")?,
+            "large_page" => self.large_page = flag(value)?,
+            "numa_node" => self.numa_node = number_or(value, "none")?,
+            "read_ahead" => self.no_read_ahead = !flag(value)?,
+            "no_cache" => self.no_cache = flag(value)?,
+            _ => {
+                let number: Option<u32> = number_or(value, "default")?;
+                let policy = |n| (n <= 2).then(|| FlushBehind::of(n as u8));
+                self.flush_behind = match number {
+                    None => None,
+                    Some(n) => Some(policy(n)?),
+                };
+            }
+        }
+        Some(())
+    }
+}
+
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "no" => Some(false),
+        "yes" => Some(true),
+        _ => None,
+    }
+}
+
+/// A number, or `None` for the word that stands for none.
+fn number_or(value: &str, word: &str) -> Option<Option<u32>> {
+    if value == word {
+        return Some(None);
+    }
+    value.parse().ok().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_set_and_what_is_wrong_is_refused() {
+        let set = [
+            ("sync_interval", "50"),
+            ("no_cache", "yes"),
+            ("flush_behind", "2"),
+        ];
+        let attributes = Attributes::default().with(set).unwrap();
+        assert_eq!(attributes.sync_ms, Some(50));
+        assert_eq!(attributes.flush_behind, Some(FlushBehind::Inline));
+        let values = attributes.values();
+        let pairs = values.iter().map(|(name, value)| (*name, value.as_str()));
+        assert_eq!(Attributes::default().with(pairs).unwrap(), attributes);
+        assert_eq!(
+            attributes
+                .with([("sync_interval", "default"), ("no_cache", "no")])
+                .and_then(|a| a.with([("flush_behind", "default")])),
+            Ok(Attributes::default())
+        );
+        for wrong in [
+            ("speed", "1"),
+            ("no_cache", "1"),
+            ("flush_behind", "3"),
+            ("sync_interval", "-1"),
+        ] {
+            let error = Attributes::default().with([wrong]).unwrap_err();
+            assert!(error.to_string().contains(wrong.0), "{error}");
+        }
+    }
 }

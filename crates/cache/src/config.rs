@@ -1,6 +1,9 @@
 //! What a cache is made with.
 
 use crate::policy::{Policy, Ufc};
+use crate::tunables::{self, Tunables};
+use crate::window;
+use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -13,6 +16,11 @@ pub struct Config {
     pub max_bytes: u64,
     /// Bytes in pages that memory pressure leaves alone; `filecache_min`.
     pub min_bytes: u64,
+    /// Memory of the machine, which percentages are of.
+    pub memory_bytes: u64,
+    /// The settings that sizes and percentages came from, so that they can be shown as they were
+    /// given; `None`: from nothing but this.
+    pub tunables: Option<Tunables>,
     /// Addresses to reserve, beyond which `max_bytes` cannot be raised later. Takes no memory.
     pub reserve_bytes: u64,
     /// Dirty pages are written out in the background above this percentage of `max_bytes`.
@@ -29,8 +37,12 @@ pub struct Config {
     /// How long a request waits for a page to go when none can, before it ends in
     /// [`ErrorKind::Busy`].
     pub patience: Duration,
+    /// How faults in mappings are served, for each volume that has some.
+    pub windows: window::Config,
     /// Order in which pages leave.
     pub policy: MakePolicy,
+    /// Nodes that memory lies on. Without any, or with one, all memory is the same.
+    pub topology: Topology,
 }
 
 /// Age at which a dirty page is written out, as the `syncer` of HP-UX had it.
@@ -42,6 +54,8 @@ impl Config {
         Config {
             max_bytes,
             min_bytes: max_bytes / 10,
+            memory_bytes: crate::machine::memory_bytes(),
+            tunables: None,
             reserve_bytes: max_bytes,
             dirty_background_percent: 10,
             dirty_throttle_percent: 20,
@@ -49,8 +63,27 @@ impl Config {
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
             patience: Duration::from_secs(30),
+            topology: Topology::default(),
+            windows: window::Config::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
         }
+    }
+
+    /// A cache as `tunables` say, on a machine with `memory` bytes, of which it may be given as many
+    /// later as the settings allow.
+    ///
+    /// # Errors
+    /// As [`Tunables::resolve`].
+    pub fn of(tunables: &Tunables, memory: u64) -> std::result::Result<Config, tunables::Error> {
+        let settings = tunables.resolve(memory)?;
+        let most = tunables::largest(tunables::Name::FilecacheMax, memory);
+        Ok(Config {
+            min_bytes: settings.filecache_min,
+            memory_bytes: memory,
+            tunables: Some(tunables.clone()),
+            reserve_bytes: most,
+            ..Config::new(settings.filecache_max)
+        })
     }
 
     /// Refuses settings that make no sense.

@@ -28,6 +28,17 @@ pub unsafe fn into_page(from: *const u8, to: *mut u8, len: usize) {
     unsafe { racy::copy_to(from, to, len) }
 }
 
+/// Copies `len` bytes of one page into another that the caller brings. Neither is the caller's alone: who
+/// reads without a lock may still be reading what the second was before, and will find out.
+///
+/// # Safety
+/// `from..from + len` and `to..to + len` are mapped memory of two pages.
+#[inline]
+pub unsafe fn between_pages(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: passed on.
+    unsafe { racy::copy_between(from, to, len) }
+}
+
 /// Makes `len` bytes of a page that the caller has latched or brings zero.
 ///
 /// # Safety
@@ -61,6 +72,12 @@ mod racy {
     }
 
     #[inline]
+    pub(super) unsafe fn copy_between(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: as above; two pages do not overlap.
+        unsafe { copy_from(from, to, len) }
+    }
+
+    #[inline]
     pub(super) unsafe fn zero(to: *mut u8, len: usize) {
         let set = black_box(libc::memset as Set);
         // SAFETY: the caller says that the range is mapped.
@@ -84,6 +101,15 @@ mod racy {
         for i in 0..len {
             // SAFETY: as above, with the page on the other side.
             unsafe { (*to.add(i).cast::<AtomicU8>()).store(*from.add(i), Relaxed) }
+        }
+    }
+
+    pub(super) unsafe fn copy_between(from: *const u8, to: *mut u8, len: usize) {
+        for i in 0..len {
+            // SAFETY: as above, with pages on both sides.
+            let byte = unsafe { (*from.add(i).cast::<AtomicU8>()).load(Relaxed) };
+            // SAFETY: as above.
+            unsafe { (*to.add(i).cast::<AtomicU8>()).store(byte, Relaxed) }
         }
     }
 

@@ -4,11 +4,14 @@ use crate::config::Config;
 use crate::frames::{Emptied, PAGE_BYTES, Pool};
 use crate::keeper::Errands;
 use crate::leaf::{Slab, VNODES_MAX};
+use crate::live::Live;
 use crate::pager::{Pager, PagerInfo};
 use crate::policy::FrameNo;
 use crate::stats::{Counters, Counts};
 use crate::vnode::Vnode;
 use crate::wait::WaitTable;
+use crate::window::{self, Windows};
+use block::topology::Topology;
 use block::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -22,9 +25,12 @@ use std::time::{Duration, Instant};
 pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) slab: Arc<Slab>,
+    /// Nodes that memory lies on.
+    topology: Topology,
     /// Sessions that wait for a page somebody else brings, by the address of its word.
     pub(crate) loads: WaitTable,
     pub(crate) limits: Limits,
+    pub(crate) live: Live,
     /// Pages that are not below yet.
     dirty_pages: AtomicUsize,
     /// All vnodes, to find the one whose leaf became empty.
@@ -34,17 +40,19 @@ pub(crate) struct Core {
     started: Instant,
     /// What openers that are gone have counted.
     pub(crate) gone: Counters,
-    pub(crate) dropped: AtomicU64,
+    /// What of the pages that were read ahead is unused, at most.
+    ahead: AtomicU64,
+    /// Pages in windows.
+    pub(crate) window_pages: AtomicUsize,
+    pub(crate) window_evicted: AtomicU64,
 }
 
 /// The settings that do not change.
 pub(crate) struct Limits {
-    pub(crate) background_percent: usize,
-    pub(crate) throttle_percent: usize,
-    pub(crate) sync_ms: u64,
     pub(crate) tick: Duration,
     pub(crate) retry: Duration,
     pub(crate) patience: Duration,
+    pub(crate) windows: window::Config,
 }
 
 impl Core {
@@ -53,26 +61,32 @@ impl Core {
         let slab = Arc::new(Slab::default());
         let limit = config.max_bytes as usize / PAGE_BYTES;
         let reserve = config.reserve_bytes as usize;
-        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab))?;
+        let live = Live::new(&config);
+        let limits = Limits {
+            tick: config.tick,
+            retry: config.retry,
+            patience: config.patience,
+            windows: config.windows,
+        };
+        let nodes = config.topology.cells().collect();
+        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
+        live.begin(&pool);
         Ok(Core {
+            live,
             pool,
+            topology: config.topology,
             slab,
             loads: WaitTable::default(),
-            limits: Limits {
-                background_percent: config.dirty_background_percent.into(),
-                throttle_percent: config.dirty_throttle_percent.into(),
-                sync_ms: config.sync_interval.as_millis() as u64,
-                tick: config.tick,
-                retry: config.retry,
-                patience: config.patience,
-            },
+            limits,
             dirty_pages: AtomicUsize::new(0),
             vnodes: RwLock::default(),
             volumes: Mutex::default(),
             next_vnode: AtomicU64::new(1),
             started: Instant::now(),
             gone: Counters::default(),
-            dropped: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            window_pages: AtomicUsize::new(0),
+            window_evicted: AtomicU64::new(0),
         })
     }
 
@@ -81,16 +95,70 @@ impl Core {
         self.started.elapsed().as_millis() as u64
     }
 
+    /// Whether so many pages may be read ahead of anybody's need, besides `under_way` that are not here
+    /// yet: what is unused stays below an eighth of the cache, so that streams do not empty it.
+    pub(crate) fn may_read_ahead(&self, pages: u64, under_way: u64) -> bool {
+        let room = self.pool.limit() as u64 / AHEAD_SHARE;
+        let mut unused = self.ahead.load(Relaxed);
+        if unused + pages > room {
+            // The number only rises, so that a hit need not lower it; what was used or has left since
+            // is known when everybody is asked.
+            unused = self.counts().read_ahead_unused() + under_way;
+        }
+        let may = unused + pages <= room;
+        self.ahead
+            .store(unused + if may { pages } else { 0 }, Relaxed);
+        may
+    }
+
+    /// When the oldest dirty page of all became so, in milliseconds of the cache's clock.
+    pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let dirty = live.iter().filter(|vnode| vnode.dirty_pages() > 0);
+        dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
+    }
+
     /// Takes up to `want` frames and says how many. When there are none, the background is asked to
     /// make pages clean.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
-        let mut emptied = Emptied::new();
-        let taken = self.pool.take(want, out, &mut emptied);
-        self.give_up_leaves(emptied);
+        self.take_frames_near(None, want, out)
+    }
+
+    /// As [`Core::take_frames`], from the memory of `node`, or of the node that this thread runs on.
+    pub(crate) fn take_frames_near(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let taken = self.take_frames_lightly(node, want, out);
         if taken == 0 {
             self.ask_for_clean();
         }
         taken
+    }
+
+    /// The same without asking anybody to make pages clean: for what nobody needs yet.
+    pub(crate) fn take_frames_lightly(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let mut emptied = Emptied::new();
+        let node = node.or_else(|| self.here());
+        let taken = self.pool.take(want, node, out, &mut emptied);
+        self.give_up_leaves(emptied);
+        taken
+    }
+
+    /// The node that this thread runs on, if there are several.
+    pub(crate) fn here(&self) -> Option<u32> {
+        // With one node nobody needs to know.
+        let several = self.topology.cells().nth(1).is_some();
+        several.then(|| self.topology.current_cell()).flatten()
     }
 
     /// Asks the background of every volume to make pages clean.
@@ -98,12 +166,33 @@ impl Core {
         self.for_volumes(|below| below.errands.clean());
     }
 
-    /// Gives up leaves that became empty.
+    /// Makes up to `want` clean pages leave their windows, and says how many did.
+    pub(crate) fn evict_mapped(&self, want: usize) -> usize {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut gone = 0;
+        for vnode in live {
+            if let Some(mapped) = vnode.mapped()
+                && gone < want
+            {
+                gone += mapped.evict(&vnode, want - gone);
+            }
+        }
+        gone
+    }
+
+    /// Gives up leaves that became empty, and counts the pages that left.
     pub(crate) fn give_up_leaves(&self, emptied: Emptied) {
-        for (vnode, number) in emptied {
+        for (vnode, number) in emptied.leaves {
             if let Some(vnode) = self.vnode(vnode) {
                 vnode.index().give_up(number);
             }
+        }
+        for left in emptied.pages {
+            let vnode = self.vnode(left.vnode);
+            let counters = vnode.as_ref().map_or(&self.gone, |vnode| &vnode.gone);
+            counters.left(left.reason, left.count, left.wasted);
         }
     }
 
@@ -176,7 +265,7 @@ impl Core {
 
     /// Dirty pages above which the background writes out.
     pub(crate) fn background_pages(&self) -> usize {
-        self.pool.limit() * self.limits.background_percent / 100
+        self.live.background_pages.load(Relaxed)
     }
 
     /// How long the writer of `pages` pages is to be held back: as long as the device takes for
@@ -184,10 +273,7 @@ impl Core {
     /// the cache. So writers as a whole come down to the device's speed, whatever their number.
     pub(crate) fn throttle(&self, pages: usize, below: &Below) -> Duration {
         let limit = self.pool.limit();
-        let (dirty, from) = (
-            self.dirty_pages(),
-            limit * self.limits.throttle_percent / 100,
-        );
+        let (dirty, from) = (self.dirty_pages(), self.live.throttle_pages.load(Relaxed));
         if dirty <= from {
             return Duration::ZERO;
         }
@@ -201,6 +287,9 @@ impl Core {
 /// Longest time that a writer is held back at once.
 const THROTTLE_SECONDS_MAX: f64 = 0.2;
 
+/// The part of the cache that pages may take which were read ahead and not used: one in so many.
+const AHEAD_SHARE: u64 = 8;
+
 /// What lies below one volume.
 pub(crate) struct Below {
     pub(crate) core: Arc<Core>,
@@ -212,6 +301,8 @@ pub(crate) struct Below {
     failing: Mutex<Option<Error>>,
     /// Pages that the device writes in a second, as it was seen to.
     speed: AtomicU64,
+    /// What serves the faults of mappings, while a vnode has a window.
+    windows: Mutex<Weak<Windows>>,
 }
 
 impl Below {
@@ -223,7 +314,20 @@ impl Below {
             errands,
             failing: Mutex::default(),
             speed: AtomicU64::new(SPEED_AT_FIRST),
+            windows: Mutex::default(),
         }
+    }
+
+    /// What serves the faults of mappings of this volume. Its threads have sessions of the volume, so
+    /// the vnodes that have windows keep it, and not the volume.
+    pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
+        let mut windows = self.windows.lock().expect("no panic under this lock");
+        if let Some(windows) = windows.upgrade() {
+            return Ok(windows);
+        }
+        let started = Windows::start(&self.core.limits.windows)?;
+        *windows = Arc::downgrade(&started);
+        Ok(started)
     }
 
     /// Pages in a transfer that runs well, up to 1 MiB.

@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// A device behind the cache.
+#[derive(Clone)]
 pub struct CachedDevice {
     info: DeviceInfo,
     volume: Arc<Volume>,

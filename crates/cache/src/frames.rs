@@ -10,7 +10,9 @@
 use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, Slab};
 use crate::memory::{CHUNK_BYTES, Memory};
-use crate::policy::{Entry, FrameNo, PageKey, Policy, Touched};
+use crate::policy::Touched;
+use crate::policy::{Entry, FrameNo, PageKey, Partition, Policy, SeqLimits, Stealback, Stealing};
+use crate::stats::Reason;
 use crate::wait::WaitList;
 use crate::word::Holds;
 use block::{Buf, Result};
@@ -52,15 +54,18 @@ pub struct Pool {
     limit: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
-    evicted: AtomicU64,
+    /// The nodes that chunks are spread over; none: memory is all the same.
+    nodes: Vec<u32>,
 }
 
 struct Inner {
-    policy: Box<dyn Policy>,
+    policy: Partition,
     chunks: Vec<Chunk>,
     /// Chunks that have memory, those that are on their way to it included.
     present: usize,
     limit: usize,
+    /// Frames whose memory is not given back.
+    kept: usize,
     used: usize,
     /// The chunk that frames were taken from last.
     cursor: usize,
@@ -70,6 +75,8 @@ struct Inner {
 #[derive(Clone, Copy)]
 struct Chunk {
     state: ChunkState,
+    /// Index of the node that its memory was asked of.
+    node: usize,
     /// A bit for each free frame.
     free: [u64; CHUNK_FRAMES / 64],
     /// How many bits are set.
@@ -91,6 +98,7 @@ enum ChunkState {
 impl Chunk {
     const ABSENT: Chunk = Chunk {
         state: ChunkState::Absent,
+        node: 0,
         free: [0; CHUNK_FRAMES / 64],
         count: 0,
     };
@@ -114,8 +122,46 @@ impl Base {
     }
 }
 
-/// Which leaves became empty when pages left: vnode and number.
-pub type Emptied = Vec<(u64, u64)>;
+/// What came of it when pages left to make room: for who has called, after the lock is free.
+#[derive(Default)]
+pub struct Emptied {
+    /// Leaves that became empty: vnode and number.
+    pub leaves: Vec<(u64, u64)>,
+    /// Pages that left, by vnode and reason in a row.
+    pub pages: Vec<Left>,
+}
+
+/// Pages of one vnode that left for one reason.
+pub struct Left {
+    pub vnode: u64,
+    pub reason: Reason,
+    pub count: u64,
+    /// How many of them were read ahead and not used.
+    pub wasted: u64,
+}
+
+impl Emptied {
+    /// Nothing yet.
+    pub fn new() -> Emptied {
+        Emptied::default()
+    }
+
+    fn left(&mut self, vnode: u64, reason: Reason, wasted: bool) {
+        let wasted = u64::from(wasted);
+        match self.pages.last_mut() {
+            Some(last) if (last.vnode, last.reason) == (vnode, reason) => {
+                last.count += 1;
+                last.wasted += wasted;
+            }
+            _ => self.pages.push(Left {
+                vnode,
+                reason,
+                count: 1,
+                wasted,
+            }),
+        }
+    }
+}
 
 impl Pool {
     /// A pool that may grow to `reserve` bytes and holds at most `limit` frames for now.
@@ -127,12 +173,17 @@ impl Pool {
         limit: usize,
         policy: MakePolicy,
         slab: Arc<Slab>,
+        nodes: Vec<u32>,
     ) -> Result<Arc<Pool>> {
         let memory = Memory::reserve(reserve)?;
         let chunks = memory.chunks();
         let limit = limit.clamp(1, chunks * CHUNK_FRAMES);
         let frames = chunks * CHUNK_FRAMES;
-        let policy = policy(u32::try_from(frames).unwrap_or(u32::MAX), limit);
+        let numbers = u32::try_from(frames).unwrap_or(u32::MAX);
+        let data = policy(numbers, limit);
+        let how = Stealing::BehindCursor;
+        let data = Stealback::new(data, numbers, limit, SeqLimits::OFF, how);
+        let policy = Partition::new(data, numbers);
         Ok(Arc::new(Pool {
             frames: zeroed_frames(frames),
             memory,
@@ -142,6 +193,7 @@ impl Pool {
                 chunks: vec![Chunk::ABSENT; chunks],
                 present: 0,
                 limit,
+                kept: 0,
                 used: 0,
                 cursor: 0,
                 victims: Vec::with_capacity(BATCH),
@@ -149,7 +201,7 @@ impl Pool {
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
             waiters: WaitList::default(),
-            evicted: AtomicU64::new(0),
+            nodes,
         }))
     }
 
@@ -208,15 +260,46 @@ impl Pool {
         self.lock().present * CHUNK_BYTES
     }
 
-    /// Pages that left to make room.
-    pub fn evicted(&self) -> u64 {
-        self.evicted.load(Relaxed)
+    /// Frames that hold metadata.
+    pub fn metadata(&self) -> usize {
+        self.lock().policy.metadata()
+    }
+
+    /// Sets how many frames of metadata are not given up for data, the limits of streams, and how many
+    /// frames keep their memory when there is no use for them.
+    pub fn set_shares(&self, metadata: usize, limits: SeqLimits, kept: usize) {
+        let mut inner = self.lock();
+        inner.policy.set_share(metadata);
+        inner.policy.set_limits(limits);
+        inner.kept = kept;
+    }
+
+    /// The nodes that memory is asked of, and the bytes that were.
+    pub fn nodes(&self) -> Vec<(u32, usize)> {
+        let inner = self.lock();
+        let chunks = |index| {
+            let of_node = |c: &&Chunk| c.node == index && c.state != ChunkState::Absent;
+            inner.chunks.iter().filter(of_node).count()
+        };
+        let nodes = self.nodes.iter().enumerate();
+        nodes
+            .map(|(index, node)| (*node, chunks(index) * CHUNK_BYTES))
+            .collect()
     }
 
     /// Takes up to `want` frames, neighbours where it can, and says how many; pages leave to make
-    /// room. Their leaves that became empty are added to `emptied`.
-    pub fn take(&self, want: usize, out: &mut Vec<FrameNo>, emptied: &mut Emptied) -> usize {
+    /// room. Their leaves that became empty are added to `emptied`. Frames on `node` come first, if
+    /// it is one of several.
+    pub fn take(
+        &self,
+        want: usize,
+        node: Option<u32>,
+        out: &mut Vec<FrameNo>,
+        emptied: &mut Emptied,
+    ) -> usize {
         let had = out.len();
+        let index = |node| self.nodes.iter().position(|n| *n == node);
+        let near = node.and_then(index).unwrap_or(0);
         let mut inner = self.lock();
         loop {
             let missing = want - (out.len() - had);
@@ -227,23 +310,29 @@ impl Pool {
             if room == 0 {
                 let over = inner.used - inner.limit;
                 let batch = BATCH.min(inner.limit / 8).max(missing + over);
-                if self.evict(&mut inner, batch, emptied) == 0 {
+                if self.evict(&mut inner, batch, Reason::Limit, emptied) == 0 {
                     break;
                 }
                 continue;
             }
-            let taken = inner.take_free(missing.min(room), out);
+            let wanted = missing.min(room);
+            let mut taken = inner.take_free(wanted, |c| c.node == near, out);
+            let grown = if taken == 0 { inner.grow(near) } else { None };
+            if taken == 0 && grown.is_none() {
+                taken = inner.take_free(wanted, |_| true, out);
+            }
             inner.used += taken;
             self.used.store(inner.used, Relaxed);
             if taken > 0 {
                 continue;
             }
-            let Some(chunk) = inner.grow() else { break };
+            let Some(chunk) = grown else { break };
             drop(inner);
-            self.memory.populate(chunk);
+            self.memory.populate(chunk, self.nodes.get(near).copied());
             inner = self.lock();
             inner.chunks[chunk] = Chunk {
                 state: ChunkState::Open,
+                node: near,
                 free: [u64::MAX; CHUNK_FRAMES / 64],
                 count: CHUNK_FRAMES as u32,
             };
@@ -311,12 +400,12 @@ impl Pool {
         self.limit.store(limit, Relaxed);
         inner.policy.resize(limit);
         drop(inner);
-        self.shrink_to(limit, emptied);
+        self.shrink_to(limit, Reason::Limit, emptied);
         self.waiters.wake_all();
     }
 
     /// Makes pages leave until no more than `frames` are out, as far as they can. Says how many left.
-    pub fn shrink_to(&self, frames: usize, emptied: &mut Emptied) -> usize {
+    pub fn shrink_to(&self, frames: usize, reason: Reason, emptied: &mut Emptied) -> usize {
         let mut gone = 0;
         loop {
             let mut inner = self.lock();
@@ -324,7 +413,7 @@ impl Pool {
             if over == 0 {
                 return gone;
             }
-            match self.evict(&mut inner, over.min(BATCH), emptied) {
+            match self.evict(&mut inner, over.min(BATCH), reason, emptied) {
                 0 => return gone,
                 some => gone += some,
             }
@@ -395,13 +484,24 @@ impl Pool {
     }
 
     /// Makes up to `want` pages leave, and says how many did.
-    fn evict(&self, inner: &mut Inner, want: usize, emptied: &mut Emptied) -> usize {
+    fn evict(
+        &self,
+        inner: &mut Inner,
+        want: usize,
+        reason: Reason,
+        emptied: &mut Emptied,
+    ) -> usize {
         let mut victims = std::mem::take(&mut inner.victims);
         let mut touched = |frame: FrameNo| self.touched(frame);
         inner.policy.victims(want, &mut touched, &mut victims);
+        let stolen = inner.policy.stolen();
         let mut gone = 0;
-        for frame in victims.drain(..) {
-            match self.evict_one(frame, emptied) {
+        for (place, frame) in victims.drain(..).enumerate() {
+            let reason = match stolen.contains(&place) {
+                true => Reason::Stealback,
+                false => reason,
+            };
+            match self.evict_one(frame, reason, emptied) {
                 Evicted::Free => {
                     inner.policy.removed(frame);
                     inner.free(frame);
@@ -413,7 +513,6 @@ impl Pool {
         }
         inner.victims = victims;
         self.used.store(inner.used, Relaxed);
-        self.evicted.fetch_add(gone as u64, Relaxed);
         gone
     }
 
@@ -440,12 +539,12 @@ impl Pool {
             frequency: snap.frequency(),
             dirty: leaf.dirty() & bit != 0,
             busy: snap.pins() > 0 || leaf.writeback() & bit != 0 || self.holds(frame).any(),
-            ahead: false,
+            ahead: snap.is_ahead(),
         }
     }
 
     /// Takes a page away from its frame, if it is clean and nobody uses it.
-    fn evict_one(&self, frame: FrameNo, emptied: &mut Emptied) -> Evicted {
+    fn evict_one(&self, frame: FrameNo, reason: Reason, emptied: &mut Emptied) -> Evicted {
         let Some((at, index)) = self.page_of(frame) else {
             return Evicted::No;
         };
@@ -467,8 +566,9 @@ impl Pool {
         let (vnode, number) = leaf.owner();
         self.frames[frame.0 as usize].page.store(0, Relaxed);
         word.clear(latched);
+        emptied.left(vnode, reason, latched.is_ahead());
         if leaf.let_go() {
-            emptied.push((vnode, number));
+            emptied.leaves.push((vnode, number));
         }
         // A latch that is about to fail may just now count pins it does not get; whoever takes them
         // back frees the frame then.
@@ -491,14 +591,20 @@ enum Evicted {
 }
 
 impl Inner {
-    /// Takes up to `want` free frames: whole clusters for many, then any.
-    fn take_free(&mut self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+    /// Takes up to `want` free frames of chunks that will do: whole clusters for many, then any.
+    fn take_free(
+        &mut self,
+        want: usize,
+        will_do: impl Fn(&Chunk) -> bool,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
         let had = out.len();
         if want >= CLUSTER_FRAMES / 2 {
-            self.take_from_chunks(want, whole_cluster, out);
+            self.take_from_chunks(want, &will_do, whole_cluster, out);
         }
         let rest = want - (out.len() - had);
-        self.take_from_chunks(rest, |word| Some(word.trailing_zeros() as usize..64), out);
+        let any = |word: u64| Some(word.trailing_zeros() as usize..64);
+        self.take_from_chunks(rest, &will_do, any, out);
         out.len() - had
     }
 
@@ -507,6 +613,7 @@ impl Inner {
     fn take_from_chunks(
         &mut self,
         mut want: usize,
+        will_do: &impl Fn(&Chunk) -> bool,
         choose: impl Fn(u64) -> Option<Range<usize>>,
         out: &mut Vec<FrameNo>,
     ) {
@@ -514,7 +621,7 @@ impl Inner {
         for step in 0..chunks {
             let number = (self.cursor + step) % chunks;
             let chunk = &mut self.chunks[number];
-            if chunk.state != ChunkState::Open || chunk.count == 0 {
+            if chunk.state != ChunkState::Open || chunk.count == 0 || !will_do(chunk) {
                 continue;
             }
             for (index, word) in chunk.free.iter_mut().enumerate() {
@@ -550,20 +657,22 @@ impl Inner {
     }
 
     /// A chunk that may be given memory now, if the limit has use for it.
-    fn grow(&mut self) -> Option<usize> {
+    fn grow(&mut self, node: usize) -> Option<usize> {
         if self.present >= self.limit.div_ceil(CHUNK_FRAMES) {
             return None;
         }
         let absent = |c: &Chunk| c.state == ChunkState::Absent;
         let chunk = self.chunks.iter().position(absent)?;
         self.chunks[chunk].state = ChunkState::Changing;
+        self.chunks[chunk].node = node;
         self.present += 1;
         Some(chunk)
     }
 
     /// Closes the emptiest chunk if the rest is enough.
     fn close_one(&mut self) -> Option<usize> {
-        let needed = self.limit.min(self.used + KEPT_FREE).div_ceil(CHUNK_FRAMES);
+        let wanted = (self.used + KEPT_FREE).max(self.kept);
+        let needed = self.limit.min(wanted).div_ceil(CHUNK_FRAMES);
         if self.present <= needed.max(1) {
             return None;
         }

@@ -171,6 +171,13 @@ impl Index {
         self.truth().leaves.len()
     }
 
+    /// How many leaves there are, and pages that are there or on their way.
+    pub fn tally(&self) -> (usize, u64) {
+        let truth = self.truth();
+        let pages = truth.leaves.values().map(|at| self.leaf(*at).live());
+        (truth.leaves.len(), pages.sum())
+    }
+
     /// The leaf at an address.
     #[inline]
     pub fn leaf(&self, at: LeafAt) -> &Leaf {

@@ -4,14 +4,18 @@
 //! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
 //! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
 //! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
-//! frame to write a page out, so it can always make room.
+//! frame to write a page of the pool out, so it can always make room, and then there are frames to
+//! write mapped pages out by.
 
 use crate::core::{Below, Core};
 use crate::frames::Emptied;
 use crate::leaf::LEAF_PAGES;
-use crate::open::OpenFile;
+use crate::mapped::Sent;
+use crate::open::{OpenState, pages_of};
 use crate::policy::FrameNo;
 use crate::session::Session;
+use crate::stats::Reason;
+use crate::stream::Ahead;
 use crate::vnode::Vnode;
 use crate::wait::Waker;
 use block::Result;
@@ -19,7 +23,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{
     AtomicBool,
-    Ordering::{AcqRel, Acquire, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, Weak};
@@ -32,25 +36,34 @@ pub(crate) struct Errands {
     dirty: Mutex<BTreeSet<u64>>,
     /// Vnodes of which something was written that no flush has followed.
     unflushed: Mutex<BTreeSet<u64>>,
-    ranges: Mutex<VecDeque<Errand>>,
+    ahead: Mutex<VecDeque<Bring>>,
+    behind: Mutex<VecDeque<(Weak<Vnode>, Range<u64>)>>,
+    /// Vnodes of which a mapping went.
+    unmapped: Mutex<BTreeSet<u64>>,
     /// Somebody waits for a clean page.
     clean: AtomicBool,
+    /// There is more to write out than there should be.
+    write_out: AtomicBool,
     stop: AtomicBool,
 }
 
-/// Something to do for a range of pages.
-enum Errand {
-    Bring(Weak<Vnode>, Range<u64>),
-    WriteOut(Weak<Vnode>, Range<u64>),
+/// Pages to bring.
+enum Bring {
+    /// Because somebody said so.
+    Pages(Weak<Vnode>, Range<u64>, Option<u32>),
+    /// Ahead of a stream of this opener, whose thread runs on this node.
+    Ahead(Weak<OpenState>, Ahead, Option<u32>),
 }
 
-/// Errands that wait at most; more are forgotten, for they are only hints.
+/// Errands of one kind that wait at most; more are forgotten, for they are only hints.
 const ERRANDS_MAX: usize = 1024;
+/// Reads that are on their way together before another errand is begun.
+const LOADS_MAX: usize = 16;
 /// Writes that are on their way together.
 const STORES_MAX: usize = 16;
 /// Dirty pages that are written out when somebody needs a clean one.
 const CLEAN_PAGES: usize = 256;
-/// Pages that are brought ahead at a time.
+/// Pages that one errand brings.
 const BRING_MAX: u64 = 512;
 
 impl Errands {
@@ -59,8 +72,11 @@ impl Errands {
             waker: Waker::new()?,
             dirty: Mutex::default(),
             unflushed: Mutex::default(),
-            ranges: Mutex::default(),
+            ahead: Mutex::default(),
+            behind: Mutex::default(),
+            unmapped: Mutex::default(),
             clean: AtomicBool::new(false),
+            write_out: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         })
     }
@@ -101,8 +117,25 @@ impl Errands {
         std::mem::take(&mut *unflushed)
     }
 
+    /// A mapping of a vnode is gone: pages that nobody maps any more are to go back to the pool.
+    pub(crate) fn unmapped(&self, number: u64) {
+        self.still_unmapped(number);
+        self.waker.wake();
+    }
+
+    fn still_unmapped(&self, number: u64) {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        unmapped.insert(number);
+    }
+
+    fn take_unmapped(&self) -> BTreeSet<u64> {
+        let mut unmapped = self.unmapped.lock().expect("no panic under this lock");
+        std::mem::take(&mut *unmapped)
+    }
+
     /// There is more to write out than there should be.
     pub(crate) fn write_out(&self) {
+        self.write_out.store(true, Release);
         self.waker.wake();
     }
 
@@ -114,26 +147,43 @@ impl Errands {
 
     /// Pages are to be brought.
     pub(crate) fn prefetch(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
-        self.add(Errand::Bring(Arc::downgrade(vnode), pages));
+        let here = vnode.below().core.here();
+        self.bring(Bring::Pages(Arc::downgrade(vnode), pages, here));
+    }
+
+    /// Pages are to be brought before a stream comes to them.
+    pub(crate) fn read_ahead(&self, open: &Arc<OpenState>, ahead: Ahead) {
+        // Counted before it can be taken.
+        open.asked.fetch_add(1, Relaxed);
+        let here = open.vnode.below().core.here();
+        if !self.bring(Bring::Ahead(Arc::downgrade(open), ahead, here)) {
+            open.asked.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn bring(&self, bring: Bring) -> bool {
+        self.add(&self.ahead, bring)
     }
 
     /// Pages were written in a sequence and are to go below soon.
     pub(crate) fn write_behind(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
-        self.add(Errand::WriteOut(Arc::downgrade(vnode), pages));
+        self.add(&self.behind, (Arc::downgrade(vnode), pages));
     }
 
-    fn add(&self, errand: Errand) {
-        let mut ranges = self.ranges.lock().expect("no panic under this lock");
-        if ranges.len() < ERRANDS_MAX {
-            ranges.push_back(errand);
+    fn add<T>(&self, queue: &Mutex<VecDeque<T>>, errand: T) -> bool {
+        let mut queue = queue.lock().expect("no panic under this lock");
+        let room = queue.len() < ERRANDS_MAX;
+        if room {
+            queue.push_back(errand);
         }
-        drop(ranges);
+        drop(queue);
         self.waker.wake();
+        room
     }
 
-    fn next(&self) -> Option<Errand> {
-        let mut ranges = self.ranges.lock().expect("no panic under this lock");
-        ranges.pop_front()
+    fn next<T>(&self, queue: &Mutex<VecDeque<T>>) -> Option<T> {
+        let mut queue = queue.lock().expect("no panic under this lock");
+        queue.pop_front()
     }
 
     /// The background is to end.
@@ -169,45 +219,65 @@ pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
 
 fn work(below: &Below, session: &mut Session) -> Result<()> {
     let core = &below.core;
-    let mut flushed = Instant::now();
-    while !below.errands.stop.load(Acquire) {
-        while session.ios_in_flight() < STORES_MAX
-            && let Some(errand) = below.errands.next()
+    let errands = &below.errands;
+    let mut looked = Instant::now();
+    let mut more = true;
+    while !errands.stop.load(Acquire) {
+        while session.runs_in_flight().0 < LOADS_MAX
+            && let Some(bring) = errands.next(&errands.ahead)
         {
-            carry_out(session, errand);
+            bring_pages(session, bring);
         }
-        let more = write_due(below, session);
-        if flushed.elapsed() >= core.limits.tick {
-            flushed = Instant::now();
+        while session.runs_in_flight().1 < STORES_MAX
+            && let Some((vnode, pages)) = errands.next(&errands.behind)
+        {
+            write_behind(session, &vnode, &pages);
+        }
+        let tick = looked.elapsed() >= core.limits.tick;
+        let pressed = errands.write_out.swap(false, AcqRel) | errands.clean.load(Acquire);
+        // To look through what is dirty takes time that read-ahead does not have.
+        if tick || pressed || more {
+            more = write_due(below, session);
+            give_memory_back(core);
+        }
+        more |= send_back(below);
+        if tick {
+            looked = Instant::now();
             flush_behind(below, session);
         }
-        give_memory_back(core);
-        if more || session.ios_in_flight() >= STORES_MAX {
-            session.wait_for_io()?;
-        } else {
-            session.idle(core.limits.tick)?;
-        }
+        session.idle(core.limits.tick)?;
     }
     Ok(())
 }
 
-fn carry_out(session: &mut Session, errand: Errand) {
-    match errand {
-        Errand::Bring(vnode, pages) => {
+fn bring_pages(session: &mut Session, bring: Bring) {
+    match bring {
+        Bring::Pages(vnode, pages, near) => {
             if let Some(vnode) = vnode.upgrade() {
-                let open = OpenFile::new(vnode);
-                session.bring_ahead(&open, pages.start..pages.end.min(pages.start + BRING_MAX));
+                let open = OpenState::new(vnode);
+                let end = pages.end.min(pages.start + BRING_MAX);
+                session.bring_ahead(&open, pages.start..end, near);
             }
         }
-        Errand::WriteOut(vnode, pages) => {
-            if let Some(vnode) = vnode.upgrade()
-                && !pages.is_empty()
-            {
-                let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
-                let leaves = vnode.dirty_leaves(numbers);
-                session.store_leaves(&vnode, &leaves, usize::MAX);
+        Bring::Ahead(open, ahead, near) => {
+            if let Some(open) = open.upgrade() {
+                for range in ahead.ranges() {
+                    let len = range.end - range.start;
+                    session.bring_ahead(&open, pages_of(range.start, len), near);
+                }
+                open.asked.fetch_sub(1, Relaxed);
             }
         }
+    }
+}
+
+fn write_behind(session: &mut Session, vnode: &Weak<Vnode>, pages: &Range<u64>) {
+    if let Some(vnode) = vnode.upgrade()
+        && !pages.is_empty()
+    {
+        let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
+        let leaves = vnode.dirty_leaves(numbers);
+        session.store_leaves(&vnode, &leaves, usize::MAX);
     }
 }
 
@@ -253,15 +323,36 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
             leaves.retain(due);
             usize::MAX
         };
-        let room = STORES_MAX.saturating_sub(session.ios_in_flight());
+        let room = STORES_MAX.saturating_sub(session.runs_in_flight().1);
         let most = most.min(room * below.cluster_pages());
         let sent = session.store_leaves(&vnode, &leaves, most);
         forced = forced.saturating_sub(sent);
-        if session.ios_in_flight() >= STORES_MAX {
+        if session.runs_in_flight().1 >= STORES_MAX {
             return true;
         }
     }
     false
+}
+
+/// Sends some pages that nobody maps any more back to the pool. Says whether there are more.
+fn send_back(below: &Below) -> bool {
+    let mut more = false;
+    for number in below.errands.take_unmapped() {
+        let Some(vnode) = below.core.vnode(number) else {
+            continue;
+        };
+        let Some(mapped) = vnode.mapped() else {
+            continue;
+        };
+        match mapped.send_back(&vnode) {
+            Sent::All => {}
+            sent => {
+                below.errands.still_unmapped(number);
+                more |= sent == Sent::Some;
+            }
+        }
+    }
+    more
 }
 
 /// Flushes below what was written behind everybody's back.
@@ -277,8 +368,11 @@ fn flush_behind(below: &Below, session: &mut Session) {
 /// Makes pages leave that are too many, and gives memory back that has no use.
 fn give_memory_back(core: &Core) {
     let mut emptied = Emptied::new();
-    core.pool.shrink_to(core.pool.limit(), &mut emptied);
+    let limit = core.pool.limit();
+    core.pool.shrink_to(limit, Reason::Limit, &mut emptied);
     core.give_up_leaves(emptied);
+    let mapped = core.window_pages.load(Relaxed);
+    core.evict_mapped(mapped.saturating_sub(core.live.mapped_pages.load(Relaxed)));
     trim(core);
 }
 

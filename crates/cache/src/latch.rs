@@ -6,30 +6,20 @@
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
-use crate::policy::FrameNo;
+use crate::loan::Loan;
+use crate::mapped::Mapped;
+use crate::policy::{Entry, FrameNo};
+use crate::stats::Reason;
 use crate::vnode::Vnode;
 use crate::word::{Home, Snap, Word};
-use std::ops::Deref;
+use block::Result;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Where the pages of a vnode lie that are mapped by programs: the window.
-///
-/// All calls come under the latch of the page, except [`View::at`].
-pub trait View: Send + Sync {
-    /// The page in the cache's own view of the window, where no fault happens.
-    fn at(&self, page: u64) -> NonNull<u8>;
-
-    /// Takes care that no program stores into the page until it has asked again.
-    fn seal(&self, page: u64);
-
-    /// The page leaves the window: programs cannot reach it, and its memory is given back.
-    fn vacate(&self, page: u64);
-}
-
 /// The latch of a resident page. Dropped, it gives the page back, with a new version if it changed.
-pub struct Latch<'a> {
+pub(crate) struct Latch<'a> {
     vnode: &'a Vnode,
     leaf: &'a Leaf,
     at: LeafAt,
@@ -56,7 +46,7 @@ pub(crate) fn pause(turn: &mut u32) {
 impl<'a> Latch<'a> {
     /// Takes the latch of a page; waits for others who have it. `None`: the page is not there, or on
     /// its way, or the leaf is another's by now.
-    pub(crate) fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
+    pub fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
         let leaf = vnode.index().leaf(at);
         let word = leaf.word(index);
         let pool = &vnode.below().core.pool;
@@ -73,6 +63,7 @@ impl<'a> Latch<'a> {
             let frame = FrameNo(if snap.in_window() { 0 } else { snap.frame() });
             let free = || pool.put([frame]);
             let Some(latched) = word.latch(snap, pool.holds(frame), free) else {
+                word.want(snap);
                 pause(&mut turn);
                 continue;
             };
@@ -80,17 +71,13 @@ impl<'a> Latch<'a> {
                 word.unlatch(latched);
                 return None;
             }
-            let home = match snap.in_window() {
-                true => Home::Window,
-                false => Home::Frame(snap.frame()),
-            };
             return Some(Latch {
                 vnode,
                 leaf,
                 at,
                 page,
                 snap: latched,
-                home,
+                home: snap.home(),
                 changed: false,
             });
         }
@@ -105,11 +92,15 @@ impl<'a> Latch<'a> {
     pub fn data(&self) -> NonNull<u8> {
         match self.home {
             Home::Frame(frame) => self.pool().at(FrameNo(frame)),
-            Home::Window => {
-                let view = self.vnode.view();
-                view.expect("a page in a window has one").at(self.page)
-            }
+            Home::Window => self.mapped().at(self.page),
         }
+    }
+
+    /// Somebody has used the page since it was last asked; then the note is taken away.
+    pub fn take_touches(&mut self) -> bool {
+        let touched = self.snap.frequency() > 0;
+        self.snap = self.snap.untouched();
+        touched
     }
 
     /// The page holds what is not below yet.
@@ -120,6 +111,17 @@ impl<'a> Latch<'a> {
     /// The page's content is on its way below.
     pub fn is_in_writeback(&self) -> bool {
         self.leaf.writeback() & self.bit() != 0
+    }
+
+    /// Somebody has a lease on the page.
+    pub fn is_leased(&self) -> bool {
+        self.home == Home::Window && self.mapped().is_leased(self.page)
+    }
+
+    /// What is dirty near the page has been so for as long as the file allows.
+    pub fn is_due(&self) -> bool {
+        let since = self.leaf.dirty_since_ms();
+        since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
     }
 
     /// Somebody holds the frame of the page.
@@ -146,38 +148,90 @@ impl<'a> Latch<'a> {
         Some(true)
     }
 
-    /// Moves the page to another frame of the pool, with its content if `keep`.
-    pub fn move_to(&mut self, to: FrameNo, keep: bool) {
-        let pool = self.pool();
-        if keep {
-            // SAFETY: the latch keeps others from changing the page, and `to` is nobody's yet.
-            unsafe {
-                copy::out_of_page(self.data().as_ptr(), pool.at(to).as_ptr(), PAGE_BYTES);
-            }
-        }
-        match self.home {
-            Home::Frame(from) => {
-                pool.moved(FrameNo(from), to);
-                self.settle(Home::Frame(to.0));
-                pool.abandon(FrameNo(from));
-            }
-            Home::Window => {
-                self.vnode.view().expect("it lies there").vacate(self.page);
-                pool.assign(to, self.at, self.index());
-                let key = self.leaf.key(self.index());
-                pool.inserted([(to, key)], crate::policy::Entry::Read);
-                self.settle(Home::Frame(to.0));
-            }
-        }
+    /// Makes bytes of the page zeros, which are the holder's to change.
+    pub fn zero(&mut self, bytes: Range<usize>) {
+        assert!(bytes.start <= bytes.end && bytes.end <= PAGE_BYTES);
+        self.changed = true;
+        // SAFETY: inside the page, which is latched, and which nobody holds.
+        unsafe { copy::zero_page(self.data().as_ptr().add(bytes.start), bytes.len()) };
     }
 
-    /// Moves the page from its frame to its place in the window. The caller has put the content
-    /// there, with the latch held.
-    pub fn move_to_window(&mut self) {
-        let Home::Frame(from) = self.home else { return };
+    /// The holder has written bytes of the page, which may lie behind the end of the file as long as
+    /// the page does not: then the file ends there. Says whether the page was wholly behind the end.
+    pub fn written(&mut self, bytes: Range<usize>) -> bool {
+        let first = self.page * PAGE_BYTES as u64;
+        let (old, end) = (self.vnode.size(), first + bytes.end as u64);
+        self.mark_dirty();
+        if old >= end {
+            return false;
+        }
+        debug_assert!(first <= old, "the file reaches to the page");
+        let old_end = (old - first) as usize;
+        if self.home == Home::Window && old_end < bytes.start {
+            self.zero(old_end..bytes.start);
+        }
+        self.vnode.raise(end);
+        old == first
+    }
+
+    /// Moves the page from its frame to another, with its content if `keep`.
+    pub fn move_to(&mut self, to: FrameNo, keep: bool) {
+        let Home::Frame(from) = self.home else {
+            unreachable!("who moves a page between frames has found it in one");
+        };
+        if keep {
+            self.copy_to(to);
+        }
+        self.pool().moved(FrameNo(from), to);
+        self.settle(Home::Frame(to.0));
+        self.pool().abandon(FrameNo(from));
+    }
+
+    /// Moves the page from its frame to its place in the window, if it is not there already.
+    ///
+    /// # Errors
+    /// There is no memory; the page is where it was.
+    pub fn move_to_window(&mut self) -> Result<()> {
+        let Home::Frame(from) = self.home else {
+            return Ok(());
+        };
+        let to = self.mapped().make_room(self.page)?;
+        // SAFETY: the latch keeps others from changing the page, nothing maps its place in the window
+        // yet, and both are pages.
+        unsafe { copy::between_pages(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
         self.pool().removed(FrameNo(from));
         self.settle(Home::Window);
+        // Programs use it from here on without a word.
+        self.note_use();
         self.pool().abandon(FrameNo(from));
+        Ok(())
+    }
+
+    /// Moves the page from the window to a frame. `false`: somebody with a lease needs it there.
+    #[must_use]
+    pub fn move_to_pool(&mut self, to: FrameNo) -> bool {
+        debug_assert!(self.home == Home::Window);
+        // First programs cannot reach it any more, then it is copied: a store between the two would
+        // be lost.
+        if !self.mapped().revoke(self.page) {
+            return false;
+        }
+        self.copy_to(to);
+        self.zero_beyond_end(to);
+        self.mapped().vacate(self.page);
+        self.pool().assign(to, self.at, self.index());
+        let key = self.leaf.key(self.index());
+        self.pool().inserted([(to, key)], Entry::Read);
+        self.settle(Home::Frame(to.0));
+        true
+    }
+
+    /// Notes a use of the page.
+    pub(crate) fn note_use(&mut self) {
+        if self.snap.is_ahead() {
+            self.vnode.gone.read_ahead_used.fetch_add(1, Relaxed);
+        }
+        self.snap = self.snap.used();
     }
 
     /// Notes that the page has changed and is not below yet.
@@ -189,34 +243,35 @@ impl<'a> Latch<'a> {
     /// Sends a dirty page on its way: clean from here on, and the frame given is held until
     /// [`Latch::end_writeback`]. A page in a window is sealed and copied to one of `spare`. `None`:
     /// it is clean, on its way already, or there is no spare frame.
-    pub(crate) fn begin_writeback(&mut self, spare: &mut Vec<FrameNo>) -> Option<FrameNo> {
+    pub fn begin_writeback(&mut self, spare: &mut Vec<FrameNo>) -> Option<FrameNo> {
         if !self.is_dirty() || self.is_in_writeback() {
             return None;
         }
         let frame = match self.home {
             Home::Frame(frame) => FrameNo(frame),
-            Home::Window => {
-                let copy = spare.pop()?;
-                self.vnode.view().expect("it lies there").seal(self.page);
-                let to = self.pool().at(copy).as_ptr();
-                // SAFETY: programs cannot store into the page, the latch keeps everybody else away,
-                // and the frame is nobody's yet.
-                unsafe { copy::out_of_page(self.data().as_ptr(), to, PAGE_BYTES) };
-                copy
-            }
+            Home::Window => spare.pop()?,
         };
         self.pool().holds(frame).add(1);
+        self.leaf.set_writeback(self.index());
         if self.home == Home::Window {
             let held = !self.pool().holds(frame).orphan();
             debug_assert!(held, "it is held by the line above");
+            let sealed = self.mapped().seal(self.page);
+            self.copy_to(frame);
+            self.zero_beyond_end(frame);
+            if !sealed {
+                // Somebody with a lease may store at any time: the page is as dirty as before, since
+                // now.
+                self.leaf.renew_dirty(self.vnode.below().core.now_ms());
+                return Some(frame);
+            }
         }
-        self.leaf.set_writeback(self.index());
         self.leaf.clear_dirty(self.index());
         Some(frame)
     }
 
     /// The page has arrived below, or not, and then it is dirty again.
-    pub(crate) fn end_writeback(&mut self, good: bool) {
+    pub fn end_writeback(&mut self, good: bool) {
         if !good {
             self.vnode.mark_dirty(self.at, self.page);
         }
@@ -228,6 +283,11 @@ impl<'a> Latch<'a> {
 
     /// Makes the page vanish, dirty or not. It must not be on its way below.
     pub fn discard(self) {
+        self.leave(Reason::Dropped);
+    }
+
+    /// Makes the page vanish for this reason, dirty or not. It must not be on its way below.
+    pub(crate) fn leave(self, reason: Reason) {
         debug_assert!(!self.is_in_writeback());
         if self.leaf.clear_dirty(self.index()) {
             self.vnode.count_clean();
@@ -235,20 +295,51 @@ impl<'a> Latch<'a> {
         let pool = Arc::clone(self.pool());
         match self.home {
             Home::Frame(frame) => pool.removed(FrameNo(frame)),
-            Home::Window => self.vnode.view().expect("it lies there").vacate(self.page),
+            Home::Window => self.mapped().vacate(self.page),
         }
         self.word().clear(self.snap);
         if let Home::Frame(frame) = self.home {
             pool.abandon(FrameNo(frame));
         }
-        self.vnode.below().core.dropped.fetch_add(1, Relaxed);
+        let wasted = u64::from(self.snap.is_ahead());
+        self.vnode.gone.left(reason, 1, wasted);
         self.vnode.index().let_go(self.page / LEAF_PAGES, self.at);
         std::mem::forget(self);
+    }
+
+    fn copy_to(&self, to: FrameNo) {
+        let to = self.pool().at(to).as_ptr();
+        // SAFETY: the latch keeps others from changing the page, but for programs with a lease, of
+        // whose stores each byte is seen or not; and `to` is nobody's yet.
+        unsafe { copy::between_pages(self.data().as_ptr(), to, PAGE_BYTES) };
+    }
+
+    /// What programs have stored behind the end of the file is not part of it (mmap(2) of POSIX: "the
+    /// system shall never write out any modified portions of the last page of an object which are
+    /// beyond its end").
+    fn zero_beyond_end(&self, copy: FrameNo) {
+        let end = self
+            .vnode
+            .size()
+            .saturating_sub(self.page * PAGE_BYTES as u64);
+        if end < PAGE_BYTES as u64 {
+            let keep = end as usize;
+            // SAFETY: the frame is the caller's alone.
+            unsafe {
+                let rest = self.pool().at(copy).as_ptr().add(keep);
+                copy::zero_page(rest, PAGE_BYTES - keep);
+            }
+        }
     }
 
     fn settle(&mut self, home: Home) {
         self.home = home;
         self.changed = true;
+    }
+
+    fn mapped(&self) -> &'a Mapped {
+        let mapped = self.vnode.mapped();
+        mapped.expect("a page in a window has one")
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -303,6 +394,11 @@ impl<'a> PageRef<'a> {
         self.at.as_ptr()
     }
 
+    /// Lends the page as it is: the loan outlives the reference, and the file.
+    pub fn lend(&self) -> Loan {
+        Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
+    }
+
     #[cold]
     fn release(&self) {
         let pool = &self.vnode.below().core.pool;
@@ -326,91 +422,5 @@ impl Drop for PageRef<'_> {
         if !self.word.unpin(self.frame) {
             self.release();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Cache, Config, DEVICE_FILE, DevicePager};
-    use block::Mem;
-    use std::sync::Mutex;
-
-    /// A window that is plain memory, and what was asked of it.
-    struct Plain {
-        pages: Box<[std::cell::UnsafeCell<[u8; PAGE_BYTES]>]>,
-        asked: Mutex<Vec<(&'static str, u64)>>,
-    }
-
-    // SAFETY: the pages are used under the latches of the cache's pages.
-    unsafe impl Send for Plain {}
-    // SAFETY: as above.
-    unsafe impl Sync for Plain {}
-
-    impl View for Plain {
-        fn at(&self, page: u64) -> NonNull<u8> {
-            NonNull::new(self.pages[page as usize].get().cast()).expect("memory")
-        }
-
-        fn seal(&self, page: u64) {
-            self.asked.lock().unwrap().push(("seal", page));
-        }
-
-        fn vacate(&self, page: u64) {
-            self.asked.lock().unwrap().push(("vacate", page));
-        }
-    }
-
-    fn move_in(vnode: &Vnode, view: &Plain, page: u64) {
-        let mut latch = vnode.latch(page).expect("it is there");
-        // SAFETY: both are pages, and the latch keeps others away.
-        unsafe {
-            copy::into_page(latch.data().as_ptr(), view.at(page).as_ptr(), PAGE_BYTES);
-        }
-        latch.move_to_window();
-    }
-
-    #[test]
-    fn a_page_in_a_window_is_read_written_sent_below_and_moved_back() {
-        let cache = Cache::new(Config::new(1 << 20)).unwrap();
-        let disk = Arc::new(Mem::new(1 << 20, 512));
-        let volume = cache
-            .volume(Arc::new(DevicePager::new(disk.clone()).unwrap()))
-            .unwrap();
-        let vnode = volume.vnode(DEVICE_FILE, 1 << 20);
-        let (mut session, mut open) = (volume.session().unwrap(), volume.open(&vnode));
-        let view = Arc::new(Plain {
-            pages: (0..4).map(|_| [0; PAGE_BYTES].into()).collect(),
-            asked: Mutex::default(),
-        });
-        assert!(vnode.set_view(view.clone()));
-        session.write(&mut open, 0, &[1; 3 * PAGE_BYTES]).unwrap();
-        session.flush(&mut open).unwrap();
-        let used = cache.stats().used_bytes;
-        (0..2).for_each(|page| move_in(&vnode, &view, page));
-        assert_eq!(cache.stats().used_bytes, used - 2 * PAGE_BYTES as u64);
-        session.write(&mut open, 10, &[2; PAGE_BYTES]).unwrap();
-        let mut back = [0; 2 * PAGE_BYTES];
-        session.read(&mut open, 0, &mut back).unwrap();
-        assert_eq!((back[9], back[10], back[10 + PAGE_BYTES]), (1, 2, 1));
-        assert!(
-            session.page(&mut open, 0).is_err(),
-            "programs may change it"
-        );
-        session.flush(&mut open).unwrap();
-        let mut below = [0; 2 * PAGE_BYTES];
-        disk.peek(0, &mut below);
-        assert!(below == back);
-        let mut frames = Vec::new();
-        assert_eq!(vnode.below().core.take_frames(1, &mut frames), 1);
-        vnode.latch(0).unwrap().move_to(frames[0], true);
-        assert!(*session.page(&mut open, 0).unwrap() == back[..PAGE_BYTES]);
-        session.invalidate(&mut open, 0..1 << 20).unwrap();
-        assert_eq!(cache.stats().used_bytes, 0);
-        let asked = view.asked.lock().unwrap().clone();
-        assert_eq!(
-            asked,
-            [("seal", 0), ("seal", 1), ("vacate", 0), ("vacate", 1)]
-        );
     }
 }

@@ -159,6 +159,11 @@ impl Leaf {
         self.dirty.fetch_and(!(1 << index), AcqRel) & 1 << index != 0
     }
 
+    /// Counts the age of the dirty pages from now on: one of them was sent below and stays dirty.
+    pub fn renew_dirty(&self, now_ms: u64) {
+        self.dirty_since_ms.store(now_ms, Relaxed);
+    }
+
     /// Says that a page is on its way below. By the holder of its latch.
     pub fn set_writeback(&self, index: u32) {
         self.writeback.fetch_or(1 << index, AcqRel);
@@ -188,6 +193,14 @@ impl Leaf {
             self.let_go();
         }
         right
+    }
+
+    /// Words that are not empty, and callers about to fill one.
+    pub fn live(&self) -> u64 {
+        match self.live.load(Relaxed) {
+            DEAD => 0,
+            live => live.into(),
+        }
     }
 
     /// Takes a [`Leaf::keep`] back, or says that a word is empty now. `true`: nothing keeps the leaf,

@@ -95,9 +95,13 @@ impl Memory {
         self.swappable.load(Relaxed)
     }
 
-    /// Gives a chunk memory, so that no fault happens on the way of data.
-    pub fn populate(&self, chunk: usize) {
+    /// Gives a chunk memory, so that no fault happens on the way of data: from `node` as long as that
+    /// has some, if one is given.
+    pub fn populate(&self, chunk: usize, node: Option<u32>) {
         let at = self.chunk(chunk);
+        if let Some(node) = node {
+            prefer(at, node);
+        }
         // SAFETY: the chunk lies in the mapping. Memory that cannot be had now comes by faults.
         unsafe { libc::madvise(at, CHUNK_BYTES, libc::MADV_POPULATE_WRITE) };
         if self.noswap {
@@ -131,6 +135,35 @@ impl Memory {
         assert!(chunk < self.chunks());
         // SAFETY: inside the mapping, by the line above.
         unsafe { self.base.as_ptr().add(chunk * CHUNK_BYTES).cast() }
+    }
+}
+
+/// Nodes that a mask of [`prefer`] has bits for.
+const NODES_MAX: usize = 1024;
+
+/// Makes memory of a chunk come from `node`, or from others when that has none: mbind(2),
+/// `MPOL_PREFERRED`. What the kernel refuses stays where it comes to lie.
+fn prefer(at: *mut libc::c_void, node: u32) {
+    let mut mask = [0u64; NODES_MAX / 64];
+    let Some(word) = mask.get_mut(node as usize / 64) else {
+        return;
+    };
+    *word = 1 << (node % 64);
+    // SAFETY: the caller's chunk lies in the mapping, and the mask is as long as is said.
+    let bound = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            at,
+            CHUNK_BYTES,
+            libc::MPOL_PREFERRED,
+            mask.as_ptr(),
+            NODES_MAX + 1,
+            0,
+        )
+    };
+    if bound != 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(node, %error, "memory cannot be asked of a node");
     }
 }
 
@@ -226,7 +259,7 @@ mod tests {
         assert_eq!(memory.chunks(), 4);
         assert!((memory.base().as_ptr() as usize).is_multiple_of(CHUNK_BYTES));
         for chunk in [0, 3] {
-            memory.populate(chunk);
+            memory.populate(chunk, None);
             let at = memory.chunk(chunk).cast::<u8>();
             // SAFETY: inside the mapping, and nobody else knows it.
             unsafe {

@@ -5,13 +5,13 @@
 //! threshold is written, and the file becomes ready while it is crossed. The file of the process's own
 //! cgroup comes first, because a limit there is felt before that of the machine.
 
+use crate::machine;
 use crate::volume::Cache;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -28,22 +28,21 @@ const PAUSE: Timespec = Timespec {
 
 /// A thread that watches, until this is dropped.
 pub struct PressureWatch {
-    min_bytes: Arc<AtomicU64>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl PressureWatch {
     /// Watches the pressure file of the process's cgroup, or that of the machine. Pages are left alone
-    /// once they take no more than `min_bytes`.
+    /// once they take no more than `filecache_min`.
     ///
     /// # Errors
     /// The kernel has neither, or lets this process watch neither.
-    pub fn start(cache: &Arc<Cache>, min_bytes: u64) -> Result<PressureWatch> {
+    pub fn start(cache: &Arc<Cache>) -> Result<PressureWatch> {
         let mut failure = Error::new(ErrorKind::NotFound, "no pressure file");
-        for file in files() {
+        for file in machine::pressure_files() {
             match armed(&file) {
-                Ok(fd) => return PressureWatch::on(cache, min_bytes, fd, PollFlags::PRI),
+                Ok(fd) => return PressureWatch::on(cache, fd, PollFlags::PRI),
                 Err(e) => failure = Error::new(e.kind(), format!("{}: {e}", file.display())),
             }
         }
@@ -51,28 +50,17 @@ impl PressureWatch {
     }
 
     /// Shrinks the cache a step each time `fd` shows `events`.
-    fn on(cache: &Arc<Cache>, min: u64, fd: OwnedFd, events: PollFlags) -> Result<PressureWatch> {
+    fn on(cache: &Arc<Cache>, fd: OwnedFd, events: PollFlags) -> Result<PressureWatch> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let min_bytes = Arc::new(AtomicU64::new(min));
         let watch = Watch {
             cache: Arc::downgrade(cache),
-            min_bytes: Arc::clone(&min_bytes),
             stop: Arc::clone(&stop),
             pressure: fd,
             events,
         };
         let thread = std::thread::Builder::new().name("pressure".into());
         let thread = Some(thread.spawn(move || watch.run())?);
-        Ok(PressureWatch {
-            min_bytes,
-            stop,
-            thread,
-        })
-    }
-
-    /// Sets how many bytes of pages are left alone; `filecache_min`.
-    pub fn set_min_bytes(&self, bytes: u64) {
-        self.min_bytes.store(bytes, Relaxed);
+        Ok(PressureWatch { stop, thread })
     }
 }
 
@@ -89,7 +77,6 @@ impl Drop for PressureWatch {
 /// What the thread has.
 struct Watch {
     cache: Weak<Cache>,
-    min_bytes: Arc<AtomicU64>,
     stop: Arc<OwnedFd>,
     pressure: OwnedFd,
     events: PollFlags,
@@ -114,7 +101,7 @@ impl Watch {
             };
             if pressure.intersects(self.events) {
                 let target = cache.stats().used_bytes / 100 * KEEP_PERCENT;
-                let used = cache.shrink(target.max(self.min_bytes.load(Relaxed)));
+                let used = cache.shrink(target);
                 tracing::info!(bytes = used, "the system is short of memory: pages went");
             }
             drop(cache);
@@ -124,19 +111,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// The pressure files that concern this process, the nearest first.
-fn files() -> Vec<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let unified = own.lines().find_map(|line| line.strip_prefix("0::/"));
-    let of_cgroup = unified.map(|path| {
-        Path::new("/sys/fs/cgroup")
-            .join(path)
-            .join("memory.pressure")
-    });
-    let machine = PathBuf::from("/proc/pressure/memory");
-    of_cgroup.into_iter().chain([machine]).collect()
 }
 
 fn armed(file: &Path) -> Result<OwnedFd> {
@@ -154,7 +128,11 @@ mod tests {
 
     #[test]
     fn pages_go_down_to_the_minimum_and_no_further() {
-        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let config = Config {
+            min_bytes: 2 << 20,
+            ..Config::new(8 << 20)
+        };
+        let cache = Cache::new(config).unwrap();
         let device = CachedDevice::new(&cache, Arc::new(Mem::new(6 << 20, 4096))).unwrap();
         let mut blocking = Blocking::open(&device).unwrap();
         blocking.read_at(0, &mut vec![0; 6 << 20]).unwrap();
@@ -162,7 +140,7 @@ mod tests {
         assert!(before >= 6 << 20, "{before}");
         let pressure = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let signal = pressure.try_clone().unwrap();
-        let watch = PressureWatch::on(&cache, 2 << 20, pressure, PollFlags::IN).unwrap();
+        let watch = PressureWatch::on(&cache, pressure, PollFlags::IN).unwrap();
         // Nobody reads the counter, so the pressure lasts.
         rustix::io::write(&signal, &1u64.to_ne_bytes()).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
@@ -170,7 +148,9 @@ mod tests {
             assert!(Instant::now() < end, "{:?}", cache.stats());
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert!(cache.stats().used_bytes >= 2 << 20);
+        let stats = cache.stats();
+        assert!(stats.used_bytes >= 2 << 20);
+        assert!(stats.counts.evicted_pressure > 0 && stats.counts.evicted_limit == 0);
         drop(watch);
         assert_eq!(cache.stats().max_bytes, 8 << 20, "the limit is as it was");
     }
@@ -178,7 +158,7 @@ mod tests {
     #[test]
     fn the_real_file_can_be_watched_or_says_why_not() {
         let cache = Cache::new(Config::new(1 << 20)).unwrap();
-        match PressureWatch::start(&cache, 0) {
+        match PressureWatch::start(&cache) {
             Ok(watch) => drop(watch),
             Err(e) => assert!(!e.to_string().is_empty()),
         }

@@ -24,6 +24,9 @@ const RECENT: usize = 8;
 const GAP_PAGES: u64 = 4;
 /// Misses elsewhere after which a stream that is taken up again starts over.
 const COLLAPSE_AFTER: u32 = 8;
+/// Hits outside of all streams after which the streams are forgotten: whoever looks at random at what is
+/// there pays for none.
+const STRAYS_MAX: u32 = 1024;
 /// Records of a strided stream asked for at a time; each is a request to the device.
 const RECORDS_MAX: u64 = 32;
 /// Wasted read-ahead shrinks a window to this share of `first` at least.
@@ -162,6 +165,8 @@ pub struct Streams {
     clock: u64,
     /// Misses that belonged to no stream.
     elsewhere: u32,
+    /// Hits that belonged to no stream, since an access did.
+    strays: u32,
     /// The first window of the next stream.
     first: u64,
 }
@@ -192,7 +197,28 @@ impl Streams {
             pushed: 0,
             clock: 0,
             elsewhere: 0,
+            strays: 0,
             first: limits.first.min(limits.most),
+        }
+    }
+
+    /// There is no stream, so that a hit need not be told: the next two misses in a row begin one.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.live == 0
+    }
+
+    /// Sets the largest window, a multiple of a page; windows there are follow it down.
+    pub fn set_most(&mut self, most: u64) {
+        if most == self.limits.most {
+            return;
+        }
+        assert!(most.is_multiple_of(self.limits.page));
+        self.limits.most = most;
+        self.first = self.limits.first.min(most);
+        for stream in &mut self.streams[..self.live] {
+            stream.ceiling = most;
+            stream.window = stream.window.clamp(self.first, most);
         }
     }
 
@@ -237,6 +263,10 @@ impl Streams {
         match self.recognise(access, end) {
             Some((shape, before)) => self.begin(shape, before, access, end),
             None => {
+                self.strays += u32::from(access.hit);
+                if self.strays >= STRAYS_MAX {
+                    (self.live, self.strays) = (0, 0);
+                }
                 self.elsewhere = self.elsewhere.wrapping_add(u32::from(!access.hit));
                 self.recent[self.pushed % RECENT] = (access.offset, end);
                 self.pushed += 1;
@@ -365,6 +395,7 @@ impl Streams {
 
     /// The access is the next one of stream `n`.
     fn advance(&mut self, n: usize, access: Access, end: u64) -> Advice {
+        self.strays = 0;
         let page = self.limits.page;
         let floor = self.floor();
         let stream = &mut self.streams[n];

@@ -72,6 +72,22 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl Error {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        next: impl Into<String>,
+    ) -> Error {
+        Error {
+            kind,
+            what: what.into(),
+            why: why.into(),
+            next: next.into(),
+        }
+    }
+}
+
 /// The settings, as given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tunables([Value; TUNABLES.len()]);
@@ -93,8 +109,6 @@ pub struct Settings {
     pub seqlimit_file: u8,
     /// 0, 1 or 2.
     pub fb_policy: u8,
-    /// Free in the background.
-    pub async_cache_invalidate: bool,
     /// Bytes.
     pub dirty_background: u64,
     /// Bytes; at least `dirty_background`.
@@ -114,6 +128,49 @@ impl Default for Tunables {
 }
 
 impl Tunables {
+    /// Those of a cache that was made with bytes and percentages of its own, which may be smaller
+    /// than what can be set.
+    pub(crate) fn of(config: &crate::Config) -> Tunables {
+        let mut given = Tunables::default();
+        let mut set = |name: Name, value| given.0[name as usize] = value;
+        set(Name::FilecacheMin, Value::Bytes(round(config.min_bytes)));
+        set(Name::FilecacheMax, Value::Bytes(round(config.max_bytes)));
+        let background = config.dirty_background_percent.into();
+        set(Name::DirtyBackground, Value::Percent(background));
+        let limit = config.dirty_throttle_percent.into();
+        set(Name::DirtyLimit, Value::Percent(limit));
+        let sync_ms = config.sync_interval.as_millis() as u64;
+        set(Name::SyncIntervalMs, Value::Number(sync_ms));
+        given
+    }
+
+    /// The same with another `filecache_max`.
+    pub(crate) fn with_max(&self, bytes: u64) -> Tunables {
+        let mut given = self.clone();
+        given.0[Name::FilecacheMax as usize] = Value::Bytes(round(bytes));
+        given
+    }
+
+    /// What they mean where `filecache_min` and `filecache_max` are known in bytes.
+    pub(crate) fn settle(&self, min: u64, max: u64, memory: u64) -> Settings {
+        let plain = |name| self.plain(name);
+        let of_max = |name| share(max, plain(name));
+        let mapped = self.memory(Name::MappedMax, memory);
+        Settings {
+            filecache_min: min,
+            filecache_max: max,
+            mapped_max: mapped.unwrap_or(memory),
+            metadata_max: of_max(Name::MetadataShare),
+            seqlimit_system: plain(Name::SeqlimitSystem) as u8,
+            seqlimit_file: plain(Name::SeqlimitFile) as u8,
+            fb_policy: plain(Name::FbPolicy) as u8,
+            dirty_background: of_max(Name::DirtyBackground),
+            dirty_limit: of_max(Name::DirtyLimit),
+            sync_interval_ms: plain(Name::SyncIntervalMs),
+            read_ahead_max: plain(Name::ReadAheadMax),
+        }
+    }
+
     /// The value of one, as given.
     pub fn get(&self, name: Name) -> Value {
         self.0[name as usize]
@@ -166,21 +223,8 @@ impl Tunables {
                 "lower dirty_background or raise dirty_limit, both in one command if need be",
             ));
         }
-        let of_max = |name| share(max, plain(name));
-        Ok(Settings {
-            filecache_min: min,
-            filecache_max: max,
-            mapped_max: self.memory(Name::MappedMax, memory)?,
-            metadata_max: of_max(Name::MetadataShare),
-            seqlimit_system: plain(Name::SeqlimitSystem) as u8,
-            seqlimit_file: plain(Name::SeqlimitFile) as u8,
-            fb_policy: plain(Name::FbPolicy) as u8,
-            async_cache_invalidate: plain(Name::AsyncCacheInvalidate) == 1,
-            dirty_background: of_max(Name::DirtyBackground),
-            dirty_limit: of_max(Name::DirtyLimit),
-            sync_interval_ms: plain(Name::SyncIntervalMs),
-            read_ahead_max: plain(Name::ReadAheadMax),
-        })
+        self.memory(Name::MappedMax, memory)?;
+        Ok(self.settle(min, max, memory))
     }
 
     fn plain(&self, name: Name) -> u64 {
@@ -194,6 +238,7 @@ impl Tunables {
         format!("{}={}", TUNABLES[name as usize].text, self.get(name))
     }
 
+    /// Bytes of a setting of memory.
     fn memory(&self, name: Name, memory: u64) -> Result<u64, Error> {
         let Unit::Memory { least, most } = TUNABLES[name as usize].unit else {
             unreachable!("a setting of memory");
@@ -212,6 +257,14 @@ impl Tunables {
             });
         }
         Ok(bytes)
+    }
+}
+
+/// Most bytes that a setting of memory can mean on a machine with `memory` bytes.
+pub(crate) fn largest(name: Name, memory: u64) -> u64 {
+    match TUNABLES[name as usize].unit {
+        Unit::Memory { most, .. } => share(memory, most),
+        Unit::Bytes { most, .. } | Unit::Percent { most, .. } | Unit::Number { most, .. } => most,
     }
 }
 

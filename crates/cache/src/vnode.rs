@@ -4,26 +4,27 @@
 //! its way below is in the dirty set through its leaf, so that a flush costs as much as there is to
 //! write.
 
-use crate::attributes::Attributes;
+use crate::attributes::{Attributes, FlushBehind};
 use crate::core::Below;
 use crate::errors::ErrorSequence;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::latch::{Latch, View};
+use crate::latch::Latch;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::mapped::Mapped;
 use crate::open::OpenState;
 use crate::pager::FileId;
-use crate::policy::FrameNo;
+use crate::policy::{Entry, FrameNo};
 use crate::ranges::Ranges;
-use crate::stats::{Counters, Counts, FileStats};
+use crate::stats::{Counters, Counts, FileStats, Reason};
 use crate::wait::WaitList;
-use crate::word::{Home, Snap};
+use crate::word::Home;
 use block::Error;
 use std::collections::{BTreeMap, VecDeque};
-use std::ptr::NonNull;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    AtomicU8, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
 };
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -46,15 +47,32 @@ pub struct Vnode {
     /// Sessions that wait for pages on their way below.
     pub(crate) written: WaitList,
     attributes: Mutex<Attributes>,
+    /// The attributes that each access asks for, as bits.
+    quick: AtomicU8,
+    metadata: bool,
     failed_loads: Mutex<FailedLoads>,
     retry: Mutex<Retry>,
     openers: Mutex<Vec<Weak<OpenState>>>,
-    /// What openers that are gone have counted.
+    /// What openers that are gone have counted, and what no opener counts.
     pub(crate) gone: Counters,
-    /// Unlinked: no page comes any more, and what comes back goes.
-    dead: AtomicBool,
-    view: OnceLock<Arc<dyn View>>,
+    /// No page comes any more, and what comes back goes: one of the numbers below.
+    dead: AtomicU8,
+    /// Since it was first mapped.
+    mapped: OnceLock<Mapped>,
 }
+
+/// `dead` of a file in use, one that was removed, and one whose volume was closed.
+const ALIVE: u8 = 0;
+const UNLINKED: u8 = 1;
+const CLOSED: u8 = 2;
+
+/// Bits of `quick`.
+const NO_READ_AHEAD: u8 = 1;
+const NO_CACHE: u8 = 2;
+/// The file has a policy of its own for flush-behind, in the two bits above.
+const FLUSH_BEHIND: u8 = 4;
+const FLUSH_BEHIND_SHIFT: u32 = 3;
+const LARGE_PAGE: u8 = 32;
 
 /// Loads that failed of late, for those who waited for one.
 #[derive(Default)]
@@ -74,7 +92,13 @@ struct Retry {
 }
 
 impl Vnode {
-    pub(crate) fn new(number: u64, file: FileId, size: u64, below: Arc<Below>) -> Vnode {
+    pub(crate) fn new(
+        number: u64,
+        file: FileId,
+        size: u64,
+        metadata: bool,
+        below: Arc<Below>,
+    ) -> Vnode {
         let slab = Arc::clone(&below.core.slab);
         Vnode {
             number,
@@ -90,12 +114,14 @@ impl Vnode {
             errors: ErrorSequence::default(),
             written: WaitList::default(),
             attributes: Mutex::default(),
+            quick: AtomicU8::new(0),
+            metadata,
             failed_loads: Mutex::default(),
             retry: Mutex::default(),
             openers: Mutex::default(),
             gone: Counters::default(),
-            dead: AtomicBool::new(false),
-            view: OnceLock::new(),
+            dead: AtomicU8::new(ALIVE),
+            mapped: OnceLock::new(),
         }
     }
 
@@ -118,8 +144,26 @@ impl Vnode {
     /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
     pub fn extend(&self, size: u64) {
         let size = size.min(FILE_BYTES_MAX);
-        if self.size() < size {
-            self.size.fetch_max(size, AcqRel);
+        if self.size() >= size {
+            return;
+        }
+        if let Some(mapped) = self.mapped() {
+            return mapped.extend(self, size);
+        }
+        self.raise(size);
+        fence(SeqCst);
+        self.heal();
+    }
+
+    /// Raises the size, and nothing more.
+    pub(crate) fn raise(&self, size: u64) {
+        self.size.fetch_max(size, AcqRel);
+    }
+
+    /// Pages have come into the file: mappings that had them behind the end ask again.
+    pub(crate) fn heal(&self) {
+        if let Some(mapped) = self.mapped() {
+            mapped.heal();
         }
     }
 
@@ -141,7 +185,61 @@ impl Vnode {
 
     /// Sets the file's attributes; the last to set them wins.
     pub fn set_attributes(&self, attributes: Attributes) {
-        *self.attributes.lock().expect("no panic under this lock") = attributes;
+        let mut own = self.attributes.lock().expect("no panic under this lock");
+        *own = attributes;
+        let mut quick = 0;
+        if attributes.no_read_ahead {
+            quick |= NO_READ_AHEAD;
+        }
+        if attributes.no_cache {
+            quick |= NO_CACHE;
+        }
+        if attributes.large_page {
+            quick |= LARGE_PAGE;
+        }
+        if let Some(policy) = attributes.flush_behind {
+            quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
+        }
+        self.quick.store(quick, Relaxed);
+    }
+
+    /// Pages may be read ahead.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.quick.load(Relaxed) & NO_READ_AHEAD == 0
+    }
+
+    /// Pages come by whole clusters.
+    pub(crate) fn has_large_pages(&self) -> bool {
+        self.quick.load(Relaxed) & LARGE_PAGE != 0
+    }
+
+    /// Pages are not to be kept longer than they are used.
+    #[inline]
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.quick.load(Relaxed) & NO_CACHE != 0
+    }
+
+    /// When written pages go below.
+    pub(crate) fn flush_behind(&self) -> FlushBehind {
+        let quick = self.quick.load(Relaxed);
+        match quick & FLUSH_BEHIND {
+            0 => self.below.core.live.flush_behind(),
+            _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT & 3),
+        }
+    }
+
+    /// It holds metadata.
+    pub fn is_metadata(&self) -> bool {
+        self.metadata
+    }
+
+    /// What the policy is told of a page of this file that comes as `entry`.
+    pub(crate) fn entry(&self, entry: Entry) -> Entry {
+        if self.metadata {
+            Entry::Metadata
+        } else {
+            entry
+        }
     }
 
     /// Pages that are not below yet, those on their way included.
@@ -152,13 +250,19 @@ impl Vnode {
     /// The file in numbers.
     pub fn stats(&self) -> FileStats {
         let now = self.below.core.now_ms();
+        let mapped = self.mapped().map_or(0, Mapped::pages) as u64;
+        let (leaves, pages) = self.index.tally();
         FileStats {
             file: self.file,
             size: self.size(),
+            metadata: self.metadata,
+            attributes: self.attributes(),
             counts: self.counts(),
+            resident_bytes: pages.saturating_sub(mapped) * PAGE_BYTES as u64,
+            mapped_bytes: mapped * PAGE_BYTES as u64,
             dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
             oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
-            leaves: self.index.len(),
+            leaves,
         }
     }
 
@@ -188,32 +292,38 @@ impl Vnode {
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Acquire)
+        self.dead.load(Acquire) != ALIVE
     }
 
-    pub(crate) fn die(&self) {
-        self.dead.store(true, Release);
+    /// The file was removed, or its volume closed.
+    pub(crate) fn die(&self, closed: bool) {
+        let dead = if closed { CLOSED } else { UNLINKED };
+        self.dead.store(dead, Release);
         self.cut(0);
     }
 
-    /// The window of the file, while it has one.
-    pub(crate) fn view(&self) -> Option<&Arc<dyn View>> {
-        self.view.get()
-    }
-
-    /// Gives the file its window, once.
-    pub fn set_view(&self, view: Arc<dyn View>) -> bool {
-        self.view.set(view).is_ok()
-    }
-
-    /// Where a page lies that was there at `snap`.
-    #[inline]
-    pub(crate) fn place(&self, snap: Snap, page: u64) -> NonNull<u8> {
-        if snap.in_window() {
-            let view = self.view.get();
-            return view.expect("a page in a window has one").at(page);
+    /// Why pages leave that nobody has asked to go.
+    pub(crate) fn death(&self) -> Reason {
+        match self.dead.load(Acquire) {
+            UNLINKED => Reason::Unlinked,
+            CLOSED => Reason::Closed,
+            _ => Reason::Dropped,
         }
-        self.base.at(FrameNo(snap.frame()))
+    }
+
+    /// What the file has if it was ever mapped.
+    #[inline]
+    pub(crate) fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.get()
+    }
+
+    /// The file is mapped for the first time, unless it was already.
+    pub(crate) fn become_mapped(&self, mapped: Mapped) -> &Mapped {
+        let mapped = self.mapped.get_or_init(|| mapped);
+        // Whoever makes the file longer raises the size first and looks for mappings then; whoever
+        // faults looks at the size after this.
+        fence(SeqCst);
+        mapped
     }
 
     /// Where the frames of the pool begin.
@@ -239,7 +349,7 @@ impl Vnode {
 
     /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
     /// not there, or on its way.
-    pub fn latch(&self, page: u64) -> Option<Latch<'_>> {
+    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
         let (at, index) = self.find_surely(page)?;
         Latch::take(self, at, index, page)
     }
@@ -293,14 +403,15 @@ impl Vnode {
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let dirty = self.dirty.lock().expect("no panic under this lock");
         let leaves = dirty.values().map(|at| self.index.leaf(*at));
-        let leaves = leaves.filter(|leaf| leaf.dirty() != 0);
+        let leaves = leaves.filter(|leaf| leaf.dirty() | leaf.writeback() != 0);
         leaves.map(Leaf::dirty_since_ms).min()
     }
 
     /// Age in milliseconds at which a dirty page is due.
     pub(crate) fn sync_ms(&self) -> u64 {
         let own = self.attributes().sync_ms;
-        own.map_or(self.below.core.limits.sync_ms, u64::from)
+        let all = self.below.core.live.sync_ms.load(Relaxed);
+        own.map_or(all, u64::from)
     }
 
     /// How many loads have failed, to be asked before waiting for one.
@@ -372,7 +483,7 @@ impl Drop for Vnode {
             for index in 0..LEAF_PAGES as u32 {
                 let page = number * LEAF_PAGES + u64::from(index);
                 if let Some(latch) = Latch::take(self, at, index, page) {
-                    latch.discard();
+                    latch.leave(self.death());
                 }
             }
         }

@@ -1,25 +1,30 @@
 //! A cache, and the volumes in it.
 
+use crate::attributes::Attributes;
 use crate::config::Config;
 use crate::core::{Below, Core};
 use crate::frames::{Emptied, PAGE_BYTES};
 use crate::keeper::{self, Errands};
+use crate::leaf::FILE_BYTES_MAX;
+use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
 use crate::session::{Session, drop_all_pages};
-use crate::stats::{CacheStats, FileStats};
+use crate::stats::{CacheStats, FileStats, Reason};
+use crate::tunables::{self, Settings, Tunables};
 use crate::vnode::Vnode;
-use block::{Error, Result};
+use block::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 /// The pages of any number of volumes in one pool.
 pub struct Cache {
     core: Arc<Core>,
+    volumes: Mutex<Vec<Weak<Volume>>>,
 }
 
 /// One pager's files in a cache.
@@ -46,7 +51,8 @@ impl Cache {
     /// [`block::ErrorKind::Invalid`] for settings that make no sense, or that the system refuses.
     pub fn new(config: Config) -> Result<Arc<Cache>> {
         let core = Arc::new(Core::new(config)?);
-        Ok(Arc::new(Cache { core }))
+        let volumes = Mutex::default();
+        Ok(Arc::new(Cache { core, volumes }))
     }
 
     /// Puts the files of `pager` under the cache, and starts the volume's background thread.
@@ -67,19 +73,57 @@ impl Cache {
         let thread = thread.map_err(|e| Error::from_io(name, e))?;
         // The thread says how it got its queue; if it is gone without a word it has panicked.
         starts.recv().expect("the background thread reports")?;
-        Ok(Arc::new(Volume {
+        let volume = Arc::new(Volume {
             below,
             vnodes: Mutex::default(),
             keeper: Mutex::new(Some(thread)),
-        }))
+        });
+        let mut volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.retain(|volume| volume.strong_count() > 0);
+        volumes.push(Arc::downgrade(&volume));
+        Ok(volume)
+    }
+
+    /// The volumes in use.
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        let volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Puts settings in force, all at once, while everything goes on. When it returns, pages have left
+    /// as far as they could for a lower `filecache_max`; dirty ones leave when they have been written
+    /// out.
+    ///
+    /// # Errors
+    /// They contradict one another or the memory there is; nothing has changed then.
+    pub fn set(&self, tunables: &Tunables) -> std::result::Result<Settings, tunables::Error> {
+        let mut emptied = Emptied::new();
+        let set = self.core.live.set(tunables, &self.core.pool, &mut emptied);
+        self.settle(emptied);
+        set
+    }
+
+    /// The settings in force, as they were given.
+    pub fn tunables(&self) -> Tunables {
+        self.core.live.get().0
+    }
+
+    /// The settings in force, as they are understood.
+    pub fn settings(&self) -> Settings {
+        self.core.live.get().1
     }
 
     /// Sets how many bytes pages may take; `filecache_max`. When it returns, pages have left as far
     /// as they could; dirty ones leave when they have been written out.
     pub fn set_max_bytes(&self, bytes: u64) {
         let mut emptied = Emptied::new();
-        let frames = bytes as usize / PAGE_BYTES;
-        self.core.pool.set_limit(frames, &mut emptied);
+        let pool = &self.core.pool;
+        self.core.live.set_max(bytes, pool, &mut emptied);
+        self.settle(emptied);
+    }
+
+    /// The limit may be lower.
+    fn settle(&self, emptied: Emptied) {
         self.core.give_up_leaves(emptied);
         keeper::trim(&self.core);
         if self.core.pool.used() > self.core.pool.limit() {
@@ -87,33 +131,73 @@ impl Cache {
         }
     }
 
-    /// Makes clean pages leave until pages take at most `bytes`, without changing the limit: for a
-    /// system that is short of memory. Gives the bytes that pages take then.
+    /// Makes clean pages leave until pages take at most `bytes`, or `filecache_min`, without changing
+    /// the limit: for a system that is short of memory. Pages in frames go first, then mapped ones that
+    /// were not touched of late. Gives the bytes that pages take then; if they are too many still, the
+    /// background writes dirty ones out, for another call.
     pub fn shrink(&self, bytes: u64) -> u64 {
         let mut emptied = Emptied::new();
-        self.core
-            .pool
-            .shrink_to(bytes as usize / PAGE_BYTES, &mut emptied);
-        self.core.give_up_leaves(emptied);
-        keeper::trim(&self.core);
-        (self.core.pool.used() * PAGE_BYTES) as u64
+        let core = &self.core;
+        let bytes = bytes.max(core.live.min_bytes.load(Relaxed));
+        let wanted = bytes as usize / PAGE_BYTES;
+        let left = || core.pool.used() + core.window_pages.load(Relaxed);
+        let mapped = core.window_pages.load(Relaxed);
+        let for_pool = wanted.saturating_sub(mapped);
+        core.pool
+            .shrink_to(for_pool, Reason::Pressure, &mut emptied);
+        core.give_up_leaves(emptied);
+        core.evict_mapped(left().saturating_sub(wanted));
+        keeper::trim(core);
+        if left() > wanted {
+            core.ask_for_clean();
+        }
+        (left() * PAGE_BYTES) as u64
     }
 
     /// The cache in numbers.
     pub fn stats(&self) -> CacheStats {
         let pool = &self.core.pool;
+        let counts = self.core.counts();
+        let now = self.core.now_ms();
         CacheStats {
-            counts: self.core.counts(),
-            evicted: pool.evicted(),
-            dropped: self.core.dropped.load(Relaxed),
+            counts,
+            evicted: counts.evicted(),
+            mapped_evicted: self.core.window_evicted.load(Relaxed),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
             max_bytes: (pool.limit() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
             index_bytes: self.core.slab.bytes() as u64,
+            metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
+            mapped_bytes: (self.core.window_pages.load(Relaxed) * PAGE_BYTES) as u64,
             dirty_bytes: (self.core.dirty_pages() * PAGE_BYTES) as u64,
+            oldest_dirty_ms: self.core.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
             backing: pool.memory().backing(),
             swappable: pool.memory().swappable(),
         }
+    }
+
+    /// Flushes every volume.
+    ///
+    /// # Errors
+    /// The first file that could not be flushed; the others were tried all the same.
+    pub fn flush(&self) -> Result<()> {
+        first_error(self.volumes().iter().map(|volume| volume.flush()))
+    }
+
+    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    ///
+    /// # Errors
+    /// The first file of which something could not be written, and whose pages stay; the others have
+    /// gone.
+    pub fn drop_pages(&self) -> Result<()> {
+        first_error(self.volumes().iter().map(|volume| volume.drop_pages()))
+    }
+
+    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
+    /// is all the same.
+    pub fn nodes(&self) -> Vec<(u32, u64)> {
+        let nodes = self.core.pool.nodes().into_iter();
+        nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
     }
 
     /// The file behind all frames, for a process that is to map it; `None` for [`Backing::Anonymous`].
@@ -135,6 +219,16 @@ impl Volume {
     /// The vnode of a file, with the pages it still has from before. `size` is that of a file that
     /// has no vnode yet.
     pub fn vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
+        self.vnode_of(file, size, false)
+    }
+
+    /// As [`Volume::vnode`], for a file of metadata: its pages count towards `metadata_share`, and up
+    /// to there are not given up for data. What a file is was decided when its vnode was made.
+    pub fn metadata_vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
+        self.vnode_of(file, size, true)
+    }
+
+    fn vnode_of(&self, file: FileId, size: u64, metadata: bool) -> Arc<Vnode> {
         let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
         if let Some(vnode) = vnodes.by_file.get(&file) {
             return Arc::clone(vnode);
@@ -149,7 +243,7 @@ impl Volume {
         let vnode = self
             .below
             .core
-            .register(|number| Vnode::new(number, file, size, below));
+            .register(|number| Vnode::new(number, file, size, metadata, below));
         vnodes.by_file.insert(file, Arc::clone(&vnode));
         vnode
     }
@@ -170,11 +264,15 @@ impl Volume {
     /// A file was removed: its pages go at once, dirty or not, and whoever still has it open finds
     /// it gone. Pages on their way go when they arrive.
     pub fn forget(&self, file: FileId) {
+        self.let_die(file, false);
+    }
+
+    fn let_die(&self, file: FileId, closed: bool) {
         let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
         let vnode = vnodes.by_file.remove(&file);
         drop(vnodes);
         if let Some(vnode) = vnode {
-            vnode.die();
+            vnode.die(closed);
             drop_all_pages(&vnode);
         }
     }
@@ -190,23 +288,82 @@ impl Volume {
     /// The first file that could not be flushed; the others were tried all the same.
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
-        let mut first = Ok(());
-        for vnode in self.all() {
-            let result = session.flush(&mut self.open(&vnode));
-            if first.is_ok() {
-                first = result;
-            }
-        }
-        first
+        let all = self.all();
+        first_error(all.iter().map(|vnode| session.flush(&mut self.open(vnode))))
+    }
+
+    /// Flushes a file; one that the cache does not know has nothing to flush.
+    ///
+    /// # Errors
+    /// What could not be written, and stays dirty.
+    pub fn flush_file(&self, file: FileId) -> Result<()> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(());
+        };
+        self.session()?.flush(&mut self.open(&vnode))
+    }
+
+    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    ///
+    /// # Errors
+    /// The first file of which something could not be written, and whose pages stay; the others have
+    /// gone.
+    pub fn drop_pages(&self) -> Result<()> {
+        let mut session = self.session()?;
+        let all = self.all();
+        let drop = |vnode| session.invalidate(&mut self.open(vnode), 0..FILE_BYTES_MAX);
+        first_error(all.iter().map(drop))
+    }
+
+    /// The same for one file.
+    ///
+    /// # Errors
+    /// What could not be written; the pages stay.
+    pub fn drop_file(&self, file: FileId) -> Result<()> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(());
+        };
+        let mut open = self.open(&vnode);
+        self.session()?.invalidate(&mut open, 0..FILE_BYTES_MAX)
+    }
+
+    /// Changes attributes of a file (name, value), and gives those it has then: all changes or none.
+    /// `None`: the cache does not know the file.
+    ///
+    /// # Errors
+    /// As [`Attributes::with`].
+    pub fn advise<'a>(
+        &self,
+        file: FileId,
+        changes: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> std::result::Result<Option<Attributes>, tunables::Error> {
+        let Some(vnode) = self.known(file) else {
+            return Ok(None);
+        };
+        let attributes = vnode.attributes().with(changes)?;
+        vnode.set_attributes(attributes);
+        Ok(Some(attributes))
+    }
+
+    fn known(&self, file: FileId) -> Option<Arc<Vnode>> {
+        let vnodes = self.vnodes.lock().expect("no panic under this lock");
+        vnodes.by_file.get(&file).cloned()
     }
 
     /// Flushes, then makes all pages leave and wipes what they held, because the key of the volume
     /// goes. Nobody uses the volume any more.
     ///
     /// # Errors
-    /// Something could not be written. The volume stays as it is then, and may be closed again, or
+    /// [`block::ErrorKind::Busy`] while some file of it is mapped or leased: its stores would be lost.
+    /// Otherwise something could not be written. The volume stays as it is then, and may be closed again, or
     /// dropped, and then what is not below is lost.
     pub fn close(&self) -> Result<()> {
+        for vnode in self.all() {
+            if vnode.mapped().is_some_and(Mapped::is_in_use) {
+                let detail = format!("file {} is mapped", vnode.file().0);
+                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+            }
+        }
         self.flush()?;
         self.abandon();
         Ok(())
@@ -224,7 +381,7 @@ impl Volume {
             );
         }
         for vnode in self.all() {
-            self.forget(vnode.file());
+            self.let_die(vnode.file(), true);
         }
         self.below.core.pool.wipe_free();
     }
@@ -233,6 +390,13 @@ impl Volume {
         let vnodes = self.vnodes.lock().expect("no panic under this lock");
         vnodes.by_file.values().cloned().collect()
     }
+}
+
+/// All results are looked at, and the first error is kept.
+fn first_error(results: impl Iterator<Item = Result<()>>) -> Result<()> {
+    results
+        .reduce(|first, result| first.and(result))
+        .unwrap_or(Ok(()))
 }
 
 impl Drop for Volume {

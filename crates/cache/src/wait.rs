@@ -70,6 +70,11 @@ impl WaitList {
         fence(SeqCst);
     }
 
+    /// Whether somebody waits, as far as is known.
+    pub fn any(&self) -> bool {
+        self.any.load(SeqCst)
+    }
+
     /// Wakes everybody; the caller has changed what they wait for.
     pub fn wake_all(&self) {
         fence(SeqCst);

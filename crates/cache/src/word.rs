@@ -1,8 +1,8 @@
 //! The word of a page: where the page is, and who may touch it, in one atomic of 64 bits.
 //!
 //! ```text
-//!   63       62..56      55..54      53..30      29..0
-//!   window   state       frequency   version     frame
+//!   63       62..56      55..54      53      52..30      29..0
+//!   window   state       frequency   ahead   version     frame
 //! ```
 //!
 //! ```text
@@ -19,12 +19,17 @@
 //! * A frame somebody holds is never changed. A hold is a pin in the word or a count in the frame's
 //!   [`Holds`]; a latch turns the pins it finds into counts first, so that a writer never waits for
 //!   a reader: it sees the counts and takes another frame.
+//! * A page that was read ahead says so until its first use, which is no note of use yet. Either one
+//!   reader takes that away, or whoever takes the page away finds it: used and wasted are exact.
 //! * A frame that left its page while it was held is an orphan; whoever drops the last hold frees it,
 //!   and nobody else does.
+//! * A page in a window has no other place to go to, and its memory goes when the page does. So who
+//!   reads it counts itself in for the time of the copy, and a latch waits until nobody is. Who wants
+//!   the latch says so in the word, and then no reader begins before that latch was given back.
 //!
-//! A version has 24 bits, so a copy that stalls while one page is changed exactly 2^24 times could
+//! A version has 23 bits, so a copy that stalls while one page is changed exactly 2^23 times could
 //! pass for whole; at the speed of memory that is a stall of seconds that ends on one write of
-//! sixteen million. A frame has 30 bits: 4 TiB of pages.
+//! eight million. A frame has 30 bits: 4 TiB of pages.
 //!
 //! Everything here is generic over the atomics, so that `tests/loom.rs` can try every interleaving.
 
@@ -76,18 +81,24 @@ std_atom!(AtomicU64, u64);
 std_atom!(AtomicU32, u32);
 
 const FRAME_BITS: u32 = 30;
-const VERSION_BITS: u32 = 24;
+const VERSION_BITS: u32 = 23;
 const VERSION_SHIFT: u32 = FRAME_BITS;
-const FREQUENCY_SHIFT: u32 = VERSION_SHIFT + VERSION_BITS;
+const AHEAD_SHIFT: u32 = VERSION_SHIFT + VERSION_BITS;
+const FREQUENCY_SHIFT: u32 = AHEAD_SHIFT + 1;
 const STATE_SHIFT: u32 = FREQUENCY_SHIFT + 2;
 
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 const VERSION_MASK: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
+const AHEAD: u64 = 1 << AHEAD_SHIFT;
 const FREQUENCY_ONE: u64 = 1 << FREQUENCY_SHIFT;
 const FREQUENCY_MASK: u64 = 3 << FREQUENCY_SHIFT;
+/// What is noted of the use of a page.
+const NOTES: u64 = FREQUENCY_MASK | AHEAD;
 const STATE_ONE: u64 = 1 << STATE_SHIFT;
 const STATE_MASK: u64 = 0x7f << STATE_SHIFT;
 const WINDOW: u64 = 1 << 63;
+/// In place of the frame of a page that lies in a window: somebody wants the latch.
+const WANTED: u64 = 1;
 
 const EMPTY: u64 = 0;
 const LOADING: u64 = 1;
@@ -152,11 +163,26 @@ impl Snap {
         self.0 & WINDOW != 0
     }
 
+    /// Where a page lies that is there.
+    #[inline]
+    pub fn home(self) -> Home {
+        match self.in_window() {
+            true => Home::Window,
+            false => Home::Frame(self.frame()),
+        }
+    }
+
     /// The page is there, in a frame, and there is room for another pin.
     #[inline]
     pub fn has_room(self) -> bool {
         // One comparison of the top byte: the window's bit makes it too large.
         (self.0 >> STATE_SHIFT).wrapping_sub(RESIDENT) < u64::from(PINS_MAX)
+    }
+
+    /// The page lies in a window and may be read now.
+    #[inline]
+    fn admits_reader(self) -> bool {
+        self.in_window() && self.is_resident() && !self.is_full() && self.0 & WANTED == 0
     }
 
     /// There is no room for another pin.
@@ -175,6 +201,29 @@ impl Snap {
     #[inline]
     pub fn frequency(self) -> u8 {
         ((self.0 & FREQUENCY_MASK) >> FREQUENCY_SHIFT) as u8
+    }
+
+    /// The page was read ahead, and nobody has used it yet.
+    #[inline]
+    pub fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// The same after a use by the holder of the latch.
+    pub fn used(self) -> Snap {
+        if self.is_ahead() {
+            return Snap(self.0 & !AHEAD);
+        }
+        if self.frequency() == 3 {
+            return self;
+        }
+        Snap(self.0 + FREQUENCY_ONE)
+    }
+
+    /// The same without notes of use.
+    #[inline]
+    pub fn untouched(self) -> Snap {
+        Snap(self.0 & !FREQUENCY_MASK)
     }
 
     /// Whether a page that was resident at `self` has been there unchanged until `later`.
@@ -233,15 +282,36 @@ impl<A: Atom<Int = u64>> Word<A> {
         snap.still(Snap(self.0.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the page was used; saturates, so a page in heavy use is not written to.
+    /// Notes that the page was used; saturates, so a page in heavy use is not written to. Says
+    /// whether it was the first use of a page that was read ahead.
     #[inline]
-    pub fn touch(&self, snap: Snap) {
-        if snap.0 & FREQUENCY_MASK != FREQUENCY_MASK {
-            // Losing the race to another change loses one note, which is all it costs.
-            let _ = self
-                .0
-                .cas(snap.0, snap.0 + FREQUENCY_ONE, Ordering::Relaxed);
+    pub fn touch(&self, snap: Snap) -> bool {
+        // A page that is still ahead has no notes of use.
+        snap.0 & FREQUENCY_MASK != FREQUENCY_MASK && self.note_use(snap)
+    }
+
+    fn note_use(&self, snap: Snap) -> bool {
+        if snap.is_ahead() {
+            return self.take_ahead(snap);
         }
+        // Losing the race to another change loses one note, which is all it costs.
+        let _ = self
+            .0
+            .cas(snap.0, snap.0 + FREQUENCY_ONE, Ordering::Relaxed);
+        false
+    }
+
+    /// Takes away that the page is ahead, if this is the first to try and the page is still there.
+    #[cold]
+    fn take_ahead(&self, snap: Snap) -> bool {
+        let mut now = snap;
+        while now.is_ahead() && snap.still(now) {
+            match self.0.cas(now.0, now.0 & !AHEAD, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => now = Snap(other),
+            }
+        }
+        false
     }
 
     /// Takes the notes of use away.
@@ -284,6 +354,33 @@ impl<A: Atom<Int = u64>> Word<A> {
         false
     }
 
+    /// Begins to read a page that lies in a window, which stays there until [`Word::end_read`].
+    /// `false`: the word says something else by now, or somebody wants the latch first.
+    pub fn begin_read(&self, snap: Snap) -> bool {
+        let reading = snap.0.wrapping_add(STATE_ONE);
+        snap.admits_reader() && self.0.cas(snap.0, reading, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends what [`Word::begin_read`] has begun.
+    pub fn end_read(&self) {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            debug_assert!(Snap(now).in_window() && Snap(now).pins() > 0);
+            match self.0.cas(now, now - STATE_ONE, Ordering::Release) {
+                Ok(_) => return,
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Keeps further readers of a page in a window from beginning. By who goes on trying for the
+    /// latch until it has it, or the page is gone.
+    pub fn want(&self, snap: Snap) {
+        if snap.in_window() && snap.pins() > 0 && snap.0 & WANTED == 0 {
+            let _ = self.0.cas(snap.0, snap.0 | WANTED, Ordering::Relaxed);
+        }
+    }
+
     /// Makes a page that is not there one that the caller brings, into `frame`.
     pub fn begin_load(&self, snap: Snap, frame: u32) -> bool {
         debug_assert!(frame < FRAMES_MAX);
@@ -315,11 +412,14 @@ impl<A: Atom<Int = u64>> Word<A> {
         self.end_load(|now| now.next_version().with_state(RESIDENT))
     }
 
+    /// Ends the load of a page that was read ahead: everybody may read. Says whether somebody waits.
+    pub fn publish_ahead(&self) -> bool {
+        self.end_load(|now| now.next_version().with_state(RESIDENT) | AHEAD)
+    }
+
     /// Ends a load without a page. Says whether somebody waits.
     pub fn abort_load(&self) -> bool {
-        self.end_load(|now| {
-            now.next_version().at(Home::Frame(0)).with_state(EMPTY) & !FREQUENCY_MASK
-        })
+        self.end_load(|now| now.next_version().at(Home::Frame(0)).with_state(EMPTY) & !NOTES)
     }
 
     fn end_load(&self, next: impl Fn(Snap) -> u64) -> bool {
@@ -334,7 +434,8 @@ impl<A: Atom<Int = u64>> Word<A> {
     }
 
     /// Takes a resident page for the caller alone. Pins that are there become counts in `holds`,
-    /// which are those of the frame in `snap`. `None`: the word says something else by now.
+    /// which are those of the frame in `snap`. `None`: the word says something else by now, or
+    /// somebody reads the page in its window.
     ///
     /// `released` is told when the counts had to be taken back and the frame turned out to be an
     /// orphan of nobody: the caller frees it.
@@ -348,10 +449,14 @@ impl<A: Atom<Int = u64>> Word<A> {
             return None;
         }
         let pins = snap.pins();
-        if pins > 0 {
+        if snap.in_window() {
+            if pins > 0 {
+                return None;
+            }
+        } else if pins > 0 {
             holds.add(pins);
         }
-        let latched = snap.with_state(EXCLUSIVE);
+        let latched = snap.at(snap.home()).with_state(EXCLUSIVE);
         if self.0.cas(snap.0, latched, Ordering::Acquire).is_ok() {
             // A reader that sees a byte of what follows must also see that the word has changed.
             A::fence(Ordering::Release);
@@ -376,7 +481,7 @@ impl<A: Atom<Int = u64>> Word<A> {
     /// Takes a latched page away.
     pub fn clear(&self, latched: Snap) {
         let gone = latched.next_version().at(Home::Frame(0)).with_state(EMPTY);
-        self.settle(gone & !FREQUENCY_MASK);
+        self.settle(gone & !NOTES);
     }
 
     /// Nobody but the holder changes an exclusive word, except for notes of use taken away.
@@ -411,7 +516,8 @@ impl<A: Atom<Int = u32>> Holds<A> {
         self.0.load(Ordering::Acquire) & !ORPHAN != 0
     }
 
-    /// Holds the frame `count` times. The caller has the page's latch, or takes back what it adds.
+    /// Holds the frame `count` times. The caller has the page's latch, or holds the frame already, or
+    /// takes back what it adds.
     pub fn add(&self, count: u32) {
         self.change(|now| now + count);
     }
@@ -491,6 +597,33 @@ mod tests {
     }
 
     #[test]
+    fn a_page_read_ahead_is_used_once_and_referenced_from_then_on() {
+        let word = Word::<AtomicU64>::empty();
+        let holds = Holds::<AtomicU32>::none();
+        assert!(word.begin_load(word.look(), 1));
+        assert!(!word.publish_ahead());
+        let before = word.look();
+        assert!(before.is_ahead() && word.pin(before).is_some());
+        assert!(word.touch(before), "a pin in between does not hide it");
+        assert!(!word.touch(before) && !word.touch(word.look()));
+        assert_eq!(
+            (word.look().is_ahead(), word.look().frequency()),
+            (false, 1)
+        );
+        assert!(word.unpin(1));
+        let latched = latch(&word, &holds);
+        assert_eq!(latched.used().frequency(), 2);
+        word.unlatch(latched);
+        word.clear(latch(&word, &holds));
+        assert!(word.begin_load(word.look(), 1));
+        assert!(!word.publish_ahead());
+        let unused = word.look();
+        word.clear(latch(&word, &holds));
+        assert!(!word.touch(unused), "it is gone");
+        assert!(!word.look().is_ahead());
+    }
+
+    #[test]
     fn a_latch_turns_pins_into_counts_and_the_last_holder_of_an_orphan_frees_it() {
         let (word, holds) = (resident(5), Holds::<AtomicU32>::none());
         assert_eq!(word.pin(word.look()), Some(5));
@@ -531,5 +664,24 @@ mod tests {
         assert!(word.look().in_window() && word.pin(word.look()).is_none());
         word.unlatch_changed(latch(&word, &holds), Home::Frame(9));
         assert_eq!((word.look().in_window(), word.look().frame()), (false, 9));
+        assert!(!word.begin_read(word.look()), "it is in a frame");
+    }
+
+    #[test]
+    fn readers_in_a_window_keep_the_latch_away_until_it_is_wanted() {
+        let (word, holds) = (resident(5), Holds::<AtomicU32>::none());
+        word.unlatch_changed(latch(&word, &holds), Home::Window);
+        word.want(word.look());
+        assert!(word.begin_read(word.look()) && word.begin_read(word.look()));
+        let refused = |word: &Word| word.latch(word.look(), &holds, || ()).is_none();
+        assert!(refused(&word));
+        word.want(word.look());
+        assert!(!word.begin_read(word.look()));
+        word.end_read();
+        assert!(refused(&word));
+        word.end_read();
+        word.unlatch(latch(&word, &holds));
+        assert!(word.begin_read(word.look()), "the wish went with the latch");
+        assert!(!holds.any());
     }
 }

@@ -1,10 +1,7 @@
 //! The limit of the cache holds under load and while it changes, and memory follows what is used.
 
-use block::{BufPool, Completion, Mem, Op, Random, Request, Result, Wait};
-use cache::{
-    Cache, Config, DEVICE_FILE, DevicePager, FileId, Pager, PagerInfo, PagerQueue, Volume,
-};
-use std::os::fd::BorrowedFd;
+use block::{Mem, Random};
+use cache::{Cache, Config, DEVICE_FILE, DevicePager, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -105,91 +102,4 @@ fn memory_goes_back_to_the_system_when_the_limit_shrinks() {
     cache.set_max_bytes(64 << 20);
     read_all(&mut session, &mut open, &mut data);
     assert!(cache.stats().used_bytes >= 60 << 20);
-}
-
-/// A file of 10 TiB that holds zeros.
-struct Nothing(PagerInfo);
-
-struct NothingQueue(Vec<Completion>);
-
-impl Pager for Nothing {
-    fn info(&self) -> &PagerInfo {
-        &self.0
-    }
-
-    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
-        Ok(Box::new(NothingQueue(Vec::new())))
-    }
-}
-
-impl PagerQueue for NothingQueue {
-    fn capacity(&self) -> usize {
-        64
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.len()
-    }
-
-    fn submit(&mut self, _: FileId, request: Request) -> std::result::Result<(), Request> {
-        let Request { tag, mut op } = request;
-        if let Op::Read { bufs, .. } = &mut op {
-            bufs.iter_mut().for_each(|b| b.fill(0));
-        }
-        let result = Ok(());
-        self.0.push(Completion { tag, op, result });
-        Ok(())
-    }
-
-    fn kick(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn reap(&mut self, _: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let count = self.0.len();
-        done.append(&mut self.0);
-        Ok(count)
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn register(&mut self, _: &BufPool) {}
-}
-
-#[test]
-fn memory_of_a_vast_sparse_device_follows_the_pages_in_use() {
-    const SIZE: u64 = 10 << 40;
-    const ROOM: u64 = 4 << 20;
-    let cache = Cache::new(Config::new(ROOM)).unwrap();
-    let info = PagerInfo {
-        name: "nothing".into(),
-        block_size: 512,
-        optimal_io_size: 65536,
-        max_transfer: 1 << 20,
-        numa_node: None,
-        read_only: false,
-        discard: false,
-    };
-    let volume = cache.volume(Arc::new(Nothing(info))).unwrap();
-    let vnode = volume.vnode(FileId(0), SIZE);
-    let mut session = volume.session().unwrap();
-    let mut open = volume.open(&vnode);
-    let mut random = Random::new(1);
-    for round in 0..50_000u64 {
-        let at = random.below(SIZE - 8);
-        let mut out = [1; 8];
-        session.read(&mut open, at, &mut out).unwrap();
-        assert_eq!(out, [0; 8]);
-        if round % 16 == 0 {
-            session.write(&mut open, at, &[2; 8]).unwrap();
-        }
-    }
-    let stats = cache.stats();
-    let pages = ROOM / 4096;
-    // Each page alone in its leaf of 576 bytes, and as much again for leaves that are between owners.
-    assert!(stats.index_bytes <= 2 * pages * 576, "{stats:?}");
-    assert!(vnode.stats().leaves as u64 <= pages, "{:?}", vnode.stats());
-    assert!(stats.resident_bytes <= ROOM, "{stats:?}");
 }

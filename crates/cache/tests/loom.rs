@@ -46,6 +46,8 @@ atom!(A64, AtomicU64, u64);
 atom!(A32, AtomicU32, u32);
 
 const FRAMES: usize = 3;
+/// The page's place in its window.
+const WINDOW: u32 = 2;
 
 /// A page and a pool of three frames.
 struct Page {
@@ -109,7 +111,7 @@ impl Page {
     /// As a reader does it that copies.
     fn copy(&self) -> Option<(usize, usize)> {
         let snap = self.word.look();
-        if !snap.is_resident() {
+        if !snap.is_resident() || snap.in_window() {
             return None;
         }
         let seen = self.get(snap.frame());
@@ -124,6 +126,60 @@ impl Page {
         if !self.word.unpin(frame) && self.holds[frame as usize].release(1) {
             self.free(frame);
         }
+    }
+
+    /// As who reads a page does it that lies in the window, which is frame 2 here.
+    fn read_in_window(&self) -> Option<(usize, usize)> {
+        let snap = self.word.look();
+        if !self.word.begin_read(snap) {
+            return None;
+        }
+        let seen = self.get(WINDOW);
+        let there = self.freed[WINDOW as usize].load(SeqCst) == 0;
+        assert!(there, "a reader touched memory that was given back");
+        self.word.end_read();
+        Some(seen)
+    }
+
+    /// As a fault does it that moves the page into the window.
+    fn move_to_window(&self) -> bool {
+        let snap = self.word.look();
+        if snap.in_window() {
+            return false;
+        }
+        let holds = &self.holds[snap.frame() as usize];
+        let free = || self.free(snap.frame());
+        let Some(latched) = self.word.latch(snap, holds, free) else {
+            return false;
+        };
+        let (one, _) = self.get(snap.frame());
+        self.set(WINDOW, one);
+        if holds.orphan() {
+            self.free(snap.frame());
+        }
+        self.word.unlatch_changed(latched, Home::Window);
+        true
+    }
+
+    /// As who wants the latch of a page in the window does it, who then changes the page or gives its
+    /// memory back.
+    fn latch_in_window(&self, act: impl FnOnce(&Self)) -> bool {
+        for _ in 0..2 {
+            let snap = self.word.look();
+            let Some(latched) = self.word.latch(snap, &self.holds[0], || ()) else {
+                self.word.want(snap);
+                thread::yield_now();
+                continue;
+            };
+            act(self);
+            if self.freed[WINDOW as usize].load(SeqCst) > 0 {
+                self.word.clear(latched);
+            } else {
+                self.word.unlatch_changed(latched, Home::Window);
+            }
+            return true;
+        }
+        false
     }
 
     /// As eviction does it.
@@ -275,5 +331,93 @@ fn one_of_two_brings_the_page_and_who_waits_is_told() {
             assert_eq!(theirs, Some(true), "who waits is told of");
         }
         assert_eq!(page.copy(), Some((7, 7)));
+    });
+}
+
+#[test]
+fn a_page_in_a_window_is_read_whole_and_while_it_is_there() {
+    loom::model(|| {
+        let page = Page::resident();
+        assert!(page.move_to_window());
+        let other = {
+            let page = page.clone();
+            thread::spawn(move || page.latch_in_window(|page| page.set(WINDOW, 2)))
+        };
+        if let Some((one, two)) = page.read_in_window() {
+            assert_eq!(one, two, "a reader met a writer");
+        }
+        other.join().unwrap();
+        page.latch_in_window(|page| page.free(WINDOW));
+        assert_eq!(page.read_in_window(), None);
+    });
+}
+
+#[test]
+fn the_memory_of_a_window_is_given_back_under_no_reader() {
+    loom::model(|| {
+        let page = Page::resident();
+        assert!(page.move_to_window());
+        let gone = {
+            let page = page.clone();
+            thread::spawn(move || page.latch_in_window(|page| page.free(WINDOW)))
+        };
+        // Twice, so that the one who wants the latch meets a reader and keeps the next away.
+        page.read_in_window();
+        page.read_in_window();
+        let gone = gone.join().unwrap();
+        assert_eq!(page.word.look().is_empty(), gone);
+        assert_eq!(page.word.look().pins(), 0);
+    });
+}
+
+#[test]
+fn who_moves_a_page_into_a_window_frees_its_frame_once() {
+    loom::model(|| {
+        let page = Page::resident();
+        let mover = {
+            let page = page.clone();
+            thread::spawn(move || page.move_to_window())
+        };
+        if let Some(frame) = page.pin() {
+            assert_eq!(page.get(frame), (1, 1), "a held frame changed");
+            page.unpin(frame);
+        }
+        if let Some(seen) = page.copy() {
+            assert_eq!(seen, (1, 1));
+        }
+        let moved = mover.join().unwrap();
+        assert_eq!(page.freed[0].load(SeqCst), usize::from(moved));
+        assert!(!page.holds[0].any());
+    });
+}
+
+#[test]
+fn what_was_read_ahead_is_used_once_or_wasted() {
+    loom::model(|| {
+        let page = Page::resident();
+        assert!(page.evict());
+        page.freed[0].store(0, SeqCst);
+        assert!(page.word.begin_load(page.word.look(), 0));
+        page.word.publish_ahead();
+        let reader = |page: &Arc<Page>| {
+            let page = page.clone();
+            thread::spawn(move || {
+                let snap = page.word.look();
+                snap.is_resident() && page.word.touch(snap)
+            })
+        };
+        let readers = [reader(&page), reader(&page)];
+        let snap = page.word.look();
+        let latched = page.word.latch(snap, &page.holds[0], || ());
+        let wasted = latched.is_some_and(|latched| {
+            page.word.clear(latched);
+            latched.is_ahead()
+        });
+        let used = readers.map(|r| usize::from(r.join().unwrap()));
+        let there = page.word.look().is_ahead();
+        assert_eq!(
+            used[0] + used[1] + usize::from(wasted) + usize::from(there),
+            1
+        );
     });
 }

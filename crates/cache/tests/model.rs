@@ -7,6 +7,10 @@
 //! thread's alone at that moment. Write-behind that fails loses nothing, so what is read has to be
 //! right throughout; only an operation that itself fails is tried again.
 //!
+//! Each thread also maps its file and the shared ones now and then. While the device fails, a load may
+//! be a SIGBUS, so then the kernel loads and stores on the threads' behalf, which gets an error; a
+//! second run over a device that works has plain loads and stores.
+//!
 //! Under ThreadSanitizer, with the copies of `src/copy.rs` made through atomics:
 //!
 //! ```text
@@ -17,13 +21,17 @@
 //! `EVFS_SEED=N` repeats a run, `EVFS_MODEL_OPS=N` sets the number of operations.
 
 mod common;
+#[path = "common/touch.rs"]
+mod touch;
 
 use block::{Buf, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, Random};
-use cache::{Cache, Config, FileId, OpenFile, Session, Volume};
+use cache::{Access, Cache, Config, FileId, Mapping, OpenFile, Session, Volume};
 use common::{Parts, setting};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
+use touch::{PAGE, kernel_loads, kernel_stores, load_bytes, store_bytes};
 
 const THREADS: u64 = 4;
 /// Bytes of a file at most.
@@ -39,6 +47,7 @@ struct World {
     pager: Arc<Parts>,
     disk: Arc<Mem>,
     errors: ErrorHandle,
+    fails: bool,
     /// The bytes of the shared files; the lock stands for their size.
     shared: [RwLock<Shared>; 2],
 }
@@ -50,7 +59,7 @@ struct Shared {
     lowest: [AtomicU64; THREADS as usize],
 }
 
-fn world(seed: u64) -> World {
+fn world(seed: u64, fails: bool) -> World {
     let disk = Arc::new(Mem::new((THREADS + 2) * SPAN, 512));
     let (device, errors) = ErrorDevice::new(disk.clone());
     let pager = Arc::new(Parts::new(Arc::new(device), SPAN));
@@ -62,7 +71,7 @@ fn world(seed: u64) -> World {
     })
     .unwrap();
     let volume = cache.volume(pager.clone()).unwrap();
-    errors.set(Some(Failure::by_chance(0.02, seed, ErrorKind::Media)));
+    errors.set(fails.then(|| Failure::by_chance(0.02, seed, ErrorKind::Media)));
     let shared = || {
         RwLock::new(Shared {
             size: SPAN,
@@ -75,12 +84,22 @@ fn world(seed: u64) -> World {
         pager,
         disk,
         errors,
+        fails,
         shared: [shared(), shared()],
     }
 }
 
 #[test]
-fn everything_agrees_with_plain_bytes() {
+fn everything_agrees_with_plain_bytes_on_a_device_that_fails() {
+    everything_agrees_with_plain_bytes(true);
+}
+
+#[test]
+fn everything_agrees_with_plain_bytes_with_plain_loads_and_stores() {
+    everything_agrees_with_plain_bytes(false);
+}
+
+fn everything_agrees_with_plain_bytes(fails: bool) {
     let seed = setting("EVFS_SEED", 1);
     let default = if cfg!(debug_assertions) {
         60_000
@@ -89,7 +108,7 @@ fn everything_agrees_with_plain_bytes() {
     };
     let ops = setting("EVFS_MODEL_OPS", default);
     println!("EVFS_SEED={seed} EVFS_MODEL_OPS={ops}");
-    let world = world(seed);
+    let world = world(seed, fails);
     let known: Vec<Known> = std::thread::scope(|scope| {
         let run = |thread| {
             let world = &world;
@@ -105,7 +124,8 @@ fn everything_agrees_with_plain_bytes() {
     let stats = world.cache.stats();
     println!("{stats:#?}");
     assert!(stats.counts.hits > 0 && stats.counts.misses > 0 && stats.evicted > 0);
-    assert!(world.errors.failed() > 0, "nothing ever failed");
+    assert!(stats.mapped_evicted > 0, "no mapped page ever left");
+    assert_eq!(world.errors.failed() > 0, fails);
     world.errors.set(None);
     world.volume.flush().ok();
     world.volume.close().unwrap();
@@ -155,6 +175,8 @@ struct Actor<'a> {
     session: Session,
     own: OpenFile,
     shared: [OpenFile; 2],
+    /// Of the thread's own file and of the shared ones.
+    mapped: [Option<Mapping>; 3],
     known: Known,
 }
 
@@ -169,6 +191,7 @@ impl<'a> Actor<'a> {
             session: volume.session().unwrap(),
             own: open(FileId(thread), 0),
             shared: SHARED.map(|file| open(file, SPAN)),
+            mapped: [const { None }; 3],
             known: Known {
                 own: Vec::new(),
                 shared: [vec![0; SPAN as usize], vec![0; SPAN as usize]],
@@ -177,7 +200,7 @@ impl<'a> Actor<'a> {
     }
 
     fn act(&mut self) {
-        match self.random.below(100) {
+        match self.random.below(130) {
             0..20 => self.read_own(),
             20..40 => self.write_own(),
             40..42 => self.truncate_own(),
@@ -189,11 +212,18 @@ impl<'a> Actor<'a> {
             58..59 => drop(self.session.invalidate(&mut self.own, 0..SPAN)),
             59..61 => self.session.prefetch(&self.own, 0..SPAN),
             61..62 => self.squeeze(),
-            62..80 => self.read_shared(),
+            62..63 => self.stream_own(),
+            63..64 => self.advise(),
+            64..80 => self.read_shared(),
             80..97 => self.write_shared(),
             97..98 => self.resize_shared(),
             98..99 => self.read_shared_direct(),
-            _ => drop(self.session.flush(&mut self.shared[0])),
+            99..100 => drop(self.session.flush(&mut self.shared[0])),
+            100..108 => self.load_own(),
+            108..116 => self.store_own(),
+            116..122 => self.load_shared(),
+            122..128 => self.store_shared(),
+            _ => self.map_or_unmap(),
         }
     }
 
@@ -228,6 +258,41 @@ impl<'a> Actor<'a> {
                 known[at]
             );
         }
+    }
+
+    /// Reads on and on, forward or backward, so that the background brings what comes next.
+    fn stream_own(&mut self) {
+        let size = self.known.own.len() as u64;
+        let mut pieces: Vec<u64> = (0..size).step_by(5000).collect();
+        if self.random.below(2) == 0 {
+            pieces.reverse();
+        }
+        let pieces = pieces.into_iter().take(12);
+        for offset in pieces {
+            let mut out = [0xaa; 5000];
+            let Ok(count) = self.session.read(&mut self.own, offset, &mut out) else {
+                return;
+            };
+            let known = &self.known.own[offset as usize..];
+            assert_eq!(count, known.len().min(5000));
+            assert!(out[..count] == known[..count], "a stream at {offset}");
+        }
+    }
+
+    /// Any file of this thread's may be told to leave nothing behind, or to write at once.
+    fn advise(&mut self) {
+        let file = match self.random.below(3) {
+            0 => FileId(self.thread),
+            which => SHARED[which as usize - 1],
+        };
+        let yes = ["no", "yes"][self.random.below(2) as usize];
+        let flush = ["0", "1", "2", "default"][self.random.below(4) as usize];
+        let changes = [
+            ("no_cache", yes),
+            ("read_ahead", yes),
+            ("flush_behind", flush),
+        ];
+        self.world.volume.advise(file, changes).unwrap();
     }
 
     fn write_own(&mut self) {
@@ -402,6 +467,66 @@ impl<'a> Actor<'a> {
         }
     }
 
+    fn map_or_unmap(&mut self) {
+        let which = self.random.below(3) as usize;
+        let open = match which {
+            0 => &self.own,
+            shared => &self.shared[shared - 1],
+        };
+        self.mapped[which] = match self.mapped[which].take() {
+            Some(_) => None,
+            None => Some(open.map(0..SPAN, Access::Store).unwrap()),
+        };
+    }
+
+    fn load_own(&mut self) {
+        let (size, Some(mapping)) = (self.known.own.len() as u64, &self.mapped[0]) else {
+            return;
+        };
+        if size > 0 {
+            let offset = self.random.below(size);
+            let len = 1 + self.random.below((size - offset).min(5000)) as usize;
+            let known = &self.known.own[offset as usize..offset as usize + len];
+            load_and_compare(self.world, mapping, offset, known);
+        }
+    }
+
+    fn store_own(&mut self) {
+        let (size, Some(mapping)) = (self.known.own.len() as u64, &self.mapped[0]) else {
+            return;
+        };
+        if size > 0 {
+            let offset = self.random.below(size);
+            let len = 1 + self.random.below((size - offset).min(5000)) as usize;
+            let known = &mut self.known.own[offset as usize..offset as usize + len];
+            self.random.fill(known);
+            store_surely(self.world, mapping, offset, known);
+        }
+    }
+
+    fn load_shared(&mut self) {
+        let which = self.random.below(2) as usize;
+        let shared = self.world.shared[which].read().unwrap();
+        Self::look(&mut self.known.shared[which], &shared, self.thread);
+        let lane = self.lane(shared.size);
+        if let (Some((offset, len)), Some(mapping)) = (lane, &self.mapped[1 + which]) {
+            let known = &self.known.shared[which][offset as usize..offset as usize + len];
+            load_and_compare(self.world, mapping, offset, known);
+        }
+    }
+
+    fn store_shared(&mut self) {
+        let which = self.random.below(2) as usize;
+        let shared = self.world.shared[which].read().unwrap();
+        Self::look(&mut self.known.shared[which], &shared, self.thread);
+        let lane = self.lane(shared.size);
+        if let (Some((offset, len)), Some(mapping)) = (lane, &self.mapped[1 + which]) {
+            let known = &mut self.known.shared[which][offset as usize..offset as usize + len];
+            self.random.fill(known);
+            store_surely(self.world, mapping, offset, known);
+        }
+    }
+
     /// Cuts a shared file, and makes it longer again.
     fn resize_shared(&mut self) {
         let which = self.random.below(2) as usize;
@@ -418,5 +543,55 @@ impl<'a> Actor<'a> {
         let longer = size + self.random.below(SPAN - size + 1);
         while self.session.truncate(open, longer).is_err() {}
         shared.size = longer;
+    }
+}
+
+/// The parts of a range that do not cross a page: offset, and which part of the range.
+fn parts_in_pages(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let part = done..len.min(done + (PAGE - at % PAGE) as usize);
+        done = part.end;
+        (!part.is_empty()).then_some((at, part))
+    })
+}
+
+/// Takes poison away, so that the next who comes by may find the page.
+fn heal(mapping: &Mapping, offset: u64, access: Access) {
+    let at = offset as usize;
+    while mapping.prefault(at..at + 1, access).is_err() {}
+}
+
+fn load_and_compare(world: &World, mapping: &Mapping, offset: u64, known: &[u8]) {
+    let mut found = vec![0xaa; known.len()];
+    if !world.fails {
+        load_bytes(mapping, offset, &mut found);
+    } else {
+        for (at, part) in parts_in_pages(offset, known.len()) {
+            while kernel_loads(mapping, at, &mut found[part.clone()]).is_err() {
+                heal(mapping, at, Access::Read);
+            }
+        }
+    }
+    if let Some(at) = (0..known.len()).find(|at| found[*at] != known[*at]) {
+        panic!(
+            "load of {} at {offset}: byte {} is {} and not {}",
+            known.len(),
+            offset + at as u64,
+            found[at],
+            known[at]
+        );
+    }
+}
+
+fn store_surely(world: &World, mapping: &Mapping, offset: u64, data: &[u8]) {
+    if !world.fails {
+        return store_bytes(mapping, offset, data);
+    }
+    for (at, part) in parts_in_pages(offset, data.len()) {
+        while kernel_stores(mapping, at, &data[part.clone()]).is_err() {
+            heal(mapping, at, Access::Store);
+        }
     }
 }

@@ -1,15 +1,16 @@
-//! Stores through pointers are never lost while their pages are evicted, flushed, read and written;
-//! and the hunt that says so finds the losses of two schemes known to be unsound.
+//! Stores through pointers are never lost while their pages are evicted, flushed, read, written, mapped
+//! and unmapped; and the hunt that says so finds the losses of two schemes known to be unsound.
 //!
-//! `cargo run --release -p cache --example window_race -- --seconds 600` hunts for longer.
+//! `EVFS_RACE_SECONDS=600 cargo test --release -p cache --test window_race` hunts for longer, and
+//! `cargo run --release -p cache --example window_race -- --seconds 600` says meanwhile how it goes.
 
-#[allow(dead_code, reason = "tests/window.rs uses more of it")]
-mod small;
-#[path = "small/race.rs"]
+mod common;
 mod race;
 
-use small::Flaw;
-use race::{Counts, hunt};
+use common::setting;
+use race::real::Real;
+use race::small::{Flaw, Small};
+use race::{Counts, Ground, hunt};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -17,23 +18,37 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn seed() -> u64 {
-    let given = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
-    let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
+    let seed = setting("EVFS_SEED", u64::from(std::process::id()));
     eprintln!("run again with EVFS_SEED={seed}");
     seed
 }
 
+fn loses_nothing(ground: &dyn Ground, seed: u64) {
+    let time = Duration::from_secs(setting("EVFS_RACE_SECONDS", 5));
+    let counts = hunt(ground, time, false, seed, &mut |_| {});
+    assert_eq!(counts.wrong(), 0, "{counts:?}");
+    let happened = [&counts.stores, &counts.writes, &counts.evictions];
+    assert!(
+        happened.iter().all(|count| count.load(Relaxed) > 0),
+        "{counts:?}"
+    );
+}
+
 fn finds(flaw: Flaw) {
-    let counts = hunt(Some(flaw), DEADLINE, true, seed(), &mut |_| {});
+    let ground = Small::new(Some(flaw));
+    let counts = hunt(&ground, DEADLINE, true, seed(), &mut |_: &Counts| {});
     assert!(counts.wrong() > 0, "{flaw:?} went unnoticed: {counts:?}");
 }
 
 #[test]
-fn no_store_is_lost() {
-    let mut enough = |_: &Counts| {};
-    let counts = hunt(None, Duration::from_secs(5), false, seed(), &mut enough);
-    assert_eq!(counts.wrong(), 0, "{counts:?}");
-    assert!(counts.stores.load(Relaxed) > 0 && counts.evictions.load(Relaxed) > 0);
+fn the_cache_loses_no_store() {
+    let seed = seed();
+    loses_nothing(&Real::new(seed), seed);
+}
+
+#[test]
+fn the_small_cache_loses_no_store() {
+    loses_nothing(&Small::new(None), seed());
 }
 
 #[test]

@@ -2,26 +2,16 @@
 
 mod common;
 
-use block::{ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, PowerCut, Random, Tear};
+use block::{
+    Buf, Delay, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, PowerCut, Random, Tear,
+};
 use cache::{Cache, Config, FileId, Volume};
-use common::Parts;
+use common::{Parts, until};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SPAN: u64 = 4 << 20;
 const FILE: FileId = FileId(0);
-
-/// Waits for something that has to happen.
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !happened() {
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "in vain: {what}"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 fn config(bytes: u64) -> Config {
     Config {
@@ -210,4 +200,34 @@ fn a_volume_that_cannot_be_written_out_is_not_closed() {
     let mut back = [0; 5000];
     bench.disk.peek(0, &mut back);
     assert_eq!(back, [7; 5000]);
+}
+
+/// The background has a page on its way, which fails, while a direct read of it waits: what is below
+/// then is old, and must not be what the read gives.
+#[test]
+fn a_direct_read_does_not_pass_by_what_the_background_could_not_write() {
+    let (failing, errors) = ErrorDevice::new(Arc::new(Mem::new(2 * SPAN, 512)));
+    let slow = Delay::new(Arc::new(failing), Duration::ZERO, Duration::from_millis(20));
+    let cache = Cache::new(Config {
+        tick: Duration::from_millis(1),
+        sync_interval: Duration::from_millis(1),
+        ..config(8 << 20)
+    })
+    .unwrap();
+    let volume = cache
+        .volume(Arc::new(Parts::new(Arc::new(slow), SPAN)))
+        .unwrap();
+    let mut session = volume.session().unwrap();
+    let mut open = volume.open(&volume.vnode(FILE, 4096));
+    errors.set(Some(Failure::every(2, ErrorKind::Media).of(OpKind::Write)));
+    for round in 0..60 {
+        let data = content(round, 4096);
+        while session.write(&mut open, 0, &data).is_err() {}
+        std::thread::sleep(Duration::from_millis(round % 6));
+        let buf = Buf::zeroed(4096).into();
+        if let Ok(bufs) = session.read_direct(&mut open, 0, buf) {
+            assert!(bufs.iter().flat_map(|b| b.iter()).eq(&data), "{round}");
+        }
+    }
+    assert!(errors.failed() > 0);
 }

@@ -250,7 +250,7 @@ fn of_unknown_keys_nothing_is_promised_and_fenced_keys_never_connect() {
         let error = bench.path.fence(5, WITHIN).unwrap_err();
         assert_eq!(error.kind(), block::ErrorKind::Unsupported);
     }
-    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < WITHIN, "nobody was waited for");
     for _ in 0..4 {
         assert!(raw(bench.address, 5).is_err());
     }

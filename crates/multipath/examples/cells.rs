@@ -7,11 +7,11 @@
 //!
 //! `cargo run --release -p multipath --example cells`
 
+use block::topology::{LOCAL, Topology};
 use block::{
     Access, BlockDevice, Buf, Completion, Connection, DeviceInfo, Identity, Lunpath, Mem, Op,
     Queue, Request, Result, Transport, Wait,
 };
-use multipath::topology::{LOCAL, Topology};
 use multipath::{Attributes, Config, Lun, PathSpec, Proof};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::{create_dir_all, write};

@@ -25,7 +25,6 @@ pub mod policy;
 mod queue;
 mod state;
 mod status;
-pub mod topology;
 pub mod trace;
 pub mod virtual_time;
 

@@ -13,8 +13,8 @@ use crate::state::{
     SharedPath, WaitingIo, lock,
 };
 use crate::status::{LunStatus, health, path_status};
-use crate::topology::{LOCAL, Topology};
 use crate::trace::Trace;
+use block::topology::{LOCAL, Topology};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};

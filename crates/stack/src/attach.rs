@@ -1,14 +1,16 @@
 //! An attached volume: the graph from a file to its exports, and its orderly end.
 //!
 //! ```text
-//!   FileDevice ── CryptDevice ── Stats ──┬── NBD server
-//!                                        └── FUSE folder ── loop device
+//!   FileDevice ── CryptDevice ── CachedDevice ── Stats ──┬── NBD server
+//!                                                        └── FUSE folder ── loop device
 //! ```
 
+use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, valid_name};
 use crate::device::OpenLun;
 use crate::{Error, Result, Settings, volume::Open};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
+use cache::CachedDevice;
 use export_fuse::loopdev::LoopDevice;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -39,6 +41,8 @@ pub struct AttachSpec {
     pub read_only: bool,
     /// Pass discards on.
     pub allow_discards: bool,
+    /// Keep pages in the cache of the process.
+    pub cached: bool,
     /// The configuration file that this came from.
     pub config: Option<PathBuf>,
 }
@@ -57,6 +61,7 @@ impl AttachSpec {
             threads,
             read_only: false,
             allow_discards: false,
+            cached: true,
             config: None,
         }
     }
@@ -121,6 +126,8 @@ pub struct Status {
     pub discards: bool,
     /// The page cache below is passed by.
     pub direct: bool,
+    /// Pages are kept in the cache of the process.
+    pub cached: bool,
     /// Threads of each export.
     pub threads: usize,
     /// Process that serves it.
@@ -145,6 +152,7 @@ pub struct Attachment {
     made_dir: Option<PathBuf>,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
+    cached: Option<(CachedDevice, Arc<ProcessCache>)>,
     stats: StatsHandle,
     lun: Option<Arc<OpenLun>>,
     settings: Settings,
@@ -160,10 +168,18 @@ impl Attachment {
         open: Open,
         run_dir: &Path,
         settings: &Settings,
+        cache: &Arc<ProcessCache>,
     ) -> Result<Attachment> {
         let listener = Listener::bind(run_dir, &spec.name)?;
         let lun = open.disk.lun().cloned();
-        let (device, stats) = Stats::new(Arc::new(open.device));
+        let mut device: Arc<dyn BlockDevice> = Arc::new(open.device);
+        let mut cached = None;
+        if spec.cached {
+            let over = cache.device(device)?;
+            device = Arc::new(over.clone());
+            cached = Some((over, Arc::clone(cache)));
+        }
+        let (device, stats) = Stats::new(device);
         let device: Arc<dyn BlockDevice> = Arc::new(device);
         let info = device.info();
         let mut attachment = Attachment {
@@ -182,6 +198,7 @@ impl Attachment {
                 read_only: info.read_only,
                 discards: info.discard,
                 direct: open.direct,
+                cached: spec.cached,
                 threads: spec.threads,
                 pid: std::process::id(),
                 since: SystemTime::now()
@@ -197,6 +214,7 @@ impl Attachment {
             made_dir: None,
             nbd: None,
             device,
+            cached,
             stats,
             lun,
             settings: settings.clone(),
@@ -299,6 +317,16 @@ impl Attachment {
                 let lun = self.lun.as_ref().ok_or_else(none)?;
                 return crate::lun::answer(lun.lun(), ask, &self.settings);
             }
+            Ask::Cache(ask) => {
+                let none = || {
+                    Error::NotFound(format!(
+                        "{} is attached with --direct: nothing of it is cached",
+                        self.status.name
+                    ))
+                };
+                let (device, cache) = self.cached.as_ref().ok_or_else(none)?;
+                return cache.answer(device, ask);
+            }
         };
         Ok(value.expect("counters and names become JSON"))
     }
@@ -317,8 +345,7 @@ impl Attachment {
         if let Err(error) = self.close_exports(force) {
             return Err((Box::new(self), error));
         }
-        let flushed = Blocking::open(&self.device).and_then(|mut device| device.flush());
-        match flushed {
+        match self.flush() {
             Ok(()) => Ok(()),
             Err(error) if force => {
                 tracing::error!(volume = self.status.name, "the last flush failed: {error}");
@@ -326,6 +353,14 @@ impl Attachment {
             }
             Err(error) => Err((Box::new(self), error.into())),
         }
+    }
+
+    /// Makes everything durable, and wipes what the cache has of it.
+    fn flush(&self) -> block::Result<()> {
+        if let Some((cached, _)) = &self.cached {
+            cached.volume().close()?;
+        }
+        Blocking::open(&self.device)?.flush()
     }
 
     fn close_exports(&mut self, force: bool) -> Result<()> {

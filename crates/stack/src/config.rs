@@ -36,6 +36,7 @@ const KEYS: &[&str] = &[
     "threads",
     "read-only",
     "allow-discards",
+    "direct",
 ];
 
 #[derive(Deserialize)]
@@ -64,6 +65,8 @@ struct Volume {
     read_only: bool,
     #[serde(default)]
     allow_discards: bool,
+    #[serde(default)]
+    direct: bool,
 }
 
 /// A volume of the file: what to attach, and with which key.
@@ -137,6 +140,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         loop_device: v.r#loop,
         read_only: v.read_only,
         allow_discards: v.allow_discards,
+        cached: !v.direct,
         config: Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
         ..AttachSpec::new(&v.device, v.threads.unwrap_or(threads))
     };

@@ -3,7 +3,7 @@
 //! The socket lies in a folder that only its user can enter (0700), so whoever can connect may
 //! ask. A socket nobody listens on is what a killed process left; it is removed when seen.
 
-use crate::{Error, Result};
+use crate::{Error, Result, exit};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -28,6 +28,8 @@ pub enum Ask {
     Detach,
     /// Something about the LUN below.
     Lun(crate::lun::Ask),
+    /// Something about the cache above.
+    Cache(crate::cache::Ask),
 }
 
 /// The folder of control sockets, made if it is missing.
@@ -108,7 +110,7 @@ impl Listener {
         match read.ok().and_then(|_| serde_json::from_str(&line).ok()) {
             Some(ask) => Ok(Some((ask, answer))),
             None => {
-                answer.error("not a question this version knows");
+                answer.error(&Error::Failed("not a question this version knows".into()));
                 Ok(None)
             }
         }
@@ -137,8 +139,8 @@ impl Answer {
     }
 
     /// Answers that it did not work.
-    pub fn error(self, why: &str) {
-        self.send(serde_json::json!({ "error": why }));
+    pub fn error(self, why: &Error) {
+        self.send(serde_json::json!({ "error": why.to_string(), "code": why.exit_code() }));
     }
 
     fn send(mut self, value: serde_json::Value) {
@@ -150,7 +152,7 @@ impl Answer {
 /// Asks the volume `name`.
 ///
 /// # Errors
-/// [`Error::NotFound`] when none of this name is attached, [`Error::Busy`] when it refuses.
+/// [`Error::NotFound`] when none of this name is attached, and what it answers.
 pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<serde_json::Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) {
@@ -180,10 +182,16 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<serde_json::Value> {
             "the process that serves `{name}` ended without an answer"
         ))
     })?;
-    match answer.get("error").and_then(|e| e.as_str()) {
-        Some(why) => Err(Error::Busy(why.to_owned())),
-        None => Ok(answer["ok"].take()),
-    }
+    let Some(why) = answer.get("error").and_then(|e| e.as_str()) else {
+        return Ok(answer["ok"].take());
+    };
+    let why = why.to_owned();
+    Err(match answer["code"].as_u64().map(|code| code as u8) {
+        Some(exit::NOT_FOUND) => Error::NotFound(why),
+        Some(exit::BUSY) => Error::Busy(why),
+        Some(exit::USAGE) => Error::Usage(why),
+        _ => Error::Failed(why),
+    })
 }
 
 /// The names of attached volumes, sorted.

@@ -3,8 +3,8 @@
 
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::{Error, Result, Settings};
+use block::topology::Topology;
 use block::{BlockDevice, Identity, Lunpath};
-use multipath::topology::Topology;
 use multipath::{Config, Lun, PathSpec, Proof};
 use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;

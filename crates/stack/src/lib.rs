@@ -8,6 +8,7 @@
 
 pub mod arms;
 pub mod attach;
+pub mod cache;
 pub mod config;
 pub mod control;
 pub mod device;
@@ -21,6 +22,7 @@ mod signals;
 pub mod signature;
 pub mod volume;
 
+pub use crate::cache::ProcessCache;
 pub use attach::{AttachSpec, Attachment};
 pub use error::{Error, Result, exit};
 pub use serve::{Ended, serve};

@@ -65,7 +65,7 @@ fn answer_one(attachment: Attachment) -> Option<Attachment> {
                     None
                 }
                 Err((attachment, error)) => {
-                    asker.error(&error.to_string());
+                    asker.error(&error);
                     Some(*attachment)
                 }
             }
@@ -73,7 +73,7 @@ fn answer_one(attachment: Attachment) -> Option<Attachment> {
         Ok(Some((ask, asker))) => {
             match attachment.answer(&ask) {
                 Ok(value) => asker.value(&value),
-                Err(error) => asker.error(&error.to_string()),
+                Err(error) => asker.error(&error),
             }
             Some(attachment)
         }

@@ -28,6 +28,14 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "cache.tunables",
+        env: "EVFS_CACHE_TUNABLES",
+        unit: "list",
+        reason: "settings of the file cache, NAME=VALUE apart by spaces, as `evfs cache set` takes them",
+        default: |_| String::new(),
+        check: crate::cache::check_tunables,
+    },
+    Row {
         key: "iscsi.chap-secret-file",
         env: "EVFS_ISCSI_CHAP_SECRET_FILE",
         unit: "path",
@@ -317,6 +325,11 @@ impl Settings {
     /// Folder of header backups.
     pub fn backup_dir(&self) -> PathBuf {
         self.text("backup.dir").into()
+    }
+
+    /// Settings of the file cache, as `evfs cache set` takes them.
+    pub fn cache_tunables(&self) -> &str {
+        self.text("cache.tunables")
     }
 
     /// Folder of control sockets.

@@ -1,6 +1,6 @@
 //! Prints the NUMA cells of this machine as `multipath` sees them, as JSON: a guest runs it.
 
-use multipath::topology::Topology;
+use block::topology::Topology;
 use serde_json::{Value, json};
 use std::path::Path;
 

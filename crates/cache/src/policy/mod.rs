@@ -15,6 +15,7 @@ mod clock;
 mod ghost;
 mod lists;
 mod lru;
+mod partition;
 mod stealback;
 mod ufc;
 
@@ -23,6 +24,7 @@ mod tests;
 
 pub use clock::Clock;
 pub use lru::Lru;
+pub use partition::Partition;
 pub use stealback::{SeqLimits, Stealback, Stealing};
 pub use ufc::{Shares, Ufc};
 
@@ -66,6 +68,8 @@ pub enum Entry {
     Written,
     /// The same, by a sequential stream.
     WrittenStream,
+    /// A page of metadata, read or written.
+    Metadata,
 }
 
 impl Entry {

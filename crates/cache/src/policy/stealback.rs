@@ -59,6 +59,8 @@ pub struct Stealback {
     free: Vec<Queue>,
     /// The file whose stream grew last.
     growing: Queue,
+    /// Clean frames that were stolen for the last answer.
+    stolen: usize,
 }
 
 impl Stealback {
@@ -80,6 +82,7 @@ impl Stealback {
             vnode_of: vec![0; usize::from(FILES) + 1],
             free: (1..=FILES).rev().collect(),
             growing: NONE,
+            stolen: 0,
         }
     }
 
@@ -93,11 +96,16 @@ impl Stealback {
         self.streams.total()
     }
 
+    /// How many of the frames that [`Policy::victims`] has named last, the first of them, were stolen.
+    pub fn stolen(&self) -> usize {
+        self.stolen
+    }
+
     fn counts(&self, entry: Entry) -> bool {
         match entry {
             Entry::Stream | Entry::Prefetched => true,
             Entry::WrittenStream => self.stealing == Stealing::AsDocumented,
-            Entry::Read | Entry::Written => false,
+            Entry::Read | Entry::Written | Entry::Metadata => false,
         }
     }
 
@@ -213,6 +221,7 @@ impl Policy for Stealback {
             self.steal(touched, &mut batch);
         }
         let (clean_end, stolen, dirty) = (batch.clean_end, batch.clean, batch.dirty);
+        self.stolen = stolen;
         let first = out.len();
         self.inner.victims(want - stolen, touched, out);
         for frame in &out[first..] {

@@ -1,14 +1,18 @@
 //! Calls that wait, on top of the queue.
 
 use super::job::{Job, Pages, Target, Work};
+use super::load::drop_behind;
 use super::sync::Sync;
 use super::through::Through;
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
-use crate::open::{OpenFile, Pinned, pages_of};
+use crate::open::{OpenFile, OpenState, Pinned, pages_of};
+use crate::policy::Entry;
+use crate::window;
 use block::{Bufs, Error, ErrorKind, Op, Result};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Session {
@@ -18,18 +22,26 @@ impl Session {
     /// # Errors
     /// A page could not be brought.
     pub fn read(&mut self, open: &mut OpenFile, offset: u64, out: &mut [u8]) -> Result<usize> {
+        if window::covers(out.as_ptr(), out.len()) {
+            return self.read_into_mapping(open, offset, out);
+        }
         loop {
             let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
             let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
             let part = &mut out[..len];
             let done = open.copy_hits(offset, part);
+            let hit = done == len || !open.is_absent(offset + done as u64);
+            let entry = open.accessed(offset, len as u64, hit);
             if done < len {
                 let rest = &mut part[done..];
                 let (at, rest_len) = (rest.as_mut_ptr(), rest.len());
                 let from = offset + done as u64;
                 let work = |pages| Work::Read(Pages::of(pages));
                 let job = Job::of_memory(&open.state, from, at, rest_len, work);
-                self.run(job)?;
+                self.run(Job { entry, ..job })?;
+            }
+            if open.vnode().drops_behind() {
+                drop_behind(open.vnode(), offset, len as u64);
             }
             // If the file was cut meanwhile, what was copied may be zeros that came later.
             if open.vnode().cuts() == cuts {
@@ -47,11 +59,15 @@ impl Session {
         if data.is_empty() {
             return Ok(());
         }
+        if window::covers(data.as_ptr(), data.len()) {
+            return self.write_from_mapping(open, offset, data);
+        }
         let at = data.as_ptr().cast_mut();
-        let vnode = std::sync::Arc::clone(open.vnode());
+        let vnode = Arc::clone(open.vnode());
+        let entry = open.writes(offset, data.len() as u64);
         let work = |pages| Work::Write(Write::new(&vnode, pages, false));
         let job = Job::of_memory(&open.state, offset, at, data.len(), work);
-        self.run(job).map(drop)
+        self.run(Job { entry, ..job }).map(drop)
     }
 
     /// Writes zeros, as [`Session::write`] would.
@@ -64,6 +80,7 @@ impl Session {
         let job = Job {
             offset,
             len,
+            entry: Entry::Written,
             ..Job::new(&open.state, Target::Nothing, work)
         };
         self.run(job).map(drop)
@@ -78,6 +95,13 @@ impl Session {
         let work = Work::Sync(Sync::whole_file(open.vnode()));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
+    }
+
+    /// Makes a range of bytes survive a power cut, for the opener of a mapping.
+    pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
+        let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));
+        let work = Work::Sync(Sync::range(&open.vnode, pages));
+        self.run(Job::new(open, Target::Nothing, work)).map(drop)
     }
 
     /// Sends what is dirty in a range of bytes below, without a flush below.
@@ -190,6 +214,11 @@ impl Session {
     /// # Errors
     /// It could not be brought, or lies in a window, where programs may change it at any time.
     pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
+        if let Some(pinned) = open.pin(page) {
+            open.accessed(page * PAGE, PAGE, true);
+            return Ok(open.held(pinned));
+        }
+        open.accessed(page * PAGE, PAGE, !open.is_absent(page * PAGE));
         let pinned = self.pin(open, page)?;
         Ok(open.held(pinned))
     }
@@ -203,7 +232,10 @@ impl Session {
         open: &'a mut OpenFile,
         range: Range<u64>,
     ) -> Result<Vec<PageRef<'a>>> {
-        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        let len = range.end.saturating_sub(range.start);
+        let pages = pages_of(range.start, len);
+        let hit = pages.clone().all(|page| !open.is_absent(page * PAGE));
+        open.accessed(range.start, len, hit);
         self.bring(open, pages.clone())?;
         let mut held = Vec::with_capacity(pages.clone().count());
         for page in pages {
@@ -233,7 +265,7 @@ impl Session {
     }
 
     /// Brings pages that are not there.
-    fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
+    pub(crate) fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
@@ -255,26 +287,28 @@ impl Session {
             if let Some(outcome) = self.outcome.take() {
                 return outcome;
             }
-            self.turn(block::Wait::Poll)?;
-            if self.outcome.is_none() {
-                self.sleep(None)?;
+            let mut turned = self.turn(block::Wait::Poll);
+            if turned.is_ok() && self.outcome.is_none() {
+                turned = self.sleep(None);
+            }
+            if let Err(error) = turned {
+                // The job has its error, and must not outlive the caller's memory.
+                self.step_runnable();
+                return self.outcome.take().unwrap_or(Err(error));
             }
         }
     }
 
-    /// Waits until some I/O has ended.
-    pub(crate) fn wait_for_io(&mut self) -> Result<()> {
-        self.turn(block::Wait::Poll)?;
-        if self.ios_in_flight() > 0 {
-            self.turn(block::Wait::Block)?;
-        }
-        Ok(())
-    }
-
-    /// Waits at most so long for something to happen, and deals with it.
+    /// Waits at most so long for something to happen, be it to the session's own I/O or because
+    /// somebody wakes it, and deals with it.
     pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
         self.turn(block::Wait::Poll)?;
-        self.sleep(std::time::Instant::now().checked_add(time))?;
+        let until = std::time::Instant::now().checked_add(time);
+        if self.sleeps_deaf() {
+            self.sleep(until)?;
+        } else {
+            self.poll_all(until)?;
+        }
         self.turn(block::Wait::Poll)
     }
 }

@@ -126,9 +126,7 @@ impl Session {
                 }
                 Begun::NoFrame => return self.park_for_frame(id, job),
                 Begun::Locked => {
-                    vnode.ranges.wait(&self.waker);
-                    if !vnode.ranges.admits(page) {
-                        self.park(id);
+                    if self.waits_for_range(id, vnode, page) {
                         return false;
                     }
                 }

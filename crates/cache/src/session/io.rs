@@ -28,7 +28,7 @@ pub(super) enum Io {
     Through(usize),
 }
 
-/// A run of pages that this session brings.
+/// A run of pages that the session brings.
 pub(super) struct Load {
     pub(super) open: Arc<OpenState>,
     pub(super) first: u64,
@@ -70,9 +70,23 @@ impl Session {
         }
     }
 
-    /// I/Os that are on their way or about to be.
-    pub(crate) fn ios_in_flight(&self) -> usize {
-        self.ios.len()
+    /// Pages that are being brought.
+    pub(super) fn pages_under_way(&self) -> u64 {
+        let pages = |io: &Io| match io {
+            Io::Load(load) => load.pages.len() as u64,
+            _ => 0,
+        };
+        self.ios.slots.iter().flatten().map(pages).sum()
+    }
+
+    /// Runs of pages that are being brought, and that are on their way below.
+    pub(crate) fn runs_in_flight(&self) -> (usize, usize) {
+        let ios = self.ios.slots.iter().flatten();
+        ios.fold((0, 0), |(loads, stores), io| match io {
+            Io::Load(_) => (loads + 1, stores),
+            Io::Store(_) => (loads, stores + 1),
+            _ => (loads, stores),
+        })
     }
 
     pub(super) fn completed(&mut self, completion: Completion) {

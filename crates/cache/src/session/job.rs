@@ -8,6 +8,7 @@ use super::write::Write;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::open::{OpenState, pages_of};
+use crate::policy::Entry;
 use block::{Bufs, Error, Op, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -24,6 +25,8 @@ pub(super) struct Job {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) work: Work,
+    /// How pages come that it brings or makes.
+    pub(super) entry: Entry,
     /// I/Os of this job that are on their way.
     pub(super) in_flight: usize,
     pub(super) error: Option<Error>,
@@ -91,6 +94,7 @@ impl Job {
             offset: 0,
             len: 0,
             work,
+            entry: Entry::Read,
             in_flight: 0,
             error: None,
             held: false,
@@ -159,6 +163,11 @@ impl Job {
         let to = (self.offset + self.len).min((page + 1) * PAGE);
         debug_assert!(from < to);
         ((from - page * PAGE) as usize, (to - from) as usize)
+    }
+
+    /// Where the job's part of a page ends in the file.
+    pub(super) fn end_in(&self, page: u64) -> u64 {
+        (self.offset + self.len).min((page + 1) * PAGE)
     }
 
     /// Whether the job is about all of a page.

@@ -6,10 +6,10 @@ use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::leaf::LEAF_PAGES;
-use crate::open::{OpenFile, OpenState};
+use crate::open::OpenState;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
-use crate::stats::add;
+use crate::stats::{Reason, add};
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Op, Result};
 use std::sync::Arc;
@@ -49,7 +49,14 @@ impl Session {
         let mut frames = std::mem::take(&mut self.spare);
         if frames.len() < want {
             let missing = want - frames.len();
-            self.below.core.take_frames(missing, &mut frames);
+            let core = &self.below.core;
+            let node = vnode.attributes().numa_node;
+            match entry {
+                Entry::Prefetched => {
+                    core.take_frames_lightly(node.or(self.near), missing, &mut frames)
+                }
+                _ => core.take_frames_near(node, missing, &mut frames),
+            };
             frames.sort_unstable();
         }
         if frames.is_empty() {
@@ -70,7 +77,7 @@ impl Session {
             return begun;
         }
         let count = pages.len() as u64;
-        // SAFETY: the words say that this session brings the pages, so nobody else touches their
+        // SAFETY: the words say that the session brings the pages, so nobody else touches their
         // frames before it publishes them, which it does after the buffers are gone.
         let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
         let load = Load {
@@ -89,11 +96,22 @@ impl Session {
         Begun::Pages(count)
     }
 
-    /// Brings pages that are not there, for nobody yet.
-    pub(crate) fn bring_ahead(&mut self, open: &OpenFile, pages: std::ops::Range<u64>) {
+    /// Brings pages that are not there, for nobody yet, unless frames are short.
+    pub(crate) fn bring_ahead(
+        &mut self,
+        open: &Arc<OpenState>,
+        pages: std::ops::Range<u64>,
+        near: Option<u32>,
+    ) {
+        let core = &self.below.core;
+        let many = pages.end.saturating_sub(pages.start);
+        if core.pool.waiters.any() || !core.may_read_ahead(many, self.pages_under_way()) {
+            return;
+        }
+        self.near = near;
         let mut next = pages.start;
-        while next < pages.end && !open.vnode().is_dead() {
-            match self.load(&open.state, next, pages.end, None, Entry::Prefetched) {
+        while next < pages.end && !open.vnode.is_dead() {
+            match self.load(open, next, pages.end, None, Entry::Prefetched) {
                 Begun::Pages(count) => next += count,
                 // What is there already, or cannot come now, is passed by.
                 Begun::Raced | Begun::Locked => next += 1,
@@ -105,7 +123,17 @@ impl Session {
         }
     }
 
-    /// Makes a page one that this session brings.
+    /// Parks a job until a page may come into a range that is locked. `false`: it may already.
+    pub(super) fn waits_for_range(&mut self, id: usize, vnode: &Vnode, page: u64) -> bool {
+        vnode.ranges.wait(&self.waker);
+        let locked = !vnode.ranges.admits(page);
+        if locked {
+            self.park(id);
+        }
+        locked
+    }
+
+    /// Makes a page one that the session brings.
     fn begin(
         &self,
         vnode: &Vnode,
@@ -147,22 +175,30 @@ impl Session {
         (begun, None)
     }
 
-    /// Publishes a page that the session has filled by itself, dirty.
-    pub(super) fn publish_written(&mut self, vnode: &Vnode, page: u64, frame: FrameNo) {
+    /// Publishes a page that the session has filled by itself, dirty; the file reaches to `end` then.
+    pub(super) fn publish_written(
+        &mut self,
+        vnode: &Vnode,
+        page: u64,
+        frame: FrameNo,
+        entry: Entry,
+        end: u64,
+    ) {
         let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
         let leaf = vnode.index().leaf(at);
         let key = leaf.key(index);
         self.below
             .core
             .pool
-            .inserted([(frame, key)], Entry::Written);
+            .inserted([(frame, key)], vnode.entry(entry));
+        vnode.extend(end);
         vnode.mark_dirty(at, page);
         let word = leaf.word(index);
         if word.publish() {
             self.wake_loads(word);
         }
         if vnode.is_dead() {
-            drop_pages(vnode, page..page + 1);
+            drop_dead(vnode, page..page + 1);
         }
     }
 
@@ -183,11 +219,13 @@ impl Session {
                 // SAFETY: the session brings the page, so its frame is the session's alone.
                 unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
             }
-            if let Some(job) = &mut job {
-                dirty |= apply(job, page, data);
+            if let Some(job) = &mut job
+                && apply(job, page, data)
+            {
+                dirty = true;
+                vnode.extend(job.end_in(page));
             }
         }
-        let entry = if dirty { Entry::Written } else { load.entry };
         let keyed = load
             .pages
             .iter()
@@ -196,26 +234,31 @@ impl Session {
                 let leaf = vnode.index().leaf(*at);
                 (*frame, leaf.key((page % LEAF_PAGES) as u32))
             });
-        pool.inserted(keyed, entry);
+        pool.inserted(keyed, vnode.entry(load.entry));
+        let ahead = load.entry == Entry::Prefetched;
+        if ahead {
+            add(&load.open.counters.read_ahead, load.pages.len() as u64);
+        }
         for (page, (at, _)) in (load.first..).zip(&load.pages) {
             if dirty {
                 vnode.mark_dirty(*at, page);
             }
             let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
-            if word.publish() {
+            let awaited = match ahead {
+                true => word.publish_ahead(),
+                false => word.publish(),
+            };
+            if awaited {
                 self.wake_loads(word);
             }
         }
         let range = load.first..load.first + load.pages.len() as u64;
-        let no_cache = !dirty && vnode.attributes().no_cache;
-        if vnode.is_dead() || no_cache {
-            drop_pages(vnode, range);
+        if vnode.is_dead() {
+            drop_dead(vnode, range);
         }
         if let (Some(id), Some(job)) = (load.job, job) {
             add(&load.open.counters.misses, load.pages.len() as u64);
             self.jobs.restore(id, job);
-        } else {
-            add(&load.open.counters.read_ahead, load.pages.len() as u64);
         }
         self.job_io_done(load.job, result);
     }
@@ -287,13 +330,31 @@ fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
     }
 }
 
-/// Drops pages that are there, dirty or not, unless they are on their way below or are being brought.
-pub(super) fn drop_pages(vnode: &Vnode, pages: std::ops::Range<u64>) {
+/// Drops pages of a file that is gone, dirty or not, unless they are on their way below.
+fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
     for page in pages {
         if let Some(latch) = vnode.latch(page)
             && !latch.is_in_writeback()
         {
-            latch.discard();
+            latch.leave(vnode.death());
+        }
+    }
+}
+
+/// Drops the pages that a reader has left behind, if the file is not to be kept. The page in which
+/// it stopped stays, for it goes on there.
+pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
+    let end = offset + len;
+    let past = match end >= vnode.size() {
+        true => end.div_ceil(PAGE),
+        false => end / PAGE,
+    };
+    for page in offset / PAGE..past {
+        if let Some(latch) = vnode.latch(page)
+            && !latch.is_dirty()
+            && !latch.is_in_writeback()
+        {
+            latch.leave(Reason::Behind);
         }
     }
 }

@@ -11,11 +11,12 @@
 //! brings, a frame, a range that is locked, a page on its way below; then it is parked, and the
 //! session's waker is registered with what it waits for.
 //!
-//! **Invariant:** every page this session brings is published or given up by this session, every
+//! **Invariant:** every page a session brings is published or given up by that session, every
 //! page it sends below is taken back by it, and no request changes threads. Whoever has requests in
 //! flight therefore goes on reaping; a session that is dropped finishes its I/O first.
 
 mod blocking;
+mod bounce;
 mod cut;
 mod io;
 mod job;
@@ -31,11 +32,12 @@ use crate::core::Below;
 use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
 use crate::pager::{FileId, PagerQueue};
-use crate::policy::FrameNo;
+use crate::policy::{Entry, FrameNo};
 use crate::wait::Waker;
-use block::{Completion, Error, Op, Request, Result, Wait};
+use block::{Bufs, Completion, Error, Op, Request, Result, Wait};
 use io::Io;
 use job::{Job, Target, Work};
+use load::drop_behind;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;
@@ -72,6 +74,8 @@ pub struct Session {
     /// A job waits for a frame.
     starved: bool,
     spare: Vec<FrameNo>,
+    /// The node of whoever pages are brought for, if that is not the session's thread.
+    near: Option<u32>,
     /// Something was handed below since the last reap.
     sent: bool,
     completions: Vec<Completion>,
@@ -114,6 +118,7 @@ impl Session {
             outcome: None,
             starved: false,
             spare: Vec::new(),
+            near: None,
             sent: false,
             completions: Vec::new(),
             submitted: 0,
@@ -145,13 +150,32 @@ impl Session {
         }
         self.submitted += 1;
         let Request { tag, mut op } = request;
-        if !direct && read_hits(open, &mut op) {
-            let result = Ok(());
-            self.ready.push_back(Completion { tag, op, result });
-            return Ok(());
+        let (mut entry, mut done) = (Entry::Read, 0);
+        match &mut op {
+            Op::Read { offset, bufs } if !direct => {
+                let (offset, len) = (*offset, bufs.total_len() as u64);
+                done = read_hits(open, offset, bufs);
+                let hit = done == len || !open.is_absent(offset + done);
+                entry = open.accessed(offset, len, hit);
+                if done == len {
+                    if open.vnode().drops_behind() {
+                        drop_behind(open.vnode(), offset, len);
+                    }
+                    let result = Ok(());
+                    self.ready.push_back(Completion { tag, op, result });
+                    return Ok(());
+                }
+            }
+            Op::Write { offset, bufs, .. } if !direct => {
+                entry = open.writes(*offset, bufs.total_len() as u64);
+            }
+            _ => {}
         }
-        let job = Job::of_request(&open.state, Some(tag), op, direct);
-        let id = self.jobs.insert(job);
+        let mut job = Job::of_request(&open.state, Some(tag), op, direct);
+        if let Work::Read(pages) = &mut job.work {
+            pages.next += (job.offset + done) / PAGE - job.offset / PAGE;
+        }
+        let id = self.jobs.insert(Job { entry, ..job });
         self.runnable.push(id);
         self.step_runnable();
         Ok(())
@@ -247,8 +271,7 @@ impl Session {
     /// Waits until something may have happened.
     fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
         let alone = self.parked.is_empty() && self.held.is_empty();
-        if !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
-        {
+        if self.sleeps_deaf() {
             return self.turn(Wait::Block);
         }
         if alone && self.queue.in_flight() > 0 {
@@ -258,6 +281,16 @@ impl Session {
             };
             return self.turn(wait);
         }
+        self.poll_all(until)
+    }
+
+    /// What it waits for makes no descriptor readable.
+    fn sleeps_deaf(&self) -> bool {
+        !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
+    }
+
+    /// Waits until a descriptor says that something may have happened.
+    fn poll_all(&mut self, until: Option<Instant>) -> Result<()> {
         self.queue.kick()?;
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(timespec);
@@ -391,6 +424,9 @@ impl Session {
 
     fn finish(&mut self, id: usize) {
         let job = self.jobs.remove(id).expect("a job ends once");
+        if job.tag.is_some() && matches!(job.work, Work::Read(_)) && job.open.vnode.drops_behind() {
+            drop_behind(&job.open.vnode, job.offset, job.len);
+        }
         let result = job.result();
         match (job.tag, job.target) {
             (Some(tag), Target::Op(op)) => {
@@ -403,23 +439,20 @@ impl Session {
     }
 }
 
-/// Carries out a read if all of its pages are there.
-fn read_hits(open: &mut OpenFile, op: &mut Op) -> bool {
-    let Op::Read { offset, bufs } = op else {
-        return false;
-    };
-    let (offset, len) = (*offset, bufs.total_len() as u64);
-    if offset.saturating_add(len) > open.vnode().size() {
-        return false;
+/// Carries out a read as far as its pages are there; gives the bytes from its beginning on.
+fn read_hits(open: &mut OpenFile, offset: u64, bufs: &mut Bufs) -> u64 {
+    if offset.saturating_add(bufs.total_len() as u64) > open.vnode().size() {
+        return 0;
     }
-    let mut at = offset;
+    let mut done = 0;
     for buf in bufs.iter_mut() {
-        if open.copy_hits(at, buf) < buf.len() {
-            return false;
+        let copied = open.copy_hits(offset + done, buf);
+        done += copied as u64;
+        if copied < buf.len() {
+            break;
         }
-        at += buf.len() as u64;
     }
-    true
+    done
 }
 
 impl Drop for Session {
@@ -498,10 +531,6 @@ impl<T> Slots<T> {
             self.free.push(id);
         }
         thing
-    }
-
-    fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
     }
 }
 

@@ -4,7 +4,6 @@ use super::Session;
 use super::job::{Job, Pages, Target};
 use super::load::Begun;
 use crate::open::{Last, Look, copy_page};
-use crate::policy::Entry;
 use crate::stats::add;
 use block::Op;
 
@@ -80,7 +79,7 @@ impl Session {
                         job.fail(error);
                         return Tried::Pages(0);
                     }
-                    match self.load(&open, page, end, Some(id), Entry::Read) {
+                    match self.load(&open, page, end, Some(id), job.entry) {
                         Begun::Pages(count) => {
                             job.in_flight += 1;
                             job.starved_since = None;
@@ -91,9 +90,7 @@ impl Session {
                             return Tried::NoFrame;
                         }
                         Begun::Locked => {
-                            vnode.ranges.wait(&self.waker);
-                            if !vnode.ranges.admits(page) {
-                                self.park(id);
+                            if self.waits_for_range(id, vnode, page) {
                                 return Tried::Later;
                             }
                         }
@@ -109,7 +106,7 @@ impl Session {
 fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
     let (within, len) = job.part_of(page);
     let at = ((page * super::PAGE + within as u64) - job.offset) as usize;
-    let vnode = &*job.open.vnode;
+    let open = &*job.open;
     match &mut job.target {
         Target::Op(Op::Read { bufs, .. }) => {
             let (mut skip, mut done) = (at, 0);
@@ -120,7 +117,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
                 }
                 let step = (buf.len() - skip).min(len - done);
                 let part = &mut buf[skip..skip + step];
-                match copy_page(vnode, last, page, within + done, part) {
+                match copy_page(open, last, page, within + done, part, false) {
                     Look::Hit => done += step,
                     other => return other,
                 }
@@ -134,8 +131,8 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
         Target::Memory(base) => {
             // SAFETY: the memory is that of a caller who waits for this job, and lent to it alone.
             let part = unsafe { std::slice::from_raw_parts_mut(base.add(at), len) };
-            copy_page(vnode, last, page, within, part)
+            copy_page(open, last, page, within, part, false)
         }
-        Target::Op(_) | Target::Nothing => copy_page(vnode, last, page, 0, &mut []),
+        Target::Op(_) | Target::Nothing => copy_page(open, last, page, 0, &mut [], true),
     }
 }

@@ -10,12 +10,15 @@ use super::{PAGE, Session};
 use crate::frames::ones;
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
+use crate::stats::Reason;
 use crate::vnode::Vnode;
 use block::{Error, Op, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Frames that are taken at a time to copy pages of windows to.
+const COPIES: usize = 16;
 /// Writes of one sync that are on their way together.
 const STORES_MAX: usize = 32;
 
@@ -23,7 +26,7 @@ const STORES_MAX: usize = 32;
 pub(super) struct Sync {
     leaves: Vec<LeafWork>,
     /// The opener asked for it, and is told of errors.
-    whole: bool,
+    told: bool,
     /// Force unit access with each write.
     fua: bool,
     /// What is left to do below when all pages have arrived.
@@ -52,10 +55,15 @@ struct LeafWork {
 impl Sync {
     /// Of everything, with a flush below.
     pub(super) fn whole_file(vnode: &Vnode) -> Sync {
+        Sync::range(vnode, 0..u64::MAX)
+    }
+
+    /// Of a range of pages, with a flush below, for an opener who is told of errors.
+    pub(super) fn range(vnode: &Vnode, pages: Range<u64>) -> Sync {
         Sync {
-            whole: true,
+            told: true,
             flush: Flush::Yes,
-            ..Sync::pages(vnode, 0..u64::MAX, false)
+            ..Sync::pages(vnode, pages, false)
         }
     }
 
@@ -80,7 +88,7 @@ impl Sync {
         };
         Sync {
             leaves: leaves.into_iter().map(work).collect(),
-            whole: false,
+            told: false,
             fua,
             flush: if fua { Flush::IfOthers } else { Flush::No },
         }
@@ -119,7 +127,10 @@ impl Session {
             if !sync.leaves.is_empty() && job.in_flight < STORES_MAX {
                 vnode.written.register(&self.waker);
                 self.park(id);
-                self.send_dirty(id, job, sync, &vnode);
+                let starved = self.send_dirty(id, job, sync, &vnode);
+                if starved && self.park_for_frame(id, job) {
+                    sync.leaves.clear();
+                }
             }
         }
         if !sync.leaves.is_empty() || job.in_flight > 0 {
@@ -134,7 +145,7 @@ impl Session {
             }
             Flush::Yes | Flush::Sent => {
                 // The opener is told of every error there was, once; this job's are among them.
-                if sync.whole {
+                if sync.told {
                     let told = vnode.errors.check(&job.open.cursor).err();
                     job.error = told.or(job.error.take());
                 }
@@ -144,23 +155,41 @@ impl Session {
         }
     }
 
-    /// Sends what can be sent now, and forgets what has arrived.
-    fn send_dirty(&mut self, id: usize, job: &mut Job, sync: &mut Sync, vnode: &Arc<Vnode>) {
+    /// Sends what can be sent now, and forgets what has arrived. Says whether there was no frame to
+    /// copy a page of a window to.
+    fn send_dirty(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        sync: &mut Sync,
+        vnode: &Arc<Vnode>,
+    ) -> bool {
         let mut run = Run::default();
-        let (fua, durable) = (sync.fua, sync.fua || sync.whole);
+        let mut starved = false;
+        let (fua, durable) = (sync.fua, sync.fua || sync.told);
         for work in &mut sync.leaves {
             let leaf = vnode.index().leaf(work.at);
             if !leaf.is(vnode.number(), work.number) {
                 (work.send, work.wait) = (0, 0);
                 continue;
             }
+            let arrived = work.wait & !leaf.writeback();
+            if arrived != 0 {
+                work.wait &= !arrived;
+                // What others could not write is dirty still, and only they were told.
+                work.send |= arrived & leaf.dirty();
+                if sync.flush == Flush::IfOthers {
+                    sync.flush = Flush::Yes;
+                }
+            }
             for index in ones(work.send) {
                 if job.in_flight >= STORES_MAX {
                     break;
                 }
                 let page = work.number * LEAF_PAGES + u64::from(index);
-                match self.begin_store(vnode, page) {
+                match self.begin_store(vnode, page, true) {
                     Sent::Frame(frame) => {
+                        job.starved_since = None;
                         work.send &= !(1 << index);
                         let full = run.pages.len() >= self.below.cluster_pages();
                         if !run.pages.is_empty() && (run.end() != page || full) {
@@ -179,13 +208,7 @@ impl Session {
                         work.wait |= 1 << index;
                     }
                     Sent::NotYet => {}
-                }
-            }
-            if work.wait != 0 {
-                let arrived = work.wait & !leaf.writeback();
-                work.wait &= !arrived;
-                if arrived != 0 && sync.flush == Flush::IfOthers {
-                    sync.flush = Flush::Yes;
+                    Sent::NoFrame => starved = true,
                 }
             }
         }
@@ -194,30 +217,35 @@ impl Session {
             job.in_flight += 1;
         }
         sync.leaves.retain(|work| work.send | work.wait != 0);
+        starved
     }
 
-    /// Makes a dirty page one that is on its way.
-    fn begin_store(&mut self, vnode: &Vnode, page: u64) -> Sent {
-        let Some(mut latch) = vnode.latch(page) else {
-            return Sent::Clean;
-        };
-        match (latch.is_dirty(), latch.is_in_writeback()) {
-            (false, false) => Sent::Clean,
-            (false, true) => Sent::ByOthers,
-            (true, true) => Sent::NotYet,
-            (true, false) => {
-                if latch.home() == crate::word::Home::Window && self.spare.is_empty() {
-                    drop(latch);
-                    self.below.core.take_frames(1, &mut self.spare);
-                    match vnode.latch(page) {
-                        Some(again) => latch = again,
-                        None => return Sent::Clean,
-                    }
+    /// Makes a dirty page one that is on its way. `asked`: somebody waits for it; else a page that may be
+    /// as dirty right after goes no sooner than it has to.
+    fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> Sent {
+        loop {
+            let Some(mut latch) = vnode.latch(page) else {
+                return Sent::Clean;
+            };
+            match (latch.is_dirty(), latch.is_in_writeback()) {
+                (false, false) => return Sent::Clean,
+                (false, true) => return Sent::ByOthers,
+                (true, true) => return Sent::NotYet,
+                (true, false) if !asked && latch.is_leased() && !latch.is_due() => {
+                    return Sent::NotYet;
                 }
-                match latch.begin_writeback(&mut self.spare) {
-                    Some(frame) => Sent::Frame(frame),
-                    None => Sent::NotYet,
+                (true, false) => {}
+            }
+            if let Some(frame) = latch.begin_writeback(&mut self.spare) {
+                return Sent::Frame(frame);
+            }
+            drop(latch);
+            let core = &self.below.core;
+            if core.take_frames_lightly(None, COPIES, &mut self.spare) == 0 {
+                if asked {
+                    core.ask_for_clean();
                 }
+                return Sent::NoFrame;
             }
         }
     }
@@ -268,8 +296,10 @@ impl Session {
                     break;
                 }
                 let page = number * LEAF_PAGES + u64::from(index);
-                let Sent::Frame(frame) = self.begin_store(vnode, page) else {
-                    continue;
+                let frame = match self.begin_store(vnode, page, false) {
+                    Sent::Frame(frame) => frame,
+                    // Others, in frames of their own, may go.
+                    Sent::Clean | Sent::ByOthers | Sent::NotYet | Sent::NoFrame => continue,
                 };
                 count += 1;
                 let full = run.pages.len() >= self.below.cluster_pages();
@@ -321,7 +351,9 @@ impl Session {
             let dead = vnode.is_dead();
             latch.end_writeback(good || dead);
             if dead {
-                latch.discard();
+                latch.leave(vnode.death());
+            } else if vnode.drops_behind() && !latch.is_dirty() {
+                latch.leave(Reason::Behind);
             } else {
                 drop(latch);
             }
@@ -357,8 +389,10 @@ enum Sent {
     Clean,
     /// Somebody else has sent what there was to send.
     ByOthers,
-    /// Somebody else has sent an older content, or there is no frame to copy it to.
+    /// Somebody else has sent an older content, or there is no hurry.
     NotYet,
+    /// It lies in a window, and there is no frame to copy it to.
+    NoFrame,
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use super::sync::{Sync, mask_of};
 use crate::frames::ones;
 use crate::latch::{Latch, pause};
 use crate::leaf::LEAF_PAGES;
-use crate::stats::add;
+use crate::stats::{Reason, add};
 use crate::vnode::Vnode;
-use block::Op;
+use block::{Error, ErrorKind, Op};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -95,6 +95,11 @@ impl Session {
                         let sync = Sync::pages(&vnode, through.pages.clone(), false);
                         through.phase = Phase::Sync(sync);
                     }
+                    Dropped::Leased => {
+                        let detail = "somebody has a lease on pages that were to change below them";
+                        job.fail(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+                        through.phase = Phase::Done;
+                    }
                 },
                 Phase::Sent => {
                     if job.in_flight > 0 {
@@ -125,13 +130,14 @@ impl Session {
         Phase::Sent
     }
 
-    /// Drops the pages of a range that is locked. `dirty`: dirty ones as well.
+    /// Drops the pages of a range that is locked. `gone`: they are no part of the file any more, so
+    /// dirty ones and leased ones go as well.
     pub(super) fn drop_range(
         &mut self,
         id: usize,
         vnode: &Arc<Vnode>,
         pages: &Range<u64>,
-        dirty: bool,
+        gone: bool,
     ) -> Dropped {
         if pages.is_empty() {
             return Dropped::All;
@@ -141,8 +147,9 @@ impl Session {
         for (number, _) in vnode.index().range(numbers) {
             for index in ones(mask_of(number, pages)) {
                 let page = number * LEAF_PAGES + u64::from(index);
-                match self.drop_page(vnode, page, dirty) {
+                match self.drop_page(vnode, page, gone) {
                     Dropped::All => {}
+                    Dropped::Leased => return Dropped::Leased,
                     Dropped::Later => {
                         self.park(id);
                         dropped = Dropped::Later;
@@ -155,7 +162,7 @@ impl Session {
         dropped
     }
 
-    fn drop_page(&mut self, vnode: &Vnode, page: u64, dirty: bool) -> Dropped {
+    fn drop_page(&mut self, vnode: &Vnode, page: u64, gone: bool) -> Dropped {
         let mut turn = 0;
         loop {
             let Some((at, index)) = vnode.find_surely(page) else {
@@ -184,10 +191,14 @@ impl Session {
                 }
                 continue;
             }
-            if latch.is_dirty() && !dirty {
+            if latch.is_leased() && !gone {
+                return Dropped::Leased;
+            }
+            if latch.is_dirty() && !gone {
                 return Dropped::Dirty;
             }
-            latch.discard();
+            // Only a cut takes dirty pages with it.
+            latch.leave(if gone { Reason::Cut } else { Reason::Dropped });
             return Dropped::All;
         }
     }
@@ -201,7 +212,7 @@ pub(crate) fn drop_all_pages(vnode: &Vnode) {
             if let Some(latch) = Latch::take(vnode, at, index, page)
                 && !latch.is_in_writeback()
             {
-                latch.discard();
+                latch.leave(vnode.death());
             }
         }
     }
@@ -216,4 +227,6 @@ pub(super) enum Dropped {
     Later,
     /// Some are dirty.
     Dirty,
+    /// Somebody has a lease on some.
+    Leased,
 }

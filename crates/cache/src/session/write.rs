@@ -1,7 +1,8 @@
 //! Writing into the cache.
 //!
 //! A page that is there is changed under its latch; one that somebody holds moves to another frame
-//! first. A page that is not there is brought only if part of it stays. A write that ends while the
+//! first. A page that is not there is brought only if part of it stays. The file becomes longer page by
+//! page, in one step with the data, so that nothing is ever behind its end. A write that ends while the
 //! file was cut short begins again, so that it counts as one that came after the cut.
 
 use super::job::{Job, Pages};
@@ -13,7 +14,6 @@ use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{Latch, pause};
 use crate::leaf::FILE_BYTES_MAX;
-use crate::policy::Entry;
 use crate::stats::add;
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Result};
@@ -107,9 +107,6 @@ impl Session {
     /// Everything is in its page.
     fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         let vnode = std::sync::Arc::clone(&job.open.vnode);
-        if job.len > 0 {
-            vnode.extend(job.offset + job.len);
-        }
         if vnode.cuts() != write.cuts {
             let again = Write::new(&vnode, write.all.clone(), write.fua);
             *write = again;
@@ -130,7 +127,7 @@ impl Session {
         if write.fua {
             return Some(Sync::pages(vnode, write.all.clone(), true));
         }
-        let policy = vnode.attributes().flush_behind;
+        let policy = vnode.flush_behind();
         if policy == FlushBehind::None {
             return None;
         }
@@ -156,6 +153,13 @@ impl Session {
             if vnode.is_dead() {
                 job.fail(self.gone());
                 return Tried::Failed;
+            }
+            if vnode.size() < page * PAGE {
+                if let Err(error) = announce(vnode, write) {
+                    job.fail(error);
+                    return Tried::Failed;
+                }
+                vnode.extend(page * PAGE);
             }
             if let Some(latch) = vnode.latch(page) {
                 match self.write_latched(job, write, latch, page, whole) {
@@ -185,7 +189,8 @@ impl Session {
                 let (begun, frame) = self.begin_alone(vnode, page);
                 if let Some(frame) = frame {
                     self.fill(job, page, frame, whole);
-                    self.publish_written(vnode, page, frame);
+                    let end = job.end_in(page);
+                    self.publish_written(vnode, page, frame, job.entry, end);
                     job.starved_since = None;
                     return Tried::Done;
                 }
@@ -195,7 +200,7 @@ impl Session {
                     job.fail(error);
                     return Tried::Failed;
                 }
-                self.load(&open, page, page + 1, Some(id), Entry::Written)
+                self.load(&open, page, page + 1, Some(id), job.entry)
             };
             match begun {
                 Begun::Pages(_) => {
@@ -208,9 +213,7 @@ impl Session {
                     return Tried::NoFrame;
                 }
                 Begun::Locked => {
-                    vnode.ranges.wait(&self.waker);
-                    if !vnode.ranges.admits(page) {
-                        self.park(id);
+                    if self.waits_for_range(id, vnode, page) {
                         return Tried::Later;
                     }
                 }
@@ -234,20 +237,29 @@ impl Session {
             announce(vnode, write)?;
             return Ok(None);
         }
+        if vnode.size() < page * PAGE {
+            // The file was cut; the page goes, or this write makes the file longer again.
+            return Ok(None);
+        }
         let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
             drop(latch);
             let taken = self.below.core.take_frames(1, &mut self.spare);
             return Ok((taken == 0).then_some(Tried::NoFrame));
         };
         job.take(page, latch.data());
-        latch.mark_dirty();
+        let (within, len) = job.part_of(page);
+        let is_new = latch.written(within..within + len);
+        latch.note_use();
         drop(latch);
+        if is_new {
+            vnode.heal();
+        }
         add(&job.open.counters.copies_on_write, copied.into());
         job.starved_since = None;
         Ok(Some(Tried::Done))
     }
 
-    /// Fills the frame of a page that this session makes: the job's part, and zeros.
+    /// Fills the frame of a page that the session makes: the job's part, and zeros.
     fn fill(&self, job: &Job, page: u64, frame: crate::policy::FrameNo, whole: bool) {
         let data = self.below.core.pool.at(frame);
         if !whole {

@@ -22,8 +22,6 @@ pub enum Name {
     SeqlimitFile,
     /// `fcache_fb_policy`
     FbPolicy,
-    /// `fcache_async_cache_invalidate`
-    AsyncCacheInvalidate,
     /// `dirty_background`
     DirtyBackground,
     /// `dirty_limit`
@@ -85,7 +83,7 @@ pub struct Tunable {
 }
 
 /// All of them, in the order of `Name`.
-pub const TUNABLES: [Tunable; 12] = [
+pub const TUNABLES: [Tunable; 11] = [
     Tunable {
         name: Name::FilecacheMin,
         text: "filecache_min",
@@ -156,14 +154,6 @@ pub const TUNABLES: [Tunable; 12] = [
         default: "0",
         help: "flush behind sequential writes: 0 not (they wait for their age), 1 by the cache's threads, 2 by the writer",
         reason: "fcache_fb_policy(5)",
-    },
-    Tunable {
-        name: Name::AsyncCacheInvalidate,
-        text: "fcache_async_cache_invalidate",
-        unit: Unit::Number { least: 0, most: 1 },
-        default: "1",
-        help: "free the pages of removed files and closed volumes in the background (1) or before the call returns (0)",
-        reason: "fcache_async_cache_invalidate(5)",
     },
     Tunable {
         name: Name::DirtyBackground,

@@ -4,7 +4,7 @@
 //! one of them and not all.
 
 use super::view::View;
-use super::{Access, Outcome, Shared};
+use super::{Access, Keep, Outcome, Shared};
 use crate::window::uffd::{Fault, PAGE};
 use rustix::event::epoll;
 use std::io;
@@ -55,9 +55,10 @@ fn no_signals() {
 
 fn run(shared: &Shared, wait: &OwnedFd) {
     let mut events = Vec::with_capacity(2);
+    let mut keep = Keep::default();
     loop {
         while let Some(fault) = shared.uffd.next().expect("our own userfaultfd can be read") {
-            serve(shared, fault);
+            serve(shared, &mut keep, fault);
         }
         events.clear();
         let into = rustix::buffer::spare_capacity(&mut events);
@@ -71,7 +72,7 @@ fn run(shared: &Shared, wait: &OwnedFd) {
     }
 }
 
-fn serve(shared: &Shared, fault: Fault) {
+fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
     let Some(view) = view_at(shared, fault.address) else {
         // The mapping went while somebody touched it: the touch is repeated and meets nothing.
         let _gone = shared.uffd.wake(fault.address..fault.address + PAGE);
@@ -86,7 +87,7 @@ fn serve(shared: &Shared, fault: Fault) {
     };
     let page = view.page_at(fault.address);
     let (mut answered, mut failed) = (false, false);
-    let result = view.home.fault(page, access, &mut |pages, outcome| {
+    let result = view.home.fault(keep, page, access, &mut |pages, outcome| {
         let mine = pages.contains(&page);
         answered |= mine;
         failed |= mine && outcome == Outcome::Failed;

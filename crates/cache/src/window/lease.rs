@@ -2,7 +2,7 @@
 
 use super::uffd::PAGE;
 use super::view::View;
-use super::{Access, Window};
+use super::{Access, Keep, Window};
 use block::{Error, Result};
 use rustix::fs::{Mode, OFlags};
 use std::ops::Range;
@@ -64,9 +64,7 @@ impl Lease {
             access,
             fd,
         };
-        for page in pages {
-            view.bring(page, access)?;
-        }
+        view.bring(&mut Keep::default(), pages, access)?;
         Ok(lease)
     }
 

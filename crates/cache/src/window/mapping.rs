@@ -3,7 +3,7 @@
 use super::lease::Lease;
 use super::uffd::PAGE;
 use super::view::View;
-use super::{Access, Home, Outcome, PAGES_MAX, Window};
+use super::{Access, Home, Keep, Outcome, PAGES_MAX, Window, covers};
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,8 +72,8 @@ impl Mapping {
     /// one that failed have been brought.
     pub fn prefault(&self, range: Range<usize>, access: Access) -> Result<()> {
         self.may(access)?;
-        self.pages(&range)?
-            .try_for_each(|page| self.view.bring(page, access))
+        let pages = self.pages(&range)?;
+        self.view.bring(&mut Keep::default(), pages, access)
     }
 
     /// Makes what was stored in `range` durable, as msync(2) with MS_SYNC.
@@ -88,7 +88,7 @@ impl Mapping {
     /// # Errors
     /// As [`Mapping::prefault`].
     pub fn copy_out(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        self.not_mapped(out.as_ptr(), out.len())?;
+        Mapping::not_mapped(out.as_ptr(), out.len())?;
         self.each(at, out.len(), Access::Read, |window, page, from, part| {
             window.read(page, from, &mut out[part]);
         })
@@ -100,7 +100,7 @@ impl Mapping {
     /// # Errors
     /// As [`Mapping::prefault`].
     pub fn copy_in(&self, at: usize, data: &[u8]) -> Result<()> {
-        self.not_mapped(data.as_ptr(), data.len())?;
+        Mapping::not_mapped(data.as_ptr(), data.len())?;
         self.each(at, data.len(), Access::Store, |window, page, from, part| {
             window.write(page, from, &data[part]);
         })
@@ -122,6 +122,7 @@ impl Mapping {
     ) -> Result<()> {
         self.may(access)?;
         let end = at.saturating_add(len);
+        let mut keep = Keep::default();
         for page in self.pages(&(at..end))? {
             let start = (page - self.view.pages.start) as usize * PAGE;
             let (from, to) = (at.max(start), end.min(start + PAGE));
@@ -130,7 +131,7 @@ impl Mapping {
                     copy(&self.view.window, page, from - start, from - at..to - at);
                 }
             };
-            self.view.home.fault(page, access, &mut then)?;
+            self.view.home.fault(&mut keep, page, access, &mut then)?;
         }
         Ok(())
     }
@@ -156,8 +157,8 @@ impl Mapping {
     }
 
     /// A copy under a latch must not fault, and memory of a mapping may.
-    fn not_mapped(&self, at: *const u8, len: usize) -> Result<()> {
-        match self.view.window.windows.covers(at, len) {
+    fn not_mapped(at: *const u8, len: usize) -> Result<()> {
+        match covers(at, len) {
             true => Err(invalid(
                 "the caller's bytes are a mapping themselves".into(),
             )),

@@ -39,6 +39,7 @@
 //! into a mapping, because a pinned page is written behind the protection; take a [`Lease`] for the
 //! time. A forked child does not have the mappings at all.
 
+mod addresses;
 mod handler;
 mod lease;
 mod mapping;
@@ -46,12 +47,14 @@ mod memory;
 mod uffd;
 mod view;
 
+pub use addresses::covers;
 pub use lease::Lease;
 pub use mapping::Mapping;
 
 use crate::copy;
 use block::{Error, ErrorKind, Result};
 use memory::Memory;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -91,8 +94,7 @@ pub enum Outcome {
 /// The index that knows where pages are and latches them; a vnode of the cache.
 ///
 /// **Deadlock.** Under a latch no memory of a mapping may be touched: the touch may need the same
-/// latch. A `write` whose source may be mapped copies it before it latches; [`Windows::covers`] says
-/// when.
+/// latch. A `write` whose source may be mapped copies it before it latches; [`covers`] says when.
 pub trait Home: Send + Sync {
     /// Latches `page` exclusively, makes its bytes be in the window (loads it, or moves it there out
     /// of the pool), for [`Access::Store`] marks it dirty, then calls `then` with the outcome, and only
@@ -105,10 +107,12 @@ pub trait Home: Send + Sync {
     /// * A page is [`Outcome::Dirty`] if it is marked so, whatever the access: then its stores need not
     ///   fault once more.
     ///
-    /// Called from threads of [`Windows`] and from threads that prefault; it may wait for I/O. It must
+    /// `keep` is what the calling thread has from its faults before. Called from threads of [`Windows`]
+    /// and from threads that prefault; it may wait for I/O. It must
     /// not panic: a thread would wait for ever, so the process is aborted.
     fn fault(
         &self,
+        keep: &mut Keep,
         page: u64,
         access: Access,
         then: &mut dyn FnMut(Range<u64>, Outcome),
@@ -121,6 +125,30 @@ pub trait Home: Send + Sync {
     /// A mapping of these pages is gone. Nothing has to happen: what was stored is marked dirty, and
     /// pages may stay in the window until they are evicted.
     fn unmapped(&self, pages: Range<u64>);
+}
+
+/// What a [`Home`] keeps for a thread from one fault to the next, such as a queue to the device that is
+/// for that thread alone.
+#[derive(Default)]
+pub struct Keep(Option<Box<dyn Any>>);
+
+impl Keep {
+    /// What is kept, made if there is nothing or something of another kind.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get<T: 'static>(&mut self, make: impl FnOnce() -> Result<T>) -> Result<&mut T> {
+        if !self.0.as_ref().is_some_and(|kept| kept.is::<T>()) {
+            self.0 = Some(Box::new(make()?));
+        }
+        let kept = self.0.as_mut().and_then(|kept| kept.downcast_mut());
+        Ok(kept.expect("it is of that kind by now"))
+    }
+
+    /// Forgets it.
+    pub fn clear(&mut self) {
+        self.0 = None;
+    }
 }
 
 /// How windows are to be served.
@@ -217,15 +245,6 @@ impl Windows {
     /// with EFAULT unless the page was prefaulted and not evicted since.
     pub fn kernel_faults(&self) -> bool {
         self.shared.uffd.kernel_faults()
-    }
-
-    /// Whether `len` bytes at `at` touch any mapping of these windows. Such memory may fault and must
-    /// not be touched under a latch.
-    pub fn covers(&self, at: *const u8, len: usize) -> bool {
-        let from = at as usize;
-        let views = self.shared.views.read().expect("no panic under this lock");
-        let last = views.range(..from.saturating_add(len)).next_back();
-        len > 0 && last.is_some_and(|(_, view)| from < view.addresses().end)
     }
 
     /// What has passed so far.
@@ -369,6 +388,9 @@ impl Window {
     /// Takes all poison away, so that touching a page asks the [`Home`] again. Called without latches:
     /// after the file has grown, and when a device works again.
     pub fn heal(&self) {
+        if !self.poisoned.load(Relaxed) {
+            return;
+        }
         // For writing, so that no poison is on its way.
         let views = self.views.write().expect("no panic under this lock");
         if self.poisoned.swap(false, Relaxed) {
@@ -376,6 +398,23 @@ impl Window {
                 view.unmap(&(0..PAGES_MAX));
             }
         }
+    }
+
+    /// Pages that are in some mapping or under a lease at the moment, as ranges in order of their
+    /// beginnings.
+    pub fn wanted(&self) -> Vec<Range<u64>> {
+        let views = self.views.read().expect("no panic under this lock");
+        let mut wanted: Vec<Range<u64>> = views.iter().map(|view| view.pages.clone()).collect();
+        drop(views);
+        let leases = self.leases.lock().expect("no panic under this lock");
+        wanted.extend(leases.iter().map(|(pages, _)| pages.clone()));
+        wanted.sort_unstable_by_key(|pages| pages.start);
+        wanted
+    }
+
+    /// Whether a lease holds a page.
+    pub fn is_leased(&self, page: u64) -> bool {
+        self.holds(&(page..page + 1), Access::Read)
     }
 
     /// Whether the system refused to keep some of this window's pages out of swap space.

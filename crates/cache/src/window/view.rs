@@ -5,7 +5,7 @@
 
 use super::memory::map_file;
 use super::uffd::PAGE;
-use super::{Access, Home, Outcome, Window};
+use super::{Access, Home, Keep, Outcome, Window, addresses};
 use block::{Error, Result};
 use std::io;
 use std::ops::Range;
@@ -65,6 +65,7 @@ impl View {
             return Err(e);
         }
         views.push(Arc::clone(&view));
+        addresses::enter(view.addresses());
         let mut all = shared.views.write().expect("no panic under this lock");
         all.insert(base.as_ptr() as usize, Arc::clone(&view));
         Ok(view)
@@ -78,6 +79,7 @@ impl View {
         all.remove(&(self.base.as_ptr() as usize));
         drop(all);
         views.retain(|view| !Arc::ptr_eq(view, self));
+        addresses::leave(&self.addresses());
         self.give_back();
     }
 
@@ -152,19 +154,29 @@ impl View {
         }
     }
 
-    /// Has the home bring a page and answers whoever waits for it, without poison: a caller gets the
-    /// error.
-    pub fn bring(&self, page: u64, access: Access) -> Result<()> {
-        let mut answered = Ok(());
-        self.home.fault(page, access, &mut |pages, outcome| {
-            if outcome != Outcome::Failed {
+    /// Has the home bring pages and answers whoever waits for them, without poison: a caller gets the
+    /// error. Where the home brings neighbours with a page, they are not asked for again.
+    pub fn bring(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {
+        let mut next = pages.start;
+        while next < pages.end {
+            let page = next;
+            let mut answered = Ok(());
+            self.home.fault(keep, page, access, &mut |pages, outcome| {
+                if outcome == Outcome::Failed {
+                    return;
+                }
                 let result = self.answer(pages.clone(), outcome);
                 if pages.contains(&page) {
                     answered = result;
+                    next = next.max(pages.end);
+                } else if result.is_ok() && pages.start == next {
+                    next = pages.end;
                 }
-            }
-        })?;
-        answered.map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))
+            })?;
+            answered
+                .map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))?;
+        }
+        Ok(())
     }
 }
 

@@ -2,16 +2,23 @@
 //! a cache of many files.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use block::{BlockDevice, Blocking, BufPool, Completion, Op, Queue, Request, Result, Wait};
+use block::{
+    BlockDevice, Blocking, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+};
 use cache::{FileId, Pager, PagerInfo, PagerQueue};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Files of `span` bytes side by side on a device.
 pub struct Parts {
     device: Arc<dyn BlockDevice>,
     info: PagerInfo,
     span: u64,
+    /// No page can become dirty.
+    pub full: AtomicBool,
 }
 
 impl Parts {
@@ -26,7 +33,12 @@ impl Parts {
             read_only: false,
             discard: below.discard,
         };
-        Parts { device, info, span }
+        Parts {
+            device,
+            info,
+            span,
+            full: AtomicBool::new(false),
+        }
     }
 
     /// What a file system does when a file is cut: the rest reads as zeros from now on.
@@ -48,6 +60,13 @@ impl Pager for Parts {
     fn queue(&self) -> Result<Box<dyn PagerQueue>> {
         let (queue, span) = (self.device.queue()?, self.span);
         Ok(Box::new(PartsQueue { queue, span }))
+    }
+
+    fn will_write(&self, _: FileId, _: Range<u64>) -> Result<()> {
+        match self.full.load(Relaxed) {
+            true => Err(Error::new(ErrorKind::NoSpace, &self.info.name, "")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -98,6 +117,16 @@ fn shift(op: &mut Op, by: impl Fn(u64) -> u64) {
         | Op::Discard { offset, .. }
         | Op::WriteZeroes { offset, .. } => *offset = by(*offset),
         Op::Flush => {}
+    }
+}
+
+/// Waits for something that has to happen.
+pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !happened() {
+        let waited = started.elapsed();
+        assert!(waited < Duration::from_secs(30), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

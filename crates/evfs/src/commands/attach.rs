@@ -6,9 +6,13 @@ use crate::{background, output};
 use serde_json::json;
 use stack::attach::Status;
 use stack::volume::{OpenOptions, open};
-use stack::{AttachSpec, Attachment, Ended, Error, KeySource, Result, StopSignals, control, exit};
+use stack::{
+    AttachSpec, Attachment, Ended, Error, KeySource, ProcessCache, Result, StopSignals, control,
+    exit,
+};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -19,7 +23,8 @@ Examples:
   evfs attach disk.img --loop --background          a block device (needs root)
   evfs attach disk.img --nbd-unix /tmp/disk.sock    for qemu, nbdcopy, nbd-client
   evfs attach disk.img --fuse /mnt/disk             one file, /mnt/disk/disk
-  evfs attach nbd://a/x+nbd://b/x --name x          two paths to one LUN")]
+  evfs attach nbd://a/x+nbd://b/x --name x          two paths to one LUN
+  evfs attach disk.img --direct --loop              for a user that caches by itself")]
 pub struct Args {
     /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://..., diskN;
     /// several joined by + are paths of one LUN
@@ -57,6 +62,12 @@ pub struct Args {
     /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
     #[arg(long)]
     allow_discards: bool,
+    /// Keep pages in memory (the default)
+    #[arg(long, conflicts_with = "direct")]
+    cached: bool,
+    /// Keep no page in memory: each request goes to the disk
+    #[arg(long)]
+    direct: bool,
     /// Go on in the background once the volume is ready
     #[arg(long)]
     background: bool,
@@ -107,9 +118,11 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     spec.loop_device = args.loop_device;
     spec.read_only = args.read_only;
     spec.allow_discards = args.allow_discards;
+    spec.cached = !args.direct;
     let spec = spec.complete(&run_dir)?;
     let source = args.unlock.source(&spec.name)?;
-    let attachment = start(context, &spec, &source, &run_dir)?;
+    let cache = ProcessCache::new(&context.settings)?;
+    let attachment = start(context, &spec, &source, &run_dir, &cache)?;
     announce(context.json, &[attachment.status()], ready);
     end(stack::serve(vec![attachment], &signals)?)
 }
@@ -125,6 +138,7 @@ pub fn start(
     spec: &AttachSpec,
     source: &KeySource,
     run_dir: &std::path::Path,
+    cache: &Arc<ProcessCache>,
 ) -> Result<Attachment> {
     let options = OpenOptions {
         read_only: spec.read_only,
@@ -137,7 +151,7 @@ pub fn start(
         options,
         &context.settings,
     )?;
-    Attachment::start(spec, open, run_dir, &context.settings)
+    Attachment::start(spec, open, run_dir, &context.settings, cache)
 }
 
 /// Says what is attached where, and lets go of the terminal if this is to be in the background.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod benchmark;
+mod cache;
 mod config;
 mod detach;
 mod key;
@@ -53,6 +54,9 @@ pub enum Command {
     Status,
     /// Show the counters of an attached volume
     Stats(stats::Args),
+    /// Look at the file cache, change its settings, empty it
+    #[command(subcommand)]
+    Cache(cache::Command),
     /// Find LUNs, show them, and set their attributes
     #[command(subcommand)]
     Lun(lun::Command),
@@ -84,6 +88,7 @@ impl Command {
             Command::Detach(args) => detach::run(context, args),
             Command::Status => status::run(context),
             Command::Stats(args) => stats::run(context, args),
+            Command::Cache(command) => cache::run(context, command),
             Command::Lun(command) => lun::run(context, command),
             Command::Path(command) => path::run(context, command),
             Command::Up(args) => up::up(context, args),

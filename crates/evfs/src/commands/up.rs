@@ -4,7 +4,7 @@ use super::Context;
 use super::attach::{announce, end, in_background, install_signals, start};
 use crate::{background, output, secrets};
 use serde_json::{Value, json};
-use stack::{Error, KeySource, Result, config, control, exit};
+use stack::{Error, KeySource, ProcessCache, Result, config, control, exit};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -15,8 +15,10 @@ Example of a configuration:
   key-file = \"/etc/evfs/data.key\"
   loop = true
 
+All volumes share one file cache, but for those with `direct = true`.
+
 A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
-threads, read-only and allow-discards.")]
+threads, read-only, allow-discards and direct.")]
 pub struct UpArgs {
     /// Configuration file
     config: PathBuf,
@@ -32,6 +34,7 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = install_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let cache = ProcessCache::new(&context.settings)?;
     let mut attached = Vec::new();
     for entry in config::read(&args.config, context.settings.threads())? {
         let spec = entry.spec.complete(&run_dir)?;
@@ -47,7 +50,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
             },
         };
         // When one fails, dropping the others closes what they had opened.
-        attached.push(start(context, &spec, &source, &run_dir)?);
+        attached.push(start(context, &spec, &source, &run_dir, &cache)?);
     }
     let statuses: Vec<_> = attached.iter().map(|a| a.status()).collect();
     announce(context.json, &statuses, ready);

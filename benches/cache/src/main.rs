@@ -1,0 +1,77 @@
+//! The cache beside what it is to be compared with: memory, the kernel's page cache, other caches.
+//!
+//! ```text
+//! cargo run --release [--rounds N] [--json FILE] [--dir FOLDER] [hits misses scan sizes cipher send]
+//! ```
+//!
+//! Everything runs in one process in turns: a round runs each arm once, rounds alternate the order,
+//! and a ratio is taken inside a round. Shown are the median of the rounds' ratios and a bootstrap
+//! interval of 95 % for it. Costs are processor time of the threads that do the work, which other
+//! programs on the machine change least; rows in time of the clock say so.
+
+mod cipher;
+mod hits;
+mod misses;
+mod peers;
+mod rounds;
+mod scan;
+mod send;
+mod sizes;
+mod table;
+
+use clap::Parser;
+use std::path::PathBuf;
+use table::Table;
+
+/// What is to be run, and how often.
+#[derive(Parser)]
+pub struct Args {
+    /// What to measure; all of it if nothing is named.
+    groups: Vec<String>,
+    /// Rounds that count; one more is run before them.
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Where the tables go as JSON, with the values of every round.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Where files are made; on the disk that is to be measured.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
+}
+
+type Group = (&'static str, fn(&Args) -> Vec<Table>);
+
+const GROUPS: [Group; 6] = [
+    ("hits", hits::run),
+    ("misses", misses::run),
+    ("scan", scan::run),
+    ("sizes", sizes::run),
+    ("cipher", cipher::run),
+    ("send", send::run),
+];
+
+fn main() {
+    let args = Args::parse();
+    for name in &args.groups {
+        if !GROUPS.iter().any(|(known, _)| known == name) {
+            let known = GROUPS.map(|(known, _)| known).join(", ");
+            eprintln!("no group `{name}`; there are {known}");
+            std::process::exit(2);
+        }
+    }
+    let wanted = |name: &str| args.groups.is_empty() || args.groups.iter().any(|g| g == name);
+    let mut tables = Vec::new();
+    for (name, run) in GROUPS {
+        if wanted(name) {
+            for table in run(&args) {
+                println!("{table}");
+                tables.push(table);
+            }
+        }
+    }
+    if let Some(path) = &args.json {
+        let all: Vec<_> = tables.iter().map(Table::json).collect();
+        let text = serde_json::to_string_pretty(&all).expect("numbers and names");
+        std::fs::write(path, text + "\n").expect("the file can be written");
+    }
+}

@@ -1,0 +1,215 @@
+//! Sends: bytes of pages go into sockets from the frames they lie in, with a caller's bytes between
+//! them.
+//!
+//! ```text
+//!   Session::pages ──► PageRef ──► Parts ──────► a TCP socket         RangeSend does all of it
+//!                         │          └─ Datagrams ──► a UDP socket, a batch at a time
+//!                         └─ lend ──► Loan: for what may have to be sent again
+//! ```
+//!
+//! The kernel copies what it is given while the call runs, and reads no frame after it. That is the
+//! cheapest way that is sound. `sendfile` and `splice` make the socket refer to the frame and never
+//! say when the last reader is done: a receiver on the same machine reads the frame after it has
+//! acknowledged the bytes, so that an empty send queue (`SIOCOUTQ`) means nothing, and a frame used
+//! again by then gives it another page's bytes. `MSG_ZEROCOPY` does say when, and for such a receiver
+//! copies all the same. For UDP the copy is not what costs: it is a trip through the stack for each
+//! datagram, and a batch makes the trip once (`UDP_SEGMENT`, udp(7)).
+//!
+//! **Invariant:** a page is sent as it was at one moment, whoever writes to it meanwhile: its frame is
+//! held from before its first byte is taken until after its last, and a writer goes on in another.
+//! Between two calls a [`RangeSend`] holds one page at most, the one of which a full socket has taken a
+//! part, so a receiver that does not read keeps no more than that from going.
+//!
+//! Absent on purpose: a queue of things to be sent, and waiting. A caller polls its sockets.
+
+mod parts;
+mod udp;
+
+pub use parts::Parts;
+pub use udp::{Datagrams, UdpSender};
+
+use crate::frames::PAGE_BYTES;
+use crate::loan::Loan;
+use crate::open::{OpenFile, pages_of};
+use crate::session::Session;
+use block::{Error, ErrorKind};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Bytes that are held and handed to the socket at a time: enough that the call is paid once for
+/// many pages, little enough that what a full socket does not take is soon held again.
+const CHUNK: u64 = 256 << 10;
+
+/// Why a range could not be sent.
+#[derive(Debug)]
+pub enum SendError {
+    /// A page could not be brought.
+    File(Error),
+    /// What the socket says: [`io::ErrorKind::WouldBlock`] when it takes nothing now.
+    Socket(io::Error),
+}
+
+impl SendError {
+    /// The socket is full: go on when it can be written to.
+    pub fn would_block(&self) -> bool {
+        matches!(self, SendError::Socket(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SendError::File(error) => error.fmt(f),
+            SendError::Socket(error) => write!(f, "cannot send: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for SendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SendError::File(error) => error.source(),
+            SendError::Socket(error) => Some(error),
+        }
+    }
+}
+
+impl From<Error> for SendError {
+    fn from(error: Error) -> SendError {
+        SendError::File(error)
+    }
+}
+
+impl From<io::Error> for SendError {
+    fn from(error: io::Error) -> SendError {
+        SendError::Socket(error)
+    }
+}
+
+/// A range of bytes of a file on its way into a stream socket.
+pub struct RangeSend {
+    left: Range<u64>,
+    /// The page of which the socket has taken the first bytes: the others are of the same moment.
+    begun: Option<Loan>,
+}
+
+impl RangeSend {
+    /// Of a range that has not begun.
+    pub fn new(range: Range<u64>) -> RangeSend {
+        RangeSend {
+            left: range,
+            begun: None,
+        }
+    }
+
+    /// What the socket has not taken. Of a file that ends before the range does, the end is left.
+    pub fn left(&self) -> Range<u64> {
+        self.left.clone()
+    }
+
+    /// Sends what the socket takes. Done when it returns `Ok`. Waits for pages that have to be
+    /// brought, never for the socket. The same file and the same socket each time.
+    ///
+    /// # Errors
+    /// [`SendError::would_block`] when the socket is full: call again when it can be written to. A
+    /// page that programs have mapped is sent by way of a copy, and is of one moment only as far as
+    /// they do not store into it meanwhile.
+    pub fn send(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+    ) -> Result<(), SendError> {
+        self.finish_page(&socket)?;
+        loop {
+            let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
+            let end = self.left.end.min(size);
+            if self.left.start >= end {
+                return Ok(());
+            }
+            let chunk = self.left.start..end.min((self.left.start / CHUNK + 1) * CHUNK);
+            let more = chunk.end < end;
+            match self.send_held(&socket, session, open, chunk.clone(), cuts, more) {
+                Err(SendError::File(error)) if is_mapped(open, &chunk, &error) => {
+                    self.send_copy(&socket, session, open, chunk)?;
+                }
+                sent => sent?,
+            }
+        }
+    }
+
+    /// Sends the rest of a page that has begun.
+    fn finish_page(&mut self, socket: impl AsFd) -> io::Result<()> {
+        while let Some(page) = &self.begun {
+            let within = (self.left.start % PAGE) as usize;
+            let end = self.left.end.min((self.left.start / PAGE + 1) * PAGE);
+            let len = (end - self.left.start) as usize;
+            let mut parts = Parts::new();
+            parts.pages(std::slice::from_ref(page), within..within + len);
+            let sent = parts.send_some(&socket, end < self.left.end)?;
+            self.left.start += sent as u64;
+            if sent == len {
+                self.begun = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends some bytes of a chunk; none if the file was cut since `cuts`.
+    fn send_held(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+        chunk: Range<u64>,
+        cuts: u64,
+        more: bool,
+    ) -> Result<(), SendError> {
+        let vnode = Arc::clone(open.vnode());
+        let within = (chunk.start % PAGE) as usize;
+        let len = (chunk.end - chunk.start) as usize;
+        let held = session.pages(open, chunk)?;
+        // What was brought since the file was cut may be zeros that came later.
+        if vnode.cuts() != cuts {
+            return Ok(());
+        }
+        let mut parts = Parts::new();
+        parts.pages(&held, within..within + len);
+        let sent = parts.send_some(socket, more)?;
+        self.left.start += sent as u64;
+        let last = within + sent;
+        if sent < len && !last.is_multiple_of(PAGE_BYTES) {
+            self.begun = Some(held[last / PAGE_BYTES].lend());
+        }
+        Ok(())
+    }
+
+    /// The same for a chunk of which a page lies in a window.
+    fn send_copy(
+        &mut self,
+        socket: impl AsFd,
+        session: &mut Session,
+        open: &mut OpenFile,
+        chunk: Range<u64>,
+    ) -> Result<(), SendError> {
+        let mut copy = vec![0; (chunk.end - chunk.start) as usize];
+        let len = session.read(open, chunk.start, &mut copy)?;
+        let mut parts = Parts::new();
+        parts.bytes(&copy[..len]);
+        if !parts.is_empty() {
+            self.left.start += parts.send_some(socket, false)? as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the pages of a chunk could not be held because one of them lies in a window.
+fn is_mapped(open: &mut OpenFile, chunk: &Range<u64>, error: &Error) -> bool {
+    let mut pages = pages_of(chunk.start, chunk.end - chunk.start);
+    error.kind() == ErrorKind::Busy && pages.any(|page| open.is_in_window(page))
+}
+
+const PAGE: u64 = PAGE_BYTES as u64;

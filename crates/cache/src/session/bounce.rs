@@ -1,0 +1,50 @@
+//! Reads into, and writes from, memory that is a mapping of a file itself.
+//!
+//! To touch such memory may need a page, and a session copies while it has one: the two could wait for
+//! each other. So what goes to or comes from a mapping makes a stop in memory of the session's own.
+
+use super::Session;
+use crate::open::OpenFile;
+use block::Result;
+
+/// Bytes that are copied at a time.
+const STEP: usize = 256 << 10;
+
+impl Session {
+    /// As [`Session::read`].
+    pub(super) fn read_into_mapping(
+        &mut self,
+        open: &mut OpenFile,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let mut between = vec![0; out.len().min(STEP)];
+        let mut done = 0;
+        for part in out.chunks_mut(STEP) {
+            let between = &mut between[..part.len()];
+            let count = self.read(open, offset + done as u64, between)?;
+            part[..count].copy_from_slice(&between[..count]);
+            done += count;
+            if count < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// As [`Session::write`].
+    pub(super) fn write_from_mapping(
+        &mut self,
+        open: &mut OpenFile,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        let mut between = Vec::with_capacity(data.len().min(STEP));
+        for (step, part) in data.chunks(STEP).enumerate() {
+            between.clear();
+            between.extend_from_slice(part);
+            self.write(open, offset + (step * STEP) as u64, &between)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+//! A small cache as the ground of the hunt, which breaks one of the rules that windows stand on on
+//! request ([`Flaw`]): a pool of a few frames, an index whose latch is a mutex for each page, and an
+//! evictor that takes dirty pages out of the window, too.
+
+use super::{Actor, Ground, PAGE, PAGES};
+use block::{Mem, Random, Result};
+use cache::window::{Access, Config, Home, Keep, Mapping, Outcome, PAGE_BYTES, Window, Windows};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Frames of the pool.
+const FRAMES: usize = 4;
+
+type Frame = Box<[u8; PAGE_BYTES]>;
+
+/// A rule that is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// The evictor copies a page out and calls it clean before it takes it out of the mappings.
+    CopyThenRevoke,
+    /// The protection of a page is lifted after its latch has been given back.
+    UnlatchedStore,
+}
+
+/// The small cache.
+pub struct Small(Arc<File>);
+
+struct File {
+    flaw: Option<Flaw>,
+    window: Arc<Window>,
+    device: Mem,
+    index: [Mutex<Page>; PAGES as usize],
+    /// Frames that are free.
+    frames: AtomicUsize,
+    evictions: AtomicU64,
+}
+
+#[derive(Default)]
+struct Page {
+    place: Place,
+    dirty: bool,
+}
+
+#[derive(Default)]
+enum Place {
+    #[default]
+    Nowhere,
+    Pool(Frame),
+    Window,
+}
+
+impl Small {
+    pub fn new(flaw: Option<Flaw>) -> Small {
+        let windows = Windows::start(&Config::default()).unwrap();
+        let small = Small(Arc::new(File {
+            flaw,
+            window: Window::new(&windows).unwrap(),
+            device: Mem::new(PAGES * PAGE, 4096),
+            index: Default::default(),
+            frames: AtomicUsize::new(FRAMES),
+            evictions: AtomicU64::new(0),
+        }));
+        // Pages are brought into the window also for reads and writes, so all of it has to be there.
+        drop(small.map(0..PAGES));
+        small
+    }
+}
+
+impl Ground for Small {
+    fn map(&self, pages: Range<u64>) -> Mapping {
+        let bytes = pages.start * PAGE..pages.end * PAGE;
+        let home = Arc::clone(&self.0) as Arc<dyn Home>;
+        self.0.window.map(home, bytes, Access::Store).unwrap()
+    }
+
+    fn actor(&self) -> Box<dyn Actor + '_> {
+        Box::new(&*self.0)
+    }
+
+    fn evictions(&self) -> u64 {
+        self.0.evictions.load(Relaxed)
+    }
+
+    fn finish(&self) -> Vec<u8> {
+        (0..PAGES).for_each(|page| _ = self.0.evict(page));
+        self.0.drain_pool();
+        self.0.flush(0..PAGES * PAGE).unwrap();
+        self.0.device.to_vec()
+    }
+}
+
+impl Actor for &File {
+    fn read(&mut self, at: u64, out: &mut [u8]) {
+        let (page, from) = (at / PAGE, (at % PAGE) as usize);
+        let mut latch = self.latch(page);
+        self.bring(page, &mut latch);
+        match &latch.place {
+            Place::Pool(frame) => out.copy_from_slice(&frame[from..from + out.len()]),
+            _ => self.window.read(page, from, out),
+        }
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) {
+        let (page, from) = (at / PAGE, (at % PAGE) as usize);
+        let mut latch = self.latch(page);
+        self.bring(page, &mut latch);
+        match &mut latch.place {
+            Place::Pool(frame) => frame[from..from + data.len()].copy_from_slice(data),
+            _ => self.window.write(page, from, data),
+        }
+        latch.dirty = true;
+    }
+
+    fn evict(&mut self, random: &mut Random) {
+        if random.below(8) == 0 {
+            self.sweep();
+        }
+        let first = random.below(PAGES);
+        if (first..PAGES)
+            .filter(|page| File::evict(self, *page))
+            .count()
+            == 0
+        {
+            std::thread::yield_now();
+        }
+        if random.below(8) == 0 {
+            self.drain_pool();
+        }
+    }
+
+    fn flush(&mut self, from_page: u64) {
+        Home::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
+    }
+}
+
+impl File {
+    /// Takes a page out of the window: into the pool, or out of memory.
+    fn evict(&self, page: u64) -> bool {
+        let Ok(mut latch) = self.index[page as usize].try_lock() else {
+            return false;
+        };
+        if !matches!(latch.place, Place::Window) {
+            return false;
+        }
+        let late = self.flaw == Some(Flaw::CopyThenRevoke);
+        if !late {
+            assert!(self.window.revoke(page..page + 1));
+        }
+        let mut place = Place::Nowhere;
+        if latch.dirty {
+            let mut frame = frame();
+            self.window.read(page, 0, &mut frame[..]);
+            if self.take_frame() {
+                place = Place::Pool(frame);
+            } else {
+                self.device.poke(page * PAGE, &frame[..]);
+                latch.dirty = false;
+            }
+        }
+        if late {
+            assert!(self.window.revoke(page..page + 1));
+        }
+        latch.place = place;
+        // A protection that is lifted late is to hit the page that was loaded after, or its old
+        // memory, and not a hole: that would be noticed at once.
+        if self.flaw != Some(Flaw::UnlatchedStore) {
+            self.window.punch(page..page + 1);
+        }
+        self.evictions.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// Takes every page out of the mappings and nothing more, wherever the page is. Pages in the window
+    /// fault once more; others are not mapped, unless a rule was broken.
+    fn sweep(&self) {
+        for page in 0..PAGES {
+            let _latch = self.latch(page);
+            assert!(self.window.revoke(page..page + 1));
+        }
+    }
+
+    /// Gives all frames of the pool back, dirty ones written.
+    fn drain_pool(&self) {
+        for page in 0..PAGES {
+            let mut latch = self.latch(page);
+            if let Place::Pool(frame) = &latch.place {
+                if latch.dirty {
+                    self.device.poke(page * PAGE, &frame[..]);
+                }
+                *latch = Page::default();
+                self.frames.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    fn latch(&self, page: u64) -> MutexGuard<'_, Page> {
+        self.index[page as usize].lock().unwrap()
+    }
+
+    /// Makes a latched page be in memory: in the pool, if it has a frame.
+    fn bring(&self, page: u64, latch: &mut Page) {
+        if let Place::Nowhere = latch.place {
+            match self.take_frame() {
+                true => latch.place = Place::Pool(self.load(page)),
+                false => self.bring_into_window(page, latch),
+            }
+        }
+    }
+
+    /// Makes a latched page be in the window.
+    fn bring_into_window(&self, page: u64, latch: &mut Page) {
+        let frame = match std::mem::replace(&mut latch.place, Place::Window) {
+            Place::Window => return,
+            Place::Pool(frame) => {
+                self.frames.fetch_add(1, Relaxed);
+                frame
+            }
+            Place::Nowhere => self.load(page),
+        };
+        self.window.allocate(page..page + 1).unwrap();
+        self.window.write(page, 0, &frame[..]);
+    }
+
+    fn take_frame(&self) -> bool {
+        let less = |free: usize| free.checked_sub(1);
+        self.frames.fetch_update(Relaxed, Relaxed, less).is_ok()
+    }
+
+    fn load(&self, page: u64) -> Frame {
+        let mut frame = frame();
+        self.device.peek(page * PAGE, &mut frame[..]);
+        frame
+    }
+}
+
+impl Home for File {
+    fn fault(
+        &self,
+        _: &mut Keep,
+        page: u64,
+        access: Access,
+        then: &mut dyn FnMut(Range<u64>, Outcome),
+    ) -> Result<()> {
+        let mut latch = self.latch(page);
+        self.bring_into_window(page, &mut latch);
+        latch.dirty |= access == Access::Store;
+        let outcome = match latch.dirty {
+            true => Outcome::Dirty,
+            false => Outcome::Clean,
+        };
+        if self.flaw == Some(Flaw::UnlatchedStore) && access == Access::Store {
+            drop(latch);
+            // What breaks the rule is that it may take this long, not that it does.
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        then(page..page + 1, outcome);
+        Ok(())
+    }
+
+    fn flush(&self, bytes: Range<u64>) -> Result<()> {
+        for page in bytes.start / PAGE..bytes.end.div_ceil(PAGE) {
+            let mut latch = self.latch(page);
+            if !std::mem::take(&mut latch.dirty) {
+                continue;
+            }
+            let mut copy = frame();
+            match &latch.place {
+                Place::Nowhere => unreachable!("a dirty page is somewhere"),
+                Place::Pool(frame) => copy.copy_from_slice(&frame[..]),
+                Place::Window => {
+                    assert!(self.window.protect(page..page + 1));
+                    self.window.read(page, 0, &mut copy[..]);
+                }
+            }
+            self.device.poke(page * PAGE, &copy[..]);
+        }
+        Ok(())
+    }
+
+    fn unmapped(&self, _: Range<u64>) {}
+}
+
+fn frame() -> Frame {
+    Box::new([0; PAGE_BYTES])
+}

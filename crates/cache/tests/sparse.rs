@@ -1,0 +1,137 @@
+//! A vast device that is used thinly takes memory for what is used. Alone in its program, because it
+//! asks the kernel how much memory the process has.
+
+mod common;
+
+use block::{Completion, Op, Random, Request, Result, Wait};
+use cache::{Cache, Config, FileId, Pager, PagerInfo, PagerQueue};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+const SIZE: u64 = 10 << 40;
+
+/// A file of 10 TiB that holds zeros.
+struct Nothing(PagerInfo);
+
+struct NothingQueue(Vec<Completion>);
+
+impl Pager for Nothing {
+    fn info(&self) -> &PagerInfo {
+        &self.0
+    }
+
+    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
+        Ok(Box::new(NothingQueue(Vec::new())))
+    }
+}
+
+impl PagerQueue for NothingQueue {
+    fn capacity(&self) -> usize {
+        64
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.len()
+    }
+
+    fn submit(&mut self, _: FileId, request: Request) -> std::result::Result<(), Request> {
+        let Request { tag, mut op } = request;
+        if let Op::Read { bufs, .. } = &mut op {
+            bufs.iter_mut().for_each(|b| b.fill(0));
+        }
+        let result = Ok(());
+        self.0.push(Completion { tag, op, result });
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reap(&mut self, _: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let count = self.0.len();
+        done.append(&mut self.0);
+        Ok(count)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Bytes of memory that the process has, mappings of the pool included.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[test]
+fn memory_of_the_process_follows_the_pages_in_use() {
+    let before = resident();
+    // Room for much more than will be used: what is only reserved takes nothing.
+    let cache = Cache::new(Config {
+        reserve_bytes: 64 << 30,
+        min_bytes: 1 << 20,
+        ..Config::new(1 << 30)
+    });
+    let cache = cache.unwrap();
+    let info = PagerInfo {
+        name: "nothing".into(),
+        block_size: 512,
+        optimal_io_size: 65536,
+        max_transfer: 1 << 20,
+        numa_node: None,
+        read_only: false,
+        discard: false,
+    };
+    let volume = cache.volume(Arc::new(Nothing(info))).unwrap();
+    let vnode = volume.vnode(FileId(0), SIZE);
+    let mut session = volume.session().unwrap();
+    let mut open = volume.open(&vnode);
+    let mut random = Random::new(1);
+    let idle = resident() - before;
+    println!("a cache without pages: {} KiB", idle >> 10);
+    assert!(idle <= 8 << 20, "{idle} bytes before the first page");
+    for pages in [1024u64, 4096, 16384] {
+        while cache.stats().used_bytes < pages * 4096 {
+            let at = random.below(SIZE - 8);
+            session.read(&mut open, at, &mut [1; 8]).unwrap();
+        }
+        let took = resident() - before - idle;
+        let stats = cache.stats();
+        println!(
+            "{pages} pages: {} KiB, index {} KiB",
+            took >> 10,
+            stats.index_bytes >> 10
+        );
+        // A page, a leaf of its own and its place in the index, the policy's part, and a chunk and a
+        // half that is not full.
+        assert!(
+            took <= pages * (4096 + 576 + 512) + (3 << 20),
+            "{took} bytes: {stats:?}"
+        );
+    }
+    // In little room pages come and go all over the device, dirty ones among them.
+    const ROOM: u64 = 4 << 20;
+    cache.set_max_bytes(ROOM);
+    for round in 0..50_000u64 {
+        let at = random.below(SIZE - 8);
+        let mut out = [1; 8];
+        session.read(&mut open, at, &mut out).unwrap();
+        assert_eq!(out, [0; 8]);
+        if round % 16 == 0 {
+            session.write(&mut open, at, &[2; 8]).unwrap();
+        }
+    }
+    common::until("memory goes back", || cache.stats().resident_bytes <= ROOM);
+    let stats = cache.stats();
+    // Leaves are kept for use again, so the index is as large as it ever was.
+    assert!(stats.index_bytes <= 2 * 16384 * 576, "{stats:?}");
+    assert!(
+        vnode.stats().leaves as u64 <= ROOM / 4096,
+        "{:?}",
+        vnode.stats()
+    );
+    assert!(resident() - before - idle <= ROOM + stats.index_bytes + (16 << 20));
+}

@@ -1,0 +1,322 @@
+//! `evfs cache`: the file cache of the processes that serve volumes.
+
+use super::Context;
+use crate::output::{self, size};
+use serde_json::{Value, json};
+use stack::cache::{ADVICE, Ask, TUNABLES, parse_change};
+use stack::{Error, Result, control, exit};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Show settings and numbers
+    #[command(after_help = "\
+Examples:
+  evfs cache show
+  evfs cache show --files --watch          once a second, until interrupted")]
+    Show {
+        /// Each file, too
+        #[arg(long)]
+        files: bool,
+        /// Print again every second
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Change settings while running: all of them, or none
+    #[command(after_help = settings_help())]
+    Set {
+        /// Settings
+        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
+        changes: Vec<(String, String)>,
+    },
+    /// Write out what is dirty, and make it durable
+    Flush {
+        /// Name of an attached volume [default: all]
+        volume: Option<String>,
+    },
+    /// Flush, then make the pages leave
+    Drop {
+        /// Name of an attached volume [default: all]
+        volume: Option<String>,
+    },
+    /// Say how a volume's pages are to be treated
+    #[command(after_help = advice_help())]
+    Advise {
+        /// Name of an attached volume
+        volume: String,
+        /// Attributes
+        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
+        changes: Vec<(String, String)>,
+    },
+}
+
+fn settings_help() -> String {
+    let mut help = String::from(
+        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64MB filecache_max=2GB\n\
+         \nA process that serves volumes has one cache for all of them; each of these processes is told. What\n\
+         lasts goes into `cache.tunables` of the configuration file.\n\nSettings:\n",
+    );
+    for row in TUNABLES {
+        let _ = writeln!(
+            help,
+            "  {} (default {})\n      {}",
+            row.text, row.default, row.help
+        );
+    }
+    help
+}
+
+fn advice_help() -> String {
+    let mut help = String::from(
+        "Examples:\n  evfs cache advise disk read_ahead=no\n  evfs cache advise disk sync_interval=1000 no_cache=yes\n\nAttributes:\n",
+    );
+    for (name, values, what) in ADVICE {
+        let _ = writeln!(help, "  {:<30}{what}", format!("{name}={values}"));
+    }
+    help
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    match command {
+        Command::Show { files, watch } => return show(context, files, watch),
+        Command::Set { changes } => {
+            let answers = each_process(context, &Ask::Set { changes })?;
+            let value = json!({ "caches": answers });
+            output::show(context.json, &value, || {
+                answers.iter().map(settings).collect::<Vec<_>>().join("\n")
+            });
+        }
+        Command::Flush { volume } => {
+            let answers = volumes(context, volume, &Ask::Flush)?;
+            let value = json!({ "flushed": answers });
+            output::show(context.json, &value, || {
+                words(&answers, |_| "everything is below".into())
+            });
+        }
+        Command::Drop { volume } => {
+            let answers = volumes(context, volume, &Ask::Drop)?;
+            let value = json!({ "dropped": answers });
+            output::show(context.json, &value, || {
+                words(&answers, |a| {
+                    format!(
+                        "{} have left",
+                        size(a["dropped_bytes"].as_u64().unwrap_or(0))
+                    )
+                })
+            });
+        }
+        Command::Advise { volume, changes } => {
+            let dir = context.settings.run_dir();
+            let ask = control::Ask::Cache(Ask::Advise { changes });
+            let value = control::ask(&dir, &volume, &ask)?;
+            output::show(context.json, &value, || attributes(&value));
+        }
+    }
+    Ok(exit::OK)
+}
+
+fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
+    loop {
+        let caches = each_process(context, &Ask::Show { files })?;
+        output::show(context.json, &json!({ "caches": caches }), || {
+            caches.iter().map(describe).collect::<Vec<_>>().join("\n")
+        });
+        if !watch {
+            return Ok(exit::OK);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Volumes that are cached, by the process that serves them: its number and their names.
+fn processes(context: &Context) -> Vec<(u64, Vec<String>)> {
+    let dir = context.settings.run_dir();
+    let mut found: Vec<(u64, Vec<String>)> = Vec::new();
+    for name in control::names(&dir) {
+        let Ok(status) = control::ask(&dir, &name, &control::Ask::Status) else {
+            continue;
+        };
+        if status["cached"] != true {
+            continue;
+        }
+        let pid = status["pid"].as_u64().unwrap_or(0);
+        match found.iter_mut().find(|(p, _)| *p == pid) {
+            Some((_, names)) => names.push(name),
+            None => found.push((pid, vec![name])),
+        }
+    }
+    found
+}
+
+fn none() -> Error {
+    Error::NotFound("no volume is attached that is cached; `evfs attach` makes one".into())
+}
+
+/// Asks each process once, through one of its volumes. Files are asked for through all of them.
+fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
+    let dir = context.settings.run_dir();
+    let processes = processes(context);
+    if processes.is_empty() {
+        return Err(none());
+    }
+    let mut answers = Vec::new();
+    for (pid, names) in processes {
+        let put = |name: &str| control::ask(&dir, name, &control::Ask::Cache(ask.clone()));
+        let mut answer = put(&names[0])?;
+        if matches!(ask, Ask::Set { .. }) {
+            answer = json!({ "pid": pid, "settings": answer });
+        }
+        if matches!(ask, Ask::Show { files: true }) {
+            let mut files = Vec::new();
+            for name in &names {
+                let mut own = put(name)?["files"].take();
+                for file in own.as_array_mut().into_iter().flatten() {
+                    file["volume"] = json!(name);
+                    files.push(file.take());
+                }
+            }
+            answer["files"] = json!(files);
+        }
+        answer["volumes"] = json!(names);
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+/// Asks one volume, or all that are cached.
+fn volumes(context: &Context, volume: Option<String>, ask: &Ask) -> Result<Vec<Value>> {
+    let dir = context.settings.run_dir();
+    let names = match volume {
+        Some(name) => vec![name],
+        None => processes(context)
+            .into_iter()
+            .flat_map(|(_, n)| n)
+            .collect(),
+    };
+    if names.is_empty() {
+        return Err(none());
+    }
+    let mut answers = Vec::new();
+    for name in names {
+        let mut answer = control::ask(&dir, &name, &control::Ask::Cache(ask.clone()))?;
+        answer["volume"] = json!(name);
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+fn words(answers: &[Value], word: impl Fn(&Value) -> String) -> String {
+    let line = |a: &Value| format!("{}: {}", a["volume"].as_str().unwrap_or("-"), word(a));
+    answers.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn attributes(value: &Value) -> String {
+    let pairs = value.as_object().into_iter().flatten();
+    pairs
+        .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or("-")))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn settings(cache: &Value) -> String {
+    let mut text = String::new();
+    for row in cache["settings"].as_array().into_iter().flatten() {
+        let word = |key: &str| row[key].as_str().unwrap_or("-");
+        let mark = if word("value") == word("default") {
+            ""
+        } else {
+            "  *"
+        };
+        let _ = writeln!(text, "  {:<30}{:>12}{mark}", word("name"), word("value"));
+    }
+    text
+}
+
+/// One cache, for people.
+fn describe(cache: &Value) -> String {
+    let stats = &cache["stats"];
+    let number = |key: &str| stats[key].as_u64().unwrap_or(0);
+    let bytes = |key: &str| size(number(key));
+    let names: Vec<_> = cache["volumes"].as_array().into_iter().flatten().collect();
+    let names: Vec<_> = names.iter().filter_map(|n| n.as_str()).collect();
+    let reads = number("hits") + number("misses") + number("joins");
+    let ratio = match reads {
+        0 => "no read yet".into(),
+        _ => format!(
+            "{:.1} % of {reads} pages",
+            100.0 * number("hits") as f64 / reads as f64
+        ),
+    };
+    let oldest = match stats["oldest_dirty_ms"].as_u64() {
+        Some(ms) => format!(", the oldest {:.1} s", ms as f64 / 1000.0),
+        None => String::new(),
+    };
+    let word = |key: &str| cache[key].as_str().unwrap_or("-");
+    let mut text = format!("cache of process {}: {}\n", cache["pid"], names.join(", "));
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "  {name:<12}{value}");
+    };
+    line(
+        "pages",
+        format!("{} of at most {}", bytes("used_bytes"), bytes("max_bytes")),
+    );
+    line("mapped", bytes("mapped_bytes"));
+    line("dirty", format!("{}{oldest}", bytes("dirty_bytes")));
+    line("hits", ratio);
+    line(
+        "joins",
+        format!("{} waited for a page that was on its way", number("joins")),
+    );
+    line(
+        "read-ahead",
+        format!(
+            "{} pages, {} used, {} wasted",
+            number("read_ahead"),
+            number("read_ahead_used"),
+            number("read_ahead_wasted")
+        ),
+    );
+    line("left", evictions(&stats["left"]));
+    line(
+        "memory",
+        format!("{}, index {}", word("frames"), bytes("index_bytes")),
+    );
+    line("nodes", word("nodes").to_owned());
+    line("swap", word("swap").to_owned());
+    line("shortage", word("shortage").to_owned());
+    text += &settings(cache);
+    for file in cache["files"].as_array().into_iter().flatten() {
+        text += &describe_file(file);
+    }
+    text
+}
+
+/// Pages that left, by reason.
+fn evictions(evicted: &Value) -> String {
+    let pairs = evicted.as_object().into_iter().flatten();
+    let pairs: Vec<_> = pairs
+        .filter(|(_, n)| n.as_u64() != Some(0))
+        .map(|(reason, n)| format!("{n} {}", reason.replace('_', " ")))
+        .collect();
+    match pairs.is_empty() {
+        true => "none".into(),
+        false => pairs.join(", "),
+    }
+}
+
+fn describe_file(file: &Value) -> String {
+    let number = |key: &str| file[key].as_u64().unwrap_or(0);
+    format!(
+        "  {}  file {}  {} of {}  dirty {}  hits {}  misses {}  joins {}\n    {}\n",
+        file["volume"].as_str().unwrap_or("-"),
+        number("file"),
+        size(number("resident_bytes")),
+        size(number("size")),
+        size(number("dirty_bytes")),
+        number("hits"),
+        number("misses"),
+        number("joins"),
+        attributes(&file["attributes"]),
+    )
+}

@@ -1,0 +1,391 @@
+//! The cache of this process, one for all volumes that it serves, and what can be asked of it.
+//!
+//! It comes into being with the first volume that is cached: a process that only serves direct ones
+//! has none.
+
+use crate::{Error, Result, Settings};
+use block::BlockDevice;
+use block::topology::Topology;
+pub use cache::ATTRIBUTES as ADVICE;
+pub use cache::tunables::TUNABLES;
+use cache::tunables::{self, Tunables};
+use cache::{
+    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What can be asked of the cache, beside a volume's name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// Settings and numbers; of each file too, if wanted.
+    Show {
+        /// Each file.
+        files: bool,
+    },
+    /// Changes settings, all of them or none.
+    Set {
+        /// Names and values, as [`tunables`] has them.
+        changes: Vec<(String, String)>,
+    },
+    /// Writes out what is dirty of the volume, and makes it durable.
+    Flush,
+    /// Flushes, then makes the volume's pages leave.
+    Drop,
+    /// Changes attributes of the volume's pages.
+    Advise {
+        /// Names and values, as [`ADVICE`] has them.
+        changes: Vec<(String, String)>,
+    },
+}
+
+/// The cache, once there is one.
+pub struct ProcessCache {
+    /// Settings to begin with.
+    tunables: Tunables,
+    memory: u64,
+    topology: Topology,
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+/// A cache at work.
+struct Running {
+    cache: Arc<Cache>,
+    watch: std::result::Result<PressureWatch, String>,
+}
+
+impl ProcessCache {
+    /// A cache that will have the settings in `cache.tunables`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when they do not fit this machine's memory.
+    pub fn new(settings: &Settings) -> Result<Arc<ProcessCache>> {
+        let memory = cache::memory_bytes();
+        let given = settings.cache_tunables();
+        let tunables = parse_changes(given)
+            .and_then(|changes| with(&Tunables::default(), &changes, memory))
+            .map_err(|detail| Error::Config {
+                place: "cache.tunables".into(),
+                detail,
+            })?;
+        Ok(Arc::new(ProcessCache {
+            tunables,
+            memory,
+            // Where it cannot be read, memory is taken to be all the same.
+            topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
+            running: Mutex::default(),
+        }))
+    }
+
+    /// Puts a device behind the cache.
+    ///
+    /// # Errors
+    /// The system has no memory for a cache, or the device gives no queue.
+    pub fn device(&self, device: Arc<dyn BlockDevice>) -> Result<CachedDevice> {
+        Ok(CachedDevice::new(&self.running()?.cache, device)?)
+    }
+
+    /// The cache, made if there is none yet.
+    fn running(&self) -> Result<Arc<Running>> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = &*running {
+            return Ok(Arc::clone(running));
+        }
+        let config = Config::of(&self.tunables, self.memory);
+        let config = config.expect("the settings were resolved against this memory before");
+        let cache = Cache::new(Config {
+            topology: self.topology.clone(),
+            ..config
+        })?;
+        let watch = PressureWatch::start(&cache);
+        let watch = watch.map_err(|e| e.to_string());
+        if let Err(why) = &watch {
+            tracing::warn!("the cache does not shrink when memory runs short: {why}");
+        }
+        let made = Arc::new(Running { cache, watch });
+        *running = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Answers a question about the cache, or about `volume` in it.
+    ///
+    /// # Errors
+    /// What was asked for cannot be done.
+    pub fn answer(&self, volume: &CachedDevice, ask: &Ask) -> Result<Value> {
+        let running = self.running()?;
+        match ask {
+            Ask::Show { files } => Ok(self.show(&running, volume, *files)),
+            Ask::Set { changes } => {
+                let cache = &running.cache;
+                let _alone = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+                let changed = with(&cache.tunables(), changes, self.memory);
+                let set = cache.set(&changed.map_err(Error::Usage)?);
+                set.map_err(|e| Error::Usage(e.to_string()))?;
+                Ok(settings(cache))
+            }
+            Ask::Flush => {
+                volume.volume().flush()?;
+                Ok(json!({ "dirty_bytes": volume.vnode().stats().dirty_bytes }))
+            }
+            Ask::Drop => {
+                let before = volume.vnode().stats().resident_bytes;
+                volume.volume().drop_pages()?;
+                let after = volume.vnode().stats().resident_bytes;
+                Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
+            }
+            Ask::Advise { changes } => {
+                let mut attributes = volume.vnode().attributes();
+                for (name, value) in changes {
+                    advise(&mut attributes, name, value).map_err(Error::Usage)?;
+                }
+                if let Some(node) = attributes.numa_node {
+                    self.has_node(node)?;
+                }
+                volume.vnode().set_attributes(attributes);
+                Ok(shown_attributes(&attributes))
+            }
+        }
+    }
+
+    fn has_node(&self, node: u32) -> Result<()> {
+        let nodes: Vec<u32> = self.topology.cells().collect();
+        if nodes.contains(&node) {
+            return Ok(());
+        }
+        Err(Error::Usage(match nodes.as_slice() {
+            [] => "numa_node: the memory of this machine is all the same; leave it at none".into(),
+            nodes => format!("numa_node={node}: this machine has the nodes {nodes:?}"),
+        }))
+    }
+
+    fn show(&self, running: &Running, volume: &CachedDevice, files: bool) -> Value {
+        let stats = running.cache.stats();
+        let shortage = match &running.watch {
+            Ok(_) => "watched".to_owned(),
+            Err(why) => format!("not watched: {why}"),
+        };
+        let mut shown = json!({
+            "pid": std::process::id(),
+            "memory_bytes": self.memory,
+            "frames": match stats.backing {
+                Backing::HugeTmpfs => "2 MiB pages",
+                Backing::Memfd => "4 KiB pages: no tmpfs with large pages can be mounted here",
+                Backing::Anonymous => "anonymous memory: no other process can map it",
+            },
+            "nodes": nodes(&running.cache),
+            "swap": match stats.swappable {
+                false => "kept out",
+                true => "frames may be swapped out: neither noswap nor mlock is allowed",
+            },
+            "shortage": shortage,
+            "stats": of_cache(&stats),
+            "settings": settings(&running.cache),
+        });
+        if files {
+            shown["files"] = volume.volume().files().iter().map(of_file).collect();
+        }
+        shown
+    }
+}
+
+fn settings(cache: &Cache) -> Value {
+    let tunables = cache.tunables();
+    let row = |(row, value): (&tunables::Tunable, tunables::Value)| json!({ "name": row.text, "value": value.to_string(), "default": row.default, "help": row.help });
+    tunables.iter().map(row).collect()
+}
+
+fn of_cache(stats: &CacheStats) -> Value {
+    let mut shown = of_counts(&stats.counts);
+    let bytes = json!({
+        "used_bytes": stats.used_bytes,
+        "max_bytes": stats.max_bytes,
+        "resident_bytes": stats.resident_bytes,
+        "index_bytes": stats.index_bytes,
+        "metadata_bytes": stats.metadata_bytes,
+        "mapped_bytes": stats.mapped_bytes,
+        "dirty_bytes": stats.dirty_bytes,
+        "oldest_dirty_ms": stats.oldest_dirty_ms,
+    });
+    merge(&mut shown, bytes);
+    shown
+}
+
+fn of_file(file: &FileStats) -> Value {
+    let mut shown = of_counts(&file.counts);
+    let own = json!({
+        "file": file.file.0,
+        "size": file.size,
+        "metadata": file.metadata,
+        "attributes": shown_attributes(&file.attributes),
+        "resident_bytes": file.resident_bytes,
+        "mapped_bytes": file.mapped_bytes,
+        "dirty_bytes": file.dirty_bytes,
+        "oldest_dirty_ms": file.oldest_dirty_ms,
+    });
+    merge(&mut shown, own);
+    shown
+}
+
+fn of_counts(counts: &Counts) -> Value {
+    json!({
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "joins": counts.joins,
+        "writes": counts.writes,
+        "copies_on_write": counts.copies_on_write,
+        "read_ahead": counts.read_ahead,
+        "read_ahead_used": counts.read_ahead_used,
+        "read_ahead_wasted": counts.read_ahead_wasted,
+        "direct_bytes_read": counts.direct_bytes_read,
+        "direct_bytes_written": counts.direct_bytes_written,
+        "throttled_ms": counts.throttled_ms,
+        "left": {
+            "for_room": counts.evicted_limit,
+            "for_want_of_memory": counts.evicted_pressure,
+            "by_stealback": counts.evicted_stealback,
+            "dropped": counts.dropped,
+            "behind_a_reader": counts.left_behind,
+            "cut_off": counts.cut,
+            "with_removed_files": counts.unlinked,
+            "with_closed_volumes": counts.closed,
+        },
+    })
+}
+
+fn merge(into: &mut Value, more: Value) {
+    if let (Value::Object(into), Value::Object(more)) = (into, more) {
+        into.extend(more);
+    }
+}
+
+/// Where the frames lie, in words.
+fn nodes(cache: &Cache) -> String {
+    match cache.nodes().as_slice() {
+        [] | [_] => "one: memory is all the same, nothing is placed".into(),
+        several => several
+            .iter()
+            .map(|(node, bytes)| format!("node {node}: {} MiB", bytes >> 20))
+            .collect::<Vec<_>>()
+            .join(", "),
+    }
+}
+
+/// `name=value` pairs, apart by white space.
+///
+/// # Errors
+/// A word without `=`, in words.
+pub fn parse_changes(text: &str) -> std::result::Result<Vec<(String, String)>, String> {
+    text.split_whitespace().map(parse_change).collect()
+}
+
+/// One `name=value` pair.
+///
+/// # Errors
+/// A word without `=`, in words.
+pub fn parse_change(word: &str) -> std::result::Result<(String, String), String> {
+    match word.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err(format!("`{word}` is not NAME=VALUE")),
+    }
+}
+
+/// Checks what does not depend on the machine in a list of settings.
+pub(crate) fn check_tunables(text: &str) -> std::result::Result<(), String> {
+    let changes = parse_changes(text)?;
+    // Sizes are checked against the memory of the machine that uses them.
+    with(&Tunables::default(), &changes, u64::MAX / 2).map(drop)
+}
+
+fn with(
+    tunables: &Tunables,
+    changes: &[(String, String)],
+    memory: u64,
+) -> std::result::Result<Tunables, String> {
+    let pairs = changes.iter().map(|(n, v)| (n.as_str(), v.as_str()));
+    match tunables.with(pairs, memory) {
+        Ok((changed, _)) => Ok(changed),
+        Err(e) if e.kind == tunables::ErrorKind::UnknownName => {
+            let names = || TUNABLES.iter().map(|t| t.text);
+            let unknown = changes.iter().find(|(n, _)| !names().any(|t| t == n));
+            let hint = unknown.map(|(n, _)| crate::settings::did_you_mean(n, names()));
+            Err(format!("{e}{}", hint.unwrap_or_default()))
+        }
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Changes one attribute.
+fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::Result<(), String> {
+    *attributes = attributes.with([(name, value)]).map_err(|e| {
+        let names = || ADVICE.iter().map(|(name, ..)| *name);
+        let hint = match e.kind {
+            tunables::ErrorKind::UnknownName => crate::settings::did_you_mean(name, names()),
+            _ => String::new(),
+        };
+        format!("{e}{hint}")
+    })?;
+    Ok(())
+}
+
+/// Attributes as `advise` takes them.
+fn shown_attributes(attributes: &Attributes) -> Value {
+    attributes
+        .values()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), Value::from(value)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_shown_as_they_are_given() {
+        let mut attributes = Attributes::default();
+        let given = [
+            ("sync_interval", "250"),
+            ("large_page", "yes"),
+            ("numa_node", "1"),
+            ("read_ahead", "no"),
+            ("no_cache", "yes"),
+            ("flush_behind", "2"),
+        ];
+        assert_eq!(given.len(), ADVICE.len());
+        for (name, value) in given {
+            advise(&mut attributes, name, value).unwrap();
+        }
+        let shown = shown_attributes(&attributes);
+        for (name, value) in given {
+            assert_eq!(shown[name], value, "{name}");
+        }
+        let back = [
+            ("sync_interval", "default"),
+            ("numa_node", "none"),
+            ("flush_behind", "default"),
+        ];
+        for (name, value) in back {
+            advise(&mut attributes, name, value).unwrap();
+            assert_eq!(shown_attributes(&attributes)[name], value);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_to_do() {
+        let mut attributes = Attributes::default();
+        let said = advise(&mut attributes, "readahead", "yes").unwrap_err();
+        assert!(said.contains("did you mean `read_ahead`?"), "{said}");
+        let said = advise(&mut attributes, "no_cache", "1").unwrap_err();
+        assert!(said.contains("give yes|no"), "{said}");
+        let said = check_tunables("filecache_mx=10%").unwrap_err();
+        assert!(said.contains("did you mean `filecache_max`?"), "{said}");
+        assert!(check_tunables("filecache_max=95%").is_err());
+        assert!(check_tunables("filecache_max").is_err());
+        check_tunables("filecache_min=1% filecache_max=25%").unwrap();
+        check_tunables("").unwrap();
+    }
+}
