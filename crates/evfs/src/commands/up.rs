@@ -4,7 +4,7 @@ use super::Context;
 use super::attach::{announce, end, in_background, install_signals, start};
 use crate::{background, output, secrets};
 use serde_json::{Value, json};
-use stack::{Error, KeySource, ProcessCache, Result, config, control, exit};
+use stack::{Error, KeySource, ProcessCache, Result, Serving, config, control, exit};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     let signals = install_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let cache = ProcessCache::new(&context.settings)?;
-    let mut attached = Vec::new();
+    let mut attached: Vec<Box<dyn Serving>> = Vec::new();
     for entry in config::read(&args.config, context.settings.threads())? {
         let spec = entry.spec.complete(&run_dir)?;
         let source = match (&entry.key, &entry.key_file) {
@@ -50,10 +50,9 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
             },
         };
         // When one fails, dropping the others closes what they had opened.
-        attached.push(start(context, &spec, &source, &run_dir, &cache)?);
+        attached.push(Box::new(start(context, &spec, &source, &run_dir, &cache)?));
     }
-    let statuses: Vec<_> = attached.iter().map(|a| a.status()).collect();
-    announce(context.json, &statuses, ready);
+    announce(context.json, &attached, ready);
     end(stack::serve(attached, &signals)?)
 }
 
@@ -69,7 +68,7 @@ pub fn down(context: &Context) -> Result<u8> {
         if status["config"] == Value::Null {
             continue;
         }
-        match control::ask(&dir, &name, &control::Ask::Detach) {
+        match control::ask(&dir, &name, &control::Ask::Detach { force: false }) {
             Ok(_) => detached.push(name),
             Err(error) => {
                 output::say(context.json, &format!("{name}: {error}"));
