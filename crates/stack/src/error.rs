@@ -143,7 +143,7 @@ fn of_files(error: &fs::Error) -> u8 {
     match error.kind() {
         fs::Kind::NotFound => exit::NOT_FOUND,
         fs::Kind::Busy => exit::BUSY,
-        fs::Kind::Corrupt => exit::CHECK_FOUND_ERRORS,
+        fs::Kind::Corrupt => exit::REPAIRABLE,
         fs::Kind::Invalid | fs::Kind::Exists => exit::USAGE,
         _ => exit::FAILURE,
     }
@@ -189,7 +189,7 @@ pub mod exit {
     pub const FAILURE: u8 = 1;
     /// The command line or the configuration makes no sense.
     pub const USAGE: u8 = 2;
-    /// No such key, device, keyslot or attached volume.
+    /// No such key, device, keyslot, attached volume or fileset.
     pub const NOT_FOUND: u8 = 10;
     /// Held by somebody else.
     pub const BUSY: u8 = 11;
@@ -197,7 +197,8 @@ pub mod exit {
     pub const WRONG_KEY: u8 = 12;
     /// The key is right, its role does not allow this.
     pub const ROLE_REFUSES: u8 = 13;
-    /// The header is damaged, and `evfs volume repair` can mend it.
+    /// The header is damaged, and `evfs volume repair` can mend it; or the file system, and `evfs fsck`
+    /// can say more.
     pub const REPAIRABLE: u8 = 20;
     /// The header is damaged beyond repair; restore a backup.
     pub const NOT_REPAIRABLE: u8 = 21;
