@@ -130,7 +130,7 @@ impl Attachment {
             status: Status {
                 cached: spec.cached,
                 config: spec.config.clone(),
-                ..Status::of(&spec.name, &spec.device, spec.threads, &open, &info)
+                ..Status::of(&spec.name, &spec.device, spec.threads, &open, info)
             },
             listener,
             loop_device: None,
