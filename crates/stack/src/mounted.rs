@@ -39,6 +39,8 @@ pub struct MountSpec {
     pub allow_other: Option<bool>,
     /// Pass discards on.
     pub allow_discards: bool,
+    /// The configuration file that this came from.
+    pub config: Option<PathBuf>,
 }
 
 impl MountSpec {
@@ -53,6 +55,7 @@ impl MountSpec {
             threads: None,
             allow_other: None,
             allow_discards: false,
+            config: None,
         }
     }
 
@@ -138,6 +141,7 @@ impl Mounted {
         status.label = superblock.label;
         status.fileset = Some(spec.fileset.clone());
         status.read_only = read_only;
+        status.config.clone_from(&spec.config);
         status.exports.push(ExportAt {
             kind: "mount",
             at: at.display().to_string(),

@@ -11,6 +11,7 @@ use stack::volume::OpenOptions;
 use stack::{Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -112,6 +113,9 @@ pub struct DeviceArgs {
     device: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,
+    /// Name of the systemd credential, where it is not the device's.
+    #[arg(skip)]
+    credential: Option<String>,
 }
 
 fn fs_first() -> &'static str {
@@ -137,7 +141,9 @@ impl DeviceArgs {
     }
 
     fn source(&self) -> Result<KeySource> {
-        self.unlock.source(&volume_name(&self.device))
+        let name = self.credential.clone();
+        self.unlock
+            .source(&name.unwrap_or_else(|| volume_name(&self.device)))
     }
 }
 
@@ -175,17 +181,45 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     spec.read_only = args.read_only;
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
+    spec.allow_discards = args.allow_discards;
     spec.check()?;
-    let options = OpenOptions {
-        read_only: args.read_only,
-        allow_discards: args.allow_discards,
-    };
     let cache = ProcessCache::new(&context.settings)?;
-    let mounted = args.on.with(context, |target| {
-        let open = target.open(options)?;
-        Mounted::start(&spec, open, &run_dir, &context.settings, &cache)
-    })?;
+    let mounted = mount_on(context, &args.on, &spec, &run_dir, &cache)?;
     serve(context, Box::new(mounted), &signals, ready)
+}
+
+/// Mounts what a table of a configuration asks for.
+pub fn mount_as(
+    context: &Context,
+    spec: &MountSpec,
+    unlock: UnlockArgs,
+    run_dir: &Path,
+    cache: &Arc<ProcessCache>,
+) -> Result<Mounted> {
+    spec.check()?;
+    let on = DeviceArgs {
+        device: spec.device.clone(),
+        unlock,
+        credential: Some(spec.name.clone()),
+    };
+    mount_on(context, &on, spec, run_dir, cache)
+}
+
+fn mount_on(
+    context: &Context,
+    on: &DeviceArgs,
+    spec: &MountSpec,
+    run_dir: &Path,
+    cache: &Arc<ProcessCache>,
+) -> Result<Mounted> {
+    let options = OpenOptions {
+        read_only: spec.read_only,
+        allow_discards: spec.allow_discards,
+    };
+    on.with(context, |target| {
+        let open = target.open(options)?;
+        Mounted::start(spec, open, run_dir, &context.settings, cache)
+    })
 }
 
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {

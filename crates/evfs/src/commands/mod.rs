@@ -78,7 +78,7 @@ pub enum Command {
     /// Add, remove, enable and disable the paths of a LUN
     #[command(subcommand)]
     Path(path::Command),
-    /// Attach all volumes of a configuration file
+    /// Attach all volumes and mount all file systems of a configuration file
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down,
