@@ -105,7 +105,7 @@ impl Fs {
         space.set_loaded();
         keep_spare(&mut superblock, &space);
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
-        superblock.write_both()?;
+        superblock.write()?;
         let file = MetaFile::new(io, superblock, space, false);
         Db::open(file, 1 << 20, false)?.close()?;
         let fs = Fs::open(device, Options::default())?;
