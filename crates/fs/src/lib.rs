@@ -53,7 +53,7 @@ pub use files::{At, Files, Handle, Lane};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options};
 pub use fs_pager::FsPager;
-pub use fsck::{Repair, Report};
+pub use fsck::{Finding, FindingKind, Repair, Report};
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
