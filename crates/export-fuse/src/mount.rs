@@ -1,7 +1,7 @@
 //! Mounting and unmounting.
 
 use crate::files::Files;
-use crate::tree::Tree;
+use crate::tree::{Recall, Tree};
 use crate::{Error, REQUESTS_PER_THREAD};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
@@ -78,6 +78,8 @@ impl TreeConfig {
 pub struct Mount {
     mountpoint: PathBuf,
     session: Option<BackgroundSession>,
+    /// Tells the kernel what others change, for a mounted file system.
+    recall: Option<Arc<Recall>>,
 }
 
 impl Mount {
@@ -124,7 +126,15 @@ impl Mount {
             settings.acl = SessionACL::All;
         }
         settings.n_threads = Some(config.threads.max(1));
-        Mount::begin(&config.mountpoint, settings, Tree::new(files, config.ttl))
+        let recall = Arc::new(Recall::default());
+        let tree = Tree::new(&files, config.ttl, Arc::clone(&recall));
+        let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
+        if let Some(session) = &mount.session {
+            let started = recall.start(session.notifier());
+            started.map_err(|e| Error::io("cannot start a thread", e))?;
+        }
+        mount.recall = Some(recall);
+        Ok(mount)
     }
 
     fn begin(
@@ -150,6 +160,7 @@ impl Mount {
         Ok(Mount {
             mountpoint,
             session: Some(session),
+            recall: None,
         })
     }
 
@@ -196,6 +207,9 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if self.session.is_some() {
             let _ = unmount(&self.mountpoint, true);
+        }
+        if let Some(recall) = &self.recall {
+            recall.close();
         }
     }
 }
