@@ -49,7 +49,7 @@ mod trees;
 pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
-pub use files::{At, Files, Handle, Lane};
+pub use files::{At, Change, Files, Handle, Lane, Watch, Watcher};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options};
 pub use fs_pager::FsPager;
