@@ -5,8 +5,8 @@
 
 use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
 use crate::{Error, Result, Settings, control, device, signature};
-pub use ::fs::FIRST_FILESET;
-use ::fs::{BLOCK_BYTES, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+pub use ::fs::{BLOCK_BYTES, FIRST_FILESET, Finding, Repair, Report};
+use ::fs::{Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 use block::{BlockDevice, Blocking};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -416,18 +416,47 @@ fn usage(fs: &Fs) -> Value {
 }
 
 /// What a check has found, and a repair has done.
+#[derive(Debug, Serialize)]
 pub struct Checked {
-    /// For `--json`.
-    pub value: Value,
-    /// Nothing is wrong, or not any more.
-    pub clean: bool,
+    /// What was wrong at first.
+    pub found: Report,
+    /// What was done about it, if that was wanted and there was something.
+    pub repair: Option<Repair>,
 }
+
+impl Checked {
+    /// What is wrong now.
+    pub fn left(&self) -> &Report {
+        self.repair
+            .as_ref()
+            .map_or(&self.found, |repair| &repair.left)
+    }
+}
+
+/// Told now and then how much of the work is done, and of how much.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Checks a file system that nobody has mounted; with `repair` mends it.
 ///
 /// # Errors
 /// It cannot be opened at all, or the device fails. What a check finds is no error.
-pub fn fsck(target: &Target<'_>, repair: bool) -> Result<Checked> {
+pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
+    let (fs, failed) = open_unmounted(target, "check", !repair)?;
+    let found = fs.check_with(progress).map_err(failed())?;
+    let repair = match repair && !found.is_clean() {
+        true => Some(fs.repair_with(progress).map_err(failed())?),
+        false => None,
+    };
+    fs.close().map_err(failed())?;
+    Ok(Checked { found, repair })
+}
+
+/// Opens a file system that nobody has mounted, to do something with all of it.
+fn open_unmounted<'a>(
+    target: &'a Target<'_>,
+    what: &'a str,
+    read_only: bool,
+) -> Result<(Fs, impl Fn() -> Failed + use<'a>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
             "{} is mounted as `{name}`; unmount it first",
@@ -435,44 +464,18 @@ pub fn fsck(target: &Target<'_>, repair: bool) -> Result<Checked> {
         )));
     }
     let open = target.open(OpenOptions {
-        read_only: !repair,
+        read_only,
         ..OpenOptions::default()
     })?;
-    let options = ::fs::Options {
-        verify: true,
-        ..options(target.settings, !repair)
-    };
-    let fs = open_fs(&open.device, &target.name(), options)?;
-    let failed = || Error::files(format!("cannot check {}", target.name()));
-    let found = fs.check().map_err(failed())?;
-    let mut value = json!({ "found": report(&found), "clean": found.is_clean() });
-    let mut clean = found.is_clean();
-    if repair && !clean {
-        let done = fs
-            .repair()
-            .map_err(Error::files(format!("cannot repair {}", target.name())))?;
-        clean = done.left.is_clean();
-        value["done"] = json!({ "count": done.done_count, "list": done.done });
-        value["left"] = report(&done.left);
-        value["clean"] = clean.into();
-    }
-    fs.close().map_err(failed())?;
-    Ok(Checked { value, clean })
+    let name = target.name();
+    let fs = open_fs(&open.device, &name, options(target.settings, read_only))?;
+    Ok((fs, move || {
+        Box::new(Error::files(format!("cannot {what} {name}"))) as Failed
+    }))
 }
 
-fn report(report: &::fs::Report) -> Value {
-    json!({
-        "problem_count": report.problem_count,
-        "problems": report.problems,
-        "filesets": report.trees,
-        "inodes": report.inodes,
-        "entries": report.entries,
-        "extents": report.extents,
-        "data_bytes": report.data_blocks * BLOCK_BYTES,
-        "shared_bytes": report.shared_blocks * BLOCK_BYTES,
-        "metadata_bytes": report.metadata_blocks * BLOCK_BYTES,
-    })
-}
+/// Says what was tried when an error came.
+type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 
 /// A UUID as everybody writes it (RFC 9562, section 4).
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
