@@ -99,13 +99,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn open(self: &Arc<Files>, ino: Ino) -> Result<Handle> {
-        let attr = self.fileset.open(ino)?;
-        let node = self.node(&attr);
-        Ok(Handle {
-            files: Arc::clone(self),
-            told: Mutex::new(self.volume.open(&node.vnode)),
-            node,
-        })
+        Ok(self.handle(&self.fileset.open(ino)?))
     }
 
     /// Keeps an inode that is no regular file, a directory that is being listed for example, until
@@ -141,6 +135,13 @@ impl Files {
     /// See [`Fileset::create`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         self.fileset.create(dir, name, new)
+    }
+
+    /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
+    pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
+        let attr = self.fileset.create_unnamed(dir, new)?;
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
     }
 
     /// See [`Fileset::symlink`].
@@ -284,6 +285,16 @@ impl Files {
             self.volume.forget(stats.file);
         }
         Ok(self.volume.close()?)
+    }
+
+    /// A handle to a file that was opened for it.
+    fn handle(self: &Arc<Files>, attr: &Attr) -> Handle {
+        let node = self.node(attr);
+        Handle {
+            files: Arc::clone(self),
+            told: Mutex::new(self.volume.open(&node.vnode)),
+            node,
+        }
     }
 
     /// The node of a file, made if nobody has one.
