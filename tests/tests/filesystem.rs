@@ -273,6 +273,44 @@ fn up_mounts_and_down_unmounts() {
 }
 
 #[test]
+fn defrag_brings_pieces_together() {
+    use std::os::unix::fs::FileExt;
+    let p = Place::new();
+    p.mount(&[]);
+    let files: Vec<fs::File> = ["a", "b"]
+        .map(|name| fs::File::create(p.at.join(name)).unwrap())
+        .into();
+    // Pieces of two files in turn, each with its place before the next comes.
+    for n in 0..40u64 {
+        for (file, byte) in files.iter().zip(1..) {
+            file.write_all_at(&[byte + n as u8; 4096], n * 4096)
+                .unwrap();
+            file.sync_data().unwrap();
+        }
+    }
+    drop(files);
+    p.s.run(&["defrag", "disk.img"]).code(11);
+    p.unmount();
+    p.s.run(&["defrag", "disk.img", "/c"]).code(10);
+    let one = p.s.json(&["defrag", "disk.img", "/a"]);
+    assert_eq!(one["files"], 1);
+    let all = p.s.json(&["defrag", "disk.img"]);
+    assert_eq!(
+        (&all["files"], &all["extents_after"]),
+        (&2.into(), &2.into()),
+        "{one} {all}"
+    );
+    p.is_clean();
+    p.mount(&["--read-only"]);
+    for (name, byte) in [("a", 1u8), ("b", 2)] {
+        let content = fs::read(p.at.join(name)).unwrap();
+        let wanted: Vec<u8> = (0..40).flat_map(|n| [byte + n; 4096]).collect();
+        assert!(content == wanted, "{name} changed");
+    }
+    p.unmount();
+}
+
+#[test]
 fn rubbish_is_refused_with_a_sentence() {
     let p = Place::new();
     let image = p.s.path("disk.img");

@@ -40,6 +40,9 @@ pub struct Report {
     pub entries: u64,
     /// Records of extents, those that snapshots keep included.
     pub extents: u64,
+    /// Files of filesets by their extents: at place n those with 2^n of them or more, and fewer than
+    /// 2^(n + 1).
+    pub files_by_extents: Vec<u64>,
     /// Blocks in use for file data.
     pub data_blocks: u64,
     /// Blocks with more than one reference.

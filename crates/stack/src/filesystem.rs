@@ -5,8 +5,8 @@
 
 use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
 use crate::{Error, Result, Settings, control, device, signature};
-pub use ::fs::{BLOCK_BYTES, FIRST_FILESET, Finding, Repair, Report};
-use ::fs::{Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::{BlockDevice, Blocking};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -397,22 +397,66 @@ fn shown(id: TreeId, record: &TreeRecord, all: &[(TreeId, TreeRecord)]) -> Value
 fn usage(fs: &Fs) -> Value {
     let superblock = fs.superblock();
     let usage = fs.usage();
-    let metadata: u64 = superblock
-        .segments
-        .iter()
-        .map(|s| u64::from(s.blocks))
-        .sum();
     let mut shown = json!({
         "uuid": uuid_text(&superblock.uuid),
         "label": superblock.label,
-        "size_bytes": superblock.device_blocks * BLOCK_BYTES,
+        "size_bytes": usage.blocks * BLOCK_BYTES,
         "free_bytes": usage.free * BLOCK_BYTES,
         "available_bytes": usage.available * BLOCK_BYTES,
-        "metadata_bytes": metadata * BLOCK_BYTES,
-        "journal_bytes": superblock.journal_blocks * BLOCK_BYTES,
+        "largest_free_bytes": usage.largest_free * BLOCK_BYTES,
+        "free_runs": usage.free_runs,
+        "growable_bytes": fs.growable_bytes(),
+        "metadata_bytes": usage.metadata * BLOCK_BYTES,
+        "journal_bytes": usage.journal * BLOCK_BYTES,
+        "inodes": usage.inodes,
     });
     shown["filesets"] = filesets(fs)["filesets"].take();
     shown
+}
+
+/// The inode that a path leads to, from the root of a fileset.
+pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
+    let failed = || Error::files(format!("no file {path}"));
+    let mut attr = fileset.attr(ROOT).map_err(failed())?;
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        let found = fileset.lookup(attr.ino, part.as_bytes());
+        attr = found.map_err(failed())?;
+    }
+    Ok(attr)
+}
+
+/// Rewrites files of many extents into few: those of one fileset below a path, or all.
+///
+/// # Errors
+/// It is mounted; there is no such path; the device fails, and the file at hand is as it was.
+pub fn defrag(
+    target: &Target<'_>,
+    fileset: Option<&str>,
+    path: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Defragmented> {
+    let (fs, failed) = open_unmounted(target, "defragment", false)?;
+    let names: Vec<String> = match (fileset, path) {
+        (Some(name), _) => vec![name.to_owned()],
+        (None, Some(_)) => vec![FIRST_FILESET.to_owned()],
+        (None, None) => {
+            let own = fs.filesets().into_iter().filter(|(_, r)| r.origin == 0);
+            own.map(|(_, record)| record.name).collect()
+        }
+    };
+    let mut all = Defragmented::default();
+    for name in names {
+        let fileset = fs.fileset_named(&name).map_err(failed())?;
+        let top = resolve(&fileset, path.unwrap_or_default())?.ino;
+        let done = fs.defrag(fileset.id(), top, progress).map_err(failed())?;
+        all.files += done.files;
+        all.improved += done.improved;
+        all.extents_before += done.extents_before;
+        all.extents_after += done.extents_after;
+        all.moved_blocks += done.moved_blocks;
+    }
+    fs.close().map_err(failed())?;
+    Ok(all)
 }
 
 /// What a check has found, and a repair has done.

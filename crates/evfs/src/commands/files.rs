@@ -1,4 +1,4 @@
-//! `evfs format`, `mount`, `unmount`, `fsck`, `df`: file systems.
+//! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
 use super::attach::{in_background, install_signals, serve};
 use super::unlock::UnlockArgs;
@@ -98,6 +98,23 @@ pub struct FsckArgs {
     /// Mend what is wrong
     #[arg(long)]
     repair: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+The file system must not be mounted. Data that a snapshot shares stays where it is.
+
+Examples:
+  evfs defrag disk.img
+  evfs defrag disk.img /var/lib/database")]
+pub struct DefragArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// File or folder, from the root of the fileset [default: all of every fileset]
+    path: Option<String>,
+    /// Fileset [default: main with PATH, else all]
+    #[arg(long, value_name = "F")]
+    fileset: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -293,6 +310,27 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
     }
 }
 
+pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
+    let bar = output::Bar::new(context.json, "defragmented");
+    let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
+    let done = args.on.with(context, |target| {
+        filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))
+    });
+    bar.end();
+    let done = done?;
+    output::show(context.json, &json!(done), || {
+        format!(
+            "{} files in {} extents, before in {}; {} of them improved, {} moved",
+            done.files,
+            done.extents_after,
+            done.extents_before,
+            done.improved,
+            output::size(done.moved_blocks * BLOCK_BYTES),
+        )
+    });
+    Ok(exit::OK)
+}
+
 pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
     let value = args
         .on
@@ -306,12 +344,13 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
 fn describe_usage(device: &Path, value: &Value) -> String {
     let bytes = |key: &str| output::size(value[key].as_u64().unwrap_or(0));
     format!(
-        "{}  {}  {}\n  size {}  free {}  to be had {}  metadata {}  journal {}\n{}",
+        "{}  {}  {}\n  size {}  free {} (largest run {})  to be had {}  metadata {}  journal {}\n{}",
         device.display(),
         value["label"].as_str().unwrap_or_default(),
         value["uuid"].as_str().unwrap_or_default(),
         bytes("size_bytes"),
         bytes("free_bytes"),
+        bytes("largest_free_bytes"),
         bytes("available_bytes"),
         bytes("metadata_bytes"),
         bytes("journal_bytes"),

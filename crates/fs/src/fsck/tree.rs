@@ -55,6 +55,7 @@ struct Current {
     entries: u64,
     directories: u32,
     blocks: u64,
+    extents: u64,
     reached: u64,
     names: HashSet<Vec<u8>>,
 }
@@ -181,6 +182,7 @@ impl<'a> Walk<'a> {
             entries: 0,
             directories: 0,
             blocks: 0,
+            extents: 0,
             reached: 0,
             names: HashSet::new(),
         });
@@ -243,6 +245,7 @@ impl<'a> Walk<'a> {
             return;
         };
         current.blocks += u64::from(extent.blocks);
+        current.extents += 1;
         let overlaps = first < current.reached;
         current.reached = end_of(&(first, *extent));
         if overlaps {
@@ -257,6 +260,7 @@ impl<'a> Walk<'a> {
         let Current { ino, inode, .. } = &current;
         let ino = *ino;
         self.blocks += current.blocks;
+        self.count_extents(current.extents);
         if current.blocks != inode.blocks {
             let text = format!("counts {} blocks and has {}", inode.blocks, current.blocks);
             self.problem(FindingKind::Count, ino, &text);
@@ -288,6 +292,16 @@ impl<'a> Walk<'a> {
             directories: current.directories,
         };
         self.inodes.insert(ino, seen);
+    }
+
+    fn count_extents(&mut self, extents: u64) {
+        let is_fileset = self.state.trees[&self.tree].record.origin == 0;
+        if let (true, Some(place)) = (is_fileset, extents.checked_ilog2()) {
+            let counts = &mut self.report.files_by_extents;
+            let place = place as usize;
+            counts.resize(counts.len().max(place + 1), 0);
+            counts[place] += 1;
+        }
     }
 
     /// Names lead to inodes, and inodes count their names.
