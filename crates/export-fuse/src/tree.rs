@@ -17,6 +17,7 @@
 //! returns, so that other front ends see it), locks (the kernel keeps those of one mount).
 
 mod convert;
+mod gone;
 mod handles;
 mod ops;
 mod privileges;
@@ -27,6 +28,7 @@ pub(crate) use recall::Recall;
 use crate::mount::PIECE_BYTES;
 use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
+use gone::Gone;
 use handles::Handles;
 use privileges::Capabilities;
 use std::cell::RefCell;
@@ -59,6 +61,7 @@ pub(crate) struct Tree {
     files: Arc<Files>,
     handles: Handles,
     capabilities: Capabilities,
+    gone: Gone,
     ttl: Duration,
     recall: Arc<Recall>,
     _watch: Watch,
@@ -83,6 +86,7 @@ impl Tree {
             files,
             handles: Handles::default(),
             capabilities: Capabilities::default(),
+            gone: Gone::default(),
             ttl,
             ended,
         }

@@ -4,7 +4,7 @@
 mod common;
 
 use block::Random;
-use common::{c, check, device, mounted, shared, wait_until};
+use common::{c, check, device, mounted, shared, unmount, wait_until};
 use export_fuse::{Mount, TreeConfig};
 use fs::{Allocate, At, FileType, Files, Ino, New, ROOT, Rename, SetAttr};
 use std::fs::{self as sys, File, OpenOptions};
@@ -192,9 +192,7 @@ fn two_mounts_of_the_same_files_show_the_same() {
                 sys::read(to).expect("readable") == text.as_bytes()
             });
         }
-        if let Err(failed) = second.unmount(false) {
-            panic!("it does not unmount: {}", failed.1);
-        }
+        unmount(second);
     });
 }
 

@@ -164,6 +164,14 @@ impl Filesystem for Tree {
         }
     }
 
+    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
+        self.forgotten(ino.0);
+    }
+
+    fn destroy(&mut self) {
+        self.all_forgotten();
+    }
+
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         match self.files.attr(ino.0) {
             Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
@@ -248,8 +256,9 @@ impl Filesystem for Tree {
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let result = self.files.rmdir(parent.0, name.as_bytes());
-        finish(reply, result.map(drop).map_err(errno));
+        let (parent, name) = (parent.0, name.as_bytes());
+        let removed = self.removing((parent, name), || self.files.rmdir(parent, name));
+        finish(reply, removed.map(drop));
     }
 
     fn symlink(
@@ -287,10 +296,8 @@ impl Filesystem for Tree {
             (parent.0, name.as_bytes()),
             (newparent.0, newname.as_bytes()),
         );
-        finish(
-            reply,
-            self.files.rename(from, to, how).map(drop).map_err(errno),
-        );
+        let renamed = self.removing(to, || self.files.rename(from, to, how));
+        finish(reply, renamed.map(drop));
     }
 
     fn link(

@@ -37,14 +37,30 @@ pub fn configured(
     set(&mut config);
     let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
     work(folder.path(), &files);
-    if let Err(failed) = mount.unmount(false) {
-        panic!("it does not unmount: {}", failed.1);
-    }
+    unmount(mount);
     files.close().expect("everything is written");
     drop((files, main));
     let report = fs.check().expect("it can be checked");
     assert!(report.is_clean(), "{:#?}", report.problems);
     fs.close().expect("it closes");
+}
+
+/// Unmounts. A process that another test is just starting has a copy of every descriptor, and makes
+/// the mount busy for a moment.
+#[track_caller]
+pub fn unmount(mount: Mount) {
+    let mut mount = Some(mount);
+    wait_until("it is unmounted", || {
+        match mount.take().map(|mount| mount.unmount(false)) {
+            None | Some(Ok(())) => true,
+            Some(Err(failed)) => {
+                let (back, error) = *failed;
+                assert!(error.is_busy(), "{error}");
+                mount = Some(back);
+                false
+            }
+        }
+    });
 }
 
 /// A formatted device of so many MiB.
