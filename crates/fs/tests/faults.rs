@@ -40,22 +40,51 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         let data = vec![1; 9000];
         let name = format!("new {}", pair.random.next_u64());
         let made = pair.fileset().create(fs::ROOT, name.as_bytes(), &NEW);
-        let Ok(attr) = made else {
-            failed = true;
-            break;
+        let attr = match made {
+            Ok(attr) => attr,
+            Err(error) => {
+                assert_eq!(error.errno(), libc::EROFS, "{context}: {error}");
+                failed = true;
+                break;
+            }
         };
-        let written = pair.client.write(attr.ino, 0, &data);
-        failed |= written.is_err();
-        failed |= pair.client.sync(&mut pair.random).is_err();
-        failed |= pair.fs.commit().is_err();
+        let io = [libc::EIO, libc::EROFS];
+        let mut expect = |result: Result<(), i32>| {
+            failed |= result.is_err();
+            assert!(
+                !result.is_err_and(|errno| !io.contains(&errno)),
+                "{context}: {result:?}"
+            );
+        };
+        expect(pair.client.write(attr.ino, 0, &data));
+        expect(pair.client.sync(&mut pair.random));
+        expect(pair.fs.commit().map_err(|error| error.errno()));
     }
     assert_eq!(
         failed,
         handle.failed() > 0,
         "{context}: an error is told, and only a real one"
     );
-    // What is in memory can be read still, and nothing of it contradicts itself.
+    // What is in memory can be read still. Either all goes on, or nothing can be changed any more and
+    // the reason says why.
     handle.set(None);
+    if let Some(why) = pair.fs.read_only_because() {
+        assert!(failed, "{context}: {why}");
+        assert_eq!(why.kind(), fs::Kind::ReadOnly, "{context}");
+        assert!(
+            why.to_string().contains("since an error"),
+            "{context}: {why}"
+        );
+        let refused = pair.fileset().create(fs::ROOT, b"refused", &NEW);
+        assert_eq!(refused.expect_err("it is read-only").errno(), libc::EROFS);
+    } else {
+        let name = format!("new {}", pair.random.next_u64());
+        let made = pair.fileset().create(fs::ROOT, name.as_bytes(), &NEW);
+        made.unwrap_or_else(|error| panic!("{context}: it goes on: {error}"));
+        pair.fs
+            .sync()
+            .expect("what failed before can be tried again");
+    }
     assert!(pair.client.fileset.attr(fs::ROOT).is_ok(), "{context}");
     let Pair {
         fs, client, inodes, ..
