@@ -3,11 +3,12 @@
 mod common;
 
 use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use cache::{Cache, Config};
 use common::client::Client;
 use common::model::Kind;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
-use fs::{FIRST_FILESET, Fs};
+use fs::{FIRST_FILESET, Files, Fs};
 use std::sync::Arc;
 
 const NEW: fs::New = fs::New {
@@ -126,6 +127,43 @@ fn the_nth_write_or_flush_fails_and_what_was_synced_is_there_afterwards() {
     for n in 1..12 {
         fail_nth(seed + n, n, OpKind::Flush);
     }
+}
+
+#[test]
+fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    format(&mem);
+    let (device, handle) = ErrorDevice::new(mem.clone());
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open(&device);
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let files = Files::new(&main, &cache).expect("files");
+    let mut lane = files.lane().expect("a lane");
+    let ino = files.create(fs::ROOT, b"file", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.sync(&file).expect("synced");
+    for n in [1, 2] {
+        let data = vec![n as u8; 50_000];
+        lane.write(&file, fs::At::Offset(0), &data).expect("taken");
+        handle.set(Some(Failure::nth(n, ErrorKind::Media).of(OpKind::Write)));
+        let error = lane.sync(&file).expect_err("it cannot be written");
+        assert_eq!(error.errno(), libc::EIO, "{error}");
+        handle.set(None);
+        assert!(fs.read_only_because().is_none(), "the metadata is sound");
+        lane.sync(&file).expect("it is tried again");
+        let mut back = vec![0; 50_000];
+        let len = lane.read(&file, 0, &mut back).expect("readable");
+        assert!(back[..len] == data);
+    }
+    drop((file, lane));
+    files.close().expect("closed");
+    drop(files);
+    fs.close().expect("closed");
+    let fs = open(&mem);
+    assert_clean(&fs, "after failed writes");
+    let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
+    assert!(client.read(ino, 0, 60_000).expect("readable") == vec![2; 50_000]);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn a_directory_holds_very_many_entries_and_lists_each_once() {
     println!("listed after {:?}", start.elapsed());
     drop(main);
     fs.close().expect("closed");
-    let fs = open(&device);
+    let fs = fs::Fs::open(Arc::clone(&device), Options::default()).expect("it opens");
     println!("opened again after {:?}", start.elapsed());
     assert_clean(&fs, "very many entries");
     println!("checked after {:?}", start.elapsed());
