@@ -1,7 +1,7 @@
 //! Mounting and unmounting.
 
 use crate::files::Files;
-use crate::tree::Tree;
+use crate::tree::{Recall, Tree};
 use crate::{Error, REQUESTS_PER_THREAD};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
@@ -82,6 +82,8 @@ pub struct Mount {
     session: Option<BackgroundSession>,
     /// Readable when the last request is done, where anybody wants to know.
     ended: Option<Arc<OwnedFd>>,
+    /// Tells the kernel what others change, for a mounted file system.
+    recall: Option<Arc<Recall>>,
 }
 
 impl Mount {
@@ -130,8 +132,14 @@ impl Mount {
         settings.n_threads = Some(config.threads.max(1));
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
-        let tree = Tree::new(files, config.ttl, Arc::clone(&ended));
+        let recall = Arc::new(Recall::default());
+        let tree = Tree::new(&files, config.ttl, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
+        if let Some(session) = &mount.session {
+            let started = recall.start(session.notifier());
+            started.map_err(|e| Error::io("cannot start a thread", e))?;
+        }
+        mount.recall = Some(recall);
         mount.ended = Some(ended);
         Ok(mount)
     }
@@ -160,6 +168,7 @@ impl Mount {
             mountpoint,
             session: Some(session),
             ended: None,
+            recall: None,
         })
     }
 
@@ -219,6 +228,9 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if self.session.is_some() {
             let _ = unmount(&self.mountpoint, true);
+        }
+        if let Some(recall) = &self.recall {
+            recall.close();
         }
     }
 }

@@ -7,11 +7,11 @@
 use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, valid_name};
 use crate::device::OpenLun;
-use crate::filesystem::{carry_out, open_fs, options, uuid_text};
+use crate::filesystem::{carry_out, open_fs, options, resolve, uuid_text};
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
-use ::fs::{FIRST_FILESET, Files, Fs, ROOT};
+use ::fs::{FIRST_FILESET, Files, Fs};
 use block::{BlockDevice, Stats, StatsHandle};
 use cache::{FileId, Vnode};
 use export_fuse::{Mount, TreeConfig};
@@ -39,6 +39,8 @@ pub struct MountSpec {
     pub allow_other: Option<bool>,
     /// Pass discards on.
     pub allow_discards: bool,
+    /// The configuration file that this came from.
+    pub config: Option<PathBuf>,
 }
 
 impl MountSpec {
@@ -53,6 +55,7 @@ impl MountSpec {
             threads: None,
             allow_other: None,
             allow_discards: false,
+            config: None,
         }
     }
 
@@ -138,6 +141,7 @@ impl Mounted {
         status.label = superblock.label;
         status.fileset = Some(spec.fileset.clone());
         status.read_only = read_only;
+        status.config.clone_from(&spec.config);
         status.exports.push(ExportAt {
             kind: "mount",
             at: at.display().to_string(),
@@ -160,6 +164,20 @@ impl Mounted {
         self.fs.as_ref().ok_or_else(closed)
     }
 
+    /// The status, with what has become of the file system since.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        let asked = status.read_only;
+        let failed = self.fs.as_ref().and_then(Fs::read_only_because);
+        if let (false, Some(why)) = (asked, failed) {
+            status.read_only = true;
+            status.warning = Some(format!(
+                "nothing can be changed any more: {why}; unmount, look after the device, and mount again"
+            ));
+        }
+        status
+    }
+
     /// The pages of a file in what is mounted.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
@@ -168,12 +186,7 @@ impl Mounted {
                 self.status.name
             ))
         })?;
-        let failed = || Error::files(format!("no file {path}"));
-        let mut attr = self.files.attr(ROOT).map_err(failed())?;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            let found = self.files.lookup(attr.ino, part.as_bytes());
-            attr = found.map_err(failed())?;
-        }
+        let attr = resolve(self.files.fileset(), path)?;
         if attr.inode.kind != ::fs::FileType::File {
             return Err(Error::Usage(format!("{path} is no regular file")));
         }
@@ -232,7 +245,7 @@ impl Serving for Mounted {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::Detach { .. } => Ok(self.status.to_value()),
+            Ask::Status | Ask::Detach { .. } => Ok(self.status_now().to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
