@@ -117,7 +117,7 @@ impl Mounted {
         wait_until(&format!("it is mounted {options:?}"), || {
             let ended = has_ended(pid);
             assert!(!ended, "it ended instead of mounting: {}", self.said());
-            is_mounted(&self.dir)
+            is_mounted(&self.dir) && answers(&self.dir)
         });
     }
 
@@ -176,6 +176,13 @@ impl Drop for Mounted {
     }
 }
 
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        // What was killed last.
+        take_away(&self.s.path("mnt"));
+    }
+}
+
 /// Takes away what is mounted at a folder, whoever uses it.
 pub fn take_away(dir: &Path) {
     let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");
@@ -194,9 +201,20 @@ pub fn is_mounted(dir: &Path) -> bool {
     mounts.lines().any(|l| l.split(' ').nth(1) == Some(dir))
 }
 
+/// Whether who serves a mount is there. The kernel never remembers how full a file system is.
+fn answers(dir: &Path) -> bool {
+    let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");
+    // SAFETY: plain numbers, for which zeros will do.
+    let mut room: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a string that ends with a zero, and the numbers live long enough.
+    unsafe { libc::statfs(path.as_ptr(), &raw mut room) == 0 }
+}
+
 /// Whether a child has ended, waited for or not.
 fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state is behind the name, which may hold anything.
-    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
+    stat.rsplit(") ")
+        .next()
+        .is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
 }

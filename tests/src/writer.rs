@@ -58,6 +58,8 @@ pub struct Writer {
     name: String,
     random: Random,
     next_tag: u64,
+    /// Of the block written last.
+    generation: u64,
     /// What may be found; the last is what there is, the first is what was promised.
     states: Vec<Names>,
     contents: BTreeMap<u64, Content>,
@@ -74,6 +76,7 @@ impl Writer {
             name: name.into(),
             random: Random::new(seed),
             next_tag: seed << 24,
+            generation: 0,
             states: vec![Names::new()],
             contents: BTreeMap::new(),
             open: Vec::new(),
@@ -265,8 +268,9 @@ impl Writer {
         };
         let file = OpenOptions::new().write(true).open(dir.join(name))?;
         for n in first..first + count {
-            last[n as usize] += 1;
-            let bytes = block(*tag, n, last[n as usize]);
+            self.generation += 1;
+            last[n as usize] = self.generation;
+            let bytes = block(*tag, n, self.generation);
             file.write_all_at(&bytes, n * BLOCK as u64)?;
         }
         Ok(())
@@ -381,9 +385,10 @@ impl Writer {
         let found = walk(&dir);
         let is_it = |state: &&Names| {
             state.len() == found.len()
-                && state.iter().zip(&found).all(|(one, other)| {
-                    one.0 == other.0 && (*one.1 == UNKNOWN || one.1 == other.1)
-                })
+                && state
+                    .iter()
+                    .zip(&found)
+                    .all(|(one, other)| one.0 == other.0 && (*one.1 == UNKNOWN || one.1 == other.1))
         };
         let state = self.states.iter().rev().find(is_it);
         let Some(state) = state.cloned() else {
@@ -508,8 +513,8 @@ fn verified(path: &Path, content: Content) -> Content {
             }
             Content::Blocks {
                 tag,
+                last: promised.clone(),
                 promised,
-                last,
             }
         }
     }

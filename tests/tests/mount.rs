@@ -167,7 +167,10 @@ fn git_and_a_build(on: On) {
         "git fsck --full --strict; test -z \"$(git status --porcelain)\"",
     );
     assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
-    assert_eq!(shell(&clone, "./minimal script.lua"), "Lua 5.4\t200010000\n");
+    assert_eq!(
+        shell(&clone, "./minimal script.lua"),
+        "Lua 5.4\t200010000\n"
+    );
     shell(
         mounted.dir(),
         "tar df clone.tar; diff -r --no-dereference clone again/clone
@@ -349,11 +352,11 @@ fn postgresql_serves_pgbench() {
     as_postgres(&home, start);
     as_postgres(&home, "pgbench -q -i -s 2 postgres 2>&1");
     let each = transactions / 4;
-    let bench = as_postgres(
-        &home,
-        &format!("pgbench -c 4 -j 2 -t {each} postgres 2>&1"),
+    let bench = as_postgres(&home, &format!("pgbench -c 4 -j 2 -t {each} postgres 2>&1"));
+    assert!(
+        bench.contains("number of failed transactions: 0"),
+        "{bench}"
     );
-    assert!(bench.contains("number of failed transactions: 0"), "{bench}");
     let expected = format!("t|t|{}\n", each * 4);
     assert_eq!(as_postgres(&home, sums), expected);
     as_postgres(&home, "pg_amcheck --install-missing -d postgres");

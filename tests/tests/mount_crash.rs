@@ -82,7 +82,11 @@ fn kill_again_and_again(on: On) {
     mounted.unmount(&s);
     let empty = s.json(&["df", disk.device()]);
     let main = &empty["filesets"][0];
-    assert_eq!([&main["used_bytes"], &main["used_inodes"]], [0, 1], "{empty}");
+    assert_eq!(
+        [&main["used_bytes"], &main["used_inodes"]],
+        [0, 1],
+        "{empty}"
+    );
     disk.check();
 }
 
@@ -172,13 +176,19 @@ fn a_full_disk_says_so_and_goes_on() {
         assert_eq!(fs::metadata(mounted.path("big")).unwrap().len(), len);
         kept.are_whole(mounted.dir());
         // Room can be made, by a cut and by a removal, and is there at once.
-        let big = File::options().write(true).open(mounted.path("big")).unwrap();
+        let big = File::options()
+            .write(true)
+            .open(mounted.path("big"))
+            .unwrap();
         big.set_len(1 << 20).unwrap();
         big.sync_all().unwrap();
         let (count, error) = fill_with_files(&mounted.path("small"));
         full(&error);
         assert!(count > 2000, "only {count} files of 3000 bytes");
-        File::open(mounted.path("small")).unwrap().sync_all().unwrap();
+        File::open(mounted.path("small"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
         fs::remove_file(mounted.path("big")).unwrap();
         fs::write(mounted.path("after"), vec![8; 500_000]).unwrap();
         fs::remove_dir_all(mounted.path("small")).unwrap();
@@ -225,7 +235,9 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     quota(&error);
     assert!(count < 50, "{count} files of at most 50");
     // More is allowed while it is mounted.
-    let allow = ["fileset", "quota", device, "home", "--files", "0", "--bytes", "20M"];
+    let allow = [
+        "fileset", "quota", device, "home", "--files", "0", "--bytes", "20M",
+    ];
     s.run(&allow).ok();
     fs::write(mounted.path("small/more"), vec![1; 100]).unwrap();
     let (len, error) = fill(&mounted.path("big"));
@@ -234,7 +246,10 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     mounted.unmount(&s);
     let mounted = disk.mount(&[]);
     fs::write(mounted.path("neighbour"), vec![1; 30 << 20]).unwrap();
-    File::open(mounted.path("neighbour")).unwrap().sync_all().unwrap();
+    File::open(mounted.path("neighbour"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
     mounted.unmount(&s);
     let mounted = disk.mount(&["--fileset", "home"]);
     kept.are_whole(mounted.dir());
@@ -296,7 +311,10 @@ fn a_device_that_fails_is_an_io_error_and_loses_nothing_that_was_synced() {
     File::create(&broken).unwrap();
     let (none, error) = sync_until_it_fails(mounted.dir());
     assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
-    assert!(none.is_empty(), "a device that takes nothing promised something");
+    assert!(
+        none.is_empty(),
+        "a device that takes nothing promised something"
+    );
     kept.are_whole(mounted.dir());
     fs::remove_file(&broken).unwrap();
     after_the_failure(&s, &disk, mounted, &[kept]);
@@ -324,7 +342,10 @@ fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
     let kept = Kept::make(mounted.dir(), 20);
     let (more, error) = sync_until_it_fails(mounted.dir());
     let told = error.raw_os_error();
-    assert!(told == Some(libc::EIO) || told == Some(libc::ENOSPC), "{error}");
+    assert!(
+        told == Some(libc::EIO) || told == Some(libc::ENOSPC),
+        "{error}"
+    );
     kept.are_whole(mounted.dir());
     peer("mount", &["-o", "remount,size=300M", &small]);
     after_the_failure(&s, &disk, mounted, &[kept, Kept(more)]);

@@ -21,7 +21,12 @@ fn unmounting_under_load_says_who_is_in_the_way() {
     // A program that writes without end, and one that only stands in the folder.
     let mut load = Killed(
         Command::new("dd")
-            .args(["if=/dev/zero", "bs=64k", "conv=notrunc,fsync", "count=100000000"])
+            .args([
+                "if=/dev/zero",
+                "bs=64k",
+                "conv=notrunc,fsync",
+                "count=100000000",
+            ])
             .arg(format!("of={}", mounted.path("load").display()))
             .args(["oflag=nocache", "seek=0"])
             .stderr(Stdio::null())
@@ -73,7 +78,8 @@ fn a_forced_unmount_takes_the_mount_away_and_what_was_written_stays() {
         .unwrap();
     file.write_all(&[3; 300_000]).unwrap();
     s.run(&[Path::new("unmount"), &dir]).code(11);
-    s.run(&[Path::new("unmount"), Path::new("--force"), &dir]).ok();
+    s.run(&[Path::new("unmount"), Path::new("--force"), &dir])
+        .ok();
     assert!(!is_mounted(&dir));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     // Who has something open either goes on or is told that it is over.
@@ -107,7 +113,9 @@ fn a_device_is_mounted_once() {
         fs::write(mounted.path("file"), "content").unwrap();
         fs::create_dir_all(s.path("other")).unwrap();
         let device = disk.device();
-        let again = s.run(&["mount", device, "other", "--name", "again"]).code(11);
+        let again = s
+            .run(&["mount", device, "other", "--name", "again"])
+            .code(11);
         assert!(again.stderr.contains(device), "{}", again.stderr);
         s.run(&["mount", device, "other"]).code(11);
         s.run(&["mount", device, "other", "--read-only", "--name", "again"])
@@ -119,7 +127,8 @@ fn a_device_is_mounted_once() {
             s.run(&["attach", device, "--name", "again"]).code(11);
         }
         // Another one at the same place.
-        s.run(&["format", "second.img", "--size", "64M", "--force"]).ok();
+        s.run(&["format", "second.img", "--size", "64M", "--force"])
+            .ok();
         let over = s.run(&["mount", "second.img", "mnt"]).code(11);
         assert!(over.stderr.contains("mnt"), "{}", over.stderr);
         assert_eq!(fs::read(mounted.path("file")).unwrap(), b"content");
@@ -152,9 +161,15 @@ fn the_ways_to_end_a_mount() {
         }
         let mounted = disk.mount(&[]);
         for before in 0..number {
-            assert!(fs::read(mounted.path(&before.to_string())).unwrap() == vec![before as u8; 100_000]);
+            assert!(
+                fs::read(mounted.path(&before.to_string())).unwrap() == vec![before as u8; 100_000]
+            );
         }
-        fs::write(mounted.path(&number.to_string()), vec![number as u8; 100_000]).unwrap();
+        fs::write(
+            mounted.path(&number.to_string()),
+            vec![number as u8; 100_000],
+        )
+        .unwrap();
         let dir = mounted.dir().to_owned();
         let pid = mounted.pid().to_string();
         let args: Vec<&str> = args
@@ -189,7 +204,13 @@ fn the_permissions_of_files_count_for_other_users() {
     let as_nobody = |line: &str| {
         let mut command = Command::new("bash");
         let dir = mounted.dir();
-        Ran::of(command.args(["-c", line]).current_dir(dir).uid(NOBODY).gid(NOBODY))
+        Ran::of(
+            command
+                .args(["-c", line])
+                .current_dir(dir)
+                .uid(NOBODY)
+                .gid(NOBODY),
+        )
     };
     fs::write(mounted.path("secret"), "secret").unwrap();
     fs::set_permissions(mounted.path("secret"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -206,16 +227,37 @@ fn the_permissions_of_files_count_for_other_users() {
     refused("chown 0 open", "Operation not permitted");
     as_nobody("echo mine > open/mine && chmod 640 open/mine && cat open/mine").ok();
     as_nobody("cp /usr/bin/id open/id && chmod 4755 open/id && open/id -u | grep -qx 65534").ok();
-    peer("chown", &["root:", mounted.path("open/id").to_str().unwrap()]);
-    let mode = fs::metadata(mounted.path("open/id")).unwrap().permissions().mode();
+    peer(
+        "chown",
+        &["root:", mounted.path("open/id").to_str().unwrap()],
+    );
+    let mode = fs::metadata(mounted.path("open/id"))
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o7777, 0o755, "another owner, and no set-user-ID");
-    peer("chmod", &["4755", mounted.path("open/id").to_str().unwrap()]);
+    peer(
+        "chmod",
+        &["4755", mounted.path("open/id").to_str().unwrap()],
+    );
     as_nobody("test \"$(open/id -u)\" = 0").ok();
-    let mode = || fs::metadata(mounted.path("open/id")).unwrap().permissions().mode();
+    let mode = || {
+        fs::metadata(mounted.path("open/id"))
+            .unwrap()
+            .permissions()
+            .mode()
+    };
     fs::set_permissions(mounted.path("open/id"), fs::Permissions::from_mode(0o6777)).unwrap();
     as_nobody("printf x >> open/id").ok();
-    assert_eq!(mode() & 0o7777, 0o777, "who writes takes the privileges away");
-    peer("setfacl", &["-m", "u:nobody:r", mounted.path("secret").to_str().unwrap()]);
+    assert_eq!(
+        mode() & 0o7777,
+        0o777,
+        "who writes takes the privileges away"
+    );
+    peer(
+        "setfacl",
+        &["-m", "u:nobody:r", mounted.path("secret").to_str().unwrap()],
+    );
     as_nobody("grep -q secret secret").ok();
     mounted.unmount(&s);
     disk.check();
@@ -267,7 +309,10 @@ fn an_ordinary_user_mounts_for_himself_alone() {
         Ran::of(command.uid(NOBODY).gid(NOBODY))
     };
     run(&["key", "generate", "owner", "--no-passphrase"]).ok();
-    run(&["volume", "create", "a.img", "--size", "96M", "--owner", "owner"]).ok();
+    run(&[
+        "volume", "create", "a.img", "--size", "96M", "--owner", "owner",
+    ])
+    .ok();
     run(&["format", "a.img"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
     shell("cd mnt; cp -r /usr/include/linux .; diff -r /usr/include/linux linux; sync -f .; df . >/dev/null").ok();
@@ -289,10 +334,17 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     assert!(!refused.status.success());
     assert!(refused.stderr.contains("/usr"), "{}", refused.stderr);
     let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
-    if !allowed.lines().any(|line| line.trim() == "user_allow_other") {
+    if !allowed
+        .lines()
+        .any(|line| line.trim() == "user_allow_other")
+    {
         let refused = run(&["mount", "a.img", "mnt", "--allow-other", "--background"]);
         assert!(!refused.status.success());
-        assert!(refused.stderr.contains("user_allow_other"), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("user_allow_other"),
+            "{}",
+            refused.stderr
+        );
     }
     run(&["fsck", "a.img"]).ok();
 }
