@@ -2,7 +2,7 @@
 
 use crate::files::Files;
 use crate::tree::{Recall, Tree};
-use crate::{Error, REQUESTS_PER_THREAD};
+use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -253,9 +253,10 @@ enum At {
 
 /// Whether a file system of ours, or another one, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
-    // A mount whose server died answers everything, also this, with ENOTCONN.
-    match std::fs::metadata(path) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Some(At::Dead),
+    // A mount whose server died answers ENOTCONN to what the kernel has to ask the server. It would
+    // give attributes, which it may remember; it never remembers how full a file system is.
+    match rustix::fs::statfs(path) {
+        Err(rustix::io::Errno::NOTCONN) => return Some(At::Dead),
         Err(_) => return None,
         Ok(_) => {}
     }
@@ -318,6 +319,9 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
 fn busy(path: &Path) -> Error {
     Error::Busy {
         what: path.display().to_string(),
-        hint: "somebody has a file in it open".into(),
+        hint: match users::of(path) {
+            Some(users) => format!("used by {users}"),
+            None => "somebody has a file in it open".into(),
+        },
     }
 }

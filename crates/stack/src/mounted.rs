@@ -213,9 +213,21 @@ impl Mounted {
         }
     }
 
+    /// Writes everything out and lets the device go.
+    fn close(&mut self, over: bool) -> Result<()> {
+        self.write_out(over)?;
+        let failed = Error::files(format!("cannot close {}", self.status.name));
+        self.fs.take().map_or(Ok(()), Fs::close).map_err(failed)
+    }
+
     /// Makes everything durable and, if nobody uses the files any more, wipes what the cache has.
     fn write_out(&self, over: bool) -> Result<()> {
-        let failed = || Error::files(format!("cannot write {} out", self.status.name));
+        let name = &self.status.name;
+        let failed = || {
+            Error::files(format!(
+                "cannot write {name} out (--force gives up what is in memory only)"
+            ))
+        };
         match over {
             true => self.files.close().map_err(failed())?,
             false => self.files.sync().map_err(failed())?,
@@ -271,26 +283,22 @@ impl Serving for Mounted {
             Ok(over) => over,
             Err(error) => {
                 return Err(Kept {
-                    serving: self,
+                    serving: Some(self),
                     error,
                 });
             }
         };
-        if let Err(error) = self.write_out(over) {
-            return Err(Kept {
-                serving: self,
-                error,
-            });
-        }
-        match self.fs.take().map_or(Ok(()), Fs::close) {
+        match self.close(over) {
             Ok(()) => Ok(()),
-            Err(error) => {
-                let error = Error::files(format!("cannot close {}", self.status.name))(error);
-                Err(Kept {
-                    serving: self,
-                    error,
-                })
-            }
+            Err(error) => Err(Kept {
+                // Nobody reaches the files any more: what could not be written is tried again with the
+                // next attempt, or, with force, given up.
+                serving: match force {
+                    true => None,
+                    false => Some(self),
+                },
+                error,
+            }),
         }
     }
 }

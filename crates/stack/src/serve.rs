@@ -36,14 +36,15 @@ pub trait Serving: Send {
     /// stays as it is and the error says who holds it.
     ///
     /// # Errors
-    /// It comes back with the error when it is still in use.
+    /// It comes back with the error when it is still in use, or not everything could be written out.
+    /// With `force` it does not come back for the latter: what could not be written is lost.
     fn stop(self: Box<Self>, force: bool) -> std::result::Result<(), Kept>;
 }
 
 /// What could not be stopped.
 pub struct Kept {
-    /// As it was.
-    pub serving: Box<dyn Serving>,
+    /// As it was; nothing if it has ended all the same.
+    pub serving: Option<Box<dyn Serving>>,
     /// Why.
     pub error: Error,
 }
@@ -121,7 +122,7 @@ fn answer_one(serving: Box<dyn Serving>) -> Option<Box<dyn Serving>> {
                 }
                 Err(kept) => {
                     asker.error(&kept.error);
-                    Some(kept.serving)
+                    kept.serving
                 }
             }
         }

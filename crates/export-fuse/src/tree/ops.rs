@@ -453,7 +453,9 @@ impl Filesystem for Tree {
             let (kind, name) = (convert::kind(entry.kind), OsStr::from_bytes(entry.name));
             Ok(!reply.add(INodeNo(entry.ino), entry.cookie, kind, name))
         });
-        match listed.and_then(|()| self.files.note_read(ino.0)) {
+        // A time that cannot be noted is no reason to refuse the names.
+        let _ = self.files.note_read(ino.0);
+        match listed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
@@ -479,7 +481,9 @@ impl Filesystem for Tree {
                 generation,
             ))
         });
-        match listed.and_then(|()| self.files.note_read(ino.0)) {
+        // A time that cannot be noted is no reason to refuse the names.
+        let _ = self.files.note_read(ino.0);
+        match listed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
