@@ -5,7 +5,9 @@ use crate::tree::Tree;
 use crate::{Error, REQUESTS_PER_THREAD};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::UnmountFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -78,6 +80,8 @@ impl TreeConfig {
 pub struct Mount {
     mountpoint: PathBuf,
     session: Option<BackgroundSession>,
+    /// Readable when the last request is done, where anybody wants to know.
+    ended: Option<Arc<OwnedFd>>,
 }
 
 impl Mount {
@@ -124,7 +128,12 @@ impl Mount {
             settings.acl = SessionACL::All;
         }
         settings.n_threads = Some(config.threads.max(1));
-        Mount::begin(&config.mountpoint, settings, Tree::new(files, config.ttl))
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
+        let tree = Tree::new(files, config.ttl, Arc::clone(&ended));
+        let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
+        mount.ended = Some(ended);
+        Ok(mount)
     }
 
     fn begin(
@@ -150,6 +159,7 @@ impl Mount {
         Ok(Mount {
             mountpoint,
             session: Some(session),
+            ended: None,
         })
     }
 
@@ -158,19 +168,42 @@ impl Mount {
         self.mountpoint.join(name)
     }
 
-    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it.
+    /// Readable when the last request is done, however it came about. Only a file system knows.
+    pub fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.ended.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// Whether [`Mount::ended`] is readable.
+    pub fn has_ended(&self) -> bool {
+        self.ended.as_ref().is_some_and(|ended| {
+            let mut fds = [PollFd::new(ended, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        })
+    }
+
+    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it:
+    /// then it gives false, and they go on until they close what they have open.
     ///
     /// # Errors
     /// The mount comes back with the error; nothing has changed then.
-    pub fn unmount(mut self, force: bool) -> Result<(), Box<(Mount, Error)>> {
-        if let Err(e) = unmount(&self.mountpoint, force) {
+    pub fn unmount(mut self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
+        let unmounted = match unmount(&self.mountpoint, false) {
+            Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
+            unmounted => unmounted.map(|()| true),
+        };
+        let over = match unmounted {
+            Ok(over) => over,
             // Unmounted by somebody else, by hand for example, is unmounted.
-            if mounted_at(&self.mountpoint).is_some() {
-                return Err(Box::new((self, e)));
-            }
+            Err(_) if mounted_at(&self.mountpoint).is_none() => true,
+            Err(e) => return Err(Box::new((self, e))),
+        };
+        match (self.session.take(), over) {
+            (Some(session), true) => drop(session.join()),
+            // The kernel ends it when the last user goes, which may be never.
+            (Some(session), false) => std::mem::forget(session),
+            (None, _) => {}
         }
-        self.finish();
-        Ok(())
+        Ok(over)
     }
 
     /// Waits until somebody unmounts it.
@@ -180,16 +213,6 @@ impl Mount {
             let _ = session.join();
         }
     }
-
-    fn finish(&mut self) {
-        if let Some(session) = self.session.take() {
-            // After a lazy unmount the kernel ends the session when the last user goes, which may
-            // be never; only an unmount that took effect is waited for.
-            if mounted_at(&self.mountpoint).is_none() {
-                let _ = session.join();
-            }
-        }
-    }
 }
 
 impl Drop for Mount {
@@ -197,6 +220,17 @@ impl Drop for Mount {
         if self.session.is_some() {
             let _ = unmount(&self.mountpoint, true);
         }
+    }
+}
+
+/// Takes away what a killed process has left mounted. Says whether there was such a thing.
+///
+/// # Errors
+/// What the system says.
+pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
+    match mounted_at(mountpoint) {
+        Some(At::Dead) => unmount(mountpoint, true).map(|()| true),
+        _ => Ok(false),
     }
 }
 

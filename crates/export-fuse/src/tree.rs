@@ -24,6 +24,7 @@ use handles::Handles;
 use privileges::Capabilities;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -52,16 +53,19 @@ pub(crate) struct Tree {
     handles: Handles,
     capabilities: Capabilities,
     ttl: Duration,
+    /// Told when the last request is done.
+    ended: Arc<OwnedFd>,
 }
 
 impl Tree {
-    pub(crate) fn new(files: Arc<Files>, ttl: Duration) -> Tree {
+    pub(crate) fn new(files: Arc<Files>, ttl: Duration, ended: Arc<OwnedFd>) -> Tree {
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             files,
             handles: Handles::default(),
             capabilities: Capabilities::default(),
             ttl,
+            ended,
         }
     }
 
