@@ -289,7 +289,13 @@ impl Volume {
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
-        first_error(all.iter().map(|vnode| session.flush(&mut self.open(vnode))))
+        let flush = |vnode| session.flush(&mut self.open(vnode));
+        if !self.below.info.flushes_all {
+            return first_error(all.iter().map(flush));
+        }
+        let written = self.write_out();
+        let flushed = all.first().map_or(Ok(()), flush);
+        written.and(flushed)
     }
 
     /// Sends everything that is dirty below, without a flush below.
