@@ -59,6 +59,12 @@ pub struct TreeConfig {
     /// Let other users than the one who mounts in; the permissions of the files count for them. An
     /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
+    /// Nothing but this mount uses the files, so the kernel may keep what is written to itself, until
+    /// the file is closed or synced, or for about 30 seconds. Many small writes to a large file are
+    /// several times faster; small files take longer. A full device is an error of fsync(2) or
+    /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
+    /// holes of files are not told from data.
+    pub exclusive: bool,
 }
 
 impl TreeConfig {
@@ -70,6 +76,7 @@ impl TreeConfig {
             ttl: Duration::from_secs(3600),
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
+            exclusive: false,
         }
     }
 }
@@ -127,7 +134,7 @@ impl Mount {
         }
         settings.n_threads = Some(config.threads.max(1));
         let recall = Arc::new(Recall::default());
-        let tree = Tree::new(&files, config.ttl, Arc::clone(&recall));
+        let tree = Tree::new(&files, &config, Arc::clone(&recall));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
         if let Some(session) = &mount.session {
             let started = recall.start(session.notifier());

@@ -13,8 +13,8 @@
 //! What a program opens with O_DIRECT goes past the kernel's pages and past our cache; both write out
 //! first what is dirty in the range, and forget it where it changes.
 //!
-//! Absent on purpose: the kernel's own write-back cache (a write is in our cache when write(2)
-//! returns, so that other front ends see it), locks (the kernel keeps those of one mount).
+//! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
+//! the only client and was told so. Absent on purpose: locks (the kernel keeps those of one mount).
 
 mod convert;
 mod gone;
@@ -25,7 +25,7 @@ mod recall;
 
 pub(crate) use recall::Recall;
 
-use crate::mount::PIECE_BYTES;
+use crate::mount::{PIECE_BYTES, TreeConfig};
 use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
 use gone::Gone;
@@ -62,13 +62,14 @@ pub(crate) struct Tree {
     capabilities: Capabilities,
     gone: Gone,
     ttl: Duration,
+    exclusive: bool,
     recall: Arc<Recall>,
     _watch: Watch,
 }
 
 impl Tree {
     /// The files as a client of its own, who has `recall` told of what others change.
-    pub(crate) fn new(files: &Arc<Files>, ttl: Duration, recall: Arc<Recall>) -> Tree {
+    pub(crate) fn new(files: &Arc<Files>, config: &TreeConfig, recall: Arc<Recall>) -> Tree {
         let files = files.client();
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -78,7 +79,8 @@ impl Tree {
             handles: Handles::default(),
             capabilities: Capabilities::default(),
             gone: Gone::default(),
-            ttl,
+            ttl: config.ttl,
+            exclusive: config.exclusive,
         }
     }
 
