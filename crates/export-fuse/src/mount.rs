@@ -1,11 +1,15 @@
 //! Mounting and unmounting.
 
+mod holders;
+
 use crate::files::Files;
 use crate::tree::{Recall, Tree};
 use crate::{Error, REQUESTS_PER_THREAD};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::UnmountFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -85,6 +89,8 @@ impl TreeConfig {
 pub struct Mount {
     mountpoint: PathBuf,
     session: Option<BackgroundSession>,
+    /// Readable when the last request is done, where anybody wants to know.
+    ended: Option<Arc<OwnedFd>>,
     /// Tells the kernel what others change, for a mounted file system.
     recall: Option<Arc<Recall>>,
 }
@@ -97,14 +103,12 @@ impl Mount {
     /// a user who may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
+        settings.mount_options = options();
+        settings.mount_options.extend([
             MountOption::NoSuid,
             MountOption::NoDev,
             MountOption::NoExec,
-        ];
+        ]);
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
         Mount::begin(&config.mountpoint, settings, Files::new(exports))
     }
@@ -115,11 +119,7 @@ impl Mount {
     /// As [`Mount::start`].
     pub fn start_tree(config: TreeConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
+        settings.mount_options = options();
         if config.read_only {
             settings.mount_options.push(MountOption::RO);
         }
@@ -133,14 +133,17 @@ impl Mount {
             settings.acl = SessionACL::All;
         }
         settings.n_threads = Some(config.threads.max(1));
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
         let recall = Arc::new(Recall::default());
-        let tree = Tree::new(&files, &config, Arc::clone(&recall));
+        let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
         if let Some(session) = &mount.session {
             let started = recall.start(session.notifier());
             started.map_err(|e| Error::io("cannot start a thread", e))?;
         }
         mount.recall = Some(recall);
+        mount.ended = Some(ended);
         Ok(mount)
     }
 
@@ -167,6 +170,7 @@ impl Mount {
         Ok(Mount {
             mountpoint,
             session: Some(session),
+            ended: None,
             recall: None,
         })
     }
@@ -176,19 +180,46 @@ impl Mount {
         self.mountpoint.join(name)
     }
 
-    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it.
+    /// Readable when the last request is done, however it came about. Only a file system knows.
+    pub fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.ended.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// Whether [`Mount::ended`] is readable.
+    pub fn has_ended(&self) -> bool {
+        self.ended.as_ref().is_some_and(|ended| {
+            let mut fds = [PollFd::new(ended, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        })
+    }
+
+    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it:
+    /// then it gives false, and they go on until they close what they have open.
     ///
     /// # Errors
     /// The mount comes back with the error; nothing has changed then.
-    pub fn unmount(mut self, force: bool) -> Result<(), Box<(Mount, Error)>> {
-        if let Err(e) = unmount(&self.mountpoint, force) {
+    pub fn unmount(mut self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
+        let unmounted = match unmount(&self.mountpoint, false) {
+            Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
+            unmounted => unmounted.map(|()| true),
+        };
+        let over = match unmounted {
+            Ok(over) => over,
             // Unmounted by somebody else, by hand for example, is unmounted.
-            if mounted_at(&self.mountpoint).is_some() {
-                return Err(Box::new((self, e)));
+            Err(_) if mounted_at(&self.mountpoint).is_none() => true,
+            Err(e) => return Err(Box::new((self, e))),
+        };
+        match (self.session.take(), over) {
+            (Some(session), true) => drop(session.join()),
+            // The kernel ends it when the last user goes, which may be never; until then they are
+            // to see what others change.
+            (Some(session), false) => {
+                self.recall = None;
+                std::mem::forget(session);
             }
+            (None, _) => {}
         }
-        self.finish();
-        Ok(())
+        Ok(over)
     }
 
     /// Waits until somebody unmounts it.
@@ -196,16 +227,6 @@ impl Mount {
         if let Some(session) = self.session.take() {
             // How the last thread ended says nothing that the mount could still do.
             let _ = session.join();
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(session) = self.session.take() {
-            // After a lazy unmount the kernel ends the session when the last user goes, which may
-            // be never; only an unmount that took effect is waited for.
-            if mounted_at(&self.mountpoint).is_none() {
-                let _ = session.join();
-            }
         }
     }
 }
@@ -219,6 +240,27 @@ impl Drop for Mount {
             recall.close();
         }
     }
+}
+
+/// Takes away what a killed process has left mounted. Says whether there was such a thing.
+///
+/// # Errors
+/// What the system says.
+pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
+    match mounted_at(mountpoint) {
+        Some(At::Dead) => unmount(mountpoint, true).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+/// What every mount has.
+fn options() -> Vec<MountOption> {
+    vec![
+        MountOption::FSName("evfs".into()),
+        // The library has an option for this that does not reach the kernel.
+        MountOption::CUSTOM("subtype=evfs".into()),
+        MountOption::DefaultPermissions,
+    ]
 }
 
 enum At {
@@ -293,6 +335,6 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
 fn busy(path: &Path) -> Error {
     Error::Busy {
         what: path.display().to_string(),
-        hint: "somebody has a file in it open".into(),
+        hint: holders::of(path),
     }
 }

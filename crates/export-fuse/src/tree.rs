@@ -33,6 +33,7 @@ use handles::Handles;
 use privileges::Capabilities;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,11 +66,19 @@ pub(crate) struct Tree {
     exclusive: bool,
     recall: Arc<Recall>,
     _watch: Watch,
+    /// Told when the last request is done.
+    ended: Arc<OwnedFd>,
 }
 
 impl Tree {
-    /// The files as a client of its own, who has `recall` told of what others change.
-    pub(crate) fn new(files: &Arc<Files>, config: &TreeConfig, recall: Arc<Recall>) -> Tree {
+    /// The files as a client of its own, who has `recall` told of what others change. `ended` is
+    /// written to when the last request is done.
+    pub(crate) fn new(
+        files: &Arc<Files>,
+        config: &TreeConfig,
+        recall: Arc<Recall>,
+        ended: Arc<OwnedFd>,
+    ) -> Tree {
         let files = files.client();
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -81,6 +90,7 @@ impl Tree {
             gone: Gone::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
+            ended,
         }
     }
 

@@ -116,13 +116,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn open(self: &Arc<Files>, ino: Ino) -> Result<Handle> {
-        let attr = self.shared.fileset.open(ino)?;
-        let node = self.node(&attr);
-        Ok(Handle {
-            files: Arc::clone(self),
-            told: Mutex::new(self.shared.volume.open(&node.vnode)),
-            node,
-        })
+        Ok(self.handle(&self.shared.fileset.open(ino)?))
     }
 
     /// Keeps an inode that is no regular file, a directory that is being listed for example, until
@@ -160,6 +154,13 @@ impl Files {
         let attr = self.shared.fileset.create(dir, name, new)?;
         self.tell(&[Change::Entry(dir, name)]);
         Ok(attr)
+    }
+
+    /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
+    pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
+        let attr = self.shared.fileset.create_unnamed(dir, new)?;
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
     }
 
     /// See [`Fileset::symlink`].
@@ -325,6 +326,16 @@ impl Files {
             self.shared.volume.forget(stats.file);
         }
         Ok(self.shared.volume.close()?)
+    }
+
+    /// A handle to a file that was opened for it.
+    fn handle(self: &Arc<Files>, attr: &Attr) -> Handle {
+        let node = self.node(attr);
+        Handle {
+            files: Arc::clone(self),
+            told: Mutex::new(self.shared.volume.open(&node.vnode)),
+            node,
+        }
     }
 
     /// The node of a file, made if nobody has one.

@@ -64,19 +64,17 @@ impl SuperblockFile {
         self.current.lock().expect("no panic under this lock")
     }
 
-    /// Writes the next copy; it is durable when this returns.
+    /// Writes both copies, one after the other, so that one is always whole and either will do. They are
+    /// durable when this returns.
     pub fn write(&self) -> block::Result<()> {
         let mut superblock = self.lock();
-        superblock.generation += 1;
-        let place = COPIES[(superblock.generation % 2) as usize];
-        self.io
-            .write_through(true, place, Buf::copy_of(&superblock.encode()))
-    }
-
-    /// Writes both copies, one after the other.
-    pub fn write_both(&self) -> block::Result<()> {
-        self.write()?;
-        self.write()
+        for _ in COPIES {
+            superblock.generation += 1;
+            let place = COPIES[(superblock.generation % 2) as usize];
+            self.io
+                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+        }
+        Ok(())
     }
 }
 

@@ -68,13 +68,17 @@ struct Inner {
     slack: u64,
 }
 
-/// Blocks of a device, for statfs.
+/// What of the device is free, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Free {
     /// Not in use, those that rest included.
     pub free: u64,
     /// That a file could still be promised.
     pub available: u64,
+    /// The largest run of them.
+    pub largest_run: u64,
+    /// Runs of them.
+    pub runs: u64,
 }
 
 impl Space {
@@ -153,11 +157,13 @@ impl Space {
     }
 
     /// How full the device is.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Free {
         let inner = self.lock();
-        Usage {
+        Free {
             free: inner.free + inner.resting_blocks,
             available: inner.available() + inner.resting_blocks,
+            largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
+            runs: inner.by_blocks.len() as u64,
         }
     }
 

@@ -44,12 +44,17 @@ fn exercise(image: Mem) -> Result<bool, Kind> {
         Ok(report) => report.is_clean(),
         Err(error) => return Err(error.kind()),
     };
-    if clean && let Ok(main) = fs.fileset_named(FIRST_FILESET) {
-        let _ = describe(&main);
+    if clean {
+        // Then it can be used as if nothing had happened, by key as well as by scan.
+        let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
+        describe(&main);
+        fs.create_fileset("another").expect("it can be changed");
+        fs.close().expect("it closes");
+    } else {
+        // Damage may be found only now.
+        let _ = fs.create_fileset("another");
+        let _ = fs.close();
     }
-    // Damage may be found only now.
-    let _ = fs.create_fileset("another");
-    let _ = fs.close();
     Ok(clean)
 }
 

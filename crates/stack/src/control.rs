@@ -25,11 +25,16 @@ pub enum Ask {
     /// Counters of the data path.
     Stats,
     /// Flush, close the exports and end.
-    Detach,
+    Detach {
+        /// Also when somebody uses them.
+        force: bool,
+    },
     /// Something about the LUN below.
     Lun(crate::lun::Ask),
     /// Something about the cache above.
     Cache(crate::cache::Ask),
+    /// Something about the file system.
+    Files(crate::filesystem::Ask),
 }
 
 /// The folder of control sockets, made if it is missing.
