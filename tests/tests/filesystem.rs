@@ -310,23 +310,26 @@ fn defrag_brings_pieces_together() {
     p.unmount();
 }
 
+/// Damages an image.
+type Change = fn(&mut Vec<u8>);
+
 #[test]
 fn rubbish_is_refused_with_a_sentence() {
     let p = Place::new();
     let image = p.s.path("disk.img");
     let whole = fs::read(&image).unwrap();
     // Both superblocks, one of them, and every block of the first two MiB but those.
-    let damage: [(&str, &dyn Fn(&mut Vec<u8>)); 3] = [
-        ("no superblock", &|bytes| {
+    let damage: [(&str, Change); 3] = [
+        ("no superblock", |bytes| {
             bytes[..4096].fill(0x5a);
             bytes[1_044_480..1_048_576].fill(0x5a);
         }),
-        ("rubbish", &|bytes| {
+        ("rubbish", |bytes| {
             for (at, byte) in bytes.iter_mut().enumerate().skip(4096) {
                 *byte = (at * 31 % 251) as u8;
             }
         }),
-        ("cut short", &|bytes| bytes.truncate(100_000)),
+        ("cut short", |bytes| bytes.truncate(100_000)),
     ];
     for (what, change) in damage {
         let mut bytes = whole.clone();
