@@ -31,6 +31,8 @@ const UNIT_BLOCKS_MAX: u64 = 16_384;
 pub(crate) struct SuperblockFile {
     io: Arc<DeviceIo>,
     current: Mutex<Superblock>,
+    /// It is written by nobody: what it says is not true yet.
+    held: bool,
 }
 
 impl SuperblockFile {
@@ -38,6 +40,15 @@ impl SuperblockFile {
         SuperblockFile {
             io,
             current: Mutex::new(superblock),
+            held: false,
+        }
+    }
+
+    /// One that stays in memory, for a metadata file that is being made.
+    pub fn held(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            held: true,
+            ..SuperblockFile::new(io, superblock)
         }
     }
 
@@ -66,6 +77,9 @@ impl SuperblockFile {
 
     /// Writes the next copy; it is durable when this returns.
     pub fn write(&self) -> block::Result<()> {
+        if self.held {
+            return Ok(());
+        }
         let mut superblock = self.lock();
         superblock.generation += 1;
         let place = COPIES[(superblock.generation % 2) as usize];
