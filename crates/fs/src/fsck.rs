@@ -20,7 +20,7 @@ pub use repair::Repair;
 
 use crate::error::{Error, Result};
 use crate::fs::{Fs, Inner};
-use crate::key::{Key, PLACE_MAX, TreeId};
+use crate::key::{Key, PLACE_MAX, Section, TreeId};
 use crate::state::State;
 use finding::Findings;
 use meter::Meter;
@@ -126,28 +126,34 @@ impl Inner {
             }
         }
         let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
-        report.note(FindingKind::Pages, "the blocks", blocks)?;
+        report.note(FindingKind::Space, "the blocks", blocks)?;
         meter.end();
         Ok(report)
     }
 }
 
-/// Every key belongs to something.
-fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
-    let known = |key: &Key| match key.layer {
-        0 => (1..=3).contains(&key.object),
+/// Whether there is something that a key can belong to.
+fn belongs(state: &State, key: &Key) -> bool {
+    let is = |section: Section| key.object == section as u64;
+    match key.layer {
+        0 if is(Section::NextTree) => key.item == 0,
+        0 => is(Section::Trees) || is(Section::Shared),
         layer => {
             let can_be = key.kind().is_some() && key.object <= PLACE_MAX;
             can_be && state.trees.contains_key(&layer)
         }
-    };
+    }
+}
+
+/// Every key belongs to something.
+fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
     meter.begin(meter.items());
     let from = Key::layer(0).0;
     state
         .store
         .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
             meter.item(bytes);
-            if !known(&key) {
+            if !belongs(state, &key) {
                 report.problem(FindingKind::Record, format!("{key:?}: belongs to nothing"));
             }
             Ok(true)

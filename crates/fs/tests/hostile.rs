@@ -8,7 +8,7 @@ mod common;
 use block::{BlockDevice, Mem, PowerCut, Random};
 use common::pair::{Pair, describe};
 use common::{amount, format, open, options, seed};
-use fs::{FIRST_FILESET, Fs, Kind, SUPERBLOCK_BYTES};
+use fs::{FIRST_FILESET, Fs, Kind, Options, SUPERBLOCK_BYTES};
 use std::sync::Arc;
 
 /// A file system with something of everything in it.
@@ -162,9 +162,17 @@ fn what_can_be_read_of_damaged_metadata_is_made_anew() {
         let image = Arc::new(sample.fork());
         damage(&image, &segments, &mut Random::new(seed + round));
         let device: Arc<dyn BlockDevice> = image;
-        let Ok(fs) = Fs::open(Arc::clone(&device), options()) else {
-            damaged += 1;
-            continue;
+        let rescue = Options {
+            rescue: true,
+            ..options()
+        };
+        let fs = match Fs::open(Arc::clone(&device), rescue) {
+            Ok(fs) => fs,
+            Err(error) => {
+                println!("{context}: it does not open: {error}");
+                damaged += 1;
+                continue;
+            }
         };
         if fs.check().is_ok_and(|report| report.is_clean()) {
             continue;

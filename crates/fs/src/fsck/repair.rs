@@ -16,7 +16,7 @@ mod tree;
 
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
-use super::{Report, blocks};
+use super::{Report, belongs, blocks};
 use crate::core::Blocks;
 use crate::db::{Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
@@ -137,7 +137,7 @@ fn drop_broken(
     meter.begin(meter.items());
     let state: &State = op;
     let mut broken = Vec::new();
-    let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
+    let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
     state.store.scan(from, to, |key, bytes| {
         meter.item(bytes);
         if !is_sound(state, metadata, &key, bytes) {
@@ -154,8 +154,12 @@ fn drop_broken(
 }
 
 fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
-    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+    if !belongs(state, key) {
         return false;
+    }
+    // Those of the whole file system are seen to elsewhere.
+    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+        return key.layer == 0;
     };
     // The last numbers are never given, so that there is one for lost+found.
     if key.object >> 1 >= PLACE_MAX >> 1 {
@@ -286,6 +290,7 @@ fn repair_space(
         blocks: range.end - range.start,
     });
     op.space().replace(free);
+    op.space().set_loaded();
     Ok(changes)
 }
 
