@@ -38,6 +38,9 @@ pub struct Options {
     pub read_only: bool,
     /// Every page of the metadata is read and compared with its checksum first.
     pub verify: bool,
+    /// It is opened even if it cannot be told which blocks are free, so that [`Fs::repair`] can find
+    /// out; until then nothing can be allocated.
+    pub rescue: bool,
     /// How long a change may wait for its commit when nobody asks for one.
     pub commit_interval: Duration,
     /// Memory for pages of metadata, in bytes.
@@ -51,6 +54,7 @@ impl Default for Options {
         Options {
             read_only: false,
             verify: false,
+            rescue: false,
             // As ext4 and its kin: what a power cut may cost.
             commit_interval: Duration::from_secs(5),
             metadata_cache_bytes: 256 << 20,
@@ -161,7 +165,16 @@ impl Fs {
         let found = Found::read(&io, &db, &place)?;
         // A copy, because reading the metadata looks into the superblock.
         let now = superblock.lock().clone();
-        found.load_space(&db, &now, &space)?;
+        match found.load_space(&db, &now, &space) {
+            Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
+                tracing::warn!(
+                    "{}: which blocks are free is not known: {error}",
+                    io.info().name
+                );
+                space.replace(std::iter::empty());
+            }
+            loaded => loaded?,
+        }
         let generation = match options.read_only {
             true => superblock.lock().openings,
             false => note_opening(&superblock, &space)?,

@@ -11,6 +11,7 @@ mod blocks;
 mod finding;
 mod meter;
 mod pages;
+mod rebuild;
 mod repair;
 mod tree;
 
@@ -19,7 +20,7 @@ pub use repair::Repair;
 
 use crate::error::{Error, Result};
 use crate::fs::{Fs, Inner};
-use crate::key::{Key, TreeId};
+use crate::key::{Key, PLACE_MAX, Section, TreeId};
 use crate::state::State;
 use finding::Findings;
 use meter::Meter;
@@ -107,11 +108,14 @@ impl Inner {
         let state = self.read();
         let superblock = self.superblock.lock().clone();
         let mut report = Report::default();
-        let meter = &mut Meter::new(progress, &superblock, db.item_bytes()?, &state);
         for text in self.superblock.damaged_copies() {
             report.problem(FindingKind::Pages, text);
         }
-        let pages = pages::verify(&self.io, &superblock, db.epoch()?, meter);
+        // Where these cannot be read the pages say why.
+        let item_bytes = db.item_bytes().unwrap_or(0);
+        let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
+        let epoch = db.epoch();
+        let pages = epoch.and_then(|epoch| pages::verify(&self.io, &superblock, epoch, meter));
         report.note(FindingKind::Pages, "the metadata", pages)?;
         let keys = check_keys(&state, &mut report, meter);
         report.note(FindingKind::Pages, "the records", keys)?;
@@ -125,25 +129,34 @@ impl Inner {
             }
         }
         let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
-        report.note(FindingKind::Pages, "the blocks", blocks)?;
+        report.note(FindingKind::Space, "the blocks", blocks)?;
         meter.end();
         Ok(report)
     }
 }
 
+/// Whether there is something that a key can belong to.
+fn belongs(state: &State, key: &Key) -> bool {
+    let is = |section: Section| key.object == section as u64;
+    match key.layer {
+        0 if is(Section::NextTree) => key.item == 0,
+        0 => is(Section::Trees) || is(Section::Shared),
+        layer => {
+            let can_be = key.kind().is_some() && key.object <= PLACE_MAX;
+            can_be && state.trees.contains_key(&layer)
+        }
+    }
+}
+
 /// Every key belongs to something.
 fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
-    let known = |key: &Key| match key.layer {
-        0 => (1..=3).contains(&key.object),
-        layer => key.kind().is_some() && state.trees.contains_key(&layer),
-    };
     meter.begin(meter.items());
     let from = Key::layer(0).0;
     state
         .store
         .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
             meter.item(bytes);
-            if !known(&key) {
+            if !belongs(state, &key) {
                 report.problem(FindingKind::Record, format!("{key:?}: belongs to nothing"));
             }
             Ok(true)

@@ -59,5 +59,5 @@ pub use fsck::{Finding, FindingKind, Repair, Report};
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
-pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Superblock};
+pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Segment, Superblock};
 pub use trees::Quota;

@@ -31,6 +31,8 @@ const UNIT_BLOCKS_MAX: u64 = 16_384;
 pub(crate) struct SuperblockFile {
     io: Arc<DeviceIo>,
     current: Mutex<Superblock>,
+    /// It is written by nobody: what it says is not true yet.
+    held: bool,
 }
 
 impl SuperblockFile {
@@ -38,6 +40,15 @@ impl SuperblockFile {
         SuperblockFile {
             io,
             current: Mutex::new(superblock),
+            held: false,
+        }
+    }
+
+    /// One that stays in memory, for a metadata file that is being made.
+    pub fn held(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            held: true,
+            ..SuperblockFile::new(io, superblock)
         }
     }
 
@@ -82,6 +93,9 @@ impl SuperblockFile {
     /// Writes both copies, one after the other, so that one is always whole and either will do. They are
     /// durable when this returns.
     pub fn write(&self) -> block::Result<()> {
+        if self.held {
+            return Ok(());
+        }
         let mut superblock = self.lock();
         for _ in COPIES {
             superblock.generation += 1;

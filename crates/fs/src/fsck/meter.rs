@@ -30,9 +30,14 @@ impl<'a> Meter<'a> {
         item_bytes: u64,
         state: &State,
     ) -> Meter<'a> {
-        let blocks = superblock.segments.iter().map(|s| u64::from(s.blocks));
-        let pages = blocks.sum::<u64>() * BLOCK_BYTES;
-        Meter::of(tell, pages, item_bytes, 2, inodes(state, |_| true), state)
+        let trees = inodes(state, |_| true);
+        let filesets = inodes(state, |origin| origin == 0);
+        Meter::of(tell, bytes(superblock), item_bytes, 2, (trees, filesets))
+    }
+
+    /// For the pages alone.
+    pub fn for_pages(tell: &'a mut dyn FnMut(u64, u64), superblock: &Superblock) -> Meter<'a> {
+        Meter::of(tell, bytes(superblock), 0, 0, (0, 0))
     }
 
     /// For the passes of a repair: records, every fileset, extents for counts and for space.
@@ -42,7 +47,7 @@ impl<'a> Meter<'a> {
         state: &State,
     ) -> Meter<'a> {
         let filesets = inodes(state, |origin| origin == 0);
-        Meter::of(tell, 0, item_bytes, 3, filesets, state)
+        Meter::of(tell, 0, item_bytes, 3, (filesets, filesets))
     }
 
     fn of(
@@ -50,14 +55,13 @@ impl<'a> Meter<'a> {
         pages: u64,
         items: u64,
         passes: u64,
-        walked: u64,
-        state: &State,
+        (walked, inodes): (u64, u64),
     ) -> Meter<'a> {
         let mut meter = Meter {
             tell,
             pages,
             items,
-            inodes: inodes(state, |origin| origin == 0).max(1),
+            inodes: inodes.max(1),
             total: 0,
             done: 0,
             end: 0,
@@ -114,6 +118,12 @@ impl<'a> Meter<'a> {
     pub fn end(&mut self) {
         (self.tell)(self.total, self.total);
     }
+}
+
+/// Bytes of all pages.
+fn bytes(superblock: &Superblock) -> u64 {
+    let blocks = superblock.segments.iter().map(|s| u64::from(s.blocks));
+    blocks.sum::<u64>() * BLOCK_BYTES
 }
 
 /// Inodes of trees of this or that origin.

@@ -7,28 +7,29 @@
 //! ```
 //!
 //! **Invariant:** data that a record names is kept; of two files that name a block both keep it, and
-//! share it from then on. What a snapshot says is left as it is, but for records that are none.
-//! Deliberately absent: the tree below the records, and its pages. Where they are damaged the file
-//! system does not open, or says so when it reads them.
+//! share it from then on. What a snapshot says is left as it is, but for records that are none: one that
+//! contradicts itself can be read as far as it goes, and removed.
+//! Where pages of the tree below the records are damaged, a new one comes first (`rebuild.rs`).
+//! Deliberately absent: a file system that cannot even be opened.
 
 mod tree;
 
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
-use super::{Report, blocks};
+use super::{Report, belongs, blocks};
 use crate::core::Blocks;
 use crate::db::{Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Fs, Inner};
-use crate::key::{Item, Key, Section, TreeId};
+use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::op::Op;
 use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, Xattr};
 use crate::space::Run;
 use crate::state::{State, kept};
 use serde::Serialize;
 
-/// What the two halves of a repair, itself and the check after it, are worth each.
-const HALF: u64 = 1 << 20;
+/// What the three parts of a repair are worth each: the pages, the records, and the check after it.
+const PART: u64 = 1 << 20;
 
 /// What a repair has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -42,7 +43,7 @@ pub struct Repair {
 }
 
 impl Repair {
-    fn did(&mut self, kind: FindingKind, text: impl Into<String>) {
+    pub(super) fn did(&mut self, kind: FindingKind, text: impl Into<String>) {
         self.add(Finding::new(kind, text));
     }
 
@@ -70,16 +71,18 @@ impl Fs {
     pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Repair> {
         let inner = self.inner();
         inner.check_writable()?;
-        inner.checkpoint()?;
         let mut repair = Repair::default();
-        let half = |done: u64, total: u64| (done as f64 / total.max(1) as f64 * HALF as f64) as u64;
+        let mut tell = |part: u64, done: u64, total: u64| {
+            let share = done as f64 / total.max(1) as f64;
+            progress(part * PART + (share * PART as f64) as u64, 3 * PART);
+        };
+        inner.rebuild_if_damaged(&mut repair, &mut |done, total| tell(0, done, total))?;
+        inner.checkpoint()?;
         inner.repair(&mut repair, &mut |done, total| {
-            progress(half(done, total), 2 * HALF);
+            tell(1, done, total);
         })?;
         inner.checkpoint()?;
-        repair.left = self.check_with(&mut |done, total| {
-            progress(HALF + half(done, total), 2 * HALF);
-        })?;
+        repair.left = self.check_with(&mut |done, total| tell(2, done, total))?;
         Ok(repair)
     }
 }
@@ -92,15 +95,9 @@ impl Inner {
             .as_ref()
             .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
         let mut op = Op::locked(self, 0)?;
-        if op.cores.values().any(|core| !core.is_idle()) {
-            return Err(Error::new(
-                Kind::Busy,
-                "files are open, or wait to be written",
-            ));
-        }
-        op.cores.clear();
+        op.refuse_use()?;
         let metadata = metadata(self);
-        let meter = &mut Meter::for_repair(progress, db.item_bytes()?, &op);
+        let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
         drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
@@ -140,7 +137,7 @@ fn drop_broken(
     meter.begin(meter.items());
     let state: &State = op;
     let mut broken = Vec::new();
-    let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
+    let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
     state.store.scan(from, to, |key, bytes| {
         meter.item(bytes);
         if !is_sound(state, metadata, &key, bytes) {
@@ -157,9 +154,17 @@ fn drop_broken(
 }
 
 fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
-    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+    if !belongs(state, key) {
         return false;
+    }
+    // Those of the whole file system are seen to elsewhere.
+    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+        return key.layer == 0;
     };
+    // The last numbers are never given, so that there is one for lost+found.
+    if key.object >> 1 >= PLACE_MAX >> 1 {
+        return false;
+    }
     let value = match tree.record.origin {
         0 => Ok(Some(bytes)),
         _ => kept(bytes),
@@ -285,6 +290,7 @@ fn repair_space(
         blocks: range.end - range.start,
     });
     op.space().replace(free);
+    op.space().set_loaded();
     Ok(changes)
 }
 
