@@ -187,7 +187,9 @@ impl Writer {
     }
 
     fn create_named(&mut self, dir: &Path, name: &str, in_place: bool) -> io::Result<(File, u64)> {
-        self.will(|names| drop(names.insert(name.into(), UNKNOWN)));
+        self.will(|names| {
+            names.insert(name.into(), UNKNOWN);
+        });
         let file = File::create_new(dir.join(name))?;
         let ino = file.metadata()?.ino();
         let now = self.states.last_mut().expect("just made");
@@ -309,7 +311,9 @@ impl Writer {
     /// A new file comes in place of another as a whole: the way of editors and of `rsync`.
     fn replace(&mut self, dir: &Path) -> io::Result<()> {
         if self.now().contains_key("a/new") {
-            self.will(|names| drop(names.remove("a/new")));
+            self.will(|names| {
+                names.remove("a/new");
+            });
             std::fs::remove_file(dir.join("a/new"))?;
         }
         let (file, ino) = self.create_named(dir, "a/new", false)?;
@@ -347,7 +351,9 @@ impl Writer {
         if self.now().contains_key(&to) {
             return Ok(());
         }
-        self.will(|names| drop(names.insert(to.clone(), ino)));
+        self.will(|names| {
+            names.insert(to.clone(), ino);
+        });
         std::fs::hard_link(dir.join(name), dir.join(to))
     }
 
@@ -359,7 +365,9 @@ impl Writer {
             self.open.truncate(3);
             self.open.push(File::open(dir.join(&name))?);
         }
-        self.will(|names| drop(names.remove(&name)));
+        self.will(|names| {
+            names.remove(&name);
+        });
         std::fs::remove_file(dir.join(name))
     }
 
@@ -367,10 +375,14 @@ impl Writer {
     fn folder(&mut self, dir: &Path) -> io::Result<()> {
         let name = format!("b/folder{}", self.random.below(3));
         if self.now().contains_key(&name) {
-            self.will(|names| drop(names.remove(&name)));
+            self.will(|names| {
+                names.remove(&name);
+            });
             return std::fs::remove_dir(dir.join(name));
         }
-        self.will(|names| drop(names.insert(name.clone(), UNKNOWN)));
+        self.will(|names| {
+            names.insert(name.clone(), UNKNOWN);
+        });
         std::fs::create_dir(dir.join(&name))?;
         let ino = std::fs::metadata(dir.join(&name))?.ino();
         self.contents.insert(ino, Content::Folder);

@@ -162,7 +162,7 @@ fn fill_with_files(dir: &Path) -> (u64, io::Error) {
 fn a_full_disk_says_so_and_goes_on() {
     let s = Sandbox::new();
     for on in [On::Clear, On::Encrypted] {
-        let disk = Disk::new(&s, on, "64M");
+        let disk = Disk::new(&s, on, "48M");
         let mounted = disk.mount(&[]);
         let kept = Kept::make(mounted.dir(), 20);
         let full = |error: &io::Error| {
@@ -170,7 +170,10 @@ fn a_full_disk_says_so_and_goes_on() {
         };
         let (len, error) = fill(&mounted.path("big"));
         full(&error);
-        assert!(len > 20 << 20, "only {len} bytes in a disk of 64 MiB");
+        assert!(
+            len > 20 << 20,
+            "only {len} bytes in a disk of 48 MiB, less a header"
+        );
         // What was accepted has its place.
         File::open(mounted.path("big")).unwrap().sync_all().unwrap();
         assert_eq!(fs::metadata(mounted.path("big")).unwrap().len(), len);
@@ -190,7 +193,10 @@ fn a_full_disk_says_so_and_goes_on() {
             .sync_all()
             .unwrap();
         fs::remove_file(mounted.path("big")).unwrap();
-        fs::write(mounted.path("after"), vec![8; 500_000]).unwrap();
+        for n in 0..count / 4 {
+            fs::remove_file(mounted.path("small").join(n.to_string())).unwrap();
+        }
+        fs::write(mounted.path("after"), vec![8; 2 << 20]).unwrap();
         fs::remove_dir_all(mounted.path("small")).unwrap();
         let (again, error) = fill(&mounted.path("big"));
         full(&error);
