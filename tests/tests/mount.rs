@@ -70,7 +70,7 @@ fn lua() -> PathBuf {
 
 /// A program of two lines that says how Lua is made: with an archive, and in parts.
 const MAKEFILE: &str = "\
-CFLAGS = -O1 -DLUA_USE_POSIX -MMD
+CFLAGS = -O0 -DLUA_USE_POSIX -MMD
 OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))
 minimal: $(OBJECTS)
 \t$(AR) rcs liblua.a $(filter-out main.o,$(OBJECTS))
