@@ -310,23 +310,26 @@ fn defrag_brings_pieces_together() {
     p.unmount();
 }
 
+/// Damages an image.
+type Change = fn(&mut Vec<u8>);
+
 #[test]
 fn rubbish_is_refused_with_a_sentence() {
     let p = Place::new();
     let image = p.s.path("disk.img");
     let whole = fs::read(&image).unwrap();
     // Both superblocks, one of them, and every block of the first two MiB but those.
-    let damage: [(&str, &dyn Fn(&mut Vec<u8>)); 3] = [
-        ("no superblock", &|bytes| {
+    let damage: [(&str, Change); 3] = [
+        ("no superblock", |bytes| {
             bytes[..4096].fill(0x5a);
             bytes[1_044_480..1_048_576].fill(0x5a);
         }),
-        ("rubbish", &|bytes| {
+        ("rubbish", |bytes| {
             for (at, byte) in bytes.iter_mut().enumerate().skip(4096) {
                 *byte = (at * 31 % 251) as u8;
             }
         }),
-        ("cut short", &|bytes| bytes.truncate(100_000)),
+        ("cut short", |bytes| bytes.truncate(100_000)),
     ];
     for (what, change) in damage {
         let mut bytes = whole.clone();
@@ -339,11 +342,20 @@ fn rubbish_is_refused_with_a_sentence() {
             assert!(!ran.stderr.contains("panicked"), "{what}: {ran:?}");
         }
     }
-    let mut one_copy = whole.clone();
-    one_copy[..4096].fill(0);
-    fs::write(&image, &one_copy).unwrap();
-    // The copy at the front is what says that this is a file system; the check finds the other.
-    p.s.run(&["fsck", "disk.img"]).ok();
-    p.mount(&[]);
-    p.unmount();
+    // One copy of the superblock is lost: the other serves, and the check says so.
+    for copy in [0..4096, 1_044_480..1_048_576] {
+        let mut bytes = whole.clone();
+        bytes[copy].fill(0);
+        fs::write(&image, &bytes).unwrap();
+        p.s.run(&["df", "disk.img"]).ok();
+        p.s.run(&["fsck", "disk.img"]).code(26);
+        assert_eq!(
+            fs::read(&image).unwrap(),
+            bytes,
+            "a check changed something"
+        );
+        let repaired = p.s.json(&["fsck", "disk.img", "--repair"]);
+        assert_eq!(repaired["clean"], true, "{repaired}");
+        p.is_clean();
+    }
 }

@@ -61,6 +61,12 @@ pub struct TreeConfig {
     /// Let other users than the one who mounts in; the permissions of the files count for them. An
     /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
+    /// Nothing but this mount uses the files, so the kernel may keep what is written to itself, until
+    /// the file is closed or synced, or for about 30 seconds. Many small writes to a large file are
+    /// several times faster; small files take longer. A full device is an error of fsync(2) or
+    /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
+    /// holes of files are not told from data.
+    pub exclusive: bool,
 }
 
 impl TreeConfig {
@@ -72,6 +78,7 @@ impl TreeConfig {
             ttl: Duration::from_secs(3600),
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
+            exclusive: false,
         }
     }
 }
@@ -94,14 +101,12 @@ impl Mount {
     /// a user who may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
+        settings.mount_options = options();
+        settings.mount_options.extend([
             MountOption::NoSuid,
             MountOption::NoDev,
             MountOption::NoExec,
-        ];
+        ]);
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
         Mount::begin(&config.mountpoint, settings, Files::new(exports))
     }
@@ -112,11 +117,7 @@ impl Mount {
     /// As [`Mount::start`].
     pub fn start_tree(config: TreeConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
+        settings.mount_options = options();
         if config.read_only {
             settings.mount_options.push(MountOption::RO);
         }
@@ -133,7 +134,7 @@ impl Mount {
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
         let recall = Arc::new(Recall::default());
-        let tree = Tree::new(&files, config.ttl, Arc::clone(&recall), Arc::clone(&ended));
+        let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
         if let Some(session) = &mount.session {
             let started = recall.start(session.notifier());
@@ -208,8 +209,12 @@ impl Mount {
         };
         match (self.session.take(), over) {
             (Some(session), true) => drop(session.join()),
-            // The kernel ends it when the last user goes, which may be never.
-            (Some(session), false) => std::mem::forget(session),
+            // The kernel ends it when the last user goes, which may be never; until then they are
+            // to see what others change.
+            (Some(session), false) => {
+                self.recall = None;
+                std::mem::forget(session);
+            }
             (None, _) => {}
         }
         Ok(over)
@@ -244,6 +249,16 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
         Some(At::Dead) => unmount(mountpoint, true).map(|()| true),
         _ => Ok(false),
     }
+}
+
+/// What every mount has.
+fn options() -> Vec<MountOption> {
+    vec![
+        MountOption::FSName("evfs".into()),
+        // The library has an option for this that does not reach the kernel.
+        MountOption::CUSTOM("subtype=evfs".into()),
+        MountOption::DefaultPermissions,
+    ]
 }
 
 enum At {

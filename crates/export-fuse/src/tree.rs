@@ -13,8 +13,8 @@
 //! What a program opens with O_DIRECT goes past the kernel's pages and past our cache; both write out
 //! first what is dirty in the range, and forget it where it changes.
 //!
-//! Absent on purpose: the kernel's own write-back cache (a write is in our cache when write(2)
-//! returns, so that other front ends see it), locks (the kernel keeps those of one mount).
+//! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
+//! the only client and was told so. Absent on purpose: locks (the kernel keeps those of one mount).
 
 mod convert;
 mod gone;
@@ -25,7 +25,7 @@ mod recall;
 
 pub(crate) use recall::Recall;
 
-use crate::mount::PIECE_BYTES;
+use crate::mount::{PIECE_BYTES, TreeConfig};
 use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
 use gone::Gone;
@@ -63,6 +63,7 @@ pub(crate) struct Tree {
     capabilities: Capabilities,
     gone: Gone,
     ttl: Duration,
+    exclusive: bool,
     recall: Arc<Recall>,
     _watch: Watch,
     /// Told when the last request is done.
@@ -74,7 +75,7 @@ impl Tree {
     /// written to when the last request is done.
     pub(crate) fn new(
         files: &Arc<Files>,
-        ttl: Duration,
+        config: &TreeConfig,
         recall: Arc<Recall>,
         ended: Arc<OwnedFd>,
     ) -> Tree {
@@ -87,7 +88,8 @@ impl Tree {
             handles: Handles::default(),
             capabilities: Capabilities::default(),
             gone: Gone::default(),
-            ttl,
+            ttl: config.ttl,
+            exclusive: config.exclusive,
             ended,
         }
     }

@@ -26,7 +26,6 @@ use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
 use crate::fs_pager::FsPager;
 use crate::key::Ino;
 use crate::namespace::{DirEntry, New, Rename};
-use crate::record::FILE_SIZE_MAX;
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -295,23 +294,7 @@ impl Files {
     /// # Errors
     /// The first file that could not be written; the others were tried all the same.
     pub fn sync(&self) -> Result<()> {
-        let mut session = self.shared.volume.session()?;
-        let mut first = Ok(());
-        for stats in self
-            .shared
-            .volume
-            .files()
-            .into_iter()
-            .filter(|stats| stats.dirty_bytes > 0)
-        {
-            let mut open = self
-                .shared
-                .volume
-                .open(&self.shared.volume.vnode(stats.file, stats.size));
-            let written = session.write_out(&mut open, 0..FILE_SIZE_MAX);
-            first = first.and(written);
-        }
-        first?;
+        self.shared.volume.write_out()?;
         self.shared.fileset.sync()
     }
 

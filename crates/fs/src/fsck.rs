@@ -108,6 +108,9 @@ impl Inner {
         let superblock = self.superblock.lock().clone();
         let mut report = Report::default();
         let meter = &mut Meter::new(progress, &superblock, db.item_bytes()?, &state);
+        for text in self.superblock.damaged_copies() {
+            report.problem(FindingKind::Pages, text);
+        }
         let pages = pages::verify(&self.io, &superblock, db.epoch()?, meter);
         report.note(FindingKind::Pages, "the metadata", pages)?;
         let keys = check_keys(&state, &mut report, meter);

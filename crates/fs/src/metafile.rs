@@ -60,6 +60,21 @@ impl SuperblockFile {
         }
     }
 
+    /// What is wrong with a copy on the device, though the other one serves. The next opening for
+    /// writing writes both.
+    pub fn damaged_copies(&self) -> Vec<String> {
+        let device_blocks = self.io.info().size / BLOCK_BYTES;
+        let mut wrong = Vec::new();
+        for offset in COPIES {
+            let mut bytes = vec![0; BLOCK];
+            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
+            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
+                wrong.push(format!("the superblock at byte {offset}: {error}"));
+            }
+        }
+        wrong
+    }
+
     pub fn lock(&self) -> MutexGuard<'_, Superblock> {
         self.current.lock().expect("no panic under this lock")
     }

@@ -209,6 +209,52 @@ fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
 }
 
 #[test]
+fn a_file_made_without_a_name_is_given_one_or_goes() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let free = fs.usage().free;
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    assert_eq!((attr.inode.links, files.fileset().id()), (0, 1));
+    lane.write(&file, At::End, &[5; 70_000]).expect("written");
+    files
+        .link(attr.ino, ROOT, b"named")
+        .expect("its first name");
+    let found = files.lookup(ROOT, b"named").expect("there");
+    assert_eq!((found.ino, found.inode.links), (attr.ino, 1));
+    files.unlink(ROOT, b"named").expect("removed");
+    let error = files.link(attr.ino, ROOT, b"again").unwrap_err();
+    assert_eq!(error.errno(), libc::ENOENT, "it has lost its name for good");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    lane.write(&file, At::End, &[6; 70_000]).expect("written");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let dir = New {
+        kind: FileType::Directory,
+        ..NEW
+    };
+    let refused = files.fileset().create_unnamed(ROOT, &dir).unwrap_err();
+    assert_eq!(refused.errno(), libc::EINVAL);
+    // Nobody closes this one: it goes when the file system is next opened.
+    let left = files.fileset().create_unnamed(ROOT, &NEW).expect("made");
+    assert_clean(&fs, "with a file that has no name yet");
+    drop(lane);
+    files.close().expect("closed");
+    drop(files);
+    fs.close().expect("closed");
+    let fs = open(&device);
+    assert_clean(&fs, "opened again");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    assert!(main.attr(left.ino).is_err());
+    assert_eq!(main.record().expect("there").used_inodes, 1);
+    assert!(fs.usage().free + 64 >= free);
+}
+
+#[test]
 fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data() {
     let device = device();
     let fs = open(&device);

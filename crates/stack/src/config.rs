@@ -46,6 +46,7 @@ const KEYS: &[&str] = &[
     "at",
     "fileset",
     "allow-other",
+    "exclusive",
 ];
 
 #[derive(Deserialize)]
@@ -92,6 +93,8 @@ struct MountTable {
     #[serde(default)]
     read_only: bool,
     allow_other: Option<bool>,
+    #[serde(default)]
+    exclusive: bool,
     #[serde(default)]
     allow_discards: bool,
 }
@@ -161,6 +164,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
             read_only: m.read_only,
             threads: m.threads,
             allow_other: m.allow_other,
+            exclusive: m.exclusive,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
             ..MountSpec::new(&m.device, &m.at)

@@ -485,12 +485,16 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// It cannot be opened at all, or the device fails. What a check finds is no error.
 pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
-    let (fs, failed) = open_unmounted(target, "check", !repair)?;
+    let (fs, failed) = open_unmounted(target, "check", true)?;
     let found = fs.check_with(progress).map_err(failed())?;
-    let repair = match repair && !found.is_clean() {
-        true => Some(fs.repair_with(progress).map_err(failed())?),
-        false => None,
-    };
+    fs.close().map_err(failed())?;
+    if !repair || found.is_clean() {
+        let repair = None;
+        return Ok(Checked { found, repair });
+    }
+    // Only now, so that a check of something sound leaves it as it was.
+    let (fs, failed) = open_unmounted(target, "repair", false)?;
+    let repair = Some(fs.repair_with(progress).map_err(failed())?);
     fs.close().map_err(failed())?;
     Ok(Checked { found, repair })
 }

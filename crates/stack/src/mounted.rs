@@ -37,6 +37,8 @@ pub struct MountSpec {
     pub threads: Option<usize>,
     /// Whether other users may enter; the mount's own default if it is left open.
     pub allow_other: Option<bool>,
+    /// Let the kernel keep what is written to itself for a while.
+    pub exclusive: bool,
     /// Pass discards on.
     pub allow_discards: bool,
     /// The configuration file that this came from.
@@ -54,6 +56,7 @@ impl MountSpec {
             read_only: false,
             threads: None,
             allow_other: None,
+            exclusive: false,
             allow_discards: false,
             config: None,
         }
@@ -130,6 +133,7 @@ impl Mounted {
             threads: spec.threads.unwrap_or(defaults.threads),
             allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
             read_only,
+            exclusive: spec.exclusive,
             ..defaults
         };
         let threads = config.threads;

@@ -65,6 +65,10 @@ pub struct MountArgs {
     /// `user_allow_other` in /etc/fuse.conf
     #[arg(long)]
     allow_other: bool,
+    /// Let the kernel keep what is written to itself for up to 30 seconds: many small writes to large
+    /// files are faster, a full disk shows at fsync or close only, and a killed process loses them
+    #[arg(long)]
+    exclusive: bool,
     /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
     #[arg(long)]
     allow_discards: bool,
@@ -198,6 +202,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     spec.read_only = args.read_only;
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
+    spec.exclusive = args.exclusive;
     spec.allow_discards = args.allow_discards;
     spec.check()?;
     let cache = ProcessCache::new(&context.settings)?;

@@ -147,6 +147,9 @@ impl Filesystem for Tree {
         ] {
             let _ = config.add_capabilities(capability);
         }
+        if self.exclusive {
+            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+        }
         Ok(())
     }
 
@@ -186,7 +189,7 @@ impl Filesystem for Tree {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
+        ctime: Option<SystemTime>,
         _fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -201,6 +204,7 @@ impl Filesystem for Tree {
             size,
             accessed: atime.map(convert::set_time),
             modified: mtime.map(convert::set_time),
+            changed: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
         };
         match self.change(req, ino.0, set) {
             Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
@@ -634,6 +638,11 @@ impl Filesystem for Tree {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        if self.exclusive {
+            // The kernel does not hand its dirty pages over before it asks; without an answer it
+            // takes everything for data.
+            return reply.error(Errno::ENOSYS);
+        }
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,

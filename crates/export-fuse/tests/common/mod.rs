@@ -52,7 +52,7 @@ pub fn unmount(mount: Mount) {
     let mut mount = Some(mount);
     wait_until("it is unmounted", || {
         match mount.take().map(|mount| mount.unmount(false)) {
-            None | Some(Ok(())) => true,
+            None | Some(Ok(_)) => true,
             Some(Err(failed)) => {
                 let (back, error) = *failed;
                 assert!(error.is_busy(), "{error}");
