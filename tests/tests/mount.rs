@@ -133,10 +133,10 @@ fn repository(s: &Sandbox) -> PathBuf {
     repository
 }
 
-fn git_and_a_build(on: On) {
+fn git_and_a_build(on: On, options: &'static [&'static str]) {
     let s = Sandbox::new();
     let repository = repository(&s);
-    let disk = Disk::new(&s, on, "512M");
+    let disk = Disk::new(&s, on, "512M").with(options);
     let mounted = disk.mount(&[]);
     shell(
         mounted.dir(),
@@ -188,12 +188,12 @@ fn git_and_a_build(on: On) {
 
 #[test]
 fn git_make_and_tar_on_a_clear_file() {
-    git_and_a_build(On::Clear);
+    git_and_a_build(On::Clear, &[]);
 }
 
 #[test]
-fn git_make_and_tar_on_an_encrypted_volume() {
-    git_and_a_build(On::Encrypted);
+fn git_make_and_tar_on_an_encrypted_volume_for_the_kernel_alone() {
+    git_and_a_build(On::Encrypted, &["--exclusive"]);
 }
 
 /// What a tree of packages does not have much of.
@@ -258,10 +258,10 @@ fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
 }
 
 /// Two programs at once, in WAL mode, which is memory that both map; then one with each journal.
-fn sqlite(on: On) {
+fn sqlite(on: On, options: &'static [&'static str]) {
     let transactions = number("EVFS_TEST_TRANSACTIONS", 800);
     let s = Sandbox::new();
-    let disk = Disk::new(&s, on, "512M");
+    let disk = Disk::new(&s, on, "512M").with(options);
     let mounted = disk.mount(&[]);
     let run = |mounted: &Mounted, script: &str| {
         let ran = Ran::with_input(
@@ -311,13 +311,13 @@ fn sqlite(on: On) {
 }
 
 #[test]
-fn sqlite_on_a_clear_file() {
-    sqlite(On::Clear);
+fn sqlite_on_a_clear_file_for_the_kernel_alone() {
+    sqlite(On::Clear, &["--exclusive"]);
 }
 
 #[test]
 fn sqlite_on_an_encrypted_volume() {
-    sqlite(On::Encrypted);
+    sqlite(On::Encrypted, &[]);
 }
 
 /// A line for the user `postgres`, who alone may run a database server.
