@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// What a file system lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub struct Disk<'a> {
     s: &'a Sandbox,
     device: String,
     environment: Vec<(&'static str, String)>,
+    options: &'static [&'static str],
 }
 
 impl<'a> Disk<'a> {
@@ -46,7 +47,14 @@ impl<'a> Disk<'a> {
             s,
             device: device.to_owned(),
             environment: Vec::new(),
+            options: &[],
         }
+    }
+
+    /// What mounts it is given these options, always.
+    pub fn with(mut self, options: &'static [&'static str]) -> Disk<'a> {
+        self.options = options;
+        self
     }
 
     /// What mounts it has this variable in its environment from now on.
@@ -81,6 +89,7 @@ impl<'a> Disk<'a> {
         let mut command = self.s.evfs();
         command.args(["mount", &self.device]).arg(&dir);
         let child = command
+            .args(self.options)
             .args(options)
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
@@ -161,6 +170,13 @@ impl Mounted {
     pub fn kill(mut self) {
         self.end();
         std::mem::forget(self);
+    }
+
+    /// Waits until the process has ended by itself; says how.
+    pub fn ended(mut self) -> ExitStatus {
+        let pid = self.child.id();
+        wait_until("the process ends", || has_ended(pid));
+        self.child.wait().expect("it has ended")
     }
 
     fn end(&mut self) {

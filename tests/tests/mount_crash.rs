@@ -3,7 +3,7 @@
 //!
 //! | variable | what becomes longer |
 //! |---|---|
-//! | `EVFS_TEST_KILLS=200` | how often it is killed (default: 20), half of it on an encrypted volume |
+//! | `EVFS_TEST_KILLS=200` | how often it is killed (default: 20): a file in the clear, an encrypted volume, `--exclusive` |
 //! | `EVFS_SEED=N` | the same changes again, as far as time lets them be the same |
 
 use std::collections::BTreeMap;
@@ -20,11 +20,12 @@ use tests::{Random, Sandbox, is_root, peer, wait_until};
 /// What everybody is told who uses a mount whose process has gone.
 const GONE: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
 
-fn kill_again_and_again(on: On) {
-    let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number")) / 2;
+fn kill_again_and_again(on: On, options: &'static [&'static str]) {
+    let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number"));
+    let kills = u64::div_ceil(kills, 3);
     let s = Sandbox::new();
     let mut random = Random::from_environment();
-    let mut disk = Disk::new(&s, on, "192M");
+    let mut disk = Disk::new(&s, on, "192M").with(options);
     let mut writers: Vec<_> = (0..3)
         .map(|n| Writer::new(&format!("writer{n}"), random.below(1 << 16)))
         .collect();
@@ -92,12 +93,17 @@ fn kill_again_and_again(on: On) {
 
 #[test]
 fn kill_9_loses_nothing_that_was_synced_on_a_clear_file() {
-    kill_again_and_again(On::Clear);
+    kill_again_and_again(On::Clear, &[]);
 }
 
 #[test]
 fn kill_9_loses_nothing_that_was_synced_on_an_encrypted_volume() {
-    kill_again_and_again(On::Encrypted);
+    kill_again_and_again(On::Encrypted, &[]);
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_synced_through_the_cache_of_the_kernel() {
+    kill_again_and_again(On::Clear, &["--exclusive"]);
 }
 
 /// Files with content that is known, each made durable.
@@ -162,7 +168,7 @@ fn fill_with_files(dir: &Path) -> (u64, io::Error) {
 fn a_full_disk_says_so_and_goes_on() {
     let s = Sandbox::new();
     for on in [On::Clear, On::Encrypted] {
-        let disk = Disk::new(&s, on, "64M");
+        let disk = Disk::new(&s, on, "48M");
         let mounted = disk.mount(&[]);
         let kept = Kept::make(mounted.dir(), 20);
         let full = |error: &io::Error| {
@@ -170,7 +176,10 @@ fn a_full_disk_says_so_and_goes_on() {
         };
         let (len, error) = fill(&mounted.path("big"));
         full(&error);
-        assert!(len > 20 << 20, "only {len} bytes in a disk of 64 MiB");
+        assert!(
+            len > 20 << 20,
+            "only {len} bytes in a disk of 48 MiB, less a header"
+        );
         // What was accepted has its place.
         File::open(mounted.path("big")).unwrap().sync_all().unwrap();
         assert_eq!(fs::metadata(mounted.path("big")).unwrap().len(), len);
@@ -190,7 +199,10 @@ fn a_full_disk_says_so_and_goes_on() {
             .sync_all()
             .unwrap();
         fs::remove_file(mounted.path("big")).unwrap();
-        fs::write(mounted.path("after"), vec![8; 500_000]).unwrap();
+        for n in 0..count / 4 {
+            fs::remove_file(mounted.path("small").join(n.to_string())).unwrap();
+        }
+        fs::write(mounted.path("after"), vec![8; 2 << 20]).unwrap();
         fs::remove_dir_all(mounted.path("small")).unwrap();
         let (again, error) = fill(&mounted.path("big"));
         full(&error);
@@ -318,6 +330,61 @@ fn a_device_that_fails_is_an_io_error_and_loses_nothing_that_was_synced() {
     kept.are_whole(mounted.dir());
     fs::remove_file(&broken).unwrap();
     after_the_failure(&s, &disk, mounted, &[kept]);
+}
+
+/// Changes of names are what the journal is for; when it fails, there are no more of them.
+#[test]
+fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
+    let s = Sandbox::new();
+    let port = free_port();
+    let (disk, broken) = (image(&s, "disk", 192 << 20), s.path("broken"));
+    let _server = nbdkit_that_fails(&disk, port, &broken);
+    s.run(&["lun", "scan", &format!("nbd://127.0.0.1:{port}/e")])
+        .ok();
+    s.run(&["format", "disk1"]).ok();
+    let mut disk = Disk::existing(&s, "disk1");
+    disk.set("EVFS_FS_COMMIT_INTERVAL_MS", "100");
+    let mounted = disk.mount(&[]);
+    let kept = Kept::make(mounted.dir(), 20);
+    let told = |result: io::Result<()>| result.map_err(|e| e.raw_os_error());
+    File::create(&broken).unwrap();
+    fs::create_dir(mounted.path("lost")).unwrap();
+    let synced = File::open(mounted.dir()).and_then(|dir| dir.sync_all());
+    assert!(
+        [Err(Some(libc::EIO)), Err(Some(libc::EROFS))].contains(&told(synced)),
+        "a journal that takes nothing promised something"
+    );
+    wait_until("no more changes are taken", || {
+        told(fs::create_dir(mounted.path("later"))) == Err(Some(libc::EROFS))
+            || fs::remove_dir(mounted.path("later")).is_err()
+    });
+    // What there is can be read and listed, also when the device would take writes again.
+    fs::remove_file(&broken).unwrap();
+    kept.are_whole(mounted.dir());
+    assert!(fs::read_dir(mounted.dir()).unwrap().count() > 20);
+    assert_eq!(
+        told(fs::write(mounted.path("no"), "no")),
+        Err(Some(libc::EROFS))
+    );
+    let shown = s.run(&["status"]).ok().stdout;
+    assert!(shown.contains("can only be read"), "{shown}");
+    // Leaving without a word would lose what is in memory only.
+    let dir = mounted.dir().to_owned();
+    let refused = s.run(&[Path::new("unmount"), &dir]).code(1);
+    assert!(refused.stderr.contains("--force"), "{}", refused.stderr);
+    let unmount = [Path::new("unmount"), Path::new("--force"), &dir];
+    let given_up = s.run(&unmount).code(1);
+    assert!(
+        given_up.stderr.contains("only be read"),
+        "{}",
+        given_up.stderr
+    );
+    assert!(mounted.ended().code().is_some(), "it was killed");
+    disk.check();
+    let mounted = disk.mount(&[]);
+    kept.are_whole(mounted.dir());
+    mounted.unmount(&s);
+    disk.check();
 }
 
 #[test]
