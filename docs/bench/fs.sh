@@ -186,8 +186,15 @@ header() {
   echo "# TARGETS='$TARGETS' ROWS='$ROWS' BEFORE='$BEFORE'; $ROUNDS rounds; SIZE=$SIZE FILES_SMALL=$FILES_SMALL FILES_LARGE=$FILES_LARGE; the tree has $TREE_FILES names"
   printf '#round\trow\ttarget\tdone\tseconds\tserver_cpu_us_each\tall_cpu_us_each\terror\n'
 }
+round() { # ROUND
+  local j t
+  for j in $ROWS; do
+    say "round $1 of $ROUNDS: $j"
+    for t in $(order "$1"); do measure "$1" "$j" "$t"; done
+  done
+}
 run() {
-  local t j r
+  local t r
   [ "$(id -u)" = 0 ] || die 'run as root'
   TREE_FILES=0 TREE_TOP=
   case " $ROWS " in *' untar '*) [ -r "$TREE" ] || die 'TREE is no tar file that can be read'
@@ -198,13 +205,8 @@ run() {
   disk_up; header
   for t in $TARGETS; do say "start $t"; start "$t"; done
   case " $ROWS " in *' fio-'*) for t in $TARGETS; do fio_ "$WORK/$t/work" sw 1M > /dev/null || die "$t: filling failed"; settle "$t"; done ;; esac
-  r=$FIRST; [ -z "$WARM" ] || r=$((FIRST - 1))
-  for ((; r <= ROUNDS; r++)); do
-    for j in $ROWS; do
-      say "round $r of $ROUNDS: $j"
-      for t in $(order "$r"); do measure "$r" "$j" "$t"; done
-    done
-  done
+  if [ -n "$WARM" ]; then round 0; fi
+  for ((r = FIRST; r <= ROUNDS; r++)); do round "$r"; done
 }
 # For each other target: pairs (other, base) of each row and quantity, as PAIRED reads them
 report() {
