@@ -74,6 +74,26 @@ pub fn nbdkit(image: &Path, port: u16) -> Killed {
     child
 }
 
+/// `nbdkit` on a port, with an export `e`, that fails every write with EIO while the
+/// file `broken` exists.
+pub fn nbdkit_that_fails(image: &Path, port: u16, broken: &Path) -> Killed {
+    let mut command = Command::new("nbdkit");
+    command
+        .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-e", "e"])
+        .args(["--filter=exportname", "--filter=error", "file"])
+        .arg(image)
+        .arg(format!("exportdesc=fixed:wwid={WWID}"));
+    for what in ["pwrite", "zero", "trim"] {
+        command
+            .arg(format!("error-{what}=EIO"))
+            .arg(format!("error-{what}-rate=100%"))
+            .arg(format!("error-{what}-file={}", broken.display()));
+    }
+    let child = spawn(&mut command);
+    answers(port);
+    child
+}
+
 /// `tgtd` with two portals and one unit, number 1.
 pub struct Tgtd {
     _child: Killed,

@@ -24,6 +24,7 @@ mod io;
 pub mod loopdev;
 mod mount;
 mod tree;
+mod users;
 
 pub use mount::{Config, Export, Mount, TreeConfig, clear_dead};
 

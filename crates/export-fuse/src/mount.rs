@@ -1,8 +1,8 @@
 //! Mounting and unmounting.
 
 use crate::files::Files;
-use crate::tree::Tree;
-use crate::{Error, REQUESTS_PER_THREAD};
+use crate::tree::{Recall, Tree};
+use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -61,6 +61,12 @@ pub struct TreeConfig {
     /// Let other users than the one who mounts in; the permissions of the files count for them. An
     /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
+    /// Nothing but this mount uses the files, so the kernel may keep what is written to itself, until
+    /// the file is closed or synced, or for about 30 seconds. Many small writes to a large file are
+    /// several times faster; small files take longer. A full device is an error of fsync(2) or
+    /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
+    /// holes of files are not told from data.
+    pub exclusive: bool,
 }
 
 impl TreeConfig {
@@ -72,6 +78,7 @@ impl TreeConfig {
             ttl: Duration::from_secs(3600),
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
+            exclusive: false,
         }
     }
 }
@@ -82,6 +89,8 @@ pub struct Mount {
     session: Option<BackgroundSession>,
     /// Readable when the last request is done, where anybody wants to know.
     ended: Option<Arc<OwnedFd>>,
+    /// Tells the kernel what others change, for a mounted file system.
+    recall: Option<Arc<Recall>>,
 }
 
 impl Mount {
@@ -92,14 +101,12 @@ impl Mount {
     /// a user who may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
+        settings.mount_options = options();
+        settings.mount_options.extend([
             MountOption::NoSuid,
             MountOption::NoDev,
             MountOption::NoExec,
-        ];
+        ]);
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
         Mount::begin(&config.mountpoint, settings, Files::new(exports))
     }
@@ -110,11 +117,7 @@ impl Mount {
     /// As [`Mount::start`].
     pub fn start_tree(config: TreeConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
+        settings.mount_options = options();
         if config.read_only {
             settings.mount_options.push(MountOption::RO);
         }
@@ -130,8 +133,14 @@ impl Mount {
         settings.n_threads = Some(config.threads.max(1));
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
-        let tree = Tree::new(files, config.ttl, Arc::clone(&ended));
+        let recall = Arc::new(Recall::default());
+        let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
+        if let Some(session) = &mount.session {
+            let started = recall.start(session.notifier());
+            started.map_err(|e| Error::io("cannot start a thread", e))?;
+        }
+        mount.recall = Some(recall);
         mount.ended = Some(ended);
         Ok(mount)
     }
@@ -160,6 +169,7 @@ impl Mount {
             mountpoint,
             session: Some(session),
             ended: None,
+            recall: None,
         })
     }
 
@@ -199,8 +209,12 @@ impl Mount {
         };
         match (self.session.take(), over) {
             (Some(session), true) => drop(session.join()),
-            // The kernel ends it when the last user goes, which may be never.
-            (Some(session), false) => std::mem::forget(session),
+            // The kernel ends it when the last user goes, which may be never; until then they are
+            // to see what others change.
+            (Some(session), false) => {
+                self.recall = None;
+                std::mem::forget(session);
+            }
             (None, _) => {}
         }
         Ok(over)
@@ -220,6 +234,9 @@ impl Drop for Mount {
         if self.session.is_some() {
             let _ = unmount(&self.mountpoint, true);
         }
+        if let Some(recall) = &self.recall {
+            recall.close();
+        }
     }
 }
 
@@ -234,6 +251,16 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     }
 }
 
+/// What every mount has.
+fn options() -> Vec<MountOption> {
+    vec![
+        MountOption::FSName("evfs".into()),
+        // The library has an option for this that does not reach the kernel.
+        MountOption::CUSTOM("subtype=evfs".into()),
+        MountOption::DefaultPermissions,
+    ]
+}
+
 enum At {
     Alive,
     Dead,
@@ -241,9 +268,10 @@ enum At {
 
 /// Whether a file system of ours, or another one, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
-    // A mount whose server died answers everything, also this, with ENOTCONN.
-    match std::fs::metadata(path) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Some(At::Dead),
+    // A mount whose server died answers ENOTCONN to what the kernel has to ask the server. It would
+    // give attributes, which it may remember; it never remembers how full a file system is.
+    match rustix::fs::statfs(path) {
+        Err(rustix::io::Errno::NOTCONN) => return Some(At::Dead),
         Err(_) => return None,
         Ok(_) => {}
     }
@@ -306,6 +334,9 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
 fn busy(path: &Path) -> Error {
     Error::Busy {
         what: path.display().to_string(),
-        hint: "somebody has a file in it open".into(),
+        hint: match users::of(path) {
+            Some(users) => format!("used by {users}"),
+            None => "somebody has a file in it open".into(),
+        },
     }
 }

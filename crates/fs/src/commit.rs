@@ -278,7 +278,7 @@ impl Inner {
         // Each key changed may take a page of the tree, and as much again on the way to it and until
         // the pages of the commit before can be used again. So the fuller the device, the smaller the
         // commits, and a tree on a device with only the reserve left can still be changed.
-        let room = self.space.usage().free as usize / PAGES_PER_KEY;
+        let room = self.space.metadata_room() as usize / PAGES_PER_KEY;
         match backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
             true => self.checkpoint(),
             false => Ok(()),

@@ -11,7 +11,6 @@
 
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key};
-use crate::metafile::MetaFile;
 use crate::overlay::{Change, Overlay};
 use crate::space::Run;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
@@ -79,7 +78,7 @@ fn of_redb(error: redb::Error) -> Error {
 impl Db {
     /// Opens the database, or makes it if the file is empty. `verify` reads every page of it first,
     /// and compares its checksum.
-    pub fn open(file: MetaFile, cache_bytes: usize, verify: bool) -> Result<Db> {
+    pub fn open(file: impl redb::StorageBackend, cache_bytes: usize, verify: bool) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
         builder.set_check_integrity_on_open(verify);
@@ -111,9 +110,29 @@ impl Db {
         self.number(EPOCH)
     }
 
+    /// Reads every page of the last commit, compares its checksum, and counts anew which are in use.
+    /// Nobody reads or writes meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Corrupt`]: something of it is damaged.
+    pub fn verify(&mut self) -> Result<()> {
+        let database = self.database.as_mut().expect("there until it is dropped");
+        match guard(|| Ok(database.check_integrity()?))? {
+            true => Ok(()),
+            false => Err(Error::corrupt(
+                "the count of its pages in use is not what they are",
+            )),
+        }
+    }
+
+    /// Bytes of all items, keys included.
+    pub fn item_bytes(&self) -> Result<u64> {
+        self.number(ITEM_BYTES)
+    }
+
     /// Pages that all items need, as far as one can tell from their bytes.
     pub fn item_pages(&self) -> Result<u64> {
-        Ok(self.number(ITEM_BYTES)? / ITEM_BYTES_PER_PAGE)
+        Ok(self.item_bytes()? / ITEM_BYTES_PER_PAGE)
     }
 
     fn number(&self, name: &str) -> Result<u64> {

@@ -57,6 +57,8 @@ pub struct SetAttr {
     pub accessed: Option<SetTime>,
     /// Last change of content.
     pub modified: Option<SetTime>,
+    /// Last change of anything, by a client that has kept the time itself; otherwise it is now.
+    pub changed: Option<SetTime>,
 }
 
 /// What [`Fileset::set_xattr`] expects to find.
@@ -163,7 +165,7 @@ impl Fileset {
         inode.gid = set.gid.unwrap_or(inode.gid);
         inode.accessed = time(set.accessed, inode.accessed)?;
         inode.modified = time(set.modified, inode.modified)?;
-        inode.changed = now;
+        inode.changed = time(set.changed, now)?;
         let permissions = inode.permissions;
         op.set_inode(self.id, ino, inode)?;
         if set.permissions.is_some() {

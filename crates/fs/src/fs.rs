@@ -17,7 +17,7 @@ use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
 use crate::names::Hasher;
 use crate::record::{BLOCK_BYTES, Time, TreeRecord};
-use crate::space::{Run, Space, Usage, reserve_blocks};
+use crate::space::{Run, Space, reserve_blocks};
 use crate::state::{State, Tree};
 use crate::store::Store;
 use crate::superblock::Superblock;
@@ -57,6 +57,27 @@ impl Default for Options {
             clock: Time::now,
         }
     }
+}
+
+/// How full a file system is, in blocks of 4096 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Usage {
+    /// Of the device, those of the superblocks and the journal included.
+    pub blocks: u64,
+    /// That the metadata has.
+    pub metadata: u64,
+    /// That the journal has.
+    pub journal: u64,
+    /// Not in use.
+    pub free: u64,
+    /// Not in use, not promised, and not kept for the metadata.
+    pub available: u64,
+    /// The largest run of free blocks.
+    pub largest_free: u64,
+    /// Runs of free blocks.
+    pub free_runs: u64,
+    /// Inodes of all filesets.
+    pub inodes: u64,
 }
 
 /// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
@@ -105,7 +126,7 @@ impl Fs {
         space.set_loaded();
         keep_spare(&mut superblock, &space);
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
-        superblock.write_both()?;
+        superblock.write()?;
         let file = MetaFile::new(io, superblock, space, false);
         Db::open(file, 1 << 20, false)?.close()?;
         let fs = Fs::open(device, Options::default())?;
@@ -207,9 +228,40 @@ impl Fs {
         self.inner.checkpoint()
     }
 
-    /// How full the device is.
+    /// How full the device is. What each fileset has is in its record; see [`Fs::filesets`].
     pub fn usage(&self) -> Usage {
-        self.inner.space.usage()
+        let free = self.inner.space.usage();
+        let inodes = {
+            let state = self.inner.read();
+            let filesets = state.trees.values().filter(|t| t.record.origin == 0);
+            filesets.map(|tree| tree.record.used_inodes).sum()
+        };
+        let superblock = self.inner.superblock.lock();
+        let segments = superblock.segments.iter();
+        Usage {
+            blocks: superblock.device_blocks,
+            metadata: segments.map(|s| u64::from(s.blocks)).sum(),
+            journal: superblock.journal_blocks,
+            free: free.free,
+            available: free.available,
+            largest_free: free.largest_run,
+            free_runs: free.runs,
+            inodes,
+        }
+    }
+
+    /// Why nothing can be changed, if nothing can: it was opened so, or there was an error after
+    /// which going on could lose what is durable. Reading goes on.
+    pub fn read_only_because(&self) -> Option<Error> {
+        let asked = self.inner.check_writable().err();
+        asked.or_else(|| self.inner.read().failed.clone())
+    }
+
+    /// Bytes of the device that [`Fs::grow`] would add.
+    pub fn growable_bytes(&self) -> u64 {
+        let now = self.inner.device.info().size / BLOCK_BYTES;
+        let used = self.inner.superblock.lock().device_blocks;
+        now.saturating_sub(used) * BLOCK_BYTES
     }
 
     /// What the superblock says.

@@ -88,6 +88,15 @@ impl DeviceIo {
         self.run(steps).map(drop)
     }
 
+    /// Carries out writes; they need not be durable afterwards.
+    pub fn write(&self, ops: Vec<Op>) -> block::Result<()> {
+        let steps = Steps {
+            ops,
+            ..Steps::default()
+        };
+        self.run(steps).map(drop)
+    }
+
     /// Writes `data` at `offset`, so that it is durable when this returns. With `flush` everything
     /// written before is durable first.
     pub fn write_through(&self, flush: bool, offset: u64, data: Buf) -> block::Result<()> {

@@ -103,6 +103,32 @@ impl Fileset {
         })
     }
 
+    /// Makes a regular file without a name, open once already (`O_TMPFILE` of open(2)): it goes with its last
+    /// [`Fileset::release`], or with a crash, unless [`Fileset::link`] gives it a name before. The
+    /// directory is where it inherits from.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn create_unnamed(&self, dir: Ino, new: &New) -> Result<Attr> {
+        if new.kind != FileType::File {
+            return Err(Error::new(
+                Kind::Invalid,
+                "only a file can be without a name",
+            ));
+        }
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let mut attr = self.make_inode(&mut op, dir, new)?;
+            attr.inode.links = 0;
+            op.set_inode(self.id, attr.ino, attr.inode.clone())?;
+            op.put(self.id, 0, (Item::Orphan, attr.ino), Vec::new(), true)?;
+            let core = op.core(attr.ino)?;
+            (core.opens, core.unnamed) = (1, true);
+            op.finish();
+            Ok(attr)
+        })
+    }
+
     /// Makes a symbolic link; its permissions are 0777.
     ///
     /// # Errors
@@ -157,10 +183,26 @@ impl Fileset {
 
     fn make(&self, op: &mut Op, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         check_name(name)?;
-        let parent = op.directory(self.id, dir)?;
+        op.directory(self.id, dir)?;
         let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
             return Err(Kind::Exists.into());
         };
+        let attr = self.make_inode(op, dir, new)?;
+        let (ino, kind) = (attr.ino, new.kind);
+        let entry = Entry { ino, kind, name };
+        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        let now = op.now;
+        op.change(dir, |parent| {
+            parent.entries += 1;
+            parent.links += u32::from(kind == FileType::Directory);
+            parent.touch(now);
+        })?;
+        Ok(attr)
+    }
+
+    /// Makes an inode as a directory has it, and its attributes; its name is for the caller to make.
+    fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
+        let parent = op.directory(self.id, dir)?;
         op.check_new_inode()?;
         let is_dir = new.kind == FileType::Directory;
         if is_dir && parent.links >= LINKS_MAX {
@@ -192,15 +234,6 @@ impl Fileset {
         }
         self.give_acl(op, dir, ino, &mut inode, new.umask)?;
         op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
-        let kind = new.kind;
-        let entry = Entry { ino, kind, name };
-        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
-        let now = op.now;
-        op.change(dir, |parent| {
-            parent.entries += 1;
-            parent.links += u32::from(is_dir);
-            parent.touch(now);
-        })?;
         op.use_inodes(1);
         Ok(Attr { ino, inode })
     }
@@ -238,10 +271,10 @@ impl Fileset {
         Ok(())
     }
 
-    /// Gives a file another name.
+    /// Gives a file another name, or its first.
     ///
     /// # Errors
-    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file without a name.
+    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost its names.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -249,7 +282,9 @@ impl Fileset {
         if inode.is_dir() {
             return Err(Error::new(Kind::NotPermitted, "a directory has one name"));
         }
-        if inode.links == 0 {
+        let name_of = (self.id, ino);
+        let unnamed = op.cores.get(&name_of).is_some_and(|core| core.unnamed);
+        if inode.links == 0 && !unnamed {
             return Err(Kind::NotFound.into());
         }
         if inode.links >= LINKS_MAX {
@@ -272,7 +307,13 @@ impl Fileset {
             inode.links += 1;
             inode.changed = now;
         })?;
+        if unnamed {
+            op.delete(self.id, 0, (Item::Orphan, ino))?;
+        }
         let inode = op.look(ino)?;
+        if let Some(core) = op.cores.get_mut(&name_of) {
+            core.unnamed = false;
+        }
         op.finish();
         Ok(Attr { ino, inode })
     }

@@ -18,6 +18,12 @@ use std::sync::{Mutex, MutexGuard};
 /// Free runs that the search for a fitting one looks at before it takes the best of all.
 const SEARCH_RUNS: usize = 16;
 
+/// Extents in the tree that take one block, with the room that a commit needs to change them: some
+/// ninety bytes each in pages that are half full, twice.
+const EXTENTS_PER_BLOCK: u64 = 16;
+/// Promised blocks for each block of the reserve that it has room to name; that takes half of it.
+const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
+
 /// A run of blocks on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
@@ -68,13 +74,17 @@ struct Inner {
     slack: u64,
 }
 
-/// Blocks of a device, for statfs.
+/// What of the device is free, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Free {
     /// Not in use, those that rest included.
     pub free: u64,
     /// That a file could still be promised.
     pub available: u64,
+    /// The largest run of them.
+    pub largest_run: u64,
+    /// Runs of them.
+    pub runs: u64,
 }
 
 impl Space {
@@ -153,20 +163,24 @@ impl Space {
     }
 
     /// How full the device is.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Free {
         let inner = self.lock();
-        Usage {
+        Free {
             free: inner.free + inner.resting_blocks,
             available: inner.available() + inner.resting_blocks,
+            largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
+            runs: inner.by_blocks.len() as u64,
         }
     }
 
     /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
-        let kept = inner.available() >= blocks;
-        if kept {
-            inner.promised += blocks;
+        inner.promised += blocks;
+        // The promise itself makes the metadata need more.
+        let kept = inner.free >= inner.promised + inner.reserve + inner.for_promises();
+        if !kept {
+            inner.promised -= blocks;
         }
         kept
     }
@@ -198,6 +212,12 @@ impl Space {
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
         inner.available() > 0 || inner.slack > inner.reserve
+    }
+
+    /// Blocks that the metadata may still take, its reserve included.
+    pub fn metadata_room(&self) -> u64 {
+        let inner = self.lock();
+        inner.free.saturating_sub(inner.promised)
     }
 
     /// Notes how many blocks of the metadata its items do not need.
@@ -316,7 +336,15 @@ impl Space {
 
 impl Inner {
     fn available(&self) -> u64 {
-        self.free.saturating_sub(self.promised + self.reserve)
+        let kept_back = self.reserve + self.for_promises();
+        self.free.saturating_sub(self.promised + kept_back)
+    }
+
+    /// What naming the promised blocks may take of the metadata, beyond what the reserve has for it:
+    /// at worst each of them is an extent of its own.
+    fn for_promises(&self) -> u64 {
+        let covered = PROMISES_PER_RESERVE * self.reserve;
+        self.promised.saturating_sub(covered) / EXTENTS_PER_BLOCK
     }
 
     fn insert(&mut self, start: u64, blocks: u64) {
@@ -453,9 +481,27 @@ mod tests {
     }
 
     #[test]
+    fn promises_leave_room_for_the_metadata_that_will_name_them() {
+        let space = Space::new(10);
+        space.add(run(0, 1000));
+        let mut promised = 0;
+        while space.promise(1) {
+            promised += 1;
+        }
+        assert!(space.metadata_room() >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
+        assert!(promised > 900, "{promised}");
+        // Once they are named there is room for as many again as the metadata did not need.
+        assert_eq!(
+            space.allocate(None, promised).map(|r| r.blocks),
+            Some(promised)
+        );
+        assert!(space.promise(1000 - promised - 10) && !space.promise(1));
+    }
+
+    #[test]
     fn a_goal_is_followed_and_runs_grow_together_again() {
         let space = space(100);
-        space.promise(100);
+        assert!(space.promise_reserve(100));
         assert_eq!(space.allocate(Some(50), 10), Some(run(50, 10)));
         assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
         assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));

@@ -295,7 +295,7 @@ impl Serving for Attachment {
         }
         if let Err(error) = self.close_exports(force) {
             return Err(Kept {
-                serving: self,
+                serving: Some(self),
                 error,
             });
         }
@@ -306,7 +306,7 @@ impl Serving for Attachment {
                 Ok(())
             }
             Err(error) => Err(Kept {
-                serving: self,
+                serving: Some(self),
                 error: error.into(),
             }),
         }

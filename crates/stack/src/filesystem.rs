@@ -5,8 +5,8 @@
 
 use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
 use crate::{Error, Result, Settings, control, device, signature};
-pub use ::fs::FIRST_FILESET;
-use ::fs::{BLOCK_BYTES, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::{BlockDevice, Blocking};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -397,37 +397,114 @@ fn shown(id: TreeId, record: &TreeRecord, all: &[(TreeId, TreeRecord)]) -> Value
 fn usage(fs: &Fs) -> Value {
     let superblock = fs.superblock();
     let usage = fs.usage();
-    let metadata: u64 = superblock
-        .segments
-        .iter()
-        .map(|s| u64::from(s.blocks))
-        .sum();
     let mut shown = json!({
         "uuid": uuid_text(&superblock.uuid),
         "label": superblock.label,
-        "size_bytes": superblock.device_blocks * BLOCK_BYTES,
+        "size_bytes": usage.blocks * BLOCK_BYTES,
         "free_bytes": usage.free * BLOCK_BYTES,
         "available_bytes": usage.available * BLOCK_BYTES,
-        "metadata_bytes": metadata * BLOCK_BYTES,
-        "journal_bytes": superblock.journal_blocks * BLOCK_BYTES,
+        "largest_free_bytes": usage.largest_free * BLOCK_BYTES,
+        "free_runs": usage.free_runs,
+        "growable_bytes": fs.growable_bytes(),
+        "metadata_bytes": usage.metadata * BLOCK_BYTES,
+        "journal_bytes": usage.journal * BLOCK_BYTES,
+        "inodes": usage.inodes,
     });
     shown["filesets"] = filesets(fs)["filesets"].take();
     shown
 }
 
-/// What a check has found, and a repair has done.
-pub struct Checked {
-    /// For `--json`.
-    pub value: Value,
-    /// Nothing is wrong, or not any more.
-    pub clean: bool,
+/// The inode that a path leads to, from the root of a fileset.
+pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
+    let failed = || Error::files(format!("no file {path}"));
+    let mut attr = fileset.attr(ROOT).map_err(failed())?;
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        let found = fileset.lookup(attr.ino, part.as_bytes());
+        attr = found.map_err(failed())?;
+    }
+    Ok(attr)
 }
+
+/// Rewrites files of many extents into few: those of one fileset below a path, or all.
+///
+/// # Errors
+/// It is mounted; there is no such path; the device fails, and the file at hand is as it was.
+pub fn defrag(
+    target: &Target<'_>,
+    fileset: Option<&str>,
+    path: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Defragmented> {
+    let (fs, failed) = open_unmounted(target, "defragment", false)?;
+    let names: Vec<String> = match (fileset, path) {
+        (Some(name), _) => vec![name.to_owned()],
+        (None, Some(_)) => vec![FIRST_FILESET.to_owned()],
+        (None, None) => {
+            let own = fs.filesets().into_iter().filter(|(_, r)| r.origin == 0);
+            own.map(|(_, record)| record.name).collect()
+        }
+    };
+    let mut all = Defragmented::default();
+    for name in names {
+        let fileset = fs.fileset_named(&name).map_err(failed())?;
+        let top = resolve(&fileset, path.unwrap_or_default())?.ino;
+        let done = fs.defrag(fileset.id(), top, progress).map_err(failed())?;
+        all.files += done.files;
+        all.improved += done.improved;
+        all.extents_before += done.extents_before;
+        all.extents_after += done.extents_after;
+        all.moved_blocks += done.moved_blocks;
+    }
+    fs.close().map_err(failed())?;
+    Ok(all)
+}
+
+/// What a check has found, and a repair has done.
+#[derive(Debug, Serialize)]
+pub struct Checked {
+    /// What was wrong at first.
+    pub found: Report,
+    /// What was done about it, if that was wanted and there was something.
+    pub repair: Option<Repair>,
+}
+
+impl Checked {
+    /// What is wrong now.
+    pub fn left(&self) -> &Report {
+        self.repair
+            .as_ref()
+            .map_or(&self.found, |repair| &repair.left)
+    }
+}
+
+/// Told now and then how much of the work is done, and of how much.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Checks a file system that nobody has mounted; with `repair` mends it.
 ///
 /// # Errors
 /// It cannot be opened at all, or the device fails. What a check finds is no error.
-pub fn fsck(target: &Target<'_>, repair: bool) -> Result<Checked> {
+pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
+    let (fs, failed) = open_unmounted(target, "check", true)?;
+    let found = fs.check_with(progress).map_err(failed())?;
+    fs.close().map_err(failed())?;
+    if !repair || found.is_clean() {
+        let repair = None;
+        return Ok(Checked { found, repair });
+    }
+    // Only now, so that a check of something sound leaves it as it was.
+    let (fs, failed) = open_unmounted(target, "repair", false)?;
+    let repair = Some(fs.repair_with(progress).map_err(failed())?);
+    fs.close().map_err(failed())?;
+    Ok(Checked { found, repair })
+}
+
+/// Opens a file system that nobody has mounted, to do something with all of it.
+fn open_unmounted<'a>(
+    target: &'a Target<'_>,
+    what: &'a str,
+    read_only: bool,
+) -> Result<(Fs, impl Fn() -> Failed + use<'a>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
             "{} is mounted as `{name}`; unmount it first",
@@ -435,44 +512,18 @@ pub fn fsck(target: &Target<'_>, repair: bool) -> Result<Checked> {
         )));
     }
     let open = target.open(OpenOptions {
-        read_only: !repair,
+        read_only,
         ..OpenOptions::default()
     })?;
-    let options = ::fs::Options {
-        verify: true,
-        ..options(target.settings, !repair)
-    };
-    let fs = open_fs(&open.device, &target.name(), options)?;
-    let failed = || Error::files(format!("cannot check {}", target.name()));
-    let found = fs.check().map_err(failed())?;
-    let mut value = json!({ "found": report(&found), "clean": found.is_clean() });
-    let mut clean = found.is_clean();
-    if repair && !clean {
-        let done = fs
-            .repair()
-            .map_err(Error::files(format!("cannot repair {}", target.name())))?;
-        clean = done.left.is_clean();
-        value["done"] = json!({ "count": done.done_count, "list": done.done });
-        value["left"] = report(&done.left);
-        value["clean"] = clean.into();
-    }
-    fs.close().map_err(failed())?;
-    Ok(Checked { value, clean })
+    let name = target.name();
+    let fs = open_fs(&open.device, &name, options(target.settings, read_only))?;
+    Ok((fs, move || {
+        Box::new(Error::files(format!("cannot {what} {name}"))) as Failed
+    }))
 }
 
-fn report(report: &::fs::Report) -> Value {
-    json!({
-        "problem_count": report.problem_count,
-        "problems": report.problems,
-        "filesets": report.trees,
-        "inodes": report.inodes,
-        "entries": report.entries,
-        "extents": report.extents,
-        "data_bytes": report.data_blocks * BLOCK_BYTES,
-        "shared_bytes": report.shared_blocks * BLOCK_BYTES,
-        "metadata_bytes": report.metadata_blocks * BLOCK_BYTES,
-    })
-}
+/// Says what was tried when an error came.
+type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 
 /// A UUID as everybody writes it (RFC 9562, section 4).
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {

@@ -7,11 +7,11 @@
 use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, valid_name};
 use crate::device::OpenLun;
-use crate::filesystem::{carry_out, open_fs, options, uuid_text};
+use crate::filesystem::{carry_out, open_fs, options, resolve, uuid_text};
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
-use ::fs::{FIRST_FILESET, Files, Fs, ROOT};
+use ::fs::{FIRST_FILESET, Files, Fs};
 use block::{BlockDevice, Stats, StatsHandle};
 use cache::{FileId, Vnode};
 use export_fuse::{Mount, TreeConfig};
@@ -164,6 +164,20 @@ impl Mounted {
         self.fs.as_ref().ok_or_else(closed)
     }
 
+    /// The status, with what has become of the file system since.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        let asked = status.read_only;
+        let failed = self.fs.as_ref().and_then(Fs::read_only_because);
+        if let (false, Some(why)) = (asked, failed) {
+            status.read_only = true;
+            status.warning = Some(format!(
+                "nothing can be changed any more: {why}; unmount, look after the device, and mount again"
+            ));
+        }
+        status
+    }
+
     /// The pages of a file in what is mounted.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
@@ -172,12 +186,7 @@ impl Mounted {
                 self.status.name
             ))
         })?;
-        let failed = || Error::files(format!("no file {path}"));
-        let mut attr = self.files.attr(ROOT).map_err(failed())?;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            let found = self.files.lookup(attr.ino, part.as_bytes());
-            attr = found.map_err(failed())?;
-        }
+        let attr = resolve(self.files.fileset(), path)?;
         if attr.inode.kind != ::fs::FileType::File {
             return Err(Error::Usage(format!("{path} is no regular file")));
         }
@@ -204,9 +213,21 @@ impl Mounted {
         }
     }
 
+    /// Writes everything out and lets the device go.
+    fn close(&mut self, over: bool) -> Result<()> {
+        self.write_out(over)?;
+        let failed = Error::files(format!("cannot close {}", self.status.name));
+        self.fs.take().map_or(Ok(()), Fs::close).map_err(failed)
+    }
+
     /// Makes everything durable and, if nobody uses the files any more, wipes what the cache has.
     fn write_out(&self, over: bool) -> Result<()> {
-        let failed = || Error::files(format!("cannot write {} out", self.status.name));
+        let name = &self.status.name;
+        let failed = || {
+            Error::files(format!(
+                "cannot write {name} out (--force gives up what is in memory only)"
+            ))
+        };
         match over {
             true => self.files.close().map_err(failed())?,
             false => self.files.sync().map_err(failed())?,
@@ -236,7 +257,7 @@ impl Serving for Mounted {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::Detach { .. } => Ok(self.status.to_value()),
+            Ask::Status | Ask::Detach { .. } => Ok(self.status_now().to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
@@ -262,26 +283,22 @@ impl Serving for Mounted {
             Ok(over) => over,
             Err(error) => {
                 return Err(Kept {
-                    serving: self,
+                    serving: Some(self),
                     error,
                 });
             }
         };
-        if let Err(error) = self.write_out(over) {
-            return Err(Kept {
-                serving: self,
-                error,
-            });
-        }
-        match self.fs.take().map_or(Ok(()), Fs::close) {
+        match self.close(over) {
             Ok(()) => Ok(()),
-            Err(error) => {
-                let error = Error::files(format!("cannot close {}", self.status.name))(error);
-                Err(Kept {
-                    serving: self,
-                    error,
-                })
-            }
+            Err(error) => Err(Kept {
+                // Nobody reaches the files any more: what could not be written is tried again with the
+                // next attempt, or, with force, given up.
+                serving: match force {
+                    true => None,
+                    false => Some(self),
+                },
+                error,
+            }),
         }
     }
 }

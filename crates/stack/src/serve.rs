@@ -36,14 +36,15 @@ pub trait Serving: Send {
     /// stays as it is and the error says who holds it.
     ///
     /// # Errors
-    /// It comes back with the error when it is still in use.
+    /// It comes back with the error when it is still in use, or not everything could be written out.
+    /// With `force` it does not come back for the latter: what could not be written is lost.
     fn stop(self: Box<Self>, force: bool) -> std::result::Result<(), Kept>;
 }
 
 /// What could not be stopped.
 pub struct Kept {
-    /// As it was.
-    pub serving: Box<dyn Serving>,
+    /// As it was; nothing if it has ended all the same.
+    pub serving: Option<Box<dyn Serving>>,
     /// Why.
     pub error: Error,
 }
@@ -60,8 +61,9 @@ pub enum Ended {
 /// Serves until everything is detached or a signal comes.
 ///
 /// # Errors
-/// When waiting fails; when what ended by itself could not be made durable.
+/// When waiting fails; when what ended by itself could not be made durable, once all else has ended.
 pub fn serve(mut all: Vec<Box<dyn Serving>>, signals: &StopSignals) -> Result<Ended> {
+    let mut lost = None;
     while !all.is_empty() {
         if let Some(signal) = signals.stop_asked() {
             tracing::info!(signal, "stopping");
@@ -74,15 +76,17 @@ pub fn serve(mut all: Vec<Box<dyn Serving>>, signals: &StopSignals) -> Result<En
         for index in (0..all.len()).rev() {
             if ended.contains(&index) {
                 // Nobody uses it any more, so nothing can be in the way but the device.
-                let stopped = all.swap_remove(index).stop(true);
-                stopped.map_err(|kept| kept.error)?;
+                if let Err(kept) = all.swap_remove(index).stop(true) {
+                    tracing::error!("closed with an error: {}", kept.error);
+                    lost = lost.or(Some(kept.error));
+                }
             } else if asked.contains(&index) {
                 let serving = all.swap_remove(index);
                 all.extend(answer_one(serving));
             }
         }
     }
-    Ok(Ended::Detached)
+    lost.map_or(Ok(Ended::Detached), Err)
 }
 
 /// Waits for something to happen; says who was asked, and which ended.
@@ -121,7 +125,7 @@ fn answer_one(serving: Box<dyn Serving>) -> Option<Box<dyn Serving>> {
                 }
                 Err(kept) => {
                     asker.error(&kept.error);
-                    Some(kept.serving)
+                    kept.serving
                 }
             }
         }

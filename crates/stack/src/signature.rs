@@ -10,6 +10,11 @@ const VOLUME_SECOND: &str = "LUKS (second header)";
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     (VOLUME, 0, b"LUKS\xba\xbe"),
     ("EVFS file system", 0, b"EVFS\xf5\r\n\x1a"),
+    (
+        "EVFS file system (second superblock)",
+        255 * 4096,
+        b"EVFS\xf5\r\n\x1a",
+    ),
     (VOLUME_SECOND, 0x4000, b"SKUL\xba\xbe"),
     ("ext2/ext3/ext4", 0x438, b"\x53\xef"),
     ("XFS", 0, b"XFSB"),

@@ -1,4 +1,4 @@
-//! `evfs format`, `mount`, `unmount`, `fsck`, `df`: file systems.
+//! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
 use super::attach::{in_background, install_signals, serve};
 use super::unlock::UnlockArgs;
@@ -6,7 +6,7 @@ use super::{Context, volume::volume_name};
 use crate::{background, output};
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
-use stack::filesystem::{self, Ask, Target};
+use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
 use stack::volume::OpenOptions;
 use stack::{Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
 use std::fmt::Write as _;
@@ -98,6 +98,23 @@ pub struct FsckArgs {
     /// Mend what is wrong
     #[arg(long)]
     repair: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+The file system must not be mounted. Data that a snapshot shares stays where it is.
+
+Examples:
+  evfs defrag disk.img
+  evfs defrag disk.img /var/lib/database")]
+pub struct DefragArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// File or folder, from the root of the fileset [default: all of every fileset]
+    path: Option<String>,
+    /// Fileset [default: main with PATH, else all]
+    #[arg(long, value_name = "F")]
+    fileset: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -241,55 +258,77 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
 }
 
 pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
-    let checked = args
-        .on
-        .with(context, |target| filesystem::fsck(target, args.repair))?;
-    output::show(context.json, &checked.value, || {
-        describe_check(&checked.value, args)
+    let bar = output::Bar::new(context.json, "checked");
+    let checked = args.on.with(context, |target| {
+        filesystem::fsck(target, args.repair, &mut |done, of| bar.at(done, of))
     });
-    Ok(match checked.clean {
+    bar.end();
+    let checked = checked?;
+    let clean = checked.left().is_clean();
+    let value = json!({ "clean": clean, "found": checked.found, "repair": checked.repair });
+    output::show(context.json, &value, || {
+        describe_check(&checked, args.repair)
+    });
+    Ok(match clean {
         true => exit::OK,
         false => exit::CHECK_FOUND_ERRORS,
     })
 }
 
-fn describe_check(value: &Value, args: &FsckArgs) -> String {
-    let found = &value["found"];
+fn describe_check(checked: &Checked, repair: bool) -> String {
     let mut text = String::new();
-    let mut list = |title: &str, lines: &Value, count: &Value| {
-        let lines = lines.as_array().map_or(&[][..], Vec::as_slice);
+    let mut list = |title: &str, lines: &[Finding], count: u64| {
         for line in lines {
-            let _ = writeln!(text, "{title}: {}", line.as_str().unwrap_or_default());
+            let _ = writeln!(text, "{title}: {line}");
         }
-        let more = count
-            .as_u64()
-            .unwrap_or(0)
-            .saturating_sub(lines.len() as u64);
+        let more = count.saturating_sub(lines.len() as u64);
         if more > 0 {
             let _ = writeln!(text, "{title}: {more} more");
         }
     };
-    list("found", &found["problems"], &found["problem_count"]);
-    list("done", &value["done"]["list"], &value["done"]["count"]);
-    let left = &value["left"];
-    list("left", &left["problems"], &left["problem_count"]);
-    let now = if left.is_null() { found } else { left };
-    let number = |key: &str| now[key].as_u64().unwrap_or(0);
+    let found = &checked.found;
+    list("found", &found.problems, found.problem_count);
+    if let Some(repair) = &checked.repair {
+        list("done", &repair.done, repair.done_count);
+        list("left", &repair.left.problems, repair.left.problem_count);
+    }
+    let now = checked.left();
     let _ = writeln!(
         text,
         "{} filesets and snapshots, {} files and folders, {} extents, {} of data, {} of metadata",
-        number("filesets"),
-        number("inodes"),
-        number("extents"),
-        output::size(number("data_bytes")),
-        output::size(number("metadata_bytes")),
+        now.trees,
+        now.inodes,
+        now.extents,
+        output::size(now.data_blocks * BLOCK_BYTES),
+        output::size(now.metadata_blocks * BLOCK_BYTES),
     );
-    text + match (value["clean"] == true, args.repair, left.is_null()) {
+    text + match (now.is_clean(), repair, found.is_clean()) {
         (true, _, true) => "clean",
         (true, ..) => "repaired",
         (false, true, _) => "not everything could be repaired",
         (false, false, _) => "`evfs fsck --repair` mends it; what has no place goes to lost+found",
     }
+}
+
+pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
+    let bar = output::Bar::new(context.json, "defragmented");
+    let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
+    let done = args.on.with(context, |target| {
+        filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))
+    });
+    bar.end();
+    let done = done?;
+    output::show(context.json, &json!(done), || {
+        format!(
+            "{} files in {} extents, before in {}; {} of them improved, {} moved",
+            done.files,
+            done.extents_after,
+            done.extents_before,
+            done.improved,
+            output::size(done.moved_blocks * BLOCK_BYTES),
+        )
+    });
+    Ok(exit::OK)
 }
 
 pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
@@ -305,12 +344,13 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
 fn describe_usage(device: &Path, value: &Value) -> String {
     let bytes = |key: &str| output::size(value[key].as_u64().unwrap_or(0));
     format!(
-        "{}  {}  {}\n  size {}  free {}  to be had {}  metadata {}  journal {}\n{}",
+        "{}  {}  {}\n  size {}  free {} (largest run {})  to be had {}  metadata {}  journal {}\n{}",
         device.display(),
         value["label"].as_str().unwrap_or_default(),
         value["uuid"].as_str().unwrap_or_default(),
         bytes("size_bytes"),
         bytes("free_bytes"),
+        bytes("largest_free_bytes"),
         bytes("available_bytes"),
         bytes("metadata_bytes"),
         bytes("journal_bytes"),

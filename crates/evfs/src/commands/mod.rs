@@ -60,6 +60,8 @@ pub enum Command {
     Unmount(files::UnmountArgs),
     /// Check a file system, and repair it
     Fsck(files::FsckArgs),
+    /// Rewrite files of many extents into few
+    Defrag(files::DefragArgs),
     /// Make, limit, snapshot and remove the filesets of a file system
     #[command(subcommand)]
     Fileset(fileset::Command),
@@ -105,6 +107,7 @@ impl Command {
             Command::Mount(args) => files::mount(context, args),
             Command::Unmount(args) => files::unmount(context, &args),
             Command::Fsck(args) => files::fsck(context, &args),
+            Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),
             Command::Status => status::run(context),
