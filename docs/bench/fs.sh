@@ -17,7 +17,8 @@
 #            untar, rm   unpack and remove TREE, a tar file
 #            million     so many empty files in one directory as FILES_DIR says or fit into DIR_MAX_S
 #   BASES    the targets that the report compares with each other one (evfs clear)
-#   ROUNDS   measured rounds (5); one more goes before and is not counted, if WARM is set
+#   ROUNDS   number of the last measured round (5), and FIRST that of the first (1), for runs in pieces;
+#            one more goes before and is not counted, if WARM is set
 #   WORK     folder on the disk under test; DISK MiB of it are used, and given back
 #   BEFORE   a command that servers and clients are run by, such as "chrt -r 5"
 #   EVFS, MAILMIX, PAIRED   the programs
@@ -38,7 +39,7 @@ set -euo pipefail
 export LC_ALL=C
 TARGETS=${TARGETS:-clear evfs ext4 gocryptfs cryfs securefs}
 ROWS=${ROWS:-postmark-small postmark-large mailmix fio-sw-64k fio-sr-64k fio-sr-4k fio-rr-4k fio-rr-64k fio-sw-4k fio-rw-4k fio-rw-64k untar rm}
-BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} WARM=${WARM-1} SIZE=${SIZE:-128} DISK=${DISK:-16384} IMAGE=${IMAGE:-4096}
+BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WARM=${WARM-1} SIZE=${SIZE:-128} DISK=${DISK:-16384} IMAGE=${IMAGE:-4096}
 FILES_SMALL=${FILES_SMALL:-3000} FILES_LARGE=${FILES_LARGE:-200} FILES_DIR=${FILES_DIR:-1000000} DIR_MAX_S=${DIR_MAX_S:-180}
 TREE=${TREE:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
 WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-fs}
@@ -185,8 +186,15 @@ header() {
   echo "# TARGETS='$TARGETS' ROWS='$ROWS' BEFORE='$BEFORE'; $ROUNDS rounds; SIZE=$SIZE FILES_SMALL=$FILES_SMALL FILES_LARGE=$FILES_LARGE; the tree has $TREE_FILES names"
   printf '#round\trow\ttarget\tdone\tseconds\tserver_cpu_us_each\tall_cpu_us_each\terror\n'
 }
+round() { # ROUND
+  local j t
+  for j in $ROWS; do
+    say "round $1 of $ROUNDS: $j"
+    for t in $(order "$1"); do measure "$1" "$j" "$t"; done
+  done
+}
 run() {
-  local t j r
+  local t r
   [ "$(id -u)" = 0 ] || die 'run as root'
   TREE_FILES=0 TREE_TOP=
   case " $ROWS " in *' untar '*) [ -r "$TREE" ] || die 'TREE is no tar file that can be read'
@@ -196,14 +204,10 @@ run() {
   groups_up; group client; for t in $TARGETS; do group "$t"; done
   disk_up; header
   for t in $TARGETS; do say "start $t"; start "$t"; done
-  case " $ROWS " in *' fio-'*) for t in $TARGETS; do fio_ "$WORK/$t/work" sw 1M > /dev/null || die "$t: filling failed"; settle "$t"; done ;; esac
-  r=1; [ -z "$WARM" ] || r=0
-  for ((; r <= ROUNDS; r++)); do
-    for j in $ROWS; do
-      say "round $r of $ROUNDS: $j"
-      for t in $(order "$r"); do measure "$r" "$j" "$t"; done
-    done
-  done
+  # The file for the reads; and whoever takes memory for a cache at its first use has it now.
+  for t in $TARGETS; do fio_ "$WORK/$t/work" sw 1M > /dev/null || die "$t: filling failed"; settle "$t"; done
+  if [ -n "$WARM" ]; then round 0; fi
+  for ((r = FIRST; r <= ROUNDS; r++)); do round "$r"; done
 }
 # For each other target: pairs (other, base) of each row and quantity, as PAIRED reads them
 report() {
@@ -215,7 +219,7 @@ report() {
     for t in $(awk -F'\t' -v b="$b" '!/^#/ && $3 != b && !s[$3]++ {print $3}' "$rows"); do
       printf '\n### %s (B) against %s (A)\n\n' "$b" "$t"
       awk -F'\t' -v base="$b" -v other="$t" '
-        /^#/ || $1 == 0 || $4 == "-" || ($3 != base && $3 != other) { next }
+        /^#/ || $1 == "0" || $4 == "-" || ($3 != base && $3 != other) { next }
         { key = $2; v[key, $1, $3] = $4 / $5 " " $6 " " $7; if (!k[key]++) keys[++nk] = key; if ($1 > last) last = $1 }
         END { split("each/s server-CPU-us all-CPU-us", what, " ")
           for (q = 1; q <= 3; q++) for (i = 1; i <= nk; i++) for (r = 1; r <= last; r++) {
