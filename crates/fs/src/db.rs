@@ -149,7 +149,7 @@ impl Db {
     /// Every run of blocks in use, in order; one run may be given in parts.
     pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
-        let mut beyond = false;
+        let (mut next, mut beyond) = (0, false);
         guard(|| {
             let read = self.database().begin_read()?;
             let space = match read.open_table(SPACE) {
@@ -158,11 +158,14 @@ impl Db {
             };
             for record in space.iter()? {
                 let (number, bits) = record?;
-                let Some(first) = number.value().checked_mul(CHUNK_BLOCKS) else {
+                // A damaged tree may be out of order, or lead in a circle.
+                let number = number.value();
+                if number < next || number >= device_blocks.div_ceil(CHUNK_BLOCKS) {
                     beyond = true;
                     return Ok(());
-                };
-                add_runs(first, bits.value(), &mut runs);
+                }
+                next = number + 1;
+                add_runs(number * CHUNK_BLOCKS, bits.value(), &mut runs);
             }
             Ok(())
         })?;

@@ -127,6 +127,7 @@ impl Fileset {
 
     fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
         let (now, inode) = (op.now, op.look(ino)?);
         if bytes.start > inode.size {
@@ -169,12 +170,18 @@ impl Fileset {
             return Ok(());
         }
         let (mut new, mut own) = (Blocks::default(), Blocks::default());
+        let mut splits = false;
         for range in core.promised.missing(blocks) {
             new.insert(range.clone());
             for part in op.own_parts(self.id, ino, range)? {
+                splits |= part.1.unwritten;
                 new.remove(part.0..end_of(&part));
                 own.insert(part.0..end_of(&part));
             }
+        }
+        if splits {
+            // What was never written needs no new block, but may become three records.
+            op.check_last_room()?;
         }
         op.promise(new.count())?;
         let core = op.core(ino)?;
@@ -210,6 +217,7 @@ impl Fileset {
         let cut = blocks_for(size)..FILE_SIZE_MAX / BLOCK_BYTES;
         let now = op.now;
         if size > inode.size {
+            op.check_kept_room()?;
             self.cover_tail(op, ino, inode.disk_size, inode.size)?;
             return op.change(ino, |inode| {
                 (inode.size, inode.disk_size) = (size, size);
@@ -265,6 +273,7 @@ impl Fileset {
 
     fn try_allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         let inode = op.look(ino)?;
         if inode.kind != FileType::File {
             return Err(Kind::Invalid.into());

@@ -439,8 +439,12 @@ impl Found {
         }
         space.add_between(at, superblock.device_blocks)?;
         for change in &self.space {
-            if change.run.end() > superblock.device_blocks {
-                return Err(Error::corrupt("the journal reaches beyond the device"));
+            let inside = change.run.start >= superblock.first_block()
+                && change.run.end() <= superblock.device_blocks;
+            if !inside {
+                return Err(Error::corrupt(
+                    "the journal names blocks that are not for data",
+                ));
             }
             match change.used {
                 true => space.remove(change.run)?,

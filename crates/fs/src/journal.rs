@@ -114,12 +114,14 @@ impl Writer {
         *self = Writer::new(self.place.clone(), self.epoch + 1);
     }
 
-    /// The next record, if the half has room for it.
+    /// The next record, if the half has room for it, and if no block within it begins as a record
+    /// does: a value that somebody made so would be played after the record that is before it.
     pub fn prepare(&self, delta: &Delta) -> Option<Prepared> {
         let room = (self.place.half_blocks - self.blocks) * BLOCK_BYTES;
         let bytes = encode(&self.place.uuid, self.epoch, self.records, delta);
         let blocks = (bytes.len() as u64).div_ceil(BLOCK_BYTES);
-        if blocks * BLOCK_BYTES > room {
+        let mut inner = bytes.chunks(BLOCK_BYTES as usize).skip(1);
+        if blocks * BLOCK_BYTES > room || inner.any(|block| block.starts_with(&MAGIC)) {
             return None;
         }
         let mut data = Buf::zeroed((blocks * BLOCK_BYTES) as usize);

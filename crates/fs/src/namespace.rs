@@ -355,7 +355,7 @@ impl Fileset {
         let now = op.now;
         op.change(dir, |parent| {
             parent.entries = parent.entries.saturating_sub(1);
-            parent.links -= u32::from(is_dir);
+            parent.links = parent.links.saturating_sub(is_dir.into());
             parent.touch(now);
         })?;
         let (inode, left) = self.drop_link(&mut op, ino)?;
@@ -421,6 +421,7 @@ impl Fileset {
         check_name(from.1)?;
         check_name(to.1)?;
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         op.directory(self.id, from.0)?;
         op.directory(self.id, to.0)?;
         let Slot::Taken(place, moved) = op.entry(&self.fs.hasher, self.id, from.0, from.1)? else {
@@ -541,7 +542,7 @@ impl Fileset {
         let now = op.now;
         op.change(named.dir, |dir| {
             dir.entries = dir.entries.saturating_sub(1);
-            dir.links -= u32::from(named.is_dir());
+            dir.links = dir.links.saturating_sub(named.is_dir().into());
             dir.touch(now);
         })
     }

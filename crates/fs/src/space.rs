@@ -72,6 +72,8 @@ struct Inner {
     loaded: bool,
     /// Blocks of the metadata that its items do not need.
     slack: u64,
+    /// Runs that the metadata may still take.
+    runs_left: usize,
 }
 
 /// What of the device is free, in blocks.
@@ -93,6 +95,7 @@ impl Space {
         let inner = Inner {
             reserve,
             current: 1,
+            runs_left: usize::MAX,
             ..Inner::default()
         };
         Space {
@@ -176,9 +179,10 @@ impl Space {
     /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
+        let room = inner.has_room(inner.reserve);
         inner.promised += blocks;
         // The promise itself makes the metadata need more.
-        let kept = inner.free >= inner.promised + inner.reserve + inner.for_promises();
+        let kept = room && inner.free >= inner.promised + inner.reserve + inner.for_promises();
         if !kept {
             inner.promised -= blocks;
         }
@@ -211,25 +215,37 @@ impl Space {
     /// Whether there is room for more metadata, so that something may be created.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
-        inner.available() > 0 || inner.slack > inner.reserve
+        inner.has_room(inner.reserve)
     }
 
-    /// Blocks that the metadata may still take, its reserve included.
-    pub fn metadata_room(&self) -> u64 {
+    /// Whether there is room for what is there already to take more metadata: half of what is put
+    /// aside. The other half is for removing things.
+    pub fn has_last_room(&self) -> bool {
         let inner = self.lock();
-        inner.free.saturating_sub(inner.promised)
+        inner.has_room(inner.reserve / 2)
     }
 
-    /// Notes how many blocks of the metadata its items do not need.
-    pub fn set_slack(&self, blocks: u64) {
-        self.lock().slack = blocks;
+    /// Blocks that the metadata could have; counted up to `enough`.
+    pub fn metadata_room(&self, enough: u64) -> u64 {
+        let inner = self.lock();
+        inner.slack.saturating_add(inner.metadata_room(enough))
+    }
+
+    /// Notes how many blocks of the metadata its items do not need, and how many more runs it may
+    /// take.
+    pub fn set_slack(&self, blocks: u64, runs_left: usize) {
+        let mut inner = self.lock();
+        (inner.slack, inner.runs_left) = (blocks, runs_left);
     }
 
     /// Allocates a run of at most `want` promised blocks, at `goal` if that is free.
     pub fn allocate(&self, goal: Option<u64>, want: u64) -> Option<Run> {
         let mut inner = self.lock();
         let want = want.min(inner.promised);
-        let run = inner.choose(goal, want)?;
+        let run = match inner.is_crumbled() {
+            true => inner.crumb(want)?,
+            false => inner.choose(goal, want)?,
+        };
         inner.remove(run)?;
         inner.promised -= run.blocks;
         Some(run)
@@ -345,6 +361,41 @@ impl Inner {
     fn for_promises(&self) -> u64 {
         let covered = PROMISES_PER_RESERVE * self.reserve;
         self.promised.saturating_sub(covered) / EXTENTS_PER_BLOCK
+    }
+
+    /// Blocks that the metadata could have in as many runs as it may still take; counted up to
+    /// `enough`.
+    fn metadata_room(&self, enough: u64) -> u64 {
+        let mut blocks = 0;
+        for (run, _) in self.by_blocks.iter().rev().take(self.runs_left) {
+            blocks += run;
+            if blocks >= enough {
+                break;
+            }
+        }
+        blocks.min(self.free.saturating_sub(self.promised))
+    }
+
+    fn has_room(&self, beyond: u64) -> bool {
+        self.slack > beyond || self.metadata_room(beyond + 1) > beyond
+    }
+
+    /// Whether the large runs are so few that the metadata needs them all.
+    fn is_crumbled(&self) -> bool {
+        let few = 2 * self.reserve;
+        let large = self.by_blocks.iter().rev().take(self.runs_left);
+        let mut blocks = 0;
+        !large.map(|(run, _)| run).any(|run| {
+            blocks += run;
+            blocks > few
+        })
+    }
+
+    /// At most `want` blocks of the smallest run.
+    fn crumb(&self, want: u64) -> Option<Run> {
+        let &(blocks, start) = self.by_blocks.first().filter(|_| want > 0)?;
+        let blocks = want.min(blocks);
+        Some(Run { start, blocks })
     }
 
     fn insert(&mut self, start: u64, blocks: u64) {
@@ -488,7 +539,7 @@ mod tests {
         while space.promise(1) {
             promised += 1;
         }
-        assert!(space.metadata_room() >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
+        assert!(space.metadata_room(u64::MAX) >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
         assert!(promised > 900, "{promised}");
         // Once they are named there is room for as many again as the metadata did not need.
         assert_eq!(

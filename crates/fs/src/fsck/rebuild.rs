@@ -177,7 +177,7 @@ impl Inner {
             superblock.metadata_bytes = new.metadata_bytes;
         }
         // Both copies, so that the damaged tree is not what is left if one of them goes.
-        self.superblock.write_both()?;
+        self.superblock.write()?;
         old.segments.iter().for_each(|s| self.space.add(s.run()));
         let file = MetaFile::new(
             Arc::clone(&self.io),

@@ -284,12 +284,24 @@ fn repair_space(
         repair.did(FindingKind::Space, text);
     }
     let bounds = op.bounds.clone();
-    used.extend(metadata);
-    let free = used.missing(bounds).into_iter().map(|range| Run {
+    let run = |range: std::ops::Range<u64>| Run {
         start: range.start,
         blocks: range.end - range.start,
-    });
-    op.space().replace(free);
+    };
+    used.extend(metadata);
+    // What the last commit has in use may not be used before the next one is durable: a crash between
+    // the two would find it in use twice.
+    let mut resting = Blocks::default();
+    for range in bitmap.within(bounds.clone()) {
+        used.missing(range).into_iter().for_each(|part| {
+            resting.insert(part);
+        });
+    }
+    used.extend(&resting);
+    op.space()
+        .replace(used.missing(bounds).into_iter().map(run));
+    let resting: Vec<Run> = resting.iter().map(run).collect();
+    op.space().free(&resting);
     op.space().set_loaded();
     Ok(changes)
 }
