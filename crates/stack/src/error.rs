@@ -32,6 +32,14 @@ pub enum Error {
         /// What the file system says.
         source: fs::Error,
     },
+    /// A file system that is damaged beyond what a repair can mend.
+    #[error("{what} cannot be opened even to be repaired; only a backup helps: {source}")]
+    BeyondRepair {
+        /// What it is.
+        what: String,
+        /// What the file system says.
+        source: fs::Error,
+    },
     /// There is no object of this name.
     #[error("{0}")]
     NotFound(String),
@@ -120,6 +128,7 @@ impl Error {
             Error::Volume(e) => of_volume(e),
             Error::Key(e) => of_key(e),
             Error::Files { source, .. } => of_files(source),
+            Error::BeyondRepair { .. } => exit::NOT_REPAIRABLE,
             Error::NotFound(_) => exit::NOT_FOUND,
             Error::Busy(_) => exit::BUSY,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
@@ -200,7 +209,7 @@ pub mod exit {
     /// The header is damaged, and `evfs volume repair` can mend it; or the file system, and `evfs fsck`
     /// can say more.
     pub const REPAIRABLE: u8 = 20;
-    /// The header is damaged beyond repair; restore a backup.
+    /// The header, or the file system, is damaged beyond repair; restore a backup.
     pub const NOT_REPAIRABLE: u8 = 21;
     /// A check ran and found errors.
     pub const CHECK_FOUND_ERRORS: u8 = 26;

@@ -210,15 +210,26 @@ pub(crate) fn open_fs(
     name: &str,
     options: ::fs::Options,
 ) -> Result<Fs> {
-    Fs::open(Arc::clone(device), options).map_err(|e| match e.kind() {
+    Fs::open(Arc::clone(device), options).map_err(|e| match not_opened(name, e) {
+        Error::Files { what, source } if source.kind() == ::fs::Kind::Corrupt => {
+            let what = format!("{what} is damaged; `evfs fsck` says more");
+            Error::Files { what, source }
+        }
+        other => other,
+    })
+}
+
+fn not_opened(name: &str, error: ::fs::Error) -> Error {
+    match error.kind() {
         ::fs::Kind::Invalid => Error::NotFound(format!(
             "{name} holds no EVFS file system; `evfs format` makes one"
         )),
-        ::fs::Kind::Corrupt => Error::files(format!(
-            "the file system on {name} is damaged; `evfs fsck` says more"
-        ))(e),
-        _ => Error::files(format!("cannot open the file system on {name}"))(e),
-    })
+        ::fs::Kind::Corrupt => Error::Files {
+            what: format!("the file system on {name}"),
+            source: error,
+        },
+        _ => Error::files(format!("cannot open the file system on {name}"))(error),
+    }
 }
 
 /// How file systems are opened under these settings.
@@ -435,7 +446,7 @@ pub fn defrag(
     path: Option<&str>,
     progress: Progress<'_>,
 ) -> Result<Defragmented> {
-    let (fs, failed) = open_unmounted(target, "defragment", false)?;
+    let (fs, failed) = open_unmounted(target, "defragment", false, false)?;
     let names: Vec<String> = match (fileset, path) {
         (Some(name), _) => vec![name.to_owned()],
         (None, Some(_)) => vec![FIRST_FILESET.to_owned()],
@@ -485,7 +496,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// It cannot be opened at all, or the device fails. What a check finds is no error.
 pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
-    let (fs, failed) = open_unmounted(target, "check", true)?;
+    let (fs, failed) = open_unmounted(target, "check", true, true).map_err(beyond_repair)?;
     let found = fs.check_with(progress).map_err(failed())?;
     fs.close().map_err(failed())?;
     if !repair || found.is_clean() {
@@ -493,10 +504,19 @@ pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result
         return Ok(Checked { found, repair });
     }
     // Only now, so that a check of something sound leaves it as it was.
-    let (fs, failed) = open_unmounted(target, "repair", false)?;
+    let (fs, failed) = open_unmounted(target, "repair", false, true).map_err(beyond_repair)?;
     let repair = Some(fs.repair_with(progress).map_err(failed())?);
     fs.close().map_err(failed())?;
     Ok(Checked { found, repair })
+}
+
+fn beyond_repair(error: Error) -> Error {
+    match error {
+        Error::Files { what, source } if source.kind() == ::fs::Kind::Corrupt => {
+            Error::BeyondRepair { what, source }
+        }
+        other => other,
+    }
 }
 
 /// Opens a file system that nobody has mounted, to do something with all of it.
@@ -504,6 +524,7 @@ fn open_unmounted<'a>(
     target: &'a Target<'_>,
     what: &'a str,
     read_only: bool,
+    for_repair: bool,
 ) -> Result<(Fs, impl Fn() -> Failed + use<'a>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
@@ -516,7 +537,11 @@ fn open_unmounted<'a>(
         ..OpenOptions::default()
     })?;
     let name = target.name();
-    let fs = open_fs(&open.device, &name, options(target.settings, read_only))?;
+    let options = ::fs::Options {
+        rescue: for_repair,
+        ..options(target.settings, read_only)
+    };
+    let fs = Fs::open(Arc::clone(&open.device), options).map_err(|e| not_opened(&name, e))?;
     Ok((fs, move || {
         Box::new(Error::files(format!("cannot {what} {name}"))) as Failed
     }))
