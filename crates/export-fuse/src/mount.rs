@@ -11,10 +11,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+/// How long the end of a mount may take that nobody uses any more.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A device under a name.
 #[derive(Clone)]
@@ -185,14 +188,28 @@ impl Mount {
 
     /// Whether [`Mount::ended`] is readable.
     pub fn has_ended(&self) -> bool {
-        self.ended.as_ref().is_some_and(|ended| {
-            let mut fds = [PollFd::new(ended, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        })
+        self.ended.is_some() && self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits for the last request, no longer than `time`. What nobody is told of counts as ended.
+    fn ends_within(&self, time: Duration) -> bool {
+        let Some(ended) = &self.ended else {
+            return true;
+        };
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
     }
 
     /// Unmounts and waits until the last request is done. With `force` also when somebody uses it:
-    /// then it gives false, and they go on until they close what they have open.
+    /// then it gives false, and they go on until they close what they have open. So it does where
+    /// another mount namespace, a container's for example, has a copy of the mount.
     ///
     /// # Errors
     /// The mount comes back with the error; nothing has changed then.
@@ -207,6 +224,7 @@ impl Mount {
             Err(_) if mounted_at(&self.mountpoint).is_none() => true,
             Err(e) => return Err(Box::new((self, e))),
         };
+        let over = over && self.ends_within(ENDS_WITHIN);
         match (self.session.take(), over) {
             (Some(session), true) => drop(session.join()),
             // The kernel ends it when the last user goes, which may be never; until then they are

@@ -14,7 +14,12 @@
 //! first what is dirty in the range, and forget it where it changes.
 //!
 //! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
-//! the only client and was told so. Absent on purpose: locks (the kernel keeps those of one mount).
+//! the only client and was told so.
+//!
+//! Absent on purpose: locks, which the kernel keeps for one mount; and FUSE_PASSTHROUGH, which would have
+//! the kernel read the very pages of our cache. A mapping that is made so outlives the opening, so nobody
+//! could tell when its pages may go; a program that opens the file to write could not map it; and a
+//! read of pages that the kernel has of its own costs the same.
 
 mod convert;
 mod gone;

@@ -71,8 +71,48 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
     drop((file, cat.stdin.take()));
     cat.wait().expect("it ends");
     // The kernel lets go of the last of it in its own time.
+    has_ended(ended.as_raw_fd());
+    served.files.close().expect("everything is written");
+    drop(served.files);
+    let report = served.fs.check().expect("it can be checked");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+#[test]
+fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
+    // SAFETY: it has no arguments and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("skipped, needs root");
+    }
+    let device = device();
+    let served = serve(&device);
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = TreeConfig::new(folder.path().to_owned());
+    let mount = Mount::start_tree(config, Arc::clone(&served.files)).expect("it mounts");
+    let mut other = Command::new("unshare");
+    other.args(["--mount", "--propagation", "private"]);
+    let mut other = other
+        .args(["sh", "-c", "echo ready; cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("another namespace");
+    let said = other.stdout.as_mut().expect("piped");
+    said.read_exact(&mut [0; 6]).expect("it is ready");
+    let ended = mount.ended().map(|fd| fd.try_clone_to_owned());
+    let ended = ended.expect("a file system knows").expect("a copy");
+    let over = mount.unmount(false).map_err(|failed| failed.1);
+    assert!(!over.expect("it is unmounted here"), "it is not there");
+    drop(other.stdin.take());
+    other.wait().expect("it ends");
+    has_ended(ended.as_raw_fd());
+    served.files.close().expect("everything is written");
+}
+
+/// Waits until the last request is done.
+fn has_ended(fd: i32) {
     let mut poll = libc::pollfd {
-        fd: ended.as_raw_fd(),
+        fd,
         events: libc::POLLIN,
         revents: 0,
     };
@@ -81,10 +121,6 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
         "the last request is done",
         || unsafe { libc::poll(&mut poll, 1, 0) } == 1,
     );
-    served.files.close().expect("everything is written");
-    drop(served.files);
-    let report = served.fs.check().expect("it can be checked");
-    assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
 #[test]
