@@ -21,6 +21,7 @@
 #            one more goes before and is not counted, if WARM is set
 #   WORK     folder on the disk under test; DISK MiB of it are used, and given back
 #   BEFORE   a command that servers and clients are run by, such as "chrt -r 5"
+#   MKFS     more options of mkfs.ext4 for the target ext4: -N 1100000 for a million files
 #   EVFS, MAILMIX, PAIRED   the programs
 #
 # How: everything lies on one ext4 on a loop device (direct I/O) over one file, so that a sync counts what was
@@ -41,7 +42,7 @@ TARGETS=${TARGETS:-clear evfs ext4 gocryptfs cryfs securefs}
 ROWS=${ROWS:-postmark-small postmark-large mailmix fio-sw-64k fio-sr-64k fio-sr-4k fio-rr-4k fio-rr-64k fio-sw-4k fio-rw-4k fio-rw-64k untar rm}
 BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WARM=${WARM-1} SIZE=${SIZE:-128} DISK=${DISK:-16384} IMAGE=${IMAGE:-4096}
 FILES_SMALL=${FILES_SMALL:-3000} FILES_LARGE=${FILES_LARGE:-200} FILES_DIR=${FILES_DIR:-1000000} DIR_MAX_S=${DIR_MAX_S:-180}
-TREE=${TREE:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
+TREE=${TREE:-} MKFS=${MKFS:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
 WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-fs}
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 EVFS=${EVFS:-$REPO/target/release/evfs} MAILMIX=${MAILMIX:-$REPO/target/release/examples/mailmix}
@@ -87,7 +88,7 @@ start() { # TARGET: leaves it mounted at $WORK/TARGET
     ext4) volume $t "$on" && evfs $t attach "$on" --name $t --key fs --loop --background; ATTACHED[$t]=1
       await $t "[ -n \"\$(losetup -nO NAME,BACK-FILE | awk '/${t}\$/ && /run|evfs/ {print \$1}')\" ]"
       LOOPS[$t]=$(losetup -nO NAME,BACK-FILE | awk "/${t}\$/"' && /run|evfs/ {print $1}' | tail -1)
-      mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 "${LOOPS[$t]}" >> "$WORK/$t.log" 2>&1; mount "${LOOPS[$t]}" "$at" ;;
+      mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 $MKFS "${LOOPS[$t]}" >> "$WORK/$t.log" 2>&1; mount "${LOOPS[$t]}" "$at" ;;
     gocryptfs) mkdir "$on"; echo $PASSWORD > "$WORK/pass"; gocryptfs -q -init -passfile "$WORK/pass" "$on" >> "$WORK/$t.log" 2>&1
       in_group $t gocryptfs -q -passfile "$WORK/pass" "$on" "$at" >> "$WORK/$t.log" 2>&1 ;;
     cryfs) mkdir "$on"; echo $PASSWORD | CRYFS_FRONTEND=noninteractive CRYFS_LOCAL_STATE_DIR=$WORK/cryfs.state in_group $t cryfs "$on" "$at" >> "$WORK/$t.log" 2>&1 ;;
