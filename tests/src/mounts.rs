@@ -126,7 +126,7 @@ impl Mounted {
         wait_until(&format!("it is mounted {options:?}"), || {
             let ended = has_ended(pid);
             assert!(!ended, "it ended instead of mounting: {}", self.said());
-            is_mounted(&self.dir) && answers(&self.dir)
+            answers(&self.dir)
         });
     }
 
@@ -217,13 +217,16 @@ pub fn is_mounted(dir: &Path) -> bool {
     mounts.lines().any(|l| l.split(' ').nth(1) == Some(dir))
 }
 
-/// Whether who serves a mount is there. The kernel never remembers how full a file system is.
+/// Whether a folder is a mount whose process is there. The kernel, which remembers attributes also of
+/// a dead mount, never remembers how full a file system is.
 fn answers(dir: &Path) -> bool {
+    /// `FUSE_SUPER_MAGIC` of <linux/magic.h>.
+    const FUSE: i64 = 0x6573_5546;
     let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");
     // SAFETY: plain numbers, for which zeros will do.
     let mut room: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path is a string that ends with a zero, and the numbers live long enough.
-    unsafe { libc::statfs(path.as_ptr(), &raw mut room) == 0 }
+    unsafe { libc::statfs(path.as_ptr(), &raw mut room) == 0 && room.f_type == FUSE }
 }
 
 /// Whether a child has ended, waited for or not.
