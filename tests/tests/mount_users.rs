@@ -191,6 +191,38 @@ fn the_ways_to_end_a_mount() {
     }
 }
 
+/// Whoever starts a mount may hold a lock, and somebody may wait for the end of its output.
+#[test]
+fn a_mount_in_the_background_holds_nothing_of_its_callers() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Encrypted, "96M");
+    fs::create_dir(s.path("mnt")).unwrap();
+    let mut bash = Command::new("bash");
+    s.environment(&mut bash);
+    let line = "exec 7> lock 8>&1; flock 7; PROGRAM mount DEVICE mnt --background --key-file <(cat phrase) 2>&1";
+    let line = line
+        .replace("PROGRAM", program().to_str().unwrap())
+        .replace("DEVICE", disk.device());
+    fs::write(s.path("phrase"), "by a pipe that nobody names").unwrap();
+    let add = [
+        "volume",
+        "key",
+        "add",
+        disk.device(),
+        "--passphrase-fd",
+        "0",
+        "--key",
+        "owner",
+    ];
+    s.run_with_input(&add, &fs::read(s.path("phrase")).unwrap())
+        .ok();
+    Ran::of(bash.args(["-c", &line])).ok();
+    assert!(is_mounted(&s.path("mnt")));
+    peer("flock", &["-n", s.path("lock").to_str().unwrap(), "true"]);
+    s.run(&["unmount", "mnt"]).ok();
+    disk.check();
+}
+
 /// Users have the rights that the files give them, none more.
 #[test]
 fn the_permissions_of_files_count_for_other_users() {
