@@ -7,15 +7,18 @@
 //! walks no tree.
 //!
 //! **Invariant:** nothing that the device says makes the program panic. `redb` checks its pages only
-//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`].
+//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`], which makes an
+//! error of the assertion.
 
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key};
 use crate::overlay::{Change, Overlay};
 use crate::space::Run;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 type ItemKey = &'static [u8; KEY_BYTES];
 type Items = ReadOnlyTable<ItemKey, &'static [u8]>;
@@ -52,11 +55,36 @@ pub(crate) struct Base {
     items: Option<Items>,
 }
 
+thread_local! {
+    /// A call into `redb` is running on this thread.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs a call into `redb`. A panic in it says that the metadata is damaged.
 fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Result<T> {
-    match catch_unwind(AssertUnwindSafe(call)) {
+    // Such a panic is an error like any other, and the error says what it said; the program's own way to
+    // report panics would make it look like a defect, and a repair that feels its way through a
+    // damaged tree would report thousands.
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !GUARDED.get() {
+                report(panic);
+            }
+        }));
+    });
+    let before = GUARDED.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(before);
+    match result {
         Ok(result) => result.map_err(of_redb),
-        Err(_) => Err(Error::corrupt("the metadata is damaged: it cannot be read")),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+            let said = said.unwrap_or("it cannot be read");
+            Err(Error::corrupt(format!("the metadata is damaged: {said}")))
+        }
     }
 }
 
@@ -230,7 +258,10 @@ impl Drop for Db {
     fn drop(&mut self) {
         // What goes wrong here was an error of a commit before, or will be one of the next opening.
         let database = self.database.take();
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+        let _ = guard(|| {
+            drop(database);
+            Ok(())
+        });
     }
 }
 
@@ -349,4 +380,17 @@ fn change_bits(
         block = end;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_under_guard_is_an_error_that_says_the_same() {
+        let error = guard::<()>(|| panic!("page {}", 7)).unwrap_err();
+        assert_eq!(error.kind(), crate::Kind::Corrupt);
+        assert_eq!(error.to_string(), "the metadata is damaged: page 7");
+        assert!(!GUARDED.get(), "whatever comes next is reported again");
+    }
 }
