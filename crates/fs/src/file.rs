@@ -77,13 +77,14 @@ impl Fileset {
         }
         drop(state);
         match is_orphan && !self.fs.options.read_only {
-            true => self.remove_orphan(ino).map(|()| true),
+            true => self.remove_orphan(ino),
             false => Ok(false),
         }
     }
 
-    /// Removes an inode without a name, a part of a large one at a time.
-    pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<()> {
+    /// Removes an inode without a name, a part of a large one at a time. Says no if it has been given
+    /// one, was opened again, or is gone already.
+    pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<bool> {
         /// Blocks of the file whose extents go in one operation.
         const STEP_EXTENTS: usize = 4096;
         loop {
@@ -91,7 +92,7 @@ impl Fileset {
             let found = op.get(self.id, 0, (Item::Orphan, ino), |_| Ok(()))?;
             let is_open = |op: &Op| op.cores.get(&(self.id, ino)).is_some_and(|c| c.opens > 0);
             if found.is_none() || is_open(&op) {
-                return Ok(());
+                return Ok(false);
             }
             let mut ends = Vec::new();
             let places = (Item::Extent, 0, crate::key::PLACE_MAX);
@@ -110,7 +111,7 @@ impl Fileset {
             op.delete(self.id, 0, (Item::Orphan, ino))?;
             op.destroy(ino)?;
             op.finish();
-            return Ok(());
+            return Ok(true);
         }
     }
 

@@ -331,9 +331,12 @@ impl Files {
             nodes.by_ino.retain(|_, node| node.strong_count() > 0);
             nodes.kept = nodes.by_ino.len();
         }
+        // Nobody else has the file now; but somebody may have had it since the caller looked.
+        let now = self.shared.fileset.attr(attr.ino);
+        let size = now.map_or(attr.inode.size, |now| now.inode.size);
         let node = Arc::new(Node {
             ino: attr.ino,
-            vnode: self.shared.volume.vnode(FileId(attr.ino), attr.inode.size),
+            vnode: self.shared.volume.vnode(FileId(attr.ino), size),
             change: Mutex::new(()),
         });
         nodes.by_ino.insert(attr.ino, Arc::downgrade(&node));

@@ -386,7 +386,7 @@ impl Inner {
                 let fileset = Fileset { fs, id };
                 orphans
                     .into_iter()
-                    .try_for_each(|ino| fileset.remove_orphan(ino))?;
+                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
             }
         }
         Ok(())
