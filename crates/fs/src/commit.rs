@@ -200,7 +200,8 @@ impl Inner {
             };
             self.backlog.store(0, Relaxed);
             let epoch = log.writer.epoch();
-            // Whatever goes wrong with the record: the commit will have it.
+            // A record that does not fit is no loss: the commit will have it. One that could not be
+            // written makes the commit fail too, because nothing is called durable after that.
             let logged = !log.blocked && self.log_taken(&mut log, &taken).unwrap_or(false);
             log.blocked = !logged;
             log.writer.next_epoch();
