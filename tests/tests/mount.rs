@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `EVFS_TEST_TREE=/usr` | the folder that `rsync` copies (default: `/usr/lib/python3`) |
 //! | `EVFS_TEST_TREE_SIZE=12G` | the file system for it (default: 1G) |
-//! | `EVFS_TEST_TRANSACTIONS=20000` | transactions of SQLite and of `pgbench`, each (default: 800) |
+//! | `EVFS_TEST_TRANSACTIONS=20000` | transactions of SQLite and of `pgbench`, each (default: 400) |
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -124,11 +124,11 @@ fn repository(s: &Sandbox) -> PathBuf {
     shell(
         &repository,
         "git init -q -b main; git add .; git commit -qm first
-         for i in $(seq 30); do
+         for i in $(seq 12); do
              for f in lvm.c ltable.c lstring.h; do echo \"/* $i */\" >> $f; done
              git commit -qam \"change $i\"
          done
-         git branch old HEAD~20",
+         git branch old HEAD~8",
     );
     repository
 }
@@ -259,7 +259,7 @@ fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
 
 /// Two programs at once, in WAL mode, which is memory that both map; then one with each journal.
 fn sqlite(on: On, options: &'static [&'static str]) {
-    let transactions = number("EVFS_TEST_TRANSACTIONS", 800);
+    let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
     let s = Sandbox::new();
     let disk = Disk::new(&s, on, "512M").with(options);
     let mounted = disk.mount(&[]);
@@ -340,7 +340,7 @@ fn postgresql_serves_pgbench() {
     if !is_root("becoming the user postgres") {
         return;
     }
-    let transactions = number("EVFS_TEST_TRANSACTIONS", 800);
+    let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");
     let mounted = disk.mount(&[]);
