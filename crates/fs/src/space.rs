@@ -179,12 +179,9 @@ impl Space {
     /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
-        let room = inner.has_room(inner.reserve);
-        inner.promised += blocks;
-        // The promise itself makes the metadata need more.
-        let kept = room && inner.free >= inner.promised + inner.reserve + inner.for_promises();
-        if !kept {
-            inner.promised -= blocks;
+        let kept = inner.available() >= blocks && inner.has_room(inner.reserve);
+        if kept {
+            inner.promised += blocks;
         }
         kept
     }
@@ -351,16 +348,19 @@ impl Space {
 }
 
 impl Inner {
+    /// Blocks that could still be promised. Naming promised blocks may take metadata, at worst an extent
+    /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
     fn available(&self) -> u64 {
-        let kept_back = self.reserve + self.for_promises();
-        self.free.saturating_sub(self.promised + kept_back)
-    }
-
-    /// What naming the promised blocks may take of the metadata, beyond what the reserve has for it:
-    /// at worst each of them is an extent of its own.
-    fn for_promises(&self) -> u64 {
-        let covered = PROMISES_PER_RESERVE * self.reserve;
-        self.promised.saturating_sub(covered) / EXTENTS_PER_BLOCK
+        let room = self.free.saturating_sub(self.reserve);
+        let covered = room.min(PROMISES_PER_RESERVE * self.reserve);
+        // Each full set of the others takes one block more.
+        let others = room - covered;
+        let (sets, rest) = (
+            others / (EXTENTS_PER_BLOCK + 1),
+            others % (EXTENTS_PER_BLOCK + 1),
+        );
+        let most = covered + sets * EXTENTS_PER_BLOCK + rest.min(EXTENTS_PER_BLOCK - 1);
+        most.saturating_sub(self.promised)
     }
 
     /// Blocks that the metadata could have in as many runs as it may still take; counted up to
