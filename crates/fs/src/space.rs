@@ -170,7 +170,9 @@ impl Space {
         let inner = self.lock();
         Free {
             free: inner.free + inner.resting_blocks,
-            available: inner.available() + inner.resting_blocks,
+            // In the end; at once it may be a little less, see `available`.
+            available: inner.free.saturating_sub(inner.promised + inner.reserve)
+                + inner.resting_blocks,
             largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
             runs: inner.by_blocks.len() as u64,
         }
@@ -348,7 +350,7 @@ impl Space {
 }
 
 impl Inner {
-    /// Blocks that could still be promised. Naming promised blocks may take metadata, at worst an extent
+    /// Blocks that could be promised now. Naming promised blocks may take metadata, at worst an extent
     /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
     fn available(&self) -> u64 {
         let room = self.free.saturating_sub(self.reserve);

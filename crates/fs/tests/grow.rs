@@ -48,7 +48,8 @@ fn sample() -> (Mem, u64, Vec<u8>) {
         .create(ROOT, b"file", &NEW)
         .expect("made")
         .ino;
-    let mut data = vec![0; (fs.usage().available * 4096) as usize];
+    // As much as can wait for its place at once.
+    let mut data = vec![0; (fs.usage().available / 17 * 16 * 4096) as usize];
     Random::new(1).fill(&mut data);
     client.write(ino, 0, &data).expect("written");
     client.sync(&mut Random::new(1)).expect("synced");
