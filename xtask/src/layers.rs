@@ -18,7 +18,7 @@ const LEVELS: &[&[&str]] = &[
     ],
     &["path-file", "path-nbd", "path-iscsi"],
     &["crypt", "multipath", "cache"],
-    &[],
+    &["fs"],
     &["export-nbd", "export-fuse"],
     &["stack"],
     &["lab", "pathsim"],

@@ -1,7 +1,7 @@
 //! The folder as the kernel sees it.
 
-use crate::io::{Bytes, PIECE_BYTES};
-use crate::mount::Export;
+use crate::io::Bytes;
+use crate::mount::{Export, PIECE_BYTES};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,

@@ -1,5 +1,6 @@
 //! Reads and writes of any offset and length on a device of blocks, from any thread.
 
+use crate::mount::PIECE_BYTES;
 use block::{
     BlockDevice, Buf, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -8,8 +9,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Longest piece of a request, in bytes: the largest that the kernel sends at once.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// Buffers of a thread: one for the request, one for the block around an unaligned end.
 const BUFS: usize = 2;
 

@@ -1,5 +1,6 @@
-//! Volumes as files: a mounted folder with one file for each, so that `losetup` makes a block device
-//! of it where the kernel has no ublk.
+//! Two things that a kernel mounts: a file system ([`Mount::start_tree`], in `tree`), and volumes as
+//! files, a folder with one file for each, so that `losetup` makes a block device of it where the
+//! kernel has no ublk. The rest of this page is about the second.
 //!
 //! ```text
 //!   application or loop device ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor
@@ -22,8 +23,10 @@ mod files;
 mod io;
 pub mod loopdev;
 mod mount;
+mod tree;
+mod users;
 
-pub use mount::{Config, Export, Mount};
+pub use mount::{Config, Export, Mount, TreeConfig, clear_dead};
 
 /// Kernel requests that are in flight for each thread of the configuration.
 pub const REQUESTS_PER_THREAD: usize = 4;

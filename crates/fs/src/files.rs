@@ -1,0 +1,379 @@
+//! The files of a fileset with their pages in a cache: what a mount and a file server work with.
+//!
+//! ```text
+//!   Files     names, attributes, space               any thread
+//!     Handle  a file that is open                    any thread
+//!     Lane    the content: read, write, cut, fsync   one thread
+//! ```
+//!
+//! **Invariant:** changes of one file's content happen one after the other, so that an append is at
+//! the end and nobody writes into what is being cut off. The metadata learns of a change first, then
+//! the cache; what the cache writes out late, behind an end that has moved, is not wanted any more.
+//! No lock but the file's own is held while somebody waits for the device.
+//!
+//! A mount and a file server of the same files are two clients, and each is told what the other
+//! changes: see [`Watcher`]. Deliberately absent: who may do what.
+
+mod lane;
+mod watch;
+
+pub use lane::{At, Lane};
+pub use watch::{Change, Watch, Watcher};
+
+use crate::error::{Kind, Result};
+use crate::file::Seek;
+use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
+use crate::fs_pager::FsPager;
+use crate::key::Ino;
+use crate::namespace::{DirEntry, New, Rename};
+use cache::{Cache, FileId, OpenFile, Vnode, Volume};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use watch::Watchers;
+
+/// One client's view of the files. See the module.
+pub struct Files {
+    shared: Arc<Shared>,
+    /// Whose changes those through this view are.
+    client: u64,
+}
+
+/// What all clients share.
+struct Shared {
+    fileset: Fileset,
+    volume: Arc<Volume>,
+    nodes: Mutex<Nodes>,
+    watchers: Watchers,
+}
+
+/// What everybody shares who works with one file's content.
+struct Node {
+    ino: Ino,
+    vnode: Arc<Vnode>,
+    /// Held by whoever changes the content.
+    change: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Nodes {
+    by_ino: HashMap<Ino, Weak<Node>>,
+    /// How many there were after the last look for those that are gone.
+    kept: usize,
+}
+
+/// Nodes that may be there before it is worth looking for those that are gone.
+const NODES_MIN: usize = 1024;
+
+/// A file that is open: it stays, even without a name, until the handle is dropped.
+pub struct Handle {
+    files: Arc<Files>,
+    node: Arc<Node>,
+    /// How far whoever opened the file was told of errors of write-behind.
+    told: Mutex<OpenFile>,
+}
+
+impl Files {
+    /// Puts the files of a fileset or a snapshot into a cache.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; the cache gives no volume.
+    pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
+        let pager = Arc::new(FsPager::new(fileset)?);
+        let shared = Shared {
+            fileset: fileset.clone(),
+            volume: cache.volume(pager)?,
+            nodes: Mutex::default(),
+            watchers: Watchers::default(),
+        };
+        Ok(Arc::new(Files {
+            shared: Arc::new(shared),
+            client: 0,
+        }))
+    }
+
+    /// The fileset, for its id and record, and for reading. Names and content change through this
+    /// type only.
+    pub fn fileset(&self) -> &Fileset {
+        &self.shared.fileset
+    }
+
+    /// The volume in the cache, for its numbers.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.shared.volume
+    }
+
+    /// Opens the calling thread's way to the content.
+    ///
+    /// # Errors
+    /// The device gives no queue, or the system no descriptor.
+    pub fn lane(self: &Arc<Files>) -> Result<Lane> {
+        Lane::open(self)
+    }
+
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// [`Kind::Stale`].
+    pub fn open(self: &Arc<Files>, ino: Ino) -> Result<Handle> {
+        Ok(self.handle(&self.shared.fileset.open(ino)?))
+    }
+
+    /// Keeps an inode that is no regular file, a directory that is being listed for example, until
+    /// [`Files::unpin`].
+    ///
+    /// # Errors
+    /// [`Kind::Stale`].
+    pub fn pin(&self, ino: Ino) -> Result<Attr> {
+        self.shared.fileset.open(ino)
+    }
+
+    /// Ends one [`Files::pin`].
+    ///
+    /// # Errors
+    /// As [`Fileset::release`].
+    pub fn unpin(&self, ino: Ino) -> Result<()> {
+        if self.shared.fileset.release(ino)? {
+            self.shared.volume.forget(FileId(ino));
+        }
+        Ok(())
+    }
+
+    /// All about an inode. See [`Fileset::attr`].
+    pub fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.shared.fileset.attr(ino)
+    }
+
+    /// See [`Fileset::lookup`].
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.shared.fileset.lookup(dir, name)
+    }
+
+    /// See [`Fileset::create`].
+    pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        let attr = self.shared.fileset.create(dir, name, new)?;
+        self.tell(&[Change::Entry(dir, name)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
+    pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
+        let attr = self.shared.fileset.create_unnamed(dir, new)?;
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
+    }
+
+    /// See [`Fileset::symlink`].
+    pub fn symlink(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
+        let attr = self.shared.fileset.symlink(dir, name, target, uid, gid)?;
+        self.tell(&[Change::Entry(dir, name)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::read_link`].
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.shared.fileset.read_link(ino)
+    }
+
+    /// See [`Fileset::link`].
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let attr = self.shared.fileset.link(ino, dir, name)?;
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(ino)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::unlink`].
+    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let attr = self.shared.fileset.unlink(dir, name)?;
+        self.forget_if_gone(&attr);
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::rmdir`].
+    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let attr = self.shared.fileset.rmdir(dir, name)?;
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::rename`].
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<Option<Attr>> {
+        let replaced = self.shared.fileset.rename(from, to, how)?;
+        if let Some(attr) = &replaced {
+            self.forget_if_gone(attr);
+        }
+        if self.is_watched() {
+            self.tell(&[Change::Entry(from.0, from.1), Change::Entry(to.0, to.1)]);
+            let moved = [to, from].map(|(dir, name)| self.lookup(dir, name).ok());
+            for attr in moved.into_iter().flatten().chain(replaced.clone()) {
+                self.tell(&[Change::Attributes(attr.ino)]);
+            }
+        }
+        Ok(replaced)
+    }
+
+    /// See [`Fileset::read_dir`].
+    pub fn read_dir(
+        &self,
+        dir: Ino,
+        after: u64,
+        take: impl FnMut(DirEntry) -> Result<bool>,
+    ) -> Result<()> {
+        self.shared.fileset.read_dir(dir, after, take)
+    }
+
+    /// See [`Fileset::read_dir_attrs`].
+    pub fn read_dir_attrs(
+        &self,
+        dir: Ino,
+        after: u64,
+        take: impl FnMut(DirEntry, Attr) -> Result<bool>,
+    ) -> Result<()> {
+        self.shared.fileset.read_dir_attrs(dir, after, take)
+    }
+
+    /// See [`Fileset::note_read`].
+    pub fn note_read(&self, ino: Ino) -> Result<()> {
+        self.shared.fileset.note_read(ino)
+    }
+
+    /// See [`Fileset::xattr`].
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.shared.fileset.xattr(ino, name)
+    }
+
+    /// See [`Fileset::xattrs`].
+    pub fn xattrs(&self, ino: Ino, take: impl FnMut(&[u8])) -> Result<()> {
+        self.shared.fileset.xattrs(ino, take)
+    }
+
+    /// See [`Fileset::set_xattr`].
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        self.shared.fileset.set_xattr(ino, name, value, how)?;
+        self.tell(&[Change::Attributes(ino)]);
+        Ok(())
+    }
+
+    /// See [`Fileset::remove_xattr`].
+    pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.shared.fileset.remove_xattr(ino, name)?;
+        self.tell(&[Change::Attributes(ino)]);
+        Ok(())
+    }
+
+    /// See [`Fileset::seek`]. Pages that wait to be written count as data.
+    pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        self.shared.fileset.seek(ino, offset, what)
+    }
+
+    /// See [`Fileset::statfs`].
+    pub fn statfs(&self) -> Result<StatFs> {
+        self.shared.fileset.statfs()
+    }
+
+    /// Makes the names and attributes of everything durable that has happened so far; of content, what
+    /// has been written out. Many callers at once share the work.
+    pub fn sync_names(&self) -> Result<()> {
+        self.shared.fileset.sync()
+    }
+
+    /// Writes everything out, and makes it and all that has happened durable.
+    ///
+    /// # Errors
+    /// The first file that could not be written; the others were tried all the same.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.volume.write_out()?;
+        self.shared.fileset.sync()
+    }
+
+    /// Writes everything out and takes the pages out of the cache. Nobody uses the files any more.
+    ///
+    /// # Errors
+    /// Something could not be written; it is in the cache still.
+    pub fn close(&self) -> Result<()> {
+        self.sync()?;
+        // Everything is below; the volume need not flush each file on its own.
+        for stats in self.shared.volume.files() {
+            self.shared.volume.forget(stats.file);
+        }
+        Ok(self.shared.volume.close()?)
+    }
+
+    /// A handle to a file that was opened for it.
+    fn handle(self: &Arc<Files>, attr: &Attr) -> Handle {
+        let node = self.node(attr);
+        Handle {
+            files: Arc::clone(self),
+            told: Mutex::new(self.shared.volume.open(&node.vnode)),
+            node,
+        }
+    }
+
+    /// The node of a file, made if nobody has one.
+    fn node(&self, attr: &Attr) -> Arc<Node> {
+        let mut nodes = self.shared.nodes.lock().expect("no panic under this lock");
+        if let Some(node) = nodes.by_ino.get(&attr.ino).and_then(Weak::upgrade) {
+            return node;
+        }
+        if nodes.by_ino.len() >= NODES_MIN.max(2 * nodes.kept) {
+            nodes.by_ino.retain(|_, node| node.strong_count() > 0);
+            nodes.kept = nodes.by_ino.len();
+        }
+        // Nobody else has the file now; but somebody may have had it since the caller looked.
+        let now = self.shared.fileset.attr(attr.ino);
+        let size = now.map_or(attr.inode.size, |now| now.inode.size);
+        let node = Arc::new(Node {
+            ino: attr.ino,
+            vnode: self.shared.volume.vnode(FileId(attr.ino), size),
+            change: Mutex::new(()),
+        });
+        nodes.by_ino.insert(attr.ino, Arc::downgrade(&node));
+        node
+    }
+
+    /// Drops the pages of a file that has just lost a name, if it was the last and nobody has the file
+    /// open.
+    fn forget_if_gone(&self, attr: &Attr) {
+        let gone = |e: crate::Error| e.kind() == Kind::Stale;
+        if attr.inode.links == 0 && self.shared.fileset.attr(attr.ino).is_err_and(gone) {
+            self.shared.volume.forget(FileId(attr.ino));
+        }
+    }
+}
+
+impl Handle {
+    /// The number of the file.
+    pub fn ino(&self) -> Ino {
+        self.node.ino
+    }
+
+    /// All about it.
+    ///
+    /// # Errors
+    /// The metadata could not be read.
+    pub fn attr(&self) -> Result<Attr> {
+        self.files.attr(self.node.ino)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let ino = self.node.ino;
+        if let Err(error) = self.files.unpin(ino) {
+            // It stands among the orphans, and goes when the file system is next opened.
+            tracing::warn!("inode {ino} could not be removed: {error}");
+        }
+    }
+}

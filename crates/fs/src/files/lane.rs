@@ -1,0 +1,305 @@
+//! One thread's way to the content of files.
+
+use super::{Change, Files, Handle, Node};
+use crate::error::{Error, Kind, Result};
+use crate::file::Allocate;
+use crate::fileset::{Attr, SetAttr};
+use crate::key::Ino;
+use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
+use block::Buf;
+use cache::{OpenFile, Session};
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard};
+
+/// Files whose last access is remembered.
+const RECENT: usize = 8;
+
+/// Bytes that go past the cache in one request.
+const DIRECT_BYTES: usize = 1 << 20;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// Where a write goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// To this byte.
+    Offset(u64),
+    /// To the end of the file, wherever that is when it is this write's turn.
+    End,
+}
+
+/// See [`Files`].
+pub struct Lane {
+    files: Arc<Files>,
+    session: Session,
+    /// The files of the last accesses, the last one first.
+    recent: Recent,
+    /// Memory for what goes past the cache.
+    direct: Option<Buf>,
+}
+
+/// Whether content goes through the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Cached,
+    Direct,
+}
+
+#[derive(Default)]
+struct Recent(Vec<(Ino, OpenFile)>);
+
+impl Lane {
+    pub(super) fn open(files: &Arc<Files>) -> Result<Lane> {
+        Ok(Lane {
+            files: Arc::clone(files),
+            session: files.shared.volume.session()?,
+            recent: Recent::default(),
+            direct: None,
+        })
+    }
+
+    /// The files it leads to.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
+    }
+
+    /// Reads from `offset` on; gives the bytes there were before the end.
+    ///
+    /// # Errors
+    /// A page could not be brought.
+    pub fn read(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let open = self.recent.open(&self.files, &file.node);
+        let len = self.session.read(open, offset, out)?;
+        // A time that cannot be noted is no reason to refuse the bytes.
+        let _ = self.files.note_read(file.ino());
+        Ok(len)
+    }
+
+    /// Reads past the cache, with what is dirty written out first. Anything but whole blocks is read
+    /// through the cache.
+    ///
+    /// # Errors
+    /// The device's; a dirty page could not be written.
+    pub fn read_direct(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let size = file.node.vnode.size();
+        let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
+        if !are_blocks(offset, out.len()) || len == 0 {
+            return self.read(file, offset, out);
+        }
+        let (mut done, open) = (0, self.recent.open(&self.files, &file.node));
+        while done < len {
+            let part = (len - done).min(DIRECT_BYTES);
+            let buf = match self.direct.take() {
+                Some(mut buf) if buf.capacity() >= part.next_multiple_of(BLOCK) => {
+                    buf.set_len(part.next_multiple_of(BLOCK));
+                    buf
+                }
+                _ => Buf::zeroed(part.next_multiple_of(BLOCK)),
+            };
+            let at = offset + done as u64;
+            let bufs = self.session.read_direct(open, at, buf.into())?;
+            let Some(buf) = bufs.into_first() else { break };
+            out[done..done + part].copy_from_slice(&buf[..part]);
+            self.direct = Some(buf);
+            done += part;
+        }
+        let _ = self.files.note_read(file.ino());
+        // What was cut off meanwhile is no part of the file any more.
+        Ok(file
+            .node
+            .vnode
+            .size()
+            .saturating_sub(offset)
+            .min(len as u64) as usize)
+    }
+
+    /// Writes; gives the offset. The file grows to hold it.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
+    /// written. A page that is only written in part could not be brought: some may be written.
+    pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        self.change_content(file, at, data, Way::Cached)
+    }
+
+    /// Writes past the cache, which forgets what it has of the range. Anything but whole blocks is
+    /// written through the cache. When this returns, the bytes are with the device; a power cut may
+    /// still take them.
+    ///
+    /// # Errors
+    /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
+    /// later.
+    pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        self.change_content(file, at, data, Way::Direct)
+    }
+
+    fn change_content(&mut self, file: &Handle, at: At, data: &[u8], way: Way) -> Result<u64> {
+        let node = &file.node;
+        let alone = alone(node);
+        let offset = match at {
+            At::Offset(offset) => offset,
+            At::End => self.files.attr(node.ino)?.inode.size,
+        };
+        let end = offset.checked_add(data.len() as u64);
+        let end = end
+            .filter(|end| *end <= FILE_SIZE_MAX)
+            .ok_or(Kind::FileTooLarge)?;
+        if data.is_empty() {
+            return Ok(offset);
+        }
+        let fileset = &self.files.shared.fileset;
+        fileset.prepare_write(node.ino, offset..end)?;
+        let open = self.recent.open(&self.files, node);
+        let written = match way == Way::Direct && are_blocks(offset, data.len()) {
+            true => write_past(&mut self.session, open, offset, data),
+            false => self.session.write(open, offset, data),
+        };
+        if written.is_err() {
+            // The metadata has the new size already, and some of the pages may be there.
+            node.vnode.extend(end);
+        }
+        drop(alone);
+        self.files.tell(&[Change::Content(node.ino, offset..end)]);
+        written?;
+        Ok(offset)
+    }
+
+    /// Changes attributes, the length among them.
+    ///
+    /// # Errors
+    /// As [`crate::Fileset::set_attr`]; the last page of a file that is cut could not be brought.
+    pub fn set_attr(&mut self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let old = self.files.attr(ino)?;
+        let (attr, change) = match set.size {
+            // A size of anything else is refused there.
+            Some(size) if old.inode.kind == FileType::File => {
+                let attr = self.set_size(&old, set, size)?;
+                let from = size.min(old.inode.size);
+                (attr, Change::Content(ino, from..u64::MAX))
+            }
+            _ => {
+                let attr = self.files.shared.fileset.set_attr(ino, set)?;
+                (attr, Change::Attributes(ino))
+            }
+        };
+        self.files.tell(&[change]);
+        Ok(attr)
+    }
+
+    fn set_size(&mut self, attr: &Attr, set: &SetAttr, size: u64) -> Result<Attr> {
+        let (ino, node) = (attr.ino, self.files.node(attr));
+        let _alone = alone(&node);
+        if size >= node.vnode.size() {
+            let attr = self.files.shared.fileset.set_attr(ino, set)?;
+            node.vnode.extend(size);
+            return Ok(attr);
+        }
+        // What could fail about the last page comes before the metadata says that the rest is gone.
+        let mut held = self.files.shared.volume.open(&node.vnode);
+        let last = match size % BLOCK_BYTES {
+            0 => None,
+            _ => {
+                let page = size / BLOCK_BYTES;
+                let bytes = page * BLOCK_BYTES..(page + 1) * BLOCK_BYTES;
+                self.files.shared.fileset.will_write(ino, bytes)?;
+                Some(self.session.page(&mut held, page)?)
+            }
+        };
+        let attr = self.files.shared.fileset.set_attr(ino, set)?;
+        let open = self.recent.open(&self.files, &node);
+        self.session.truncate(open, size)?;
+        drop(last);
+        Ok(attr)
+    }
+
+    /// Allocates, punches or zeroes, as fallocate(2).
+    ///
+    /// # Errors
+    /// As [`crate::Fileset::allocate`]; a page at the edge could not be brought.
+    pub fn allocate(&mut self, file: &Handle, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
+        let node = &file.node;
+        let alone = alone(node);
+        if bytes.is_empty() {
+            return Err(Kind::Invalid.into());
+        }
+        if bytes.end > FILE_SIZE_MAX {
+            return Err(Kind::FileTooLarge.into());
+        }
+        let then = match how {
+            Allocate::Grow | Allocate::KeepSize => how,
+            Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize => {
+                let open = self.recent.open(&self.files, node);
+                self.session.punch(open, bytes.clone())?;
+                match how {
+                    Allocate::Zero => Allocate::Grow,
+                    Allocate::ZeroKeepSize => Allocate::KeepSize,
+                    other => other,
+                }
+            }
+        };
+        let fileset = &self.files.shared.fileset;
+        let attr = fileset.allocate(node.ino, bytes.clone(), then)?;
+        node.vnode.extend(attr.inode.size);
+        drop(alone);
+        self.files.tell(&[match how {
+            Allocate::Grow | Allocate::KeepSize => Change::Attributes(node.ino),
+            _ => Change::Content(node.ino, bytes),
+        }]);
+        Ok(attr)
+    }
+
+    /// Writes a file out, and makes it and all that has happened to names before durable, as fsync(2).
+    ///
+    /// # Errors
+    /// What could not be written, now or behind the back of whoever opened the file.
+    pub fn sync(&mut self, file: &Handle) -> Result<()> {
+        let mut told = file.told.lock().map_err(|_| Error::from(Kind::Io))?;
+        Ok(self.session.flush(&mut told)?)
+    }
+}
+
+/// Waits until nobody else changes the content of a file.
+fn alone(node: &Node) -> MutexGuard<'_, ()> {
+    node.change.lock().expect("no panic under this lock")
+}
+
+/// Whether a range of a file is whole blocks.
+fn are_blocks(offset: u64, len: usize) -> bool {
+    offset.is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK)
+}
+
+/// Writes whole blocks past the cache; what the device refuses goes into it, because the metadata
+/// knows of a write that is to come.
+fn write_past(
+    session: &mut Session,
+    open: &mut OpenFile,
+    offset: u64,
+    data: &[u8],
+) -> block::Result<()> {
+    let mut at = offset;
+    for part in data.chunks(DIRECT_BYTES) {
+        let written = session.write_direct(open, at, Buf::copy_of(part).into());
+        if written.is_err() {
+            session.write(open, at, &data[(at - offset) as usize..])?;
+            return written;
+        }
+        at += part.len() as u64;
+    }
+    Ok(())
+}
+
+impl Recent {
+    /// The file as this thread has it open.
+    fn open(&mut self, files: &Files, node: &Arc<Node>) -> &mut OpenFile {
+        let recent = &mut self.0;
+        match recent.iter().position(|(ino, _)| *ino == node.ino) {
+            Some(at) => recent[..=at].rotate_right(1),
+            None => {
+                recent.truncate(RECENT - 1);
+                let open = files.shared.volume.open(&node.vnode);
+                recent.insert(0, (node.ino, open));
+            }
+        }
+        &mut recent[0].1
+    }
+}

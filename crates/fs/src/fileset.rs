@@ -1,0 +1,366 @@
+//! A fileset or a snapshot, and the attributes of its inodes.
+//!
+//! All operations on files are methods of [`Fileset`]; they stand in the module of their kind: names
+//! in `namespace`, attributes here, content in `file`.
+
+use crate::acl::{self, Acl};
+use crate::error::{Error, Kind, Result};
+use crate::fs::Inner;
+use crate::key::{Ino, Item, PLACE_MAX, TreeId};
+use crate::names::Slot;
+use crate::op::Op;
+use crate::record::{
+    BLOCK_BYTES, FileType, Inode, NAME_MAX, Time, TreeRecord, XATTR_VALUE_MAX, Xattr,
+};
+use std::sync::Arc;
+
+/// Bytes that the names of an inode's attributes take together, as the kernel's XATTR_LIST_MAX.
+const XATTR_LIST_MAX: usize = 65_536;
+
+/// A handle to a fileset, or to a snapshot of one. Cheap to clone; any thread may use it.
+#[derive(Clone)]
+pub struct Fileset {
+    pub(crate) fs: Arc<Inner>,
+    pub(crate) id: TreeId,
+}
+
+/// An inode and its number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// Its number.
+    pub ino: Ino,
+    /// What it is. Its blocks include those that are promised to pages that wait to be written.
+    pub inode: Inode,
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// When the operation happens.
+    Now,
+    /// This moment.
+    To(Time),
+}
+
+/// What to change about an inode; what is `None` stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// The twelve permission bits.
+    pub permissions: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes; see [`Fileset::truncate`].
+    pub size: Option<u64>,
+    /// Last read.
+    pub accessed: Option<SetTime>,
+    /// Last change of content.
+    pub modified: Option<SetTime>,
+    /// Last change of anything, by a client that has kept the time itself; otherwise it is now.
+    pub changed: Option<SetTime>,
+}
+
+/// What [`Fileset::set_xattr`] expects to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetXattr {
+    /// Whatever there is.
+    Any,
+    /// Nothing of that name.
+    Create,
+    /// An attribute of that name.
+    Replace,
+}
+
+/// How full a fileset is, for statfs(2). In blocks of 4096 bytes; the quota counts as the size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// In all.
+    pub blocks: u64,
+    /// Not in use.
+    pub free: u64,
+    /// That a file could still have.
+    pub available: u64,
+    /// Inodes there could be.
+    pub inodes: u64,
+    /// Inodes there could be more.
+    pub free_inodes: u64,
+}
+
+/// How old a time of reading may get that nothing else makes wrong.
+const ACCESS_SECONDS: i64 = 24 * 3600;
+
+/// Blocks that an inode takes at the least, to say how many more would fit: its record, its entry and
+/// an extent take about a tenth of a block, and a file that has content takes one more.
+const INODES_PER_BLOCK: u64 = 4;
+
+impl Fileset {
+    /// Its id.
+    pub fn id(&self) -> TreeId {
+        self.id
+    }
+
+    /// Whether it is a snapshot, which is never changed.
+    pub fn is_snapshot(&self) -> Result<bool> {
+        Ok(self.fs.read().tree(self.id)?.record.origin != 0)
+    }
+
+    /// Its record.
+    pub fn record(&self) -> Result<TreeRecord> {
+        Ok(self.fs.read().tree(self.id)?.record.clone())
+    }
+
+    /// All about an inode.
+    ///
+    /// # Errors
+    /// [`Kind::Stale`]: there is none of this number.
+    pub fn attr(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.fs.read().inode_shown(self.id, ino)?;
+        Ok(Attr { ino, inode })
+    }
+
+    /// Notes that a file was read, or a directory listed, where the time of the last reading says too
+    /// little: once after each change, and once a day (the `relatime` of mount(8)).
+    ///
+    /// # Errors
+    /// [`Kind::Stale`].
+    pub fn note_read(&self, ino: Ino) -> Result<()> {
+        let now = (self.fs.options.clock)();
+        let is_old = |inode: &Inode| {
+            inode.accessed <= inode.modified.max(inode.changed)
+                || inode.accessed.seconds.saturating_add(ACCESS_SECONDS) <= now.seconds
+        };
+        let state = self.fs.read();
+        let inode = state.inode(self.id, ino)?;
+        let tree = state.tree(self.id)?;
+        let full = !tree.snapshots.is_empty() && !self.fs.space.has_last_room();
+        let fixed = self.fs.options.read_only || tree.record.origin != 0 || full;
+        drop(state);
+        if fixed || !is_old(&inode) {
+            return Ok(());
+        }
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let core = op.core(ino)?;
+        core.inode.accessed = now;
+        core.dirty = true;
+        op.list_dirty((self.id, ino));
+        op.finish();
+        Ok(())
+    }
+
+    /// Changes attributes.
+    ///
+    /// # Errors
+    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: a time that cannot be.
+    pub fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let now = op.now;
+        let time = |set: Option<SetTime>, old: Time| match set {
+            None => Ok(old),
+            Some(SetTime::Now) => Ok(now),
+            Some(SetTime::To(time)) if time.nanos < 1_000_000_000 => Ok(time),
+            Some(_) => Err(Error::from(Kind::Invalid)),
+        };
+        let mut inode = op.look(ino)?;
+        if set.size.is_none_or(|size| size > inode.size) {
+            op.check_kept_room()?;
+        }
+        inode.permissions = set.permissions.map_or(inode.permissions, |p| p & 0o7777);
+        inode.uid = set.uid.unwrap_or(inode.uid);
+        inode.gid = set.gid.unwrap_or(inode.gid);
+        inode.accessed = time(set.accessed, inode.accessed)?;
+        inode.modified = time(set.modified, inode.modified)?;
+        inode.changed = time(set.changed, now)?;
+        let permissions = inode.permissions;
+        op.set_inode(self.id, ino, inode)?;
+        if set.permissions.is_some() {
+            self.follow_mode(&mut op, ino, permissions)?;
+        }
+        if let Some(size) = set.size {
+            self.cut_or_grow(&mut op, ino, size)?;
+        }
+        if let (Some(_), Some(modified)) = (set.size, set.modified) {
+            let to = time(Some(modified), now)?;
+            op.change(ino, |inode| inode.modified = to)?;
+        }
+        let inode = op.look(ino)?;
+        op.finish();
+        Ok(Attr { ino, inode })
+    }
+
+    /// Makes the access list of a file, if it has one, say what its mode says.
+    fn follow_mode(&self, op: &mut Op, ino: Ino, permissions: u32) -> Result<()> {
+        let found = op.xattr(&self.fs.hasher, self.id, ino, acl::ACCESS)?;
+        let Slot::Taken(place, value) = found else {
+            return Ok(());
+        };
+        let mut list = Acl::decode(&value)?;
+        list.set_mode(permissions);
+        let value = list.encode();
+        let name = acl::ACCESS;
+        let xattr = Xattr {
+            name,
+            value: &value,
+        };
+        op.put(self.id, ino, (Item::Xattr, place), xattr.encode(), false)?;
+        Ok(())
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`Kind::NoAttribute`].
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let state = self.fs.read();
+        state.inode(self.id, ino)?;
+        match state.xattr(&self.fs.hasher, self.id, ino, name)? {
+            Slot::Taken(_, value) => Ok(value),
+            Slot::Free(_) => Err(Kind::NoAttribute.into()),
+        }
+    }
+
+    /// Gives the names of the extended attributes of an inode to `take`.
+    pub fn xattrs(&self, ino: Ino, mut take: impl FnMut(&[u8])) -> Result<()> {
+        let state = self.fs.read();
+        state.inode(self.id, ino)?;
+        state.scan(self.id, ino, (Item::Xattr, 0, PLACE_MAX), |_, bytes| {
+            take(Xattr::decode(bytes)?.name);
+            Ok(true)
+        })
+    }
+
+    /// Sets an extended attribute. The access control lists of POSIX are checked, and the mode of the
+    /// file follows its list; a list that says no more than the mode is not kept.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`], [`Kind::NoAttribute`]: not as expected. [`Kind::Range`]: the name is empty
+    /// or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]: too many names.
+    /// [`Kind::Invalid`]: no access control list.
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) {
+            return Err(Kind::Range.into());
+        }
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Kind::TooBig.into());
+        }
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.look(ino)?;
+        let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
+        match (&found, how) {
+            (Slot::Taken(..), SetXattr::Create) => return Err(Kind::Exists.into()),
+            (Slot::Free(_), SetXattr::Replace) => return Err(Kind::NoAttribute.into()),
+            _ => {}
+        }
+        op.check_room()?;
+        let now = op.now;
+        op.change(ino, |inode| inode.changed = now)?;
+        if !self.is_kept_as_list(&mut op, ino, name, value)? {
+            if let Slot::Taken(place, _) = found {
+                op.delete(self.id, ino, (Item::Xattr, place))?;
+            }
+            op.finish();
+            return Ok(());
+        }
+        let xattr = Xattr { name, value }.encode();
+        match found {
+            Slot::Taken(place, _) => op.put(self.id, ino, (Item::Xattr, place), xattr, false)?,
+            Slot::Free(place) => {
+                self.check_list(&op, ino, name)?;
+                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?
+            }
+        };
+        op.finish();
+        Ok(())
+    }
+
+    /// Checks an access control list and lets the mode follow. Says whether it has to be kept.
+    fn is_kept_as_list(&self, op: &mut Op, ino: Ino, name: &[u8], value: &[u8]) -> Result<bool> {
+        if name != acl::ACCESS && name != acl::DEFAULT {
+            return Ok(true);
+        }
+        let list = Acl::decode(value)?;
+        let inode = op.look(ino)?;
+        if name == acl::DEFAULT {
+            return match inode.is_dir() {
+                true => Ok(true),
+                false => Err(Error::new(Kind::NotPermitted, "no directory")),
+            };
+        }
+        if inode.kind == FileType::Symlink {
+            return Err(Kind::Unsupported.into());
+        }
+        op.change(ino, |inode| {
+            inode.permissions = inode.permissions & !0o777 | list.mode();
+        })?;
+        Ok(!list.is_minimal())
+    }
+
+    fn check_list(&self, op: &Op, ino: Ino, name: &[u8]) -> Result<()> {
+        let mut bytes = name.len() + 1;
+        op.scan(self.id, ino, (Item::Xattr, 0, PLACE_MAX), |_, xattr| {
+            bytes += Xattr::decode(xattr)?.name.len() + 1;
+            Ok(true)
+        })?;
+        match bytes <= XATTR_LIST_MAX {
+            true => Ok(()),
+            false => Err(Error::new(Kind::NoSpace, "too many attributes")),
+        }
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`Kind::NoAttribute`].
+    pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.look(ino)?;
+        let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
+        let Slot::Taken(place, _) = found else {
+            return Err(Kind::NoAttribute.into());
+        };
+        op.delete(self.id, ino, (Item::Xattr, place))?;
+        let now = op.now;
+        op.change(ino, |inode| inode.changed = now)?;
+        op.finish();
+        Ok(())
+    }
+
+    /// How full it is.
+    pub fn statfs(&self) -> Result<StatFs> {
+        let state = self.fs.read();
+        let tree = state.tree(self.id)?;
+        let record = &tree.record;
+        let device = self.fs.space.usage();
+        let device_blocks = self.fs.superblock.lock().device_blocks;
+        let (mut blocks, mut free, mut available) = (device_blocks, device.free, device.available);
+        if record.quota_blocks != 0 {
+            let left = record
+                .quota_blocks
+                .saturating_sub(record.used_blocks + tree.promised);
+            blocks = record.quota_blocks.min(device_blocks);
+            (free, available) = (free.min(left), available.min(left));
+        }
+        let mut free_inodes = device.available * INODES_PER_BLOCK;
+        if record.quota_inodes != 0 {
+            free_inodes = free_inodes.min(record.quota_inodes.saturating_sub(record.used_inodes));
+        }
+        Ok(StatFs {
+            blocks,
+            free,
+            available,
+            inodes: record.used_inodes + free_inodes,
+            free_inodes,
+        })
+    }
+
+    /// Makes everything durable that is known of this inode, and so everything else that happened
+    /// before. The cache has written the file's pages out before.
+    pub fn sync(&self) -> Result<()> {
+        self.fs.sync()
+    }
+}
+
+/// Blocks that hold so many bytes.
+pub(crate) fn blocks_for(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}

@@ -1,0 +1,524 @@
+//! A file system that is open: made, opened, closed.
+//!
+//! ```text
+//!   db (commits)  ──►  log (records of the journal)  ──►  state (everything in memory)
+//! ```
+//!
+//! Locks are taken in this order and in no other; nobody waits for the device while it holds the
+//! state for writing, but for the pages of metadata that a change has to read first.
+
+use crate::commit::{Background, Log};
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::io::{DeviceIo, check_device};
+use crate::journal::{self, Place, Writer};
+use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
+use crate::names::Hasher;
+use crate::record::{BLOCK_BYTES, Time, TreeRecord};
+use crate::space::{Run, Space, reserve_blocks};
+use crate::state::{State, Tree};
+use crate::store::Store;
+use crate::superblock::Superblock;
+use block::BlockDevice;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+/// The fileset that a new file system has.
+pub const FIRST_FILESET: &str = "main";
+
+/// How a file system is opened.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Nothing is written, not even what a crash left to be done.
+    pub read_only: bool,
+    /// Every page of the metadata is read and compared with its checksum first.
+    pub verify: bool,
+    /// It is opened even if it cannot be told which blocks are free, so that [`Fs::repair`] can find
+    /// out; until then nothing can be allocated.
+    pub rescue: bool,
+    /// How long a change may wait for its commit when nobody asks for one.
+    pub commit_interval: Duration,
+    /// Memory for pages of metadata, in bytes.
+    pub metadata_cache_bytes: usize,
+    /// Where the times of inodes come from.
+    pub clock: fn() -> Time,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            verify: false,
+            rescue: false,
+            // As ext4 and its kin: what a power cut may cost.
+            commit_interval: Duration::from_secs(5),
+            metadata_cache_bytes: 256 << 20,
+            clock: Time::now,
+        }
+    }
+}
+
+/// How full a file system is, in blocks of 4096 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Usage {
+    /// Of the device, those of the superblocks and the journal included.
+    pub blocks: u64,
+    /// That the metadata has.
+    pub metadata: u64,
+    /// That the journal has.
+    pub journal: u64,
+    /// Not in use.
+    pub free: u64,
+    /// Not in use, not promised, and not kept for the metadata.
+    pub available: u64,
+    /// The largest run of free blocks.
+    pub largest_free: u64,
+    /// Runs of free blocks.
+    pub free_runs: u64,
+    /// Inodes of all filesets.
+    pub inodes: u64,
+}
+
+/// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
+pub struct Fs {
+    inner: Arc<Inner>,
+    background: Option<Background>,
+}
+
+/// What the handles to a file system share.
+pub(crate) struct Inner {
+    pub name: String,
+    pub device: Arc<dyn BlockDevice>,
+    pub io: Arc<DeviceIo>,
+    pub superblock: Arc<SuperblockFile>,
+    pub space: Arc<Space>,
+    pub options: Options,
+    pub hasher: Hasher,
+    pub generation: u32,
+    pub db: Mutex<Option<Db>>,
+    pub log: Mutex<Log>,
+    pub state: RwLock<State>,
+    /// Changed keys that wait for a commit.
+    pub backlog: AtomicUsize,
+    /// Where the backlog wakes the thread that commits, and where it makes callers wait.
+    pub backlog_max: usize,
+    pub wake: crate::commit::Wake,
+}
+
+impl Fs {
+    /// Makes a file system on a device, whose content is lost, with one fileset.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: the device is too small, or the label too long.
+    pub fn format(device: Arc<dyn BlockDevice>, label: &str) -> Result<()> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)
+            .map_err(|e| Error::new(Kind::Io, format!("no random numbers: {e}")))?;
+        let now = Time::now().seconds;
+        let mut superblock = Superblock::new(io.info().size, label, random, now)?;
+        let space = Arc::new(Space::new(0));
+        let start = superblock.first_block();
+        let blocks = superblock.device_blocks - start;
+        space.add(Run { start, blocks });
+        space.set_loaded();
+        keep_spare(&mut superblock, &space);
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        superblock.write()?;
+        let file = MetaFile::new(io, superblock, space, false);
+        Db::open(file, 1 << 20, false)?.close()?;
+        let fs = Fs::open(device, Options::default())?;
+        fs.create_fileset(FIRST_FILESET)?;
+        fs.close()
+    }
+
+    /// Opens a file system. What a crash left to be done is done: the journal is played, inodes
+    /// without a name go. The caller sees to it that nobody else has the device open.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: there is none. [`Kind::Unsupported`]: of another version. [`Kind::Corrupt`]:
+    /// damaged.
+    pub fn open(device: Arc<dyn BlockDevice>, mut options: Options) -> Result<Fs> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io))?);
+        options.read_only |= io.info().read_only || superblock.lock().is_read_only();
+        let device_blocks = superblock.lock().device_blocks;
+        let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
+        let file = MetaFile::new(
+            Arc::clone(&io),
+            Arc::clone(&superblock),
+            Arc::clone(&space),
+            options.read_only,
+        );
+        let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
+        let (hasher, place) = {
+            let superblock = superblock.lock();
+            (Hasher::new(superblock.hash_key), Place::of(&superblock))
+        };
+        let found = Found::read(&io, &db, &place)?;
+        // A copy, because reading the metadata looks into the superblock.
+        let now = superblock.lock().clone();
+        match found.load_space(&db, &now, &space) {
+            Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
+                tracing::warn!(
+                    "{}: which blocks are free is not known: {error}",
+                    io.info().name
+                );
+                space.replace(std::iter::empty());
+            }
+            loaded => loaded?,
+        }
+        let generation = match options.read_only {
+            true => superblock.lock().openings,
+            false => note_opening(&superblock, &space)?,
+        };
+        let (epoch, replayed) = (found.epoch, found.replayed);
+        let bounds = superblock.lock().first_block()..device_blocks;
+        let inner = Arc::new(Inner {
+            name: io.info().name.clone(),
+            device,
+            io,
+            superblock,
+            space,
+            hasher,
+            generation,
+            db: Mutex::new(Some(db)),
+            log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            state: RwLock::new(load(found.store, bounds)?),
+            backlog: AtomicUsize::new(0),
+            backlog_max: backlog_max(device_blocks),
+            wake: crate::commit::Wake::default(),
+            options,
+        });
+        if !inner.options.read_only {
+            inner.note_slack(
+                inner
+                    .db
+                    .lock()
+                    .expect("no panic under this lock")
+                    .as_ref()
+                    .expect("just opened"),
+            )?;
+            if replayed {
+                inner.commit_replayed()?;
+            }
+            inner.finish_removals()?;
+        }
+        let background = match inner.options.read_only {
+            true => None,
+            false => Some(Background::start(&inner)?),
+        };
+        Ok(Fs { inner, background })
+    }
+
+    /// A handle to a fileset or a snapshot.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn fileset(&self, id: TreeId) -> Result<Fileset> {
+        self.inner.read().tree(id)?;
+        Ok(Fileset {
+            fs: Arc::clone(&self.inner),
+            id,
+        })
+    }
+
+    /// Makes everything durable that has happened. The caches have written their pages out before.
+    pub fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    /// The same, and brings it from the journal into the tree, so that a crash leaves nothing to play.
+    pub fn commit(&self) -> Result<()> {
+        self.inner.check_writable()?;
+        self.inner.checkpoint()
+    }
+
+    /// How full the device is. What each fileset has is in its record; see [`Fs::filesets`].
+    pub fn usage(&self) -> Usage {
+        let free = self.inner.space.usage();
+        let inodes = {
+            let state = self.inner.read();
+            let filesets = state.trees.values().filter(|t| t.record.origin == 0);
+            filesets.map(|tree| tree.record.used_inodes).sum()
+        };
+        let superblock = self.inner.superblock.lock();
+        let segments = superblock.segments.iter();
+        Usage {
+            blocks: superblock.device_blocks,
+            metadata: segments.map(|s| u64::from(s.blocks)).sum(),
+            journal: superblock.journal_blocks,
+            free: free.free,
+            available: free.available,
+            largest_free: free.largest_run,
+            free_runs: free.runs,
+            inodes,
+        }
+    }
+
+    /// Why nothing can be changed, if nothing can: it was opened so, or there was an error after
+    /// which going on could lose what is durable. Reading goes on.
+    pub fn read_only_because(&self) -> Option<Error> {
+        let asked = self.inner.check_writable().err();
+        asked.or_else(|| self.inner.read().failed.clone())
+    }
+
+    /// Bytes of the device that [`Fs::grow`] would add.
+    pub fn growable_bytes(&self) -> u64 {
+        let now = self.inner.device.info().size / BLOCK_BYTES;
+        let used = self.inner.superblock.lock().device_blocks;
+        now.saturating_sub(used) * BLOCK_BYTES
+    }
+
+    /// What the superblock says.
+    pub fn superblock(&self) -> Superblock {
+        self.inner.superblock.lock().clone()
+    }
+
+    /// Uses what the device has more than when the file system was made or last grown. Gives the
+    /// bytes in use now.
+    pub fn grow(&self) -> Result<u64> {
+        self.inner.check_writable()?;
+        let now = self.inner.device.info().size / BLOCK_BYTES;
+        let before = {
+            let mut superblock = self.inner.superblock.lock();
+            let now = now.max(superblock.device_blocks);
+            std::mem::replace(&mut superblock.device_blocks, now)
+        };
+        if now > before {
+            if let Err(error) = self.inner.superblock.write() {
+                self.inner.superblock.lock().device_blocks = before;
+                return Err(error.into());
+            }
+            self.inner.write().bounds.end = now;
+            self.inner.space.add(Run {
+                start: before,
+                blocks: now - before,
+            });
+        }
+        Ok(now.max(before) * BLOCK_BYTES)
+    }
+
+    /// Commits everything and ends well. The caches have written their pages out before.
+    pub fn close(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(background) = self.background.take() else {
+            return Ok(());
+        };
+        background.stop(&self.inner);
+        if std::thread::panicking() {
+            // Whatever it was, it is not to be made durable.
+            return Ok(());
+        }
+        self.inner.checkpoint()?;
+        let db = self
+            .inner
+            .db
+            .lock()
+            .expect("no panic under this lock")
+            .take();
+        db.map_or(Ok(()), Db::close)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+}
+
+impl Drop for Fs {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!("{}: not closed well: {error}", self.inner.name);
+        }
+    }
+}
+
+impl Inner {
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().expect("no panic under this lock")
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().expect("no panic under this lock")
+    }
+
+    /// Refuses changes where none are allowed.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.options.read_only {
+            true => Err(Error::new(
+                Kind::ReadOnly,
+                "the file system is open read-only",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes what a crash, or a failed removal, has left: trees on their way out, and inodes
+    /// without a name.
+    fn finish_removals(self: &Arc<Inner>) -> Result<()> {
+        let trees: Vec<(TreeId, bool, TreeId)> = {
+            let state = self.read();
+            let all = state.trees.iter();
+            all.map(|(id, tree)| (*id, tree.record.removing, tree.record.origin))
+                .collect()
+        };
+        for (id, removing, origin) in trees {
+            if removing {
+                self.remove_tree_items(id)?;
+            } else if origin == 0 {
+                let mut orphans = Vec::new();
+                self.read()
+                    .scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                        orphans.push(ino);
+                        Ok(true)
+                    })?;
+                let fs = Arc::clone(self);
+                let fileset = Fileset { fs, id };
+                orphans
+                    .into_iter()
+                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is found on a device.
+struct Found {
+    store: Store,
+    /// The last commit of the tree.
+    epoch: u64,
+    /// There was something in the journal.
+    replayed: bool,
+    space: Vec<crate::db::SpaceChange>,
+}
+
+impl Found {
+    fn read(io: &DeviceIo, db: &Db, place: &Place) -> Result<Found> {
+        let epoch = db.epoch()?;
+        let mut found = Found {
+            store: Store::new(db.base()?),
+            epoch,
+            replayed: false,
+            space: Vec::new(),
+        };
+        for epoch in [epoch + 1, epoch + 2] {
+            for delta in journal::read(io, place, epoch)? {
+                found.replayed = true;
+                found.space.extend(&delta.space);
+                found.store.replay(delta);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the allocator what is free: what neither data nor metadata has, once the journal is played.
+    /// The metadata may have grown into blocks that the journal frees and the bitmap still has; so the
+    /// data comes first, and then its parts are taken out.
+    fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
+        let mut at = superblock.first_block();
+        for run in db.used(superblock.device_blocks)? {
+            if run.start < at {
+                return Err(Error::corrupt(format!(
+                    "block {}: no place for data",
+                    run.start
+                )));
+            }
+            space.add_between(at, run.start)?;
+            at = run.end();
+        }
+        space.add_between(at, superblock.device_blocks)?;
+        for change in &self.space {
+            let inside = change.run.start >= superblock.first_block()
+                && change.run.end() <= superblock.device_blocks;
+            if !inside {
+                return Err(Error::corrupt(
+                    "the journal names blocks that are not for data",
+                ));
+            }
+            match change.used {
+                true => space.remove(change.run)?,
+                false => space.add_between(change.run.start, change.run.end())?,
+            }
+        }
+        for segment in &superblock.segments {
+            space.remove(Run {
+                start: segment.start,
+                blocks: segment.blocks.into(),
+            })?;
+        }
+        space.set_loaded();
+        Ok(())
+    }
+}
+
+/// Counts an opening for writing, and puts space aside for the next.
+fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
+    let openings = {
+        let mut superblock = superblock.lock();
+        superblock.openings = superblock.openings.wrapping_add(1);
+        keep_spare(&mut superblock, space);
+        superblock.openings
+    };
+    superblock.write()?;
+    Ok(openings)
+}
+
+/// The state in memory of what is in the store.
+fn load(store: Store, bounds: Range<u64>) -> Result<State> {
+    let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
+    let (from, to) = Key::section(Section::Trees);
+    store.scan(from, to, |key, bytes| {
+        let id = TreeId::try_from(key.item).map_err(|_| Error::corrupt("no such fileset id"))?;
+        let tree = Tree {
+            record: TreeRecord::decode(bytes)?,
+            changed: false,
+            promised: 0,
+            snapshots: Vec::new(),
+        };
+        trees.insert(id, tree);
+        Ok(true)
+    })?;
+    let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
+    let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
+    for (origin, id) in snapshots {
+        match trees
+            .get_mut(&origin)
+            .filter(|tree| tree.record.origin == 0)
+        {
+            Some(tree) => tree.snapshots.push(id),
+            None => return Err(Error::corrupt(format!("snapshot {id}: of no fileset"))),
+        }
+    }
+    let next = store.get(&Key::global(Section::NextTree, 0), |bytes| {
+        crate::record::In::of(bytes, "the next fileset").u32()
+    })?;
+    Ok(State {
+        store,
+        trees,
+        cores: HashMap::new(),
+        dirty_cores: Vec::new(),
+        changes: 0,
+        failed: None,
+        bounds,
+        next_tree: next.unwrap_or(1),
+        steps: Vec::new(),
+        space: Vec::new(),
+    })
+}
+
+/// Changed keys that may wait for a commit. A commit of so many writes at most as many pages of the
+/// tree, so that a small device is not asked for more than it has put aside.
+fn backlog_max(device_blocks: u64) -> usize {
+    (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)
+}

@@ -1,0 +1,118 @@
+//! The thread that waits for the journal on behalf of queues, which never wait.
+//!
+//! All flushes that have come while it was busy are answered by one sync.
+
+use crate::error::Error;
+use crate::fileset::Fileset;
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Where the answers for one queue arrive.
+pub(super) struct Inbox {
+    answers: Mutex<Vec<(usize, Result<(), Error>)>>,
+    /// Readable while there are answers.
+    event: OwnedFd,
+}
+
+impl Inbox {
+    pub fn new(name: &str) -> block::Result<Inbox> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event =
+            rustix::event::eventfd(0, flags).map_err(|e| block::Error::from_io(name, e.into()))?;
+        Ok(Inbox {
+            answers: Mutex::default(),
+            event,
+        })
+    }
+
+    fn put(&self, request: usize, result: Result<(), Error>) {
+        let mut answers = self.answers.lock().expect("no panic under this lock");
+        answers.push((request, result));
+        // It cannot be full: it is read whenever answers are taken.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// All answers so far.
+    pub fn take(&self) -> Vec<(usize, Result<(), Error>)> {
+        let mut answers = self.answers.lock().expect("no panic under this lock");
+        if !answers.is_empty() {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        std::mem::take(&mut answers)
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+struct Job {
+    request: usize,
+    inbox: Arc<Inbox>,
+}
+
+/// The way to the thread.
+#[derive(Clone)]
+pub(super) struct SyncHandle(Sender<Job>);
+
+impl SyncHandle {
+    /// Asks for a sync; the answer comes to the inbox under this number.
+    pub fn sync(&self, request: usize, inbox: &Arc<Inbox>) {
+        let job = Job {
+            request,
+            inbox: Arc::clone(inbox),
+        };
+        if let Err(unsent) = self.0.send(job) {
+            let text = "the thread that syncs has ended";
+            let error = Error::new(crate::error::Kind::Io, text);
+            unsent.0.inbox.put(request, Err(error));
+        }
+    }
+}
+
+/// The thread. It ends when the last queue and the pager are gone.
+pub(super) struct SyncThread {
+    handle: Option<SyncHandle>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SyncThread {
+    pub fn start(fileset: &Fileset) -> Result<SyncThread, Error> {
+        let (send, jobs) = channel();
+        let fileset = fileset.clone();
+        let thread = std::thread::Builder::new()
+            .name("fs-sync".into())
+            .spawn(move || serve(&fileset, &jobs))
+            .map_err(|e| Error::from(block::Error::from_io("fs-sync", e)))?;
+        Ok(SyncThread {
+            handle: Some(SyncHandle(send)),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn handle(&self) -> SyncHandle {
+        self.handle.clone().expect("there until it is dropped")
+    }
+}
+
+impl Drop for SyncThread {
+    fn drop(&mut self) {
+        self.handle = None;
+        // A queue that outlives its pager keeps the thread, which ends with it.
+        drop(self.thread.take());
+    }
+}
+
+fn serve(fileset: &Fileset, jobs: &Receiver<Job>) {
+    while let Ok(first) = jobs.recv() {
+        let mut all = vec![first];
+        all.extend(jobs.try_iter());
+        let result = fileset.sync();
+        for job in all {
+            job.inbox.put(job.request, result.clone());
+        }
+    }
+}

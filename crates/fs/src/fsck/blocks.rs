@@ -1,0 +1,276 @@
+//! Every block: how often records name it, and what the counts, the bitmap and the allocator say.
+
+use super::Report;
+use super::finding::FindingKind;
+use super::meter::Meter;
+use crate::db::Db;
+use crate::error::{Error, Result};
+use crate::key::{Item, Key, Section};
+use crate::record::{Extent, Shared};
+use crate::space::{Run, Space};
+use crate::state::{State, kept};
+use crate::superblock::Superblock;
+use std::collections::BTreeMap;
+
+/// Compares what the records say with what the allocator knows.
+pub(super) fn check(
+    state: &State,
+    db: &Db,
+    superblock: &Superblock,
+    space: &Space,
+    report: &mut Report,
+    meter: &mut Meter,
+) -> Result<()> {
+    meter.begin(meter.items());
+    let counted = counted(state, report, &mut |bytes| meter.item(bytes))?;
+    let shared = shared(state, report)?;
+    for (run, count) in &counted {
+        report.data_blocks += run.blocks;
+        if *count > 1 {
+            report.shared_blocks += run.blocks;
+        }
+    }
+    let many: Vec<(Run, u64)> = counted
+        .iter()
+        .copied()
+        .filter(|(_, count)| *count > 1)
+        .collect();
+    if joined(many) != joined(shared) {
+        let text = "the counts of shared blocks are not what the records add up to";
+        report.problem(FindingKind::Space, text);
+    }
+    let mut used: Vec<Run> = counted.iter().map(|(run, _)| *run).collect();
+    let bitmap = bitmap(state, db, superblock.device_blocks)?;
+    compare(&united(used.clone()), &bitmap, "the bitmap", report);
+    for segment in &superblock.segments {
+        report.metadata_blocks += u64::from(segment.blocks);
+        used.push(Run {
+            start: segment.start,
+            blocks: segment.blocks.into(),
+        });
+    }
+    used.sort_unstable();
+    if let Some(two) = used.windows(2).find(|two| two[0].end() > two[1].start) {
+        let text = format!("block {}: data and metadata at once", two[1].start);
+        report.problem(FindingKind::Space, text);
+    }
+    // Blocks that are being written belong to the allocator no more and to no record yet.
+    let writing = state.cores.values().any(|core| !core.writes.is_empty());
+    if !writing && space.is_loaded() {
+        let all = superblock.first_block()..superblock.device_blocks;
+        let unused = inverse(&united(space.unused()), all.start, all.end);
+        compare(&united(used), &unused, "the allocator", report);
+    }
+    Ok(())
+}
+
+/// The runs that records name, cut where the number of references changes.
+/// `read` is told of every item.
+pub(super) fn counted(
+    state: &State,
+    report: &mut Report,
+    read: &mut dyn FnMut(&[u8]),
+) -> Result<Vec<(Run, u64)>> {
+    // At each block, by how much the number of references changes.
+    let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
+    let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
+    let mut records = 0;
+    let mut broken: Vec<(FindingKind, String)> = Vec::new();
+    state.store.scan(from, to, |key, bytes| {
+        read(bytes);
+        if key.kind() != Some(Item::Extent) {
+            return Ok(true);
+        }
+        let tree = state.trees.get(&key.layer);
+        let is_snapshot = tree.is_some_and(|tree| tree.record.origin != 0);
+        let value = if is_snapshot {
+            kept(bytes)
+        } else {
+            Ok(Some(bytes))
+        };
+        let extent = value.and_then(|value| value.map(Extent::decode).transpose());
+        match extent {
+            Ok(Some(extent)) => {
+                records += 1;
+                let run = extent.run();
+                if run.start < state.bounds.start || run.end() > state.bounds.end {
+                    broken.push((FindingKind::Extent, format!("{key:?}: outside the device")));
+                    return Ok(true);
+                }
+                *edges.entry(run.start).or_default() += 1;
+                *edges.entry(run.end()).or_default() -= 1;
+            }
+            Ok(None) => {}
+            Err(error) => broken.push((FindingKind::Record, format!("{key:?}: {error}"))),
+        }
+        Ok(true)
+    })?;
+    report.extents = records;
+    for (kind, text) in broken {
+        report.problem(kind, text);
+    }
+    let mut runs: Vec<(Run, u64)> = Vec::new();
+    let (mut at, mut count) = (0, 0i64);
+    for (edge, by) in edges {
+        if count > 0 && at < edge {
+            let blocks = edge - at;
+            runs.push((Run { start: at, blocks }, count as u64));
+        }
+        (at, count) = (edge, count + by);
+    }
+    Ok(runs)
+}
+
+/// The runs that are counted as shared.
+fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
+    let mut runs = Vec::new();
+    let (from, to) = Key::section(Section::Shared);
+    state.store.scan(from, to, |key, bytes| {
+        match Shared::decode(bytes) {
+            Ok(shared) => {
+                let run = Run {
+                    start: key.item,
+                    blocks: shared.blocks.into(),
+                };
+                runs.push((run, u64::from(shared.count)));
+            }
+            Err(error) => report.problem(FindingKind::Record, format!("{key:?}: {error}")),
+        }
+        Ok(true)
+    })?;
+    Ok(runs)
+}
+
+/// What the last commit has as in use, and what has changed since.
+fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
+    let space = Space::new(0);
+    let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
+    unused.into_iter().for_each(|run| space.add(run));
+    for change in state.store.space_changes() {
+        match change.used {
+            true => space.remove(change.run)?,
+            false => space.add(change.run),
+        }
+    }
+    let used = inverse(&space.unused(), 0, device_blocks);
+    match used.iter().map(|run| run.blocks).sum::<u64>() <= device_blocks {
+        true => Ok(used),
+        false => Err(Error::corrupt("the bitmap is longer than the device")),
+    }
+}
+
+/// Neighbours with the same count as one.
+fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
+    let mut all: Vec<(Run, u64)> = Vec::new();
+    for (run, count) in runs {
+        match all.last_mut() {
+            Some((last, same)) if last.end() == run.start && *same == count => {
+                last.blocks += run.blocks;
+            }
+            _ => all.push((run, count)),
+        }
+    }
+    all
+}
+
+/// Whether two lists of shared runs say the same, however they are cut into records.
+pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) -> bool {
+    let run = |(start, shared): &(u64, Shared)| {
+        let blocks = shared.blocks.into();
+        let start = *start;
+        (Run { start, blocks }, u64::from(shared.count))
+    };
+    let two: Option<Vec<(u64, Shared)>> = two.iter().map(|(at, s)| Some((*at, (*s)?))).collect();
+    two.is_some_and(|two| {
+        joined(one.iter().map(run).collect()) == joined(two.iter().map(run).collect())
+    })
+}
+
+/// Sorted runs without overlaps and neighbours.
+fn united(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.sort_unstable();
+    let mut all: Vec<Run> = Vec::new();
+    for run in runs {
+        match all.last_mut() {
+            Some(last) if run.start <= last.end() => {
+                last.blocks = last.end().max(run.end()) - last.start;
+            }
+            _ => all.push(run),
+        }
+    }
+    all
+}
+
+/// What lies between runs.
+fn inverse(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
+    let mut gaps = Vec::new();
+    let mut at = start;
+    for run in runs {
+        if at < run.start {
+            let blocks = run.start - at;
+            gaps.push(Run { start: at, blocks });
+        }
+        at = at.max(run.end());
+    }
+    if at < end {
+        let blocks = end - at;
+        gaps.push(Run { start: at, blocks });
+    }
+    gaps
+}
+
+/// Notes the first block that one list has and the other has not.
+fn compare(records: &[Run], other: &[Run], name: &str, report: &mut Report) {
+    let blocks = |runs: &[Run]| runs.iter().map(|run| run.blocks).sum::<u64>();
+    if records == other {
+        return;
+    }
+    let differs = records.iter().zip(other).find(|(one, two)| one != two);
+    let at = match differs {
+        Some((one, two)) if one.start == two.start => one.end().min(two.end()),
+        Some((one, two)) => one.start.min(two.start),
+        None => {
+            let longer = if records.len() > other.len() {
+                records
+            } else {
+                other
+            };
+            longer[records.len().min(other.len())].start
+        }
+    };
+    let text = format!(
+        "{name} has {} blocks in use and the records {}; the first difference is block {at}",
+        blocks(other),
+        blocks(records)
+    );
+    report.problem(FindingKind::Space, text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, blocks: u64) -> Run {
+        Run { start, blocks }
+    }
+
+    #[test]
+    fn runs_are_united_inverted_and_compared() {
+        let all = united(vec![run(8, 2), run(0, 3), run(2, 4), run(6, 1)]);
+        assert_eq!(all, [run(0, 7), run(8, 2)]);
+        assert_eq!(inverse(&all, 0, 20), [run(7, 1), run(10, 10)]);
+        let check = |one: &[Run], two: &[Run], at: Option<u64>| {
+            let mut report = Report::default();
+            compare(one, two, "x", &mut report);
+            let text = report.problems.first().map(ToString::to_string);
+            assert_eq!(text.is_some(), at.is_some());
+            if let (Some(text), Some(at)) = (text, at) {
+                assert!(text.ends_with(&format!("block {at}")), "{text}");
+            }
+        };
+        check(&all, &all, None);
+        check(&all, &all[..1], Some(8));
+        check(&[run(0, 5)], &[run(0, 7)], Some(5));
+        check(&[run(1, 5)], &[run(0, 7)], Some(0));
+    }
+}

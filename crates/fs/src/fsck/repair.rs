@@ -1,0 +1,310 @@
+//! Repair: makes what [`crate::Fs::check`] complains of right again.
+//!
+//! ```text
+//!   every record        what is none, or lies where nothing may, goes
+//!   every fileset       names, links, counts (tree.rs); what nothing names goes to lost+found
+//!   every block         references, bitmap and allocator from the records
+//! ```
+//!
+//! **Invariant:** data that a record names is kept; of two files that name a block both keep it, and
+//! share it from then on. What a snapshot says is left as it is, but for records that are none: one that
+//! contradicts itself can be read as far as it goes, and removed.
+//! Where pages of the tree below the records are damaged, a new one comes first (`rebuild.rs`).
+//! Deliberately absent: a file system that cannot even be opened.
+
+mod tree;
+
+use super::finding::{Finding, FindingKind, Findings};
+use super::meter::Meter;
+use super::{Report, belongs, blocks};
+use crate::core::Blocks;
+use crate::db::{Db, SpaceChange};
+use crate::error::{Error, Kind, Result};
+use crate::fs::{Fs, Inner};
+use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::op::Op;
+use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, Xattr};
+use crate::space::Run;
+use crate::state::{State, kept};
+use serde::Serialize;
+
+/// What the three parts of a repair are worth each: the pages, the records, and the check after it.
+const PART: u64 = 1 << 20;
+
+/// What a repair has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Repair {
+    /// What was wrong, and what became of it; at most 1000.
+    pub done: Vec<Finding>,
+    /// All of it, what is not listed included.
+    pub done_count: u64,
+    /// What a check has found afterwards.
+    pub left: Report,
+}
+
+impl Repair {
+    pub(super) fn did(&mut self, kind: FindingKind, text: impl Into<String>) {
+        self.add(Finding::new(kind, text));
+    }
+
+    fn add(&mut self, finding: Finding) {
+        self.done_count += 1;
+        self.done.add(finding);
+    }
+}
+
+impl Fs {
+    /// Repairs what contradicts itself. Nobody else uses the file system meanwhile. Durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files are open, or wait to be written. [`Kind::ReadOnly`]. The device failed, or
+    /// the metadata cannot be read at all.
+    pub fn repair(&self) -> Result<Repair> {
+        self.repair_with(&mut |_, _| {})
+    }
+
+    /// The same; `progress` is told now and then how much is done, and of how much.
+    ///
+    /// # Errors
+    /// As [`Fs::repair`].
+    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Repair> {
+        let inner = self.inner();
+        inner.check_writable()?;
+        let mut repair = Repair::default();
+        let mut tell = |part: u64, done: u64, total: u64| {
+            let share = done as f64 / total.max(1) as f64;
+            progress(part * PART + (share * PART as f64) as u64, 3 * PART);
+        };
+        inner.rebuild_if_damaged(&mut repair, &mut |done, total| tell(0, done, total))?;
+        inner.checkpoint()?;
+        inner.repair(&mut repair, &mut |done, total| {
+            tell(1, done, total);
+        })?;
+        inner.checkpoint()?;
+        repair.left = self.check_with(&mut |done, total| tell(2, done, total))?;
+        Ok(repair)
+    }
+}
+
+impl Inner {
+    fn repair(&self, repair: &mut Repair, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        // In this order, as a commit takes them.
+        let db = self.db.lock().expect("no panic under this lock");
+        let db = db
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let mut op = Op::locked(self, 0)?;
+        op.refuse_use()?;
+        let metadata = metadata(self);
+        let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
+        drop_broken(&mut op, &metadata, repair, meter)?;
+        let filesets: Vec<TreeId> = {
+            let all = op.trees.iter();
+            all.filter(|(_, tree)| tree.record.origin == 0 && !tree.record.removing)
+                .map(|(id, _)| *id)
+                .collect()
+        };
+        for id in filesets {
+            tree::repair(&mut op, &self.hasher, id, repair, meter)?;
+        }
+        repair_next_tree(&mut op, repair);
+        repair_counts(&mut op, repair, meter)?;
+        let changes = repair_space(&mut op, db, &metadata, repair, meter)?;
+        // These are not what an operation freed: the allocator has them from here.
+        op.store.note_space(&changes);
+        op.finish();
+        Ok(())
+    }
+}
+
+/// The blocks that the metadata has.
+fn metadata(fs: &Inner) -> Blocks {
+    let mut blocks = Blocks::default();
+    for segment in &fs.superblock.lock().segments {
+        blocks.insert(segment.start..segment.start + u64::from(segment.blocks));
+    }
+    blocks
+}
+
+/// Removes records that are none, and extents that lie where no data can.
+fn drop_broken(
+    op: &mut Op,
+    metadata: &Blocks,
+    repair: &mut Repair,
+    meter: &mut Meter,
+) -> Result<()> {
+    meter.begin(meter.items());
+    let state: &State = op;
+    let mut broken = Vec::new();
+    let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
+    state.store.scan(from, to, |key, bytes| {
+        meter.item(bytes);
+        if !is_sound(state, metadata, &key, bytes) {
+            broken.push(key);
+        }
+        Ok(true)
+    })?;
+    for key in broken {
+        let text = format!("{key:?}: no record that could be; removed");
+        repair.did(FindingKind::Record, text);
+        op.delete_key(key);
+    }
+    Ok(())
+}
+
+fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
+    if !belongs(state, key) {
+        return false;
+    }
+    // Those of the whole file system are seen to elsewhere.
+    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+        return key.layer == 0;
+    };
+    // The last numbers are never given, so that there is one for lost+found.
+    if key.object >> 1 >= PLACE_MAX >> 1 {
+        return false;
+    }
+    let value = match tree.record.origin {
+        0 => Ok(Some(bytes)),
+        _ => kept(bytes),
+    };
+    let Ok(value) = value else { return false };
+    let Some(value) = value else { return true };
+    match item {
+        Item::Inode => key.object != 0 && key.place() == 0 && Inode::decode(value).is_ok(),
+        Item::Target => key.place() == 0 && (1..=crate::record::TARGET_MAX).contains(&value.len()),
+        Item::Xattr => Xattr::decode(value).is_ok(),
+        Item::Entry => Entry::decode(value).is_ok(),
+        Item::Orphan => key.object == 0,
+        Item::Extent => Extent::decode(value).is_ok_and(|extent| {
+            let run = extent.run();
+            let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
+            let place = key.place().checked_add(run.blocks);
+            let reaches = crate::record::FILE_SIZE_MAX / crate::record::BLOCK_BYTES;
+            inside
+                && place.is_some_and(|end| end <= reaches)
+                && metadata.within(run.start..run.end()).is_empty()
+        }),
+    }
+}
+
+/// The next fileset gets an id that none has.
+fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
+    let last = op.trees.last_key_value().map_or(0, |(id, _)| *id);
+    if last >= op.next_tree && last < TreeId::MAX {
+        let text = format!("the next fileset is {}", last + 1);
+        repair.did(FindingKind::Record, text);
+        op.next_tree = last + 1;
+        let mut out = Out::with(4);
+        out.u32(last + 1);
+        op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+    }
+}
+
+/// Counts the references of blocks anew.
+fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<()> {
+    meter.begin(meter.items());
+    let mut ignored = Report::default();
+    let counted = blocks::counted(op, &mut ignored, &mut |bytes| meter.item(bytes))?;
+    let mut shared: Vec<(u64, Shared)> = Vec::new();
+    for (run, count) in counted.into_iter().filter(|(_, count)| *count > 1) {
+        let mut at = run.start;
+        while at < run.end() {
+            let blocks = (run.end() - at).min(EXTENT_BLOCKS_MAX.into()) as u32;
+            let count = u32::try_from(count).map_err(|_| Kind::TooManyLinks)?;
+            shared.push((at, Shared { blocks, count }));
+            at += u64::from(blocks);
+        }
+    }
+    let mut there: Vec<(u64, Option<Shared>)> = Vec::new();
+    let (from, to) = Key::section(Section::Shared);
+    op.store.scan(from, to, |key, bytes| {
+        there.push((key.item, Shared::decode(bytes).ok()));
+        Ok(true)
+    })?;
+    let same = blocks::same_counts(&shared, &there);
+    if same {
+        return Ok(());
+    }
+    repair.did(
+        FindingKind::Space,
+        "the references of shared blocks are counted anew",
+    );
+    for (at, _) in there {
+        op.delete_key(Key::global(Section::Shared, at));
+    }
+    for (at, record) in shared {
+        op.put_key(Key::global(Section::Shared, at), record.encode(), false);
+    }
+    Ok(())
+}
+
+/// Makes the bitmap and the allocator say what the records say. Gives the changes of the bitmap.
+fn repair_space(
+    op: &mut Op,
+    db: &Db,
+    metadata: &Blocks,
+    repair: &mut Repair,
+    meter: &mut Meter,
+) -> Result<Vec<SpaceChange>> {
+    meter.begin(meter.items());
+    let mut used = Blocks::default();
+    let mut ignored = Report::default();
+    for (run, _) in blocks::counted(op, &mut ignored, &mut |bytes| meter.item(bytes))? {
+        used.insert(run.start..run.end());
+    }
+    let mut bitmap = Blocks::default();
+    for run in db.used(op.bounds.end)? {
+        bitmap.insert(run.start..run.end());
+    }
+    for change in op.store.space_changes() {
+        let range = change.run.start..change.run.end();
+        match change.used {
+            true => bitmap.insert(range),
+            false => bitmap.remove(range),
+        };
+    }
+    let mut changes = Vec::new();
+    for (have, want, to) in [(&used, &bitmap, true), (&bitmap, &used, false)] {
+        let differ = have.iter().flat_map(|range| want.missing(range));
+        changes.extend(differ.map(|range| SpaceChange {
+            run: Run {
+                start: range.start,
+                blocks: range.end - range.start,
+            },
+            used: to,
+        }));
+    }
+    if !changes.is_empty() {
+        let text = format!(
+            "the bitmap was wrong in {} places; put right",
+            changes.len()
+        );
+        repair.did(FindingKind::Space, text);
+    }
+    let bounds = op.bounds.clone();
+    let run = |range: std::ops::Range<u64>| Run {
+        start: range.start,
+        blocks: range.end - range.start,
+    };
+    used.extend(metadata);
+    // What the last commit has in use may not be used before the next one is durable: a crash between
+    // the two would find it in use twice.
+    let mut resting = Blocks::default();
+    for range in bitmap.within(bounds.clone()) {
+        used.missing(range).into_iter().for_each(|part| {
+            resting.insert(part);
+        });
+    }
+    used.extend(&resting);
+    op.space()
+        .replace(used.missing(bounds).into_iter().map(run));
+    let resting: Vec<Run> = resting.iter().map(run).collect();
+    op.space().free(&resting);
+    op.space().set_loaded();
+    Ok(changes)
+}
+
+#[cfg(test)]
+mod tests;

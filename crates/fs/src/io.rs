@@ -1,0 +1,296 @@
+//! The device for the metadata: threads that each own a queue, and callers that wait.
+//!
+//! A queue belongs to one thread, and the metadata is read by whoever looks up a name. So the callers
+//! hand their operations over and sleep. **Invariant:** the operations of a job are all over when its
+//! answer comes. The other invariant: after a flush that failed none goes well any more, because a
+//! device says once, and to whoever asks first, that it has lost what it had answered. Deliberately
+//! absent: file data, which goes through queues of its callers' own.
+
+use crate::error::{Error, Kind, Result};
+use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Wait};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+/// Threads: one may be busy with a commit while the other reads.
+const THREADS: usize = 2;
+
+/// What is to be done, in this order.
+#[derive(Default)]
+struct Steps {
+    flush_before: bool,
+    ops: Vec<Op>,
+    flush_after: bool,
+}
+
+struct Job {
+    steps: Steps,
+    answer: SyncSender<block::Result<Vec<Op>>>,
+}
+
+/// A device with threads of its own.
+pub(crate) struct DeviceIo {
+    info: DeviceInfo,
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl DeviceIo {
+    /// Starts the threads.
+    pub fn start(device: Arc<dyn BlockDevice>) -> Result<DeviceIo> {
+        let (jobs, todo) = channel();
+        let todo = Arc::new(Mutex::new(todo));
+        let lost = Arc::new(Lost::new());
+        let mut io = DeviceIo {
+            info: device.info().clone(),
+            jobs: Some(jobs),
+            threads: Vec::new(),
+        };
+        for _ in 0..THREADS {
+            let (device, todo) = (Arc::clone(&device), Arc::clone(&todo));
+            let lost = Arc::clone(&lost);
+            let thread = std::thread::Builder::new()
+                .name("fs-metadata".into())
+                .spawn(move || serve(&*device, &todo, &lost))
+                .map_err(|e| Error::from(block::Error::from_io(&io.info.name, e)))?;
+            io.threads.push(thread);
+        }
+        Ok(io)
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Fills `out` from `offset` on. Both are multiples of the logical block size.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> block::Result<()> {
+        let chunk = self.info.max_transfer as usize;
+        let ops = (0..out.len().div_ceil(chunk)).map(|i| Op::Read {
+            offset: offset + (i * chunk) as u64,
+            bufs: Buf::zeroed(chunk.min(out.len() - i * chunk)).into(),
+        });
+        let steps = Steps {
+            ops: ops.collect(),
+            ..Steps::default()
+        };
+        let done = self.run(steps)?;
+        for (op, out) in done.iter().zip(out.chunks_mut(chunk)) {
+            let Op::Read { bufs, .. } = op else { continue };
+            out.copy_from_slice(&bufs.as_slice()[0]);
+        }
+        Ok(())
+    }
+
+    /// Carries out writes and, after the last has ended, a flush.
+    pub fn write_and_flush(&self, ops: Vec<Op>) -> block::Result<()> {
+        let steps = Steps {
+            ops,
+            flush_after: true,
+            ..Steps::default()
+        };
+        self.run(steps).map(drop)
+    }
+
+    /// Carries out writes; they need not be durable afterwards.
+    pub fn write(&self, ops: Vec<Op>) -> block::Result<()> {
+        let steps = Steps {
+            ops,
+            ..Steps::default()
+        };
+        self.run(steps).map(drop)
+    }
+
+    /// Writes `data` at `offset`, so that it is durable when this returns. With `flush` everything
+    /// written before is durable first.
+    pub fn write_through(&self, flush: bool, offset: u64, data: Buf) -> block::Result<()> {
+        let op = Op::Write {
+            offset,
+            bufs: data.into(),
+            fua: true,
+        };
+        let steps = Steps {
+            flush_before: flush,
+            ops: vec![op],
+            flush_after: false,
+        };
+        self.run(steps).map(drop)
+    }
+
+    /// Makes everything written so far durable.
+    pub fn flush(&self) -> block::Result<()> {
+        self.write_and_flush(Vec::new())
+    }
+
+    fn run(&self, steps: Steps) -> block::Result<Vec<Op>> {
+        let gone = || {
+            let text = "the metadata thread has ended";
+            block::Error::new(block::ErrorKind::Cancelled, &self.info.name, text)
+        };
+        let (answer, answered) = sync_channel(1);
+        let jobs = self.jobs.as_ref().ok_or_else(gone)?;
+        jobs.send(Job { steps, answer }).map_err(|_| gone())?;
+        answered.recv().map_err(|_| gone())?
+    }
+}
+
+impl Drop for DeviceIo {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so, and its caller has had an error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The error of the first flush that failed.
+type Lost = OnceLock<block::Error>;
+
+/// Does one job after the other until nobody can send any more.
+fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>, lost: &Lost) {
+    let mut queue: Option<Box<dyn Queue>> = None;
+    loop {
+        let next = todo.lock().expect("no panic under this lock").recv();
+        let Ok(Job { steps, answer }) = next else {
+            return;
+        };
+        let result = open(device, &mut queue).and_then(|queue| carry_out(queue, steps, lost));
+        if result.is_err() {
+            // It may be the queue that is beyond use.
+            queue = None;
+        }
+        // Nobody waits any more if the receiver is gone.
+        let _ = answer.send(result);
+    }
+}
+
+fn open<'a>(
+    device: &dyn BlockDevice,
+    queue: &'a mut Option<Box<dyn Queue>>,
+) -> block::Result<&'a mut dyn Queue> {
+    if queue.is_none() {
+        *queue = Some(device.queue()?);
+    }
+    Ok(queue.as_deref_mut().expect("opened above"))
+}
+
+fn carry_out(queue: &mut dyn Queue, steps: Steps, lost: &Lost) -> block::Result<Vec<Op>> {
+    if steps.flush_before {
+        run_durable(queue, vec![Op::Flush], lost)?;
+    }
+    // Where the device knows no FUA, whoever leads there makes a write and a flush of it.
+    let fua = |op: &Op| matches!(op, Op::Write { fua: true, .. });
+    let done = match steps.ops.iter().any(fua) {
+        true => run_durable(queue, steps.ops, lost)?,
+        false => run_ops(queue, steps.ops)?,
+    };
+    if steps.flush_after {
+        run_durable(queue, vec![Op::Flush], lost)?;
+    }
+    Ok(done)
+}
+
+/// Runs operations that make something durable, unless one such has failed before.
+fn run_durable(queue: &mut dyn Queue, ops: Vec<Op>, lost: &Lost) -> block::Result<Vec<Op>> {
+    if let Some(error) = lost.get() {
+        return Err(error.clone());
+    }
+    run_ops(queue, ops).inspect_err(|error| {
+        // It may have been set by the other thread meanwhile.
+        let _ = lost.set(error.clone());
+    })
+}
+
+/// Runs operations, as many at a time as the queue takes, and gives them back in order. Waits for
+/// all of them whatever happens, and gives the first error.
+fn run_ops(queue: &mut dyn Queue, ops: Vec<Op>) -> block::Result<Vec<Op>> {
+    let mut back: Vec<Option<Op>> = ops.iter().map(|_| None).collect();
+    let mut todo = ops.into_iter().enumerate();
+    let mut next = todo.next();
+    let mut done: Vec<Completion> = Vec::new();
+    let mut error = None;
+    while next.is_some() || queue.in_flight() > 0 {
+        if let Some((tag, op)) = next.take() {
+            let tag = tag as u64;
+            match queue.submit(Request { tag, op }) {
+                Ok(()) => {
+                    next = if error.is_none() { todo.next() } else { None };
+                    continue;
+                }
+                Err(full) => next = Some((full.tag as usize, full.op)),
+            }
+        }
+        queue.reap(Wait::Block, &mut done)?;
+        for done in done.drain(..) {
+            match done.result {
+                Ok(()) => back[done.tag as usize] = Some(done.op),
+                Err(e) => error = error.or(Some(e)),
+            }
+        }
+        if error.is_some() {
+            next = None;
+        }
+    }
+    match error {
+        Some(error) => Err(error),
+        None => Ok(back.into_iter().flatten().collect()),
+    }
+}
+
+/// The error for a device that the file system cannot lie on.
+pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
+    let fits = u64::from(info.logical_block_size) <= crate::record::BLOCK_BYTES
+        && u64::from(info.max_transfer) >= crate::record::BLOCK_BYTES;
+    if !fits {
+        let text = format!(
+            "{}: blocks of {} bytes; the file system needs 4096 or less",
+            info.name, info.logical_block_size
+        );
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{ErrorDevice, ErrorKind, Failure, Mem, MemConfig};
+
+    #[test]
+    fn many_operations_go_through_a_narrow_queue_and_come_back_in_order() {
+        let mem = Mem::with(MemConfig {
+            capacity: 2,
+            max_transfer: 4096,
+            ..MemConfig::new(1 << 20, 512)
+        });
+        let view = mem.read_only();
+        let io = DeviceIo::start(Arc::new(mem)).unwrap();
+        let write = |i: u64| Op::Write {
+            offset: i * 4096,
+            bufs: Buf::copy_of(&[i as u8; 4096]).into(),
+            fua: false,
+        };
+        io.write_and_flush((0..20).map(write).collect()).unwrap();
+        let mut out = vec![0; 20 * 4096];
+        io.read(0, &mut out).unwrap();
+        for (i, block) in out.chunks(4096).enumerate() {
+            assert!(block.iter().all(|b| *b == i as u8));
+        }
+        assert_eq!(view.info().size, io.info().size);
+    }
+
+    #[test]
+    fn an_error_ends_its_job_and_the_next_one_works() {
+        let (device, handle) = ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)));
+        let io = DeviceIo::start(Arc::new(device)).unwrap();
+        handle.set(Some(Failure::nth(1, ErrorKind::Media)));
+        let error = io.read(0, &mut [0; 4096]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Media);
+        handle.set(None);
+        io.write_through(true, 0, Buf::copy_of(&[1; 4096])).unwrap();
+        let mut out = [0; 4096];
+        io.read(0, &mut out).unwrap();
+        assert_eq!(out, [1; 4096]);
+    }
+}

@@ -1,0 +1,226 @@
+//! The one ordered key space that all metadata lies in.
+//!
+//! ```text
+//!   layer (4)  object (8)  item (8)         big-endian, so that bytes sort as the fields do
+//!   ─────────────────────────────────
+//!   0          section     number           what belongs to the whole file system
+//!   L          0           Orphan, inode    inodes of layer L without a name, or with one to lose
+//!   L          inode       kind, place      one inode: its record, target, attributes, entries, extents
+//! ```
+//!
+//! A layer is a fileset, or what a snapshot keeps of the fileset's past (see [`crate::state`]). All
+//! items of an inode are neighbours, so a small file is one leaf of the tree. The kind is the top
+//! byte of the item; the other 56 bits are the place: a block of the file, or the cookie of a name.
+//!
+//! **Invariant:** inode numbers stay below 2^56 and are never used twice in a fileset.
+
+/// Bytes of an encoded key.
+pub const KEY_BYTES: usize = 20;
+
+/// Largest place of an item, and largest inode number.
+pub const PLACE_MAX: u64 = (1 << 56) - 1;
+
+/// Names the inode of a fileset. Odd for a directory, even for anything else.
+pub type Ino = u64;
+
+/// Names a fileset or a snapshot, in one numbering; never used twice.
+pub type TreeId = u32;
+
+/// A key of the metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// 0, or a fileset, or a snapshot.
+    pub layer: TreeId,
+    /// A section of layer 0, or an inode.
+    pub object: u64,
+    /// The kind of item in the top byte, and its place.
+    pub item: u64,
+}
+
+/// Kinds of items. The numbers are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Item {
+    /// The record of an inode; place 0.
+    Inode = 0,
+    /// The target of a symbolic link; place 0.
+    Target = 1,
+    /// An extended attribute; the place is the cookie of its name.
+    Xattr = 2,
+    /// An entry of a directory; the place is the cookie of its name.
+    Entry = 3,
+    /// A run of blocks; the place is its first block in the file.
+    Extent = 4,
+    /// Object 0 only: an inode that is to be removed on open; the place is its number.
+    Orphan = 5,
+}
+
+impl Item {
+    /// All kinds.
+    pub const ALL: [Item; 6] = [
+        Item::Inode,
+        Item::Target,
+        Item::Xattr,
+        Item::Entry,
+        Item::Extent,
+        Item::Orphan,
+    ];
+}
+
+/// Sections of layer 0. The numbers are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Section {
+    /// A fileset or a snapshot; the number is its id.
+    Trees = 1,
+    /// A run of blocks with more than one reference; the number is its first block.
+    Shared = 2,
+    /// Number 0: the id of the next fileset or snapshot, so that none is ever used twice.
+    NextTree = 3,
+}
+
+impl Key {
+    /// The item of an inode.
+    pub fn item(layer: TreeId, ino: Ino, item: Item, place: u64) -> Key {
+        debug_assert!(place <= PLACE_MAX);
+        Key {
+            layer,
+            object: ino,
+            item: (item as u64) << 56 | place,
+        }
+    }
+
+    /// Something of the whole file system.
+    pub fn global(section: Section, number: u64) -> Key {
+        Key {
+            layer: 0,
+            object: section as u64,
+            item: number,
+        }
+    }
+
+    /// First and last key of everything of an inode.
+    pub fn inode(layer: TreeId, ino: Ino) -> (Key, Key) {
+        let at = |item| Key {
+            layer,
+            object: ino,
+            item,
+        };
+        (at(0), at(u64::MAX))
+    }
+
+    /// First and last key of a section.
+    pub fn section(section: Section) -> (Key, Key) {
+        (Key::global(section, 0), Key::global(section, u64::MAX))
+    }
+
+    /// First and last key of a layer.
+    pub fn layer(layer: TreeId) -> (Key, Key) {
+        let at = |end| Key {
+            layer,
+            object: end,
+            item: end,
+        };
+        (at(0), at(u64::MAX))
+    }
+
+    /// The kind of item, where the number is one.
+    pub fn kind(&self) -> Option<Item> {
+        let number = (self.item >> 56) as u8;
+        Item::ALL.into_iter().find(|item| *item as u8 == number)
+    }
+
+    /// The place of the item.
+    pub fn place(&self) -> u64 {
+        self.item & PLACE_MAX
+    }
+
+    /// The same item in another layer.
+    pub fn in_layer(self, layer: TreeId) -> Key {
+        Key { layer, ..self }
+    }
+
+    /// The key after this one; `None` after the last.
+    pub fn next(self) -> Option<Key> {
+        let (item, carry) = self.item.overflowing_add(1);
+        let (object, carry) = self.object.overflowing_add(u64::from(carry));
+        let layer = self.layer.checked_add(u32::from(carry))?;
+        Some(Key {
+            layer,
+            object,
+            item,
+        })
+    }
+
+    /// The key before this one; `None` before the first.
+    pub fn previous(self) -> Option<Key> {
+        let (item, carry) = self.item.overflowing_sub(1);
+        let (object, carry) = self.object.overflowing_sub(u64::from(carry));
+        let layer = self.layer.checked_sub(u32::from(carry))?;
+        Some(Key {
+            layer,
+            object,
+            item,
+        })
+    }
+
+    /// The bytes on disk.
+    pub fn encode(&self) -> [u8; KEY_BYTES] {
+        let mut bytes = [0; KEY_BYTES];
+        bytes[..4].copy_from_slice(&self.layer.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.object.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.item.to_be_bytes());
+        bytes
+    }
+
+    /// Reads what [`Key::encode`] wrote. Every 20 bytes are a key.
+    pub fn decode(bytes: &[u8; KEY_BYTES]) -> Key {
+        let number = |range: std::ops::Range<usize>| {
+            let part = &bytes[range];
+            part.iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+        };
+        Key {
+            layer: number(0..4) as u32,
+            object: number(4..12),
+            item: number(12..20),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Random;
+
+    #[test]
+    fn encoded_keys_read_back_and_sort_as_their_fields() {
+        let mut random = Random::new(1);
+        let mut some = || Key {
+            layer: random.below(3) as u32,
+            object: random.next_u64() >> random.below(64),
+            item: random.next_u64() >> random.below(64),
+        };
+        for _ in 0..1000 {
+            let (one, two) = (some(), some());
+            assert_eq!(Key::decode(&one.encode()), one);
+            assert_eq!(one.cmp(&two), one.encode().cmp(&two.encode()));
+            assert!(
+                one.next()
+                    .is_none_or(|next| next > one && next.previous() == Some(one))
+            );
+        }
+    }
+
+    #[test]
+    fn an_item_has_its_kind_and_place_back() {
+        for item in Item::ALL {
+            let key = Key::item(7, 9, item, PLACE_MAX);
+            assert_eq!((key.kind(), key.place()), (Some(item), PLACE_MAX));
+            assert!(Key::item(7, 9, item, 0) < key);
+        }
+        assert_eq!(Key::inode(1, 2).1.kind(), None);
+        let end = Key::layer(u32::MAX).1;
+        assert_eq!(end.next(), None);
+        assert_eq!(Key::inode(1, 2).1.next(), Some(Key::inode(1, 3).0));
+    }
+}

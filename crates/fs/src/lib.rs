@@ -1,0 +1,63 @@
+//! The file system: files, directories and filesets on a block device.
+//!
+//! ```text
+//!   Files, Handle, Lane: all of it, with the pages in a cache
+//!        |                                       |
+//!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, defrag, grow)
+//!        \________________ op ________________/                       |
+//!                           |                                         |
+//!   state  = overlay over overlay over redb;  core: what only memory knows of an inode
+//!     |                                |                   |
+//!   commit: journal for fsync,       names, mapping      space: free blocks, promises
+//!           tree every few seconds
+//! ```
+//!
+//! **Invariant:** after a crash at any moment the file system opens without repair, what was synced
+//! is whole, and no file shows bytes that were never its own.
+//!
+//! Deliberately absent: the mount, who may do what, checksums of file data. `docs/format/fs.md`
+//! describes what is on the device.
+
+mod acl;
+mod commit;
+mod core;
+mod db;
+mod defrag;
+mod error;
+mod file;
+mod files;
+mod fileset;
+mod fs;
+mod fs_pager;
+mod fsck;
+mod io;
+mod journal;
+mod key;
+mod mapping;
+mod metafile;
+mod names;
+mod namespace;
+mod op;
+mod overlay;
+mod plan;
+mod record;
+mod space;
+mod state;
+mod store;
+mod superblock;
+mod trees;
+
+pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
+pub use defrag::Defragmented;
+pub use error::{Error, Kind, Result};
+pub use file::{Allocate, Seek};
+pub use files::{At, Change, Files, Handle, Lane, Watch, Watcher};
+pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
+pub use fs::{FIRST_FILESET, Fs, Options, Usage};
+pub use fs_pager::FsPager;
+pub use fsck::{Finding, FindingKind, Repair, Report};
+pub use key::{Ino, TreeId};
+pub use namespace::{DirEntry, New, ROOT, Rename};
+pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
+pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Segment, Superblock};
+pub use trees::Quota;

@@ -1,0 +1,301 @@
+//! One operation: all of it happens, or nothing.
+//!
+//! An operation holds the lock for writing, changes the state step by step, and is finished. One that
+//! is dropped unfinished, because a step failed, takes its steps back. **Invariant:** whoever gets
+//! the lock next sees the state as before or after an operation.
+
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::fs::Inner;
+use crate::key::{Ino, Item, TreeId};
+use crate::record::{Inode, Time};
+use crate::space::{Run, Space};
+use crate::state::State;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::RwLockWriteGuard;
+
+/// See the module.
+pub(crate) struct Op<'a> {
+    fs: &'a Inner,
+    state: RwLockWriteGuard<'a, State>,
+    /// The fileset that is changed.
+    pub tree: TreeId,
+    /// When.
+    pub now: Time,
+    used_blocks: i64,
+    used_inodes: i64,
+    /// Blocks that were allocated; they go back with the operation.
+    taken: Vec<Run>,
+    finished: bool,
+}
+
+impl Deref for Op<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Op<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl<'a> Op<'a> {
+    /// Begins an operation on a fileset.
+    ///
+    /// # Errors
+    /// [`Kind::ReadOnly`]: a snapshot, or a file system that is not to be changed.
+    pub fn begin(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+        let op = Op::begin_any(fs, tree)?;
+        if op.state.tree(tree)?.record.origin != 0 {
+            return Err(Error::new(Kind::ReadOnly, "a snapshot is never changed"));
+        }
+        Ok(op)
+    }
+
+    /// Begins an operation that may be about no tree at all.
+    pub fn begin_any(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+        fs.check_writable()?;
+        fs.wait_for_room()?;
+        Op::locked(fs, tree)
+    }
+
+    /// The same for one who keeps commits away.
+    pub fn locked(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+        let state = fs.write();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        debug_assert!(state.steps.is_empty() && state.space.is_empty());
+        Ok(Op {
+            fs,
+            state,
+            tree,
+            now: (fs.options.clock)(),
+            used_blocks: 0,
+            used_inodes: 0,
+            taken: Vec::new(),
+            finished: false,
+        })
+    }
+
+    /// Makes what was done so far stay.
+    pub fn finish(mut self) {
+        self.finished = true;
+        let state = &mut *self.state;
+        if let Some(tree) = state.trees.get_mut(&self.tree)
+            && (self.used_blocks != 0 || self.used_inodes != 0)
+        {
+            tree.changed = true;
+            let add = |to: &mut u64, by: i64| *to = to.saturating_add_signed(by);
+            add(&mut tree.record.used_blocks, self.used_blocks);
+            add(&mut tree.record.used_inodes, self.used_inodes);
+        }
+        let freed = state.space.iter().filter(|change| !change.used);
+        let freed: Vec<Run> = freed.map(|change| change.run).collect();
+        if !freed.is_empty() {
+            self.fs.space.free(&freed);
+        }
+        let space = std::mem::take(&mut state.space);
+        state.store.note_space(&space);
+        state.settle();
+        state.changes += 1;
+        self.fs.note_backlog(state);
+    }
+
+    /// The allocator.
+    pub fn space(&self) -> &'a Space {
+        &self.fs.space
+    }
+
+    /// Allocates at most so many promised blocks.
+    pub fn take(&mut self, goal: Option<u64>, want: u64) -> Result<Run> {
+        let run = self.fs.space.allocate(goal, want);
+        let run = run.ok_or_else(crate::space::full)?;
+        self.taken.push(run);
+        Ok(run)
+    }
+
+    /// What the operation has allocated.
+    pub fn taken(&self) -> &[Run] {
+        &self.taken
+    }
+
+    /// Gives back what the operation has allocated; its promises revive.
+    pub fn return_taken(&mut self) {
+        for run in self.taken.drain(..) {
+            self.fs.space.give_back(run, true);
+        }
+    }
+
+    /// Notes that files of the tree have got so many blocks more.
+    pub fn use_blocks(&mut self, by: i64) {
+        self.used_blocks += by;
+    }
+
+    /// Notes that the tree has got so many inodes more.
+    pub fn use_inodes(&mut self, by: i64) {
+        self.used_inodes += by;
+    }
+
+    /// Everything, for reading.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The inode of this tree as it is now.
+    pub fn look(&self, ino: Ino) -> Result<Inode> {
+        let tree = self.tree;
+        self.inode(tree, ino)
+    }
+
+    /// Changes an inode of this tree.
+    pub fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
+        let tree = self.tree;
+        self.update(tree, ino, change)
+    }
+
+    /// Refuses what would bring a tree beyond its quota of blocks.
+    pub fn check_quota(&self, blocks: u64) -> Result<()> {
+        let tree = self.state.tree(self.tree)?;
+        let used = tree
+            .record
+            .used_blocks
+            .saturating_add_signed(self.used_blocks);
+        match tree.record.quota_blocks {
+            0 => Ok(()),
+            quota if used.saturating_add(tree.promised + blocks) <= quota => Ok(()),
+            _ => Err(Error::new(
+                Kind::Quota,
+                "the quota of the fileset is used up",
+            )),
+        }
+    }
+
+    /// Refuses what would bring a tree beyond its quota of inodes, or the device to its end.
+    pub fn check_new_inode(&self) -> Result<()> {
+        self.check_room()?;
+        let record = &self.state.tree(self.tree)?.record;
+        let used = record.used_inodes.saturating_add_signed(self.used_inodes);
+        match record.quota_inodes {
+            0 => Ok(()),
+            quota if used < quota => Ok(()),
+            _ => Err(Error::new(
+                Kind::Quota,
+                "the quota of the fileset is used up",
+            )),
+        }
+    }
+
+    /// Refuses what would need more metadata on a full device.
+    pub fn check_room(&self) -> Result<()> {
+        match self.fs.space.has_room() {
+            true => Ok(()),
+            false => Err(crate::space::full()),
+        }
+    }
+
+    /// Refuses what multiplies the records of what is there, when there is hardly room left for it.
+    pub fn check_last_room(&self) -> Result<()> {
+        match self.fs.space.has_last_room() {
+            true => Ok(()),
+            false => Err(crate::space::full()),
+        }
+    }
+
+    /// The same for a change that a snapshot may make a second record of.
+    pub fn check_kept_room(&self) -> Result<()> {
+        match self.state.tree(self.tree)?.snapshots.is_empty() {
+            true => Ok(()),
+            false => self.check_last_room(),
+        }
+    }
+
+    /// The number of a new inode.
+    pub fn new_ino(&mut self, directory: bool) -> Result<Ino> {
+        let id = self.tree;
+        let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        let number = tree.record.next_ino;
+        if number >= crate::key::PLACE_MAX >> 1 {
+            return Err(Error::new(
+                Kind::NoSpace,
+                "every inode number has been used",
+            ));
+        }
+        tree.record.next_ino += 1;
+        tree.changed = true;
+        Ok(number << 1 | u64::from(directory))
+    }
+
+    /// The memory of an inode, made if there is none.
+    pub fn core(&mut self, ino: Ino) -> Result<&mut Core> {
+        let tree = self.tree;
+        if !self.cores.contains_key(&(tree, ino)) {
+            let inode = self.inode(tree, ino)?;
+            self.cores.insert((tree, ino), Core::new(inode));
+        }
+        Ok(self.cores.get_mut(&(tree, ino)).expect("inserted above"))
+    }
+
+    /// What was promised to blocks of a file, or is being written to them, is not wanted any more.
+    pub fn cut(&mut self, ino: Ino, blocks: Range<u64>) {
+        let name = (self.tree, ino);
+        if let Some(core) = self.cores.get_mut(&name) {
+            let promised = core.cut(blocks);
+            self.forgo(promised);
+            self.list_dirty(name);
+        }
+    }
+
+    /// Promises that were made to a file end.
+    pub fn forgo(&mut self, blocks: u64) {
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised = tree.promised.saturating_sub(blocks);
+        }
+        self.fs.space.forgo(blocks);
+    }
+
+    /// Removes everything of an inode: its blocks, attributes, target and record.
+    pub fn destroy(&mut self, ino: Ino) -> Result<()> {
+        let tree = self.tree;
+        let inode = self.inode(tree, ino)?;
+        let blocks = 0..crate::record::FILE_SIZE_MAX / crate::record::BLOCK_BYTES;
+        let gone = self.unmap(tree, ino, blocks.clone())?;
+        if gone != inode.blocks {
+            let text = format!("inode {ino}: {} blocks counted, {gone} found", inode.blocks);
+            return Err(Error::corrupt(text));
+        }
+        for item in [Item::Xattr, Item::Target] {
+            let mut places = Vec::new();
+            self.scan(tree, ino, (item, 0, crate::key::PLACE_MAX), |place, _| {
+                places.push(place);
+                Ok(true)
+            })?;
+            for place in places {
+                self.delete(tree, ino, (item, place))?;
+            }
+        }
+        self.delete(tree, ino, (Item::Inode, 0))?;
+        self.use_blocks(-(gone as i64));
+        self.use_inodes(-1);
+        // Nothing can fail any more.
+        self.cut(ino, blocks);
+        self.cores.remove(&(tree, ino));
+        Ok(())
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.state.take_back();
+            for run in self.taken.drain(..) {
+                self.fs.space.give_back(run, false);
+            }
+        }
+    }
+}

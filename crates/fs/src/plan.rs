@@ -1,0 +1,357 @@
+//! Where the bytes of a request go: a page request of a file becomes requests of the device.
+//!
+//! **Invariant:** a write is planned so that it touches no block that a snapshot, a crash or another
+//! file could still show: blocks with one reference are written where they are, everything else goes
+//! to new ones. What was planned is carried into the metadata, or given back, when the write ends.
+
+use crate::core::{Blocks, Write};
+use crate::error::{Error, Kind, Result};
+use crate::file::split;
+use crate::fileset::{Fileset, blocks_for};
+use crate::key::Ino;
+use crate::mapping::{Mapped, end_of};
+use crate::op::Op;
+use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::space::Run;
+use std::ops::Range;
+
+/// A part of a request: bytes from its start, and where they are on the device; `None` reads as zeros.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub bytes: Range<u64>,
+    pub device: Option<u64>,
+}
+
+/// How a read is carried out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReadPlan {
+    /// In order, and without gaps.
+    pub parts: Vec<Part>,
+    /// Bytes of the request that are zeros whatever is read.
+    pub zeros: Vec<Range<u64>>,
+}
+
+/// How a write is carried out, and what becomes of it.
+#[derive(Debug)]
+pub(crate) struct WritePlan {
+    pub ino: Ino,
+    number: u64,
+    /// The blocks of the request. Those behind the end of the file are not written: they became dirty
+    /// before the file was cut.
+    blocks: Range<u64>,
+    /// Blocks of the file that are written where they are.
+    in_place: Vec<Mapped>,
+    /// Blocks of the file that go to new blocks.
+    new: Vec<(u64, Run)>,
+}
+
+/// The blocks of a request.
+pub(crate) fn blocks_of(offset: u64, len: u64) -> Result<Range<u64>> {
+    let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
+    let end = end.ok_or(Kind::FileTooLarge)?;
+    if !offset.is_multiple_of(BLOCK_BYTES) || !len.is_multiple_of(BLOCK_BYTES) || len == 0 {
+        return Err(Error::new(Kind::Invalid, "no whole pages"));
+    }
+    Ok(offset / BLOCK_BYTES..end / BLOCK_BYTES)
+}
+
+impl Fileset {
+    /// Plans a read of whole blocks.
+    pub(crate) fn plan_read(&self, ino: Ino, blocks: Range<u64>) -> Result<ReadPlan> {
+        let state = self.fs.read();
+        let inode = state.inode(self.id, ino)?;
+        if inode.kind != FileType::File {
+            return Err(Error::new(Kind::Invalid, "no regular file"));
+        }
+        let mut plan = ReadPlan::default();
+        let at = |block: u64| (block - blocks.start) * BLOCK_BYTES;
+        let mut done = blocks.start;
+        for (first, extent) in state.extents(self.id, ino, blocks.clone())? {
+            let part = first.max(blocks.start)..end_of(&(first, extent)).min(blocks.end);
+            plan.add(at(done)..at(part.start), None);
+            let start = extent.start + (part.start - first);
+            let device = (!extent.unwritten).then_some(start * BLOCK_BYTES);
+            plan.add(at(part.start)..at(part.end), device);
+            if extent.tail != 0 && part.end == end_of(&(first, extent)) {
+                plan.zeros
+                    .push(at(part.end - 1) + u64::from(extent.tail)..at(part.end));
+            }
+            done = part.end;
+        }
+        plan.add(at(done)..at(blocks.end), None);
+        // What a write left behind the end on disk before a crash was never a part of the file.
+        let (block, bytes) = split(inode.disk_size);
+        if bytes != 0 && blocks.contains(&block) {
+            plan.zeros.push(at(block) + u64::from(bytes)..at(block + 1));
+        }
+        Ok(plan)
+    }
+
+    /// Plans a write of whole blocks, and allocates what it needs.
+    pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+        self.fs
+            .with_room(|| self.try_plan_write(ino, blocks.clone()))
+    }
+
+    fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let inode = op.look(ino)?;
+        if inode.kind != FileType::File {
+            return Err(Error::new(Kind::Invalid, "no regular file"));
+        }
+        let end = blocks_for(inode.size).clamp(blocks.start, blocks.end);
+        let wanted = blocks.start..end;
+        let in_place = op.own_parts(self.id, ino, wanted.clone())?;
+        let mut rest = Blocks::of(wanted.clone());
+        for part in &in_place {
+            rest.remove(part.0..end_of(part));
+        }
+        let core = op.core(ino)?;
+        let promised = core.promised.within(blocks.clone());
+        let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
+        let needed = rest.count();
+        // The promises were made when the pages became dirty; a write that comes unannounced, or
+        // that a snapshot has made dearer, needs its own.
+        if needed > promised {
+            op.promise_at_last(needed - promised)?;
+        }
+        let new = match op.take_for(ino, &rest) {
+            Ok(new) => new,
+            Err(error) => {
+                // The pages stay dirty, and their promises stand.
+                op.return_taken();
+                op.forgo(needed.saturating_sub(promised));
+                return Err(error);
+            }
+        };
+        let core = op.core(ino)?;
+        core.promised.remove(blocks.clone());
+        core.in_place.remove(blocks.clone());
+        let number = core
+            .writes
+            .last_key_value()
+            .map_or(0, |(number, _)| number + 1);
+        let write = Write {
+            wanted: Blocks::of(wanted),
+            tails: Vec::new(),
+        };
+        core.writes.insert(number, write);
+        // The fileset keeps its promise until the blocks count as used; see `end_write`.
+        if promised > needed {
+            op.forgo(promised - needed);
+        }
+        op.finish();
+        Ok(WritePlan {
+            ino,
+            number,
+            blocks,
+            in_place,
+            new,
+        })
+    }
+
+    /// Carries a write that has ended into the metadata, or takes it back.
+    ///
+    /// # Errors
+    /// The metadata could not be changed; the write is taken back.
+    pub(crate) fn end_write(&self, plan: WritePlan, went_well: bool) -> Result<()> {
+        let result = match went_well {
+            true => self.carry_in(&plan),
+            false => Ok(false),
+        };
+        match result {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.take_back(plan);
+                Ok(())
+            }
+            Err(error) => {
+                self.take_back(plan);
+                Err(error)
+            }
+        }
+    }
+
+    /// Says no if the write is to be taken back without an error.
+    fn carry_in(&self, plan: &WritePlan) -> Result<bool> {
+        let (tree, ino) = (self.id, plan.ino);
+        let mut op = Op::begin(&self.fs, tree)?;
+        let write = op
+            .cores
+            .get(&(tree, ino))
+            .and_then(|core| core.writes.get(&plan.number));
+        let Some(write) = write else {
+            // The file is gone.
+            return Ok(false);
+        };
+        let (wanted, tails) = (write.wanted.clone(), write.tails.clone());
+        let inode = op.look(ino)?;
+        let (mut more, mut unwanted) = (0i64, Vec::new());
+        for (first, run) in &plan.new {
+            let blocks = *first..first + run.blocks;
+            let place = |block: u64| run.start + (block - first);
+            for part in wanted.within(blocks.clone()) {
+                more -= op.unmap(tree, ino, part.clone())? as i64;
+                let extent = Extent {
+                    start: place(part.start),
+                    blocks: (part.end - part.start) as u32,
+                    unwritten: false,
+                    tail: 0,
+                };
+                op.map(tree, ino, (part.start, extent))?;
+                op.bring_into_use(extent.run());
+                more += i64::from(extent.blocks);
+            }
+            for part in wanted.missing(blocks) {
+                unwanted.push(Run {
+                    start: place(part.start),
+                    blocks: part.end - part.start,
+                });
+            }
+        }
+        for part in &plan.in_place {
+            for part in wanted.within(part.0..end_of(part)) {
+                op.set_written(tree, ino, part)?;
+            }
+        }
+        for (block, bytes) in tails {
+            op.set_tail(tree, ino, block, bytes)?;
+        }
+        let reached = wanted.iter().last().map_or(0, |run| run.end * BLOCK_BYTES);
+        let disk_size = inode.disk_size.max(inode.size.min(reached));
+        if disk_size != inode.disk_size || more != 0 {
+            op.change(ino, |inode| {
+                inode.disk_size = disk_size;
+                inode.blocks = inode.blocks.saturating_add_signed(more);
+            })?;
+            op.use_blocks(more);
+        }
+        // Nothing can fail any more.
+        unwanted
+            .into_iter()
+            .for_each(|run| op.space().give_back(run, false));
+        op.end_promise(plan.new_blocks());
+        if let Some(core) = op.cores.get_mut(&(tree, ino)) {
+            core.writes.remove(&plan.number);
+            core.settle_size();
+        }
+        op.list_dirty((tree, ino));
+        op.forget_idle((tree, ino));
+        op.finish();
+        Ok(true)
+    }
+
+    /// Gives the blocks of a write back. What is still wanted of it keeps its promise, because its
+    /// pages are dirty still.
+    fn take_back(&self, plan: WritePlan) {
+        let mut state = self.fs.write();
+        let mut core = state.cores.get_mut(&(self.id, plan.ino));
+        let mut kept = 0;
+        let write = core
+            .as_mut()
+            .and_then(|core| core.writes.remove(&plan.number));
+        let wanted = write.unwrap_or_default().wanted;
+        if let Some(core) = &mut core {
+            for part in &plan.in_place {
+                for run in wanted.within(part.0..end_of(part)) {
+                    core.in_place.insert(run);
+                }
+            }
+            for (first, run) in &plan.new {
+                for run in wanted.within(*first..first + run.blocks) {
+                    kept += core.promised.insert(run);
+                }
+            }
+        }
+        let all = plan.new_blocks();
+        for (_, run) in plan.new {
+            self.fs.space.give_back(run, true);
+        }
+        let gone = all - kept;
+        self.fs.space.forgo(gone);
+        if let Some(tree) = state.trees.get_mut(&self.id) {
+            tree.promised = tree.promised.saturating_sub(gone);
+        }
+    }
+}
+
+impl ReadPlan {
+    fn add(&mut self, bytes: Range<u64>, device: Option<u64>) {
+        if !bytes.is_empty() {
+            self.parts.push(Part { bytes, device });
+        }
+    }
+}
+
+impl WritePlan {
+    fn new_blocks(&self) -> u64 {
+        self.new.iter().map(|(_, run)| run.blocks).sum()
+    }
+
+    /// Where the bytes of the request go, in order and without gaps.
+    pub fn parts(&self) -> Vec<Part> {
+        let in_place = self
+            .in_place
+            .iter()
+            .map(|(first, extent)| (*first, extent.run()));
+        let mut all: Vec<(u64, Run)> = in_place.chain(self.new.iter().copied()).collect();
+        all.sort_unstable();
+        let mut parts: Vec<Part> = Vec::new();
+        for (first, run) in all {
+            let start = (first - self.blocks.start) * BLOCK_BYTES;
+            let bytes = start..start + run.blocks * BLOCK_BYTES;
+            let device = run.start * BLOCK_BYTES;
+            let len = |part: &Part| part.bytes.end - part.bytes.start;
+            match parts.last_mut() {
+                Some(last) if last.device.map(|d| d + len(last)) == Some(device) => {
+                    last.bytes.end = bytes.end;
+                }
+                _ => parts.push(Part {
+                    bytes,
+                    device: Some(device),
+                }),
+            }
+        }
+        parts
+    }
+}
+
+impl Op<'_> {
+    /// Promises blocks to a write that is on its way already: from what was put aside for the
+    /// metadata, if there is no other way.
+    fn promise_at_last(&mut self, blocks: u64) -> Result<()> {
+        self.check_quota(blocks)?;
+        if !self.space().promise(blocks) && !self.space().promise_reserve(blocks) {
+            return Err(crate::space::full());
+        }
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised += blocks;
+        }
+        Ok(())
+    }
+
+    /// Allocates promised blocks for blocks of a file.
+    fn take_for(&mut self, ino: Ino, blocks: &Blocks) -> Result<Vec<(u64, Run)>> {
+        let mut new = Vec::new();
+        for hole in blocks.iter() {
+            let mut at = hole.start;
+            let mut goal = self.goal(ino, at)?;
+            while at < hole.end {
+                let run = self.take(goal, hole.end - at)?;
+                new.push((at, run));
+                at += run.blocks;
+                goal = Some(run.end());
+            }
+        }
+        Ok(new)
+    }
+
+    /// Ends a promise of the fileset whose blocks were allocated.
+    fn end_promise(&mut self, blocks: u64) {
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised = tree.promised.saturating_sub(blocks);
+        }
+    }
+}

@@ -1,0 +1,625 @@
+//! Which blocks of the device are free, and who has been promised some.
+//!
+//! ```text
+//!   free ──allocate──► in use ──free──► resting ──durable, and nobody in flight──► free
+//! ```
+//!
+//! **Invariant:** a block that was in use is not given out again before the change that freed it is
+//! durable and every request that may still touch it has ended. So neither a crash nor a slow request
+//! shows bytes of one file in another. The other invariant: what is free, less what is promised, is
+//! never negative; so write-behind finds room for all it was promised.
+//!
+//! This is memory; the bitmap on disk is kept by [`crate::db`].
+
+use crate::error::{Error, Kind, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+
+/// Free runs that the search for a fitting one looks at before it takes the best of all.
+const SEARCH_RUNS: usize = 16;
+
+/// Extents in the tree that take one block, with the room that a commit needs to change them: some
+/// ninety bytes each in pages that are half full, twice.
+const EXTENTS_PER_BLOCK: u64 = 16;
+/// Promised blocks for each block of the reserve that it has room to name; that takes half of it.
+const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
+
+/// A run of blocks on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// First block.
+    pub start: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+impl Run {
+    /// The block after the last.
+    pub fn end(&self) -> u64 {
+        self.start + self.blocks
+    }
+}
+
+/// The free blocks of a device, shared by whoever allocates.
+pub(crate) struct Space {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Free runs: start to blocks; never adjacent.
+    by_start: BTreeMap<u64, u64>,
+    /// The same as (blocks, start).
+    by_blocks: BTreeSet<(u64, u64)>,
+    free: u64,
+    promised: u64,
+    /// Kept back for the metadata.
+    reserve: u64,
+    /// Where the last search ended.
+    cursor: u64,
+    /// Freed and not yet to be used again, by the number of the change set that freed them.
+    resting: BTreeMap<u64, Vec<Run>>,
+    resting_blocks: u64,
+    /// The change set that is being gathered.
+    current: u64,
+    /// Change sets up to this one are durable.
+    durable: u64,
+    /// Requests in flight, by the change set that was gathered when they began.
+    flying: BTreeMap<u64, u64>,
+    /// Writes of file data that have ended, and those that a flush has covered.
+    written: u64,
+    flushed: u64,
+    loaded: bool,
+    /// Blocks of the metadata that its items do not need.
+    slack: u64,
+    /// Runs that the metadata may still take.
+    runs_left: usize,
+}
+
+/// What of the device is free, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Free {
+    /// Not in use, those that rest included.
+    pub free: u64,
+    /// That a file could still be promised.
+    pub available: u64,
+    /// The largest run of them.
+    pub largest_run: u64,
+    /// Runs of them.
+    pub runs: u64,
+}
+
+impl Space {
+    /// Nothing is free yet.
+    pub fn new(reserve: u64) -> Space {
+        let inner = Inner {
+            reserve,
+            current: 1,
+            runs_left: usize::MAX,
+            ..Inner::default()
+        };
+        Space {
+            inner: Mutex::new(inner),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Gives blocks to the allocator that no change set freed: when it is loaded, or when the device
+    /// has grown.
+    pub fn add(&self, run: Run) {
+        self.lock().release(run);
+    }
+
+    /// The same for the blocks from one to another, which may be none.
+    ///
+    /// # Errors
+    /// Some of them are free already.
+    pub fn add_between(&self, start: u64, end: u64) -> Result<()> {
+        if start >= end {
+            return Ok(());
+        }
+        let mut inner = self.lock();
+        let before = inner.by_start.range(..end).next_back();
+        if before.is_some_and(|(first, blocks)| first + blocks > start) {
+            return Err(Error::corrupt(format!("blocks {start}..{end}: free twice")));
+        }
+        let blocks = end - start;
+        inner.release(Run { start, blocks });
+        Ok(())
+    }
+
+    /// Makes exactly these runs free, whatever was so far. Nobody has promises, or requests in flight.
+    pub fn replace(&self, free: impl Iterator<Item = Run>) {
+        let mut inner = self.lock();
+        inner.by_start.clear();
+        inner.by_blocks.clear();
+        inner.resting.clear();
+        (inner.free, inner.resting_blocks) = (0, 0);
+        for run in free {
+            inner.release(run);
+        }
+    }
+
+    /// Takes exactly these blocks.
+    ///
+    /// # Errors
+    /// Not all of them are free.
+    pub fn remove(&self, run: Run) -> Result<()> {
+        let taken = self.lock().remove(run);
+        taken.ok_or_else(|| {
+            let text = format!("blocks {}..{}: in use twice", run.start, run.end());
+            Error::corrupt(text)
+        })
+    }
+
+    /// From now on the metadata may allocate.
+    pub fn set_loaded(&self) {
+        self.lock().loaded = true;
+    }
+
+    /// Whether [`Space::set_loaded`] was called.
+    pub fn is_loaded(&self) -> bool {
+        self.lock().loaded
+    }
+
+    /// How full the device is.
+    pub fn usage(&self) -> Free {
+        let inner = self.lock();
+        Free {
+            free: inner.free + inner.resting_blocks,
+            // In the end; at once it may be a little less, see `available`.
+            available: inner.free.saturating_sub(inner.promised + inner.reserve)
+                + inner.resting_blocks,
+            largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
+            runs: inner.by_blocks.len() as u64,
+        }
+    }
+
+    /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
+    pub fn promise(&self, blocks: u64) -> bool {
+        let mut inner = self.lock();
+        let kept = inner.available() >= blocks && inner.has_room(inner.reserve);
+        if kept {
+            inner.promised += blocks;
+        }
+        kept
+    }
+
+    /// Promises what was refused before, out of the metadata's reserve: for the few blocks that a
+    /// write-behind needs when the file was shared after it had been written to.
+    pub fn promise_reserve(&self, blocks: u64) -> bool {
+        let mut inner = self.lock();
+        let kept = inner.free >= inner.promised + blocks;
+        if kept {
+            inner.promised += blocks;
+        }
+        kept
+    }
+
+    /// Gives promised blocks up.
+    pub fn forgo(&self, blocks: u64) {
+        let mut inner = self.lock();
+        debug_assert!(inner.promised >= blocks);
+        inner.promised = inner.promised.saturating_sub(blocks);
+    }
+
+    /// Whether blocks were freed that cannot be used yet.
+    pub fn is_resting(&self) -> bool {
+        self.lock().resting_blocks > 0
+    }
+
+    /// Whether there is room for more metadata, so that something may be created.
+    pub fn has_room(&self) -> bool {
+        let inner = self.lock();
+        inner.has_room(inner.reserve)
+    }
+
+    /// Whether there is room for what is there already to take more metadata: half of what is put
+    /// aside. The other half is for removing things.
+    pub fn has_last_room(&self) -> bool {
+        let inner = self.lock();
+        inner.has_room(inner.reserve / 2)
+    }
+
+    /// Blocks that the metadata could have; counted up to `enough`.
+    pub fn metadata_room(&self, enough: u64) -> u64 {
+        let inner = self.lock();
+        inner.slack.saturating_add(inner.metadata_room(enough))
+    }
+
+    /// Notes how many blocks of the metadata its items do not need, and how many more runs it may
+    /// take.
+    pub fn set_slack(&self, blocks: u64, runs_left: usize) {
+        let mut inner = self.lock();
+        (inner.slack, inner.runs_left) = (blocks, runs_left);
+    }
+
+    /// Allocates a run of at most `want` promised blocks, at `goal` if that is free.
+    pub fn allocate(&self, goal: Option<u64>, want: u64) -> Option<Run> {
+        let mut inner = self.lock();
+        let want = want.min(inner.promised);
+        let run = match inner.is_crumbled() {
+            true => inner.crumb(want)?,
+            false => inner.choose(goal, want)?,
+        };
+        inner.remove(run)?;
+        inner.promised -= run.blocks;
+        Some(run)
+    }
+
+    /// Gives back a run that was allocated and never named by any metadata; the promise revives.
+    pub fn give_back(&self, run: Run, promise: bool) {
+        let mut inner = self.lock();
+        // Nothing on disk names these blocks, but the request that was writing them may not be the
+        // only one that knew them.
+        inner.release(run);
+        if promise {
+            inner.promised += run.blocks;
+        }
+    }
+
+    /// Allocates exactly `want` blocks for the metadata, from its reserve if need be; at `goal` if
+    /// those are free.
+    pub fn allocate_metadata(&self, goal: Option<u64>, want: u64) -> Option<Run> {
+        let mut inner = self.lock();
+        if inner.free < inner.promised + want {
+            return None;
+        }
+        let run = inner.choose(goal, want)?;
+        if run.blocks < want {
+            return None;
+        }
+        inner.remove(run).map(|()| run)
+    }
+
+    /// These blocks are freed by the change set that is being gathered.
+    pub fn free(&self, runs: &[Run]) {
+        let mut inner = self.lock();
+        let current = inner.current;
+        for run in runs {
+            inner.resting_blocks += run.blocks;
+        }
+        inner.resting.entry(current).or_default().extend(runs);
+    }
+
+    /// Ends the change set that is being gathered, and gives its number.
+    pub fn close_set(&self) -> u64 {
+        let mut inner = self.lock();
+        inner.current += 1;
+        inner.current - 1
+    }
+
+    /// Change sets up to this one are durable.
+    pub fn set_durable(&self, set: u64) {
+        let mut inner = self.lock();
+        inner.durable = inner.durable.max(set);
+        inner.wake();
+    }
+
+    /// A request that looks blocks up begins; [`Space::leave`] takes the number that this gives.
+    pub fn enter(&self) -> u64 {
+        let mut inner = self.lock();
+        let current = inner.current;
+        *inner.flying.entry(current).or_default() += 1;
+        current
+    }
+
+    /// A request has ended; `wrote` says whether it changed file data.
+    pub fn leave(&self, entered: u64, wrote: bool) {
+        let mut inner = self.lock();
+        inner.written += u64::from(wrote);
+        if let Some(count) = inner.flying.get_mut(&entered) {
+            *count -= 1;
+            if *count == 0 {
+                inner.flying.remove(&entered);
+                inner.wake();
+            }
+        }
+    }
+
+    /// Writes of file data that have ended so far.
+    pub fn written(&self) -> u64 {
+        self.lock().written
+    }
+
+    /// Whether one of the first `written` writes has not been covered by a flush.
+    pub fn needs_flush_of(&self, written: u64) -> bool {
+        written > self.lock().flushed
+    }
+
+    /// A flush has covered the first `written` writes.
+    pub fn set_flushed(&self, written: u64) {
+        let mut inner = self.lock();
+        inner.flushed = inner.flushed.max(written);
+    }
+
+    /// The free runs, and those that rest, in order, for a check of the file system.
+    pub fn unused(&self) -> Vec<Run> {
+        let inner = self.lock();
+        let free = inner.by_start.iter();
+        let mut all: Vec<Run> = free
+            .map(|(&start, &blocks)| Run { start, blocks })
+            .collect();
+        all.extend(inner.resting.values().flatten());
+        all.sort_unstable();
+        all
+    }
+}
+
+impl Inner {
+    /// Blocks that could be promised now. Naming promised blocks may take metadata, at worst an extent
+    /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
+    fn available(&self) -> u64 {
+        let room = self.free.saturating_sub(self.reserve);
+        let covered = room.min(PROMISES_PER_RESERVE * self.reserve);
+        // Each full set of the others takes one block more.
+        let others = room - covered;
+        let (sets, rest) = (
+            others / (EXTENTS_PER_BLOCK + 1),
+            others % (EXTENTS_PER_BLOCK + 1),
+        );
+        let most = covered + sets * EXTENTS_PER_BLOCK + rest.min(EXTENTS_PER_BLOCK - 1);
+        most.saturating_sub(self.promised)
+    }
+
+    /// Blocks that the metadata could have in as many runs as it may still take; counted up to
+    /// `enough`.
+    fn metadata_room(&self, enough: u64) -> u64 {
+        let mut blocks = 0;
+        for (run, _) in self.by_blocks.iter().rev().take(self.runs_left) {
+            blocks += run;
+            if blocks >= enough {
+                break;
+            }
+        }
+        blocks.min(self.free.saturating_sub(self.promised))
+    }
+
+    fn has_room(&self, beyond: u64) -> bool {
+        self.slack > beyond || self.metadata_room(beyond + 1) > beyond
+    }
+
+    /// Whether the large runs are so few that the metadata needs them all.
+    fn is_crumbled(&self) -> bool {
+        let few = 2 * self.reserve;
+        let large = self.by_blocks.iter().rev().take(self.runs_left);
+        let mut blocks = 0;
+        !large.map(|(run, _)| run).any(|run| {
+            blocks += run;
+            blocks > few
+        })
+    }
+
+    /// At most `want` blocks of the smallest run.
+    fn crumb(&self, want: u64) -> Option<Run> {
+        let &(blocks, start) = self.by_blocks.first().filter(|_| want > 0)?;
+        let blocks = want.min(blocks);
+        Some(Run { start, blocks })
+    }
+
+    fn insert(&mut self, start: u64, blocks: u64) {
+        self.by_start.insert(start, blocks);
+        self.by_blocks.insert((blocks, start));
+    }
+
+    fn forget(&mut self, start: u64, blocks: u64) {
+        self.by_start.remove(&start);
+        self.by_blocks.remove(&(blocks, start));
+    }
+
+    /// The free run that holds this block.
+    fn around(&self, block: u64) -> Option<Run> {
+        let (&start, &blocks) = self.by_start.range(..=block).next_back()?;
+        (block < start + blocks).then_some(Run { start, blocks })
+    }
+
+    fn release(&mut self, run: Run) {
+        let Run { mut start, blocks } = run;
+        let mut end = run.end();
+        self.free += blocks;
+        if let Some((&before, &len)) = self.by_start.range(..start).next_back()
+            && before + len == start
+        {
+            self.forget(before, len);
+            start = before;
+        }
+        if let Some(&len) = self.by_start.get(&end) {
+            self.forget(end, len);
+            end += len;
+        }
+        self.insert(start, end - start);
+    }
+
+    fn remove(&mut self, run: Run) -> Option<()> {
+        let whole = self.around(run.start).filter(|w| run.end() <= w.end())?;
+        self.forget(whole.start, whole.blocks);
+        if whole.start < run.start {
+            self.insert(whole.start, run.start - whole.start);
+        }
+        if run.end() < whole.end() {
+            self.insert(run.end(), whole.end() - run.end());
+        }
+        self.free -= run.blocks;
+        Some(())
+    }
+
+    /// A run of at most `want` blocks: at the goal; else the next after the last that holds all;
+    /// else the smallest that does; else the largest there is.
+    fn choose(&mut self, goal: Option<u64>, want: u64) -> Option<Run> {
+        if want == 0 {
+            return None;
+        }
+        if let Some(goal) = goal
+            && let Some(whole) = self.around(goal)
+        {
+            let blocks = want.min(whole.end() - goal);
+            return Some(Run {
+                start: goal,
+                blocks,
+            });
+        }
+        let near = self.around(self.cursor).into_iter().map(|whole| Run {
+            start: self.cursor,
+            blocks: whole.end() - self.cursor,
+        });
+        let next = self.by_start.range(self.cursor..).take(SEARCH_RUNS);
+        let next = next.map(|(&start, &blocks)| Run { start, blocks });
+        let fitting = near.chain(next).find(|run| run.blocks >= want);
+        let best = || self.by_blocks.range((want, 0)..).next();
+        let found = fitting.or_else(|| {
+            let (blocks, start) = *best().or_else(|| self.by_blocks.last())?;
+            Some(Run { start, blocks })
+        })?;
+        let blocks = want.min(found.blocks);
+        self.cursor = found.start + blocks;
+        Some(Run { blocks, ..found })
+    }
+
+    /// Frees what rests and may be used again.
+    fn wake(&mut self) {
+        let oldest = self.flying.keys().next().copied().unwrap_or(u64::MAX);
+        while let Some((&set, _)) = self.resting.first_key_value() {
+            if set > self.durable || oldest <= set {
+                return;
+            }
+            for run in self.resting.remove(&set).unwrap_or_default() {
+                self.resting_blocks -= run.blocks;
+                self.release(run);
+            }
+        }
+    }
+}
+
+/// The reserve of a device for metadata: what a commit may need when the device is full otherwise.
+pub(crate) fn reserve_blocks(device_blocks: u64) -> u64 {
+    // 1 MiB on the smallest device, 256 MiB from 16 GiB on.
+    (device_blocks / 64).clamp(256, 65_536)
+}
+
+/// The error of a full device.
+pub(crate) fn full() -> Error {
+    Error::new(Kind::NoSpace, "no space left on the device")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Random;
+
+    fn run(start: u64, blocks: u64) -> Run {
+        Run { start, blocks }
+    }
+
+    fn space(blocks: u64) -> Space {
+        let space = Space::new(0);
+        space.add(run(0, blocks));
+        space
+    }
+
+    #[test]
+    fn a_promise_is_kept_and_never_given_twice() {
+        let space = Space::new(10);
+        space.add(run(0, 100));
+        assert!(space.promise(90) && !space.promise(1));
+        assert!(space.promise_reserve(10) && !space.promise_reserve(1));
+        assert_eq!(space.allocate(None, 60), Some(run(0, 60)));
+        assert_eq!(space.usage().free, 40);
+        space.forgo(40);
+        assert!(space.promise(30) && !space.promise(1));
+        assert_eq!(space.allocate_metadata(None, 11), None);
+        assert_eq!(space.allocate_metadata(None, 10), Some(run(60, 10)));
+    }
+
+    #[test]
+    fn promises_leave_room_for_the_metadata_that_will_name_them() {
+        let space = Space::new(10);
+        space.add(run(0, 1000));
+        let mut promised = 0;
+        while space.promise(1) {
+            promised += 1;
+        }
+        assert!(space.metadata_room(u64::MAX) >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
+        assert!(promised > 900, "{promised}");
+        // Once they are named there is room for as many again as the metadata did not need.
+        assert_eq!(
+            space.allocate(None, promised).map(|r| r.blocks),
+            Some(promised)
+        );
+        assert!(space.promise(1000 - promised - 10) && !space.promise(1));
+    }
+
+    #[test]
+    fn a_goal_is_followed_and_runs_grow_together_again() {
+        let space = space(100);
+        assert!(space.promise_reserve(100));
+        assert_eq!(space.allocate(Some(50), 10), Some(run(50, 10)));
+        assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
+        assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));
+        for freed in [run(50, 10), run(0, 40), run(60, 10)] {
+            space.give_back(freed, false);
+        }
+        assert_eq!(space.unused(), [run(0, 100)]);
+        assert!(space.remove(run(90, 20)).is_err());
+    }
+
+    #[test]
+    fn freed_blocks_rest_until_durable_and_until_older_requests_have_ended() {
+        let space = space(10);
+        space.promise(10);
+        assert_eq!(space.allocate(None, 10), Some(run(0, 10)));
+        let reader = space.enter();
+        space.free(&[run(0, 4)]);
+        let first = space.close_set();
+        space.free(&[run(4, 6)]);
+        assert!(!space.promise(1));
+        space.set_durable(first);
+        assert!(!space.promise(1), "a request may still touch them");
+        let later = space.enter();
+        space.leave(reader, false);
+        assert!(space.promise(4) && !space.promise(1));
+        let second = space.close_set();
+        space.set_durable(second);
+        assert!(!space.promise(1));
+        space.leave(later, true);
+        assert!(space.promise(6));
+        assert!(space.needs_flush_of(1));
+        space.set_flushed(space.written());
+        assert!(!space.needs_flush_of(1));
+    }
+
+    #[test]
+    fn random_use_agrees_with_a_bitmap() {
+        const BLOCKS: u64 = 500;
+        let mut random = Random::new(1);
+        let space = space(BLOCKS);
+        let mut used = [false; BLOCKS as usize];
+        let mut held: Vec<Run> = Vec::new();
+        for _ in 0..20_000 {
+            if random.below(2) == 0 {
+                let want = 1 + random.below(40);
+                let goal = (random.below(2) == 0).then(|| random.below(BLOCKS));
+                if space.promise(want) {
+                    let got = space.allocate(goal, want).unwrap();
+                    space.forgo(want - got.blocks);
+                    for block in got.start..got.end() {
+                        assert!(!std::mem::replace(&mut used[block as usize], true));
+                    }
+                    held.push(got);
+                }
+            } else if !held.is_empty() {
+                let gone = held.swap_remove(random.below(held.len() as u64) as usize);
+                used[gone.start as usize..gone.end() as usize].fill(false);
+                space.give_back(gone, false);
+            }
+            let free = used.iter().filter(|used| !**used).count() as u64;
+            assert_eq!(space.usage().free, free);
+        }
+        let unused = space.unused();
+        assert!(unused.windows(2).all(|w| w[0].end() < w[1].start));
+        let expected = (0..BLOCKS).filter(|b| !used[*b as usize]);
+        assert!(unused.iter().flat_map(|r| r.start..r.end()).eq(expected));
+    }
+}

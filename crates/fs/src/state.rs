@@ -1,0 +1,597 @@
+//! The metadata in memory, under one lock: reading it as of a tree, and changing it step by step.
+//!
+//! A tree is a fileset or a snapshot of one. A snapshot costs nothing when it is made: from then on
+//! the first change of each key of the fileset first puts what was there into the snapshot's layer.
+//!
+//! ```text
+//!   snapshot 5 ──not there──► snapshot 8 ──not there──► fileset 2
+//!   (what was before the      (what was before the
+//!    first change after 5)     first change after 8)
+//! ```
+//!
+//! **Invariant:** each record of an extent, in whatever layer, counts as one reference of its blocks;
+//! a record that moves into a snapshot's layer takes its reference along. Each change is noted, so
+//! that [`crate::op::Op`] can take an unfinished operation back.
+
+use crate::core::Core;
+use crate::db::SpaceChange;
+use crate::error::{Error, Kind, Result};
+use crate::key::{Ino, Item, Key, Section, TreeId};
+use crate::overlay::Change;
+use crate::record::{Inode, Shared, TreeRecord};
+use crate::space::Run;
+use crate::store::Store;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// A key was not there when the snapshot was made.
+const ABSENT: u8 = 0;
+/// The value it had follows.
+const PRESENT: u8 = 1;
+
+/// Everything under the lock.
+pub(crate) struct State {
+    pub store: Store,
+    pub trees: BTreeMap<TreeId, Tree>,
+    /// Inodes that are open, or have more to them than their record says.
+    pub cores: HashMap<(TreeId, Ino), Core>,
+    /// Those of them that the next commit has to look at.
+    pub dirty_cores: Vec<(TreeId, Ino)>,
+    /// Grows with every change.
+    pub changes: u64,
+    /// Why nothing can be changed any more.
+    pub failed: Option<Error>,
+    /// The id of the next fileset or snapshot.
+    pub next_tree: TreeId,
+    /// The blocks of the device that may hold data.
+    pub bounds: Range<u64>,
+    /// What the operation at hand has done so far.
+    pub steps: Vec<Step>,
+    /// Blocks that it has brought into use, and those it has freed.
+    pub space: Vec<SpaceChange>,
+}
+
+/// A fileset or a snapshot in memory.
+pub(crate) struct Tree {
+    pub record: TreeRecord,
+    /// The record is not what the store has.
+    pub changed: bool,
+    /// Blocks promised to its files.
+    pub promised: u64,
+    /// The snapshots of a fileset, oldest first.
+    pub snapshots: Vec<TreeId>,
+}
+
+/// A step that can be taken back.
+pub(crate) enum Step {
+    /// An entry of the overlay, and what it was before.
+    Item(Key, Option<Change>),
+    /// An inode in memory as it was before.
+    Core((TreeId, Ino), Inode, bool),
+}
+
+impl State {
+    /// A tree that is there and not being removed.
+    pub fn tree(&self, id: TreeId) -> Result<&Tree> {
+        let tree = self.trees.get(&id).filter(|tree| !tree.record.removing);
+        tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
+    }
+
+    /// The layers to look into for a tree: those of snapshots first, then that of the fileset.
+    fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
+        let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
+        let origin = match tree.record.origin {
+            0 => return Ok((&[], id)),
+            origin => origin,
+        };
+        let siblings = &self.trees.get(&origin).ok_or(Kind::NotFound)?.snapshots;
+        let from = siblings
+            .iter()
+            .position(|s| *s == id)
+            .ok_or(Kind::NotFound)?;
+        Ok((&siblings[from..], origin))
+    }
+
+    /// Whether an inode was made after a snapshot.
+    fn is_newer(&self, ino: Ino, snapshot: TreeId) -> bool {
+        let next_ino = self.trees.get(&snapshot).map(|s| s.record.next_ino);
+        next_ino.is_some_and(|next| ino >> 1 >= next)
+    }
+
+    /// The value of an item of a tree, as `read` takes it.
+    pub fn get<T>(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        self.get_key(tree, Key::item(tree, ino, item, place), read)
+    }
+
+    fn get_key<T>(
+        &self,
+        tree: TreeId,
+        key: Key,
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let (snapshots, origin) = self.layers(tree)?;
+        for &layer in snapshots {
+            if self.is_newer(key.object, layer) {
+                return Ok(None);
+            }
+            let past = |bytes: &[u8]| kept(bytes)?.map(&read).transpose();
+            if let Some(value) = self.store.get(&key.in_layer(layer), past)? {
+                return Ok(value);
+            }
+        }
+        self.store.get(&key.in_layer(origin), read)
+    }
+
+    /// Gives the items of one kind, of one inode, from one place to another, both included, to
+    /// `take`, until it says no.
+    pub fn scan(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, from, to): (Item, u64, u64),
+        mut take: impl FnMut(u64, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = (
+            Key::item(origin, ino, item, from),
+            Key::item(origin, ino, item, to),
+        );
+        if snapshots.is_empty() {
+            return self
+                .store
+                .scan(from, to, |key, value| take(key.place(), value));
+        }
+        let mut next = Some(from);
+        while let Some(at) = next.filter(|at| *at <= to) {
+            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+                return Ok(());
+            };
+            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
+            if let Some(value) = value
+                && !take(key.place(), &value)?
+            {
+                return Ok(());
+            }
+            next = key.next();
+        }
+        Ok(())
+    }
+
+    /// The last item of one kind, of one inode, at or before a place.
+    pub fn last<T>(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        read: impl Fn(u64, &[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let from = Key::item(origin, ino, item, 0);
+        let mut to = Key::item(origin, ino, item, place);
+        if snapshots.is_empty() {
+            return self
+                .store
+                .last(from, to, |key, value| read(key.place(), value));
+        }
+        loop {
+            let Some(key) = self.nearest(snapshots, origin, from, to, true)? else {
+                return Ok(None);
+            };
+            let found = self.get_key(tree, key, |bytes| read(key.place(), bytes))?;
+            if found.is_some() || key == from {
+                return Ok(found);
+            }
+            to = Key {
+                item: key.item - 1,
+                ..key
+            };
+        }
+    }
+
+    /// Gives every item of a tree in order to `take`, until it says no.
+    pub fn scan_tree(
+        &self,
+        tree: TreeId,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = Key::layer(origin);
+        if snapshots.is_empty() {
+            return self.store.scan(from, to, take);
+        }
+        // Orphans are of the present; a snapshot has none.
+        let mut next = Some(Key::inode(origin, 1).0);
+        while let Some(at) = next.filter(|at| *at <= to) {
+            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+                return Ok(());
+            };
+            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
+            if let Some(value) = value
+                && !take(key, &value)?
+            {
+                return Ok(());
+            }
+            next = key.next();
+        }
+        Ok(())
+    }
+
+    /// The first key in any layer from one to another, or the last; it may say that it is gone.
+    fn nearest(
+        &self,
+        snapshots: &[TreeId],
+        origin: TreeId,
+        from: Key,
+        to: Key,
+        back: bool,
+    ) -> Result<Option<Key>> {
+        let mut best: Option<Key> = None;
+        for layer in snapshots.iter().copied().chain([origin]) {
+            let (from, to) = (from.in_layer(layer), to.in_layer(layer));
+            let mut found = None;
+            if back {
+                found = self.store.last(from, to, |key, _| Ok(key))?;
+            } else {
+                self.store.scan(from, to, |key, _| {
+                    found = Some(key);
+                    Ok(false)
+                })?;
+            }
+            let found = found.map(|key| key.in_layer(origin));
+            best = match (best, found) {
+                (Some(one), Some(two)) if back => Some(one.max(two)),
+                (Some(one), Some(two)) => Some(one.min(two)),
+                (one, two) => one.or(two),
+            };
+        }
+        Ok(best)
+    }
+
+    /// Sets an item of a fileset. `fresh` says that the tree has none. Gives whether what was there
+    /// has moved into a snapshot's layer.
+    pub fn put(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        value: Vec<u8>,
+        fresh: bool,
+    ) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        let kept = self.keep(key, fresh)?;
+        self.put_key(key, value, fresh);
+        Ok(kept)
+    }
+
+    /// Removes an item of a fileset. Gives whether it has moved into a snapshot's layer.
+    pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        let kept = self.keep(key, false)?;
+        self.delete_key(key);
+        Ok(kept)
+    }
+
+    /// Whether a change of this item would first move it into a snapshot's layer.
+    pub fn is_kept(&self, tree: TreeId, ino: Ino, item: Item, place: u64) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        Ok(self.keeper(key)?.is_some())
+    }
+
+    /// The snapshot that still needs what a key says.
+    fn keeper(&self, key: Key) -> Result<Option<TreeId>> {
+        let tree = self.trees.get(&key.layer);
+        let Some(snapshot) = tree.and_then(|tree| tree.snapshots.last().copied()) else {
+            return Ok(None);
+        };
+        // Object 0 holds the orphans: they are of the present, not of the tree.
+        if key.object == 0 || self.is_newer(key.object, snapshot) {
+            return Ok(None);
+        }
+        let has = self.store.get(&key.in_layer(snapshot), |_| Ok(()))?;
+        Ok(has.is_none().then_some(snapshot))
+    }
+
+    fn keep(&mut self, key: Key, fresh: bool) -> Result<bool> {
+        let Some(snapshot) = self.keeper(key)? else {
+            return Ok(false);
+        };
+        let past = |bytes: &[u8]| Ok([&[PRESENT], bytes].concat());
+        let old = match fresh {
+            true => None,
+            false => self.store.get(&key, past)?,
+        };
+        let was_there = old.is_some();
+        self.put_key(key.in_layer(snapshot), old.unwrap_or(vec![ABSENT]), true);
+        Ok(was_there)
+    }
+
+    /// Sets a key as it is.
+    pub fn put_key(&mut self, key: Key, value: Vec<u8>, fresh: bool) {
+        let before = self.store.active.put(key, value.into(), fresh);
+        self.steps.push(Step::Item(key, before));
+    }
+
+    /// Removes a key as it is.
+    pub fn delete_key(&mut self, key: Key) {
+        let before = self.store.active.delete(key);
+        self.steps.push(Step::Item(key, before));
+    }
+
+    /// Adds a reference to blocks that are in use.
+    pub fn share(&mut self, run: Run) -> Result<()> {
+        self.change_count(run, 1)
+    }
+
+    /// Takes a reference away; blocks without one are free when the operation is finished.
+    pub fn unshare(&mut self, run: Run) -> Result<()> {
+        self.change_count(run, -1)
+    }
+
+    /// Brings blocks into use that the allocator has given.
+    pub fn bring_into_use(&mut self, run: Run) {
+        self.space.push(SpaceChange { run, used: true });
+    }
+
+    fn change_count(&mut self, run: Run, by: i64) -> Result<()> {
+        for (part, count) in self.counts(run)? {
+            let now = i64::from(count) + by;
+            match now {
+                0 => self.space.push(SpaceChange {
+                    run: part,
+                    used: false,
+                }),
+                1 => {}
+                _ => {
+                    let shared = Shared {
+                        blocks: part.blocks as u32,
+                        count: u32::try_from(now).map_err(|_| Kind::TooManyLinks)?,
+                    };
+                    self.put_key(
+                        Key::global(Section::Shared, part.start),
+                        shared.encode(),
+                        false,
+                    );
+                    continue;
+                }
+            }
+            if count > 1 {
+                self.delete_key(Key::global(Section::Shared, part.start));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of a run by their number of references, with records cut so that none reaches over
+    /// an end of it.
+    fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
+        for cut in [run.start, run.end()] {
+            let Some((first, shared)) = self.shared_at(cut)? else {
+                continue;
+            };
+            if first < cut {
+                let skip = (cut - first) as u32;
+                let head = Shared {
+                    blocks: skip,
+                    ..shared
+                };
+                let rest = Shared {
+                    blocks: shared.blocks - skip,
+                    ..shared
+                };
+                self.put_key(Key::global(Section::Shared, first), head.encode(), false);
+                self.put_key(Key::global(Section::Shared, cut), rest.encode(), false);
+            }
+        }
+        self.counts_within(run)
+    }
+
+    /// The record of the shared run that holds a block.
+    fn shared_at(&self, block: u64) -> Result<Option<(u64, Shared)>> {
+        let (from, to) = (
+            Key::global(Section::Shared, 0),
+            Key::global(Section::Shared, block),
+        );
+        let read = |key: Key, bytes: &[u8]| Ok((key.item, Shared::decode(bytes)?));
+        let last = self.store.last(from, to, read)?;
+        Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
+    }
+
+    /// The parts of a run by their number of references.
+    pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
+        let mut parts = Vec::new();
+        let mut at = run.start;
+        let mut add = |start: u64, end: u64, count: u32| {
+            if start < end {
+                let blocks = end - start;
+                parts.push((Run { start, blocks }, count));
+            }
+        };
+        let before = self
+            .shared_at(run.start)?
+            .filter(|(first, _)| *first < run.start);
+        if let Some((first, shared)) = before {
+            let end = (first + u64::from(shared.blocks)).min(run.end());
+            add(at, end, shared.count);
+            at = end;
+        }
+        let (from, to) = (
+            Key::global(Section::Shared, at),
+            Key::global(Section::Shared, run.end() - 1),
+        );
+        self.store.scan(from, to, |key, bytes| {
+            let shared = Shared::decode(bytes)?;
+            let end = (key.item + u64::from(shared.blocks)).min(run.end());
+            if key.item < at {
+                return Err(Error::corrupt("shared runs overlap"));
+            }
+            add(at, key.item, 1);
+            add(key.item, end, shared.count);
+            at = end;
+            Ok(true)
+        })?;
+        add(at, run.end(), 1);
+        Ok(parts)
+    }
+
+    /// The inode as readers see it.
+    pub fn inode(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            return Ok(core.inode.clone());
+        }
+        let found = self.get(tree, ino, (Item::Inode, 0), Inode::decode)?;
+        found.ok_or_else(|| Kind::Stale.into())
+    }
+
+    /// The same for those who ask how much space it takes: blocks that are promised to it count.
+    pub fn inode_shown(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        let mut inode = self.inode(tree, ino)?;
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            inode.blocks += core.promised.count();
+        }
+        Ok(inode)
+    }
+
+    /// A directory that is still there.
+    pub fn directory(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        let inode = self.inode(tree, ino)?;
+        match inode.is_dir() {
+            true if inode.links > 0 => Ok(inode),
+            true => Err(Kind::NotFound.into()),
+            false => Err(Kind::NotDirectory.into()),
+        }
+    }
+
+    /// Writes the record of an inode, and its copy in memory if there is one.
+    pub fn set_inode(&mut self, tree: TreeId, ino: Ino, inode: Inode) -> Result<()> {
+        self.put(tree, ino, (Item::Inode, 0), inode.encode(), false)?;
+        if let Some(core) = self.cores.get_mut(&(tree, ino)) {
+            let before = std::mem::replace(&mut core.inode, inode);
+            let dirty = std::mem::replace(&mut core.dirty, false);
+            self.steps.push(Step::Core((tree, ino), before, dirty));
+        }
+        Ok(())
+    }
+
+    /// Changes an inode.
+    pub fn update(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        change: impl FnOnce(&mut Inode),
+    ) -> Result<()> {
+        let mut inode = self.inode(tree, ino)?;
+        change(&mut inode);
+        self.set_inode(tree, ino, inode)
+    }
+
+    /// Refuses what nobody else may see, and forgets what is known of inodes beyond their records.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files are open, or wait to be written.
+    pub fn refuse_use(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if self.cores.values().any(|core| !core.is_idle()) {
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            ));
+        }
+        self.cores.clear();
+        Ok(())
+    }
+
+    /// Everything is in a new tree.
+    pub fn rebuilt(&mut self, base: crate::db::Base) {
+        self.store.rebuilt(base);
+    }
+
+    /// Puts into the store what only memory has: times and sizes of written files, usage of trees.
+    pub fn materialize(&mut self) -> Result<()> {
+        while let Some(name) = self.dirty_cores.pop() {
+            let Some(core) = self.cores.get_mut(&name) else {
+                continue;
+            };
+            core.listed = false;
+            if core.dirty {
+                let inode = core.inode.clone();
+                self.set_inode(name.0, name.1, inode)?;
+            }
+            self.forget_idle(name);
+        }
+        let changed: Vec<TreeId> = self
+            .trees
+            .iter()
+            .filter(|(_, t)| t.changed)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in changed {
+            let tree = self.trees.get_mut(&id).expect("listed above");
+            tree.changed = false;
+            let value = tree.record.encode();
+            self.put_key(Key::global(Section::Trees, id.into()), value, false);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Has the next commit look at an inode whose record lags behind.
+    pub fn list_dirty(&mut self, name: (TreeId, Ino)) {
+        if let Some(core) = self.cores.get_mut(&name)
+            && core.dirty
+            && !core.listed
+        {
+            core.listed = true;
+            self.dirty_cores.push(name);
+        }
+    }
+
+    /// Forgets the memory of an inode that says no more than its record.
+    pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
+        if self.cores.get(&name).is_some_and(Core::is_idle) {
+            self.cores.remove(&name);
+        }
+    }
+
+    /// What was done so far stays: the journal has to have it.
+    pub fn settle(&mut self) {
+        for step in self.steps.drain(..) {
+            if let Step::Item(key, _) = step {
+                self.store.note(key);
+            }
+        }
+    }
+
+    /// Takes back what was done since the last [`State::settle`].
+    pub fn take_back(&mut self) {
+        while let Some(step) = self.steps.pop() {
+            match step {
+                Step::Item(key, before) => {
+                    self.store.active.set(key, before);
+                }
+                Step::Core(name, inode, dirty) => {
+                    if let Some(core) = self.cores.get_mut(&name) {
+                        (core.inode, core.dirty) = (inode, dirty);
+                    }
+                }
+            }
+        }
+        self.space.clear();
+    }
+}
+
+/// What a snapshot's layer says about a key: the value it had, or that it had none.
+pub(crate) fn kept(bytes: &[u8]) -> Result<Option<&[u8]>> {
+    match bytes {
+        [ABSENT] => Ok(None),
+        [PRESENT, value @ ..] => Ok(Some(value)),
+        _ => Err(Error::corrupt("a snapshot: no such record")),
+    }
+}

@@ -1,0 +1,320 @@
+//! Filesets and snapshots: made, listed, renamed, limited, removed.
+//!
+//! Making either is one change of metadata, whatever is in it. Removing one first hides it, and then
+//! takes its items away some at a time; a crash in between is made up for when the file system is
+//! next opened. **Invariant:** what an older snapshot still needs of one that goes moves to the older.
+
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::fs::{Fs, Inner};
+use crate::key::{Item, Key, Section, TreeId};
+use crate::namespace::ROOT;
+use crate::op::Op;
+use crate::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
+use crate::state::{State, Tree, kept};
+use std::sync::Arc;
+
+/// Items of a tree that go in one operation.
+const STEP_ITEMS: usize = 1000;
+
+/// Limits of a fileset; 0 is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// Blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+impl Fs {
+    /// Every fileset and snapshot, by id.
+    pub fn filesets(&self) -> Vec<(TreeId, TreeRecord)> {
+        let state = self.inner().read();
+        let there = state.trees.iter().filter(|(_, tree)| !tree.record.removing);
+        there.map(|(id, tree)| (*id, tree.record.clone())).collect()
+    }
+
+    /// The fileset or snapshot of this name.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn fileset_named(&self, name: &str) -> Result<Fileset> {
+        let found = self.filesets().into_iter().find(|(_, r)| r.name == name);
+        match found {
+            Some((id, _)) => self.fileset(id),
+            None => {
+                let text = format!("no fileset or snapshot is called '{name}'");
+                Err(Error::new(Kind::NotFound, text))
+            }
+        }
+    }
+
+    /// Makes a fileset with an empty root directory. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`], [`Kind::Invalid`]: no name for one.
+    pub fn create_fileset(&self, name: &str) -> Result<Fileset> {
+        let mut op = Op::begin_any(self.inner(), 0)?;
+        check_name(&op, name)?;
+        op.check_room()?;
+        let now = op.now;
+        let record = TreeRecord {
+            origin: 0,
+            removing: false,
+            // Number 0 is the root directory, inode 1.
+            next_ino: 1,
+            quota_blocks: 0,
+            quota_inodes: 0,
+            used_blocks: 0,
+            used_inodes: 1,
+            created: now,
+            name: name.to_owned(),
+        };
+        let id = add_tree(&mut op, record)?;
+        let root = Inode {
+            kind: FileType::Directory,
+            permissions: 0o755,
+            links: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            generation: self.inner().generation,
+            size: 0,
+            disk_size: 0,
+            blocks: 0,
+            data_version: 1,
+            parent: ROOT,
+            entries: 0,
+            accessed: now,
+            modified: now,
+            changed: now,
+            created: now,
+        };
+        op.put(id, ROOT, (Item::Inode, 0), root.encode(), true)?;
+        op.finish();
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    /// Makes a snapshot of a fileset: what it is now, to be read for as long as it is wanted. The
+    /// caches have written their pages out before. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`]; [`Kind::Invalid`]: of a snapshot; [`Kind::NoSpace`]: pages that wait to be
+    /// written would need blocks of their own now, and there are none.
+    pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
+        let mut op = Op::begin_any(self.inner(), of)?;
+        check_name(&op, name)?;
+        op.check_room()?;
+        if op.state().tree(of)?.record.origin != 0 {
+            return Err(Error::new(Kind::Invalid, "a snapshot of a snapshot"));
+        }
+        op.promise_in_place()?;
+        op.materialize()?;
+        let record = TreeRecord {
+            origin: of,
+            quota_blocks: 0,
+            quota_inodes: 0,
+            created: op.now,
+            name: name.to_owned(),
+            ..op.state().tree(of)?.record.clone()
+        };
+        let id = add_tree(&mut op, record)?;
+        op.trees
+            .get_mut(&of)
+            .ok_or(Kind::NotFound)?
+            .snapshots
+            .push(id);
+        op.finish();
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    /// Gives a fileset or a snapshot another name. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`], [`Kind::Invalid`], [`Kind::NotFound`].
+    pub fn rename_fileset(&self, id: TreeId, name: &str) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        op.state().tree(id)?;
+        check_name(&op, name)?;
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record.name = name.to_owned();
+        tree.changed = true;
+        op.finish();
+        self.sync()
+    }
+
+    /// Limits a fileset. What it has already stays, also beyond the limit.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Invalid`]: a snapshot.
+    pub fn set_quota(&self, id: TreeId, quota: Quota) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        if op.state().tree(id)?.record.origin != 0 {
+            return Err(Error::new(Kind::Invalid, "a snapshot has no quota"));
+        }
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record.quota_blocks = quota.blocks;
+        tree.record.quota_inodes = quota.inodes;
+        tree.changed = true;
+        op.finish();
+        self.sync()
+    }
+
+    /// Removes a fileset or a snapshot.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files of it are open, or it has snapshots. [`Kind::NotFound`].
+    pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        let tree = op.state().tree(id)?;
+        if !tree.snapshots.is_empty() {
+            return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
+        }
+        let open = op
+            .cores
+            .iter()
+            .any(|((tree, _), core)| *tree == id && !core.is_idle());
+        if open {
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            ));
+        }
+        op.cores.retain(|(tree, _), _| *tree != id);
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record.removing = true;
+        tree.changed = true;
+        op.finish();
+        self.sync()?;
+        self.inner().remove_tree_items(id)?;
+        self.sync()
+    }
+}
+
+fn check_name(state: &State, name: &str) -> Result<()> {
+    if !is_tree_name(name) {
+        return Err(Error::new(Kind::Invalid, "no name for a fileset"));
+    }
+    match state
+        .trees
+        .values()
+        .any(|t| !t.record.removing && t.record.name == name)
+    {
+        true => Err(Error::new(Kind::Exists, format!("'{name}' is taken"))),
+        false => Ok(()),
+    }
+}
+
+fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
+    let id = op.next_tree;
+    let next = id.checked_add(1);
+    op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "every id has been used"))?;
+    let mut out = Out::with(4);
+    out.u32(id + 1);
+    op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+    let tree = Tree {
+        record,
+        changed: true,
+        promised: 0,
+        snapshots: Vec::new(),
+    };
+    op.trees.insert(id, tree);
+    Ok(id)
+}
+
+impl Op<'_> {
+    /// Gives dirty pages that were to be written where they are a promise of new blocks, because a
+    /// snapshot is going to hold on to the old ones.
+    fn promise_in_place(&mut self) -> Result<()> {
+        let id = self.tree;
+        let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
+        let blocks: u64 = dirty.map(|(_, core)| core.in_place.count()).sum();
+        self.promise(blocks)?;
+        for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
+            let in_place = std::mem::take(&mut core.in_place);
+            core.promised.extend(&in_place);
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Takes away everything of a tree that is marked so, and its record.
+    pub fn remove_tree_items(self: &Arc<Inner>, id: TreeId) -> Result<()> {
+        while !self.remove_some(id)? {}
+        Ok(())
+    }
+
+    /// One step of it. Says whether it was the last.
+    fn remove_some(&self, id: TreeId) -> Result<bool> {
+        let mut op = Op::begin_any(self, id)?;
+        let Some(tree) = op.trees.get(&id) else {
+            return Ok(true);
+        };
+        let origin = tree.record.origin;
+        let older = op.trees.get(&origin).and_then(|origin| {
+            let at = origin.snapshots.iter().position(|s| *s == id)?;
+            origin.snapshots.get(at.checked_sub(1)?).copied()
+        });
+        let mut items: Vec<(Key, Vec<u8>)> = Vec::new();
+        let (from, to) = Key::layer(id);
+        op.store.scan(from, to, |key, bytes| {
+            items.push((key, bytes.to_vec()));
+            Ok(items.len() < STEP_ITEMS)
+        })?;
+        if items.is_empty() {
+            op.delete_key(Key::global(Section::Trees, id.into()));
+            // Before anybody else has the lock, who would keep something in a layer that is gone.
+            op.trees.remove(&id);
+            if let Some(origin) = op.trees.get_mut(&origin) {
+                origin.snapshots.retain(|snapshot| *snapshot != id);
+            }
+            op.finish();
+            return Ok(true);
+        }
+        for (key, bytes) in items {
+            op.remove_item(key, bytes, origin != 0, older)?;
+        }
+        op.finish();
+        Ok(false)
+    }
+}
+
+impl Op<'_> {
+    fn remove_item(
+        &mut self,
+        key: Key,
+        bytes: Vec<u8>,
+        is_snapshot: bool,
+        older: Option<TreeId>,
+    ) -> Result<()> {
+        self.delete_key(key);
+        if let Some(older) = older {
+            let wants = self
+                .trees
+                .get(&older)
+                .is_some_and(|t| key.object >> 1 < t.record.next_ino);
+            let has = self.store.get(&key.in_layer(older), |_| Ok(()))?.is_some();
+            if wants && !has {
+                self.put_key(key.in_layer(older), bytes, false);
+                return Ok(());
+            }
+        }
+        if key.kind() != Some(Item::Extent) {
+            return Ok(());
+        }
+        let value = match is_snapshot {
+            true => kept(&bytes)?,
+            false => Some(&bytes[..]),
+        };
+        match value {
+            Some(value) => {
+                let run = Extent::decode(value)?.run();
+                self.unshare(run)
+            }
+            None => Ok(()),
+        }
+    }
+}

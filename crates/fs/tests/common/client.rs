@@ -1,0 +1,259 @@
+//! A cache of a few lines over the pager: dirty pages in a map, written out when a test says so.
+
+use block::{Buf, Completion, Op, Random, Request, Wait};
+use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue};
+use std::collections::{BTreeMap, HashMap};
+
+pub const PAGE: u64 = 4096;
+
+/// A front end with a cache.
+pub struct Client {
+    pub fileset: Fileset,
+    pub pager: FsPager,
+    queue: Box<dyn PagerQueue>,
+    dirty: HashMap<Ino, BTreeMap<u64, Vec<u8>>>,
+}
+
+impl Client {
+    pub fn new(fileset: Fileset) -> Client {
+        let pager = FsPager::new(&fileset).expect("a pager");
+        let queue = pager.queue().expect("a queue");
+        Client {
+            fileset,
+            pager,
+            queue,
+            dirty: HashMap::new(),
+        }
+    }
+
+    /// Carries out one request and gives it back.
+    pub fn run(&mut self, ino: Ino, op: Op) -> block::Result<Op> {
+        self.queue
+            .submit(FileId(ino), Request { tag: 7, op })
+            .expect("room for one request");
+        let mut done: Vec<Completion> = Vec::new();
+        while done.is_empty() {
+            self.queue.reap(Wait::Block, &mut done)?;
+        }
+        let done = done.remove(0);
+        done.result.map(|()| done.op)
+    }
+
+    fn load(&mut self, ino: Ino, first: u64, pages: u64) -> block::Result<Vec<u8>> {
+        // In buffers of one, two and more pages, so that borders of extents fall everywhere.
+        let mut bufs = Vec::new();
+        let mut left = pages;
+        while left > 0 {
+            let take = left.min(1 + (first + left) % 3);
+            bufs.push(Buf::copy_of(&vec![0xee; (take * PAGE) as usize]));
+            left -= take;
+        }
+        let offset = first * PAGE;
+        let bufs = bufs.into();
+        match self.run(ino, Op::Read { offset, bufs })? {
+            Op::Read { bufs, .. } => {
+                let mut all = Vec::with_capacity((pages * PAGE) as usize);
+                bufs.iter().for_each(|buf| all.extend_from_slice(buf));
+                Ok(all)
+            }
+            _ => unreachable!("a read comes back as a read"),
+        }
+    }
+
+    /// Bytes of a file, up to its end.
+    pub fn read(&mut self, ino: Ino, offset: u64, len: u64) -> Result<Vec<u8>, i32> {
+        let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
+        let end = (offset + len).min(size);
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
+        let mut all = self.load(ino, first, last - first).map_err(|e| e.errno())?;
+        if let Some(dirty) = self.dirty.get(&ino) {
+            for (page, content) in dirty.range(first..last) {
+                let at = ((page - first) * PAGE) as usize;
+                all[at..at + PAGE as usize].copy_from_slice(content);
+            }
+        }
+        Ok(all[(offset - first * PAGE) as usize..(end - first * PAGE) as usize].to_vec())
+    }
+
+    /// Writes into the cache.
+    pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), i32> {
+        let end = offset + data.len() as u64;
+        let old_end = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
+        self.fileset
+            .prepare_write(ino, offset..end)
+            .map_err(|e| e.errno())?;
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        let bytes = pages.start * PAGE..pages.end * PAGE;
+        self.pager
+            .will_write(FileId(ino), bytes)
+            .map_err(|e| e.errno())?;
+        for page in pages {
+            let from = offset.max(page * PAGE);
+            let to = end.min((page + 1) * PAGE);
+            let is_dirty = self.dirty.get(&ino).is_some_and(|d| d.contains_key(&page));
+            if !is_dirty {
+                let whole = to - from == PAGE || page * PAGE >= old_end;
+                let content = match whole {
+                    true => vec![0; PAGE as usize],
+                    false => self.load(ino, page, 1).map_err(|e| e.errno())?,
+                };
+                self.dirty.entry(ino).or_default().insert(page, content);
+            }
+            let content = self
+                .dirty
+                .get_mut(&ino)
+                .and_then(|d| d.get_mut(&page))
+                .unwrap();
+            content[(from - page * PAGE) as usize..(to - page * PAGE) as usize]
+                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+        }
+        Ok(())
+    }
+
+    /// Writes some or all dirty pages of a file out, several requests at a time.
+    pub fn write_out(&mut self, ino: Ino, random: &mut Random, all: bool) -> Result<(), i32> {
+        let Some(dirty) = self.dirty.remove(&ino) else {
+            return Ok(());
+        };
+        let mut keep = BTreeMap::new();
+        let mut runs: Vec<(u64, Vec<Vec<u8>>)> = Vec::new();
+        for (page, content) in dirty {
+            if !all && random.below(3) == 0 {
+                keep.insert(page, content);
+                continue;
+            }
+            match runs.last_mut() {
+                Some((first, run)) if *first + run.len() as u64 == page && random.below(8) > 0 => {
+                    run.push(content);
+                }
+                _ => runs.push((page, vec![content])),
+            }
+        }
+        let mut sent = HashMap::new();
+        let mut error = None;
+        let mut done = Vec::new();
+        for (tag, (first, run)) in runs.into_iter().enumerate() {
+            let bufs: Vec<Buf> = run.iter().map(|page| Buf::copy_of(page)).collect();
+            let op = Op::Write {
+                offset: first * PAGE,
+                bufs: bufs.into(),
+                fua: false,
+            };
+            sent.insert(tag as u64, (first, run));
+            let tag = tag as u64;
+            let mut request = Some(Request { tag, op });
+            while let Some(next) = request.take() {
+                if let Err(full) = self.queue.submit(FileId(ino), next) {
+                    request = Some(full);
+                    self.queue
+                        .reap(Wait::Block, &mut done)
+                        .map_err(|e| e.errno())?;
+                }
+            }
+        }
+        while self.queue.in_flight() > 0 {
+            self.queue
+                .reap(Wait::Block, &mut done)
+                .map_err(|e| e.errno())?;
+        }
+        for done in done {
+            let (first, run) = sent.remove(&done.tag).unwrap();
+            if let Err(e) = done.result {
+                error = Some(e.errno());
+                keep.extend((first..).zip(run));
+            }
+        }
+        if !keep.is_empty() {
+            self.dirty.insert(ino, keep);
+        }
+        error.map_or(Ok(()), Err)
+    }
+
+    /// Writes everything out.
+    pub fn write_all_out(&mut self, random: &mut Random) -> Result<(), i32> {
+        let mut files: Vec<Ino> = self.dirty.keys().copied().collect();
+        files.sort_unstable();
+        files
+            .into_iter()
+            .try_for_each(|ino| self.write_out(ino, random, true))
+    }
+
+    /// fsync(2): the pages of the file, then the journal.
+    pub fn fsync(&mut self, ino: Ino, random: &mut Random) -> Result<(), i32> {
+        self.write_out(ino, random, true)?;
+        self.run(ino, Op::Flush).map(drop).map_err(|e| e.errno())
+    }
+
+    /// Everything of all files.
+    pub fn sync(&mut self, random: &mut Random) -> Result<(), i32> {
+        self.write_all_out(random)?;
+        self.fileset.sync().map_err(|e| e.errno())
+    }
+
+    /// The cache forgets a file that is gone.
+    pub fn forget(&mut self, ino: Ino) {
+        self.dirty.remove(&ino);
+    }
+
+    fn zero_cached(&mut self, ino: Ino, from: u64, to: u64) {
+        let Some(dirty) = self.dirty.get_mut(&ino) else {
+            return;
+        };
+        dirty.retain(|page, _| page * PAGE < from || (page + 1) * PAGE > to);
+        for (page, content) in dirty.iter_mut() {
+            let start = page * PAGE;
+            let (from, to) = (
+                from.clamp(start, start + PAGE),
+                to.clamp(start, start + PAGE),
+            );
+            if from < to {
+                content[(from - start) as usize..(to - start) as usize].fill(0);
+            }
+        }
+    }
+
+    pub fn truncate(&mut self, ino: Ino, size: u64) -> Result<(), i32> {
+        let attr = self.fileset.attr(ino).map_err(|e| e.errno())?;
+        if attr.inode.kind != fs::FileType::File {
+            return self
+                .fileset
+                .truncate(ino, size)
+                .map(drop)
+                .map_err(|e| e.errno());
+        }
+        self.zero_cached(ino, size, u64::MAX - PAGE);
+        self.fileset
+            .truncate(ino, size)
+            .map(drop)
+            .map_err(|e| e.errno())
+    }
+
+    /// fallocate(2).
+    pub fn allocate(&mut self, ino: Ino, from: u64, to: u64, how: Allocate) -> Result<(), i32> {
+        if !matches!(how, Allocate::Grow | Allocate::KeepSize) {
+            // The edges are written through the cache; what is whole is dropped.
+            let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
+            let inner = from.div_ceil(PAGE) * PAGE..to / PAGE * PAGE;
+            let edges = match inner.is_empty() {
+                true => [from..to, to..to],
+                false => [from..inner.start, inner.end..to],
+            };
+            for edge in edges {
+                let end = edge.end.min(size);
+                if edge.start < end {
+                    self.write(ino, edge.start, &vec![0; (end - edge.start) as usize])?;
+                }
+            }
+            if !inner.is_empty() {
+                self.zero_cached(ino, inner.start, inner.end);
+            }
+        }
+        self.fileset
+            .allocate(ino, from..to, how)
+            .map(drop)
+            .map_err(|e| e.errno())
+    }
+}

@@ -1,0 +1,518 @@
+//! The file system and its model side by side, and random operations on both.
+
+use super::client::Client;
+use super::model::{self, Id, Kind, Model, describe_xattrs};
+use block::Random;
+use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, New, Rename, SetAttr, SetXattr};
+use std::collections::{BTreeMap, HashMap};
+
+/// Longest file of a random test in bytes.
+const SIZE_MAX: u64 = 200_000;
+/// Names there are; few, so that they meet.
+const NAMES: u64 = 24;
+
+pub struct Pair {
+    pub fs: Fs,
+    pub client: Client,
+    pub model: Model,
+    pub inodes: HashMap<Id, Ino>,
+    pub random: Random,
+    /// Open inodes, once for each time.
+    open: Vec<Id>,
+    /// Bytes written say whose they are: words of the node's number and a counter.
+    pub signed: bool,
+    counter: u64,
+    /// Errors that both sides may differ in, for a device that is full or fails.
+    pub lenient: bool,
+    /// Every inode there ever was.
+    pub ever: HashMap<Ino, Id>,
+}
+
+impl Pair {
+    pub fn new(fs: Fs, seed: u64) -> Pair {
+        let fileset = fs
+            .fileset_named(fs::FIRST_FILESET)
+            .expect("the first fileset");
+        Pair {
+            client: Client::new(fileset),
+            fs,
+            model: Model::new(),
+            inodes: HashMap::from([(model::ROOT, fs::ROOT)]),
+            random: Random::new(seed),
+            open: Vec::new(),
+            signed: false,
+            counter: 0,
+            lenient: false,
+            ever: HashMap::new(),
+        }
+    }
+
+    pub fn fileset(&self) -> &Fileset {
+        &self.client.fileset
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        let number = self.random.below(NAMES);
+        match number {
+            0 => vec![b'x'; 255],
+            1 => "ümläut \n".into(),
+            n => format!("n{n}").into_bytes(),
+        }
+    }
+
+    fn any(&mut self) -> Id {
+        let at = self.random.below(self.model.nodes.len() as u64) as usize;
+        *self.model.nodes.keys().nth(at).unwrap()
+    }
+
+    fn any_where(&mut self, fits: impl Fn(&model::Node) -> bool) -> Option<Id> {
+        let fitting: Vec<Id> = self
+            .model
+            .nodes
+            .iter()
+            .filter(|(_, n)| fits(n))
+            .map(|(id, _)| *id)
+            .collect();
+        let count = fitting.len() as u64;
+        (count > 0).then(|| fitting[self.random.below(count) as usize])
+    }
+
+    /// Mostly a directory with a name.
+    fn dir(&mut self) -> Id {
+        if self.random.below(20) == 0 {
+            return self.any();
+        }
+        self.any_where(|n| matches!(n.kind, Kind::Dir(_)) && n.links > 0)
+            .unwrap()
+    }
+
+    fn file(&mut self) -> Option<Id> {
+        self.any_where(|n| n.kind == Kind::File)
+    }
+
+    fn ino(&self, id: Id) -> Ino {
+        self.inodes[&id]
+    }
+
+    /// Bytes to write.
+    pub fn content(&mut self, id: Id, len: usize) -> Vec<u8> {
+        self.counter += 1;
+        let word = ((id as u64) << 32 | self.counter).to_le_bytes();
+        if self.signed {
+            return word.iter().copied().cycle().take(len).collect();
+        }
+        let mut data = vec![0; len];
+        self.random.fill(&mut data);
+        data
+    }
+
+    fn same<T: std::fmt::Debug>(&self, what: &str, ours: Result<T, i32>, theirs: &Result<(), i32>) {
+        if self.lenient && matches!(ours, Err(libc::ENOSPC | libc::EDQUOT | libc::EIO)) {
+            return;
+        }
+        let ours_errno = ours.as_ref().err();
+        assert_eq!(
+            ours_errno,
+            theirs.as_ref().err(),
+            "{what}: {ours:?} and {theirs:?}"
+        );
+    }
+
+    /// One random operation on both.
+    pub fn step(&mut self) {
+        match self.random.below(100) {
+            0..=13 => self.create(),
+            14..=17 => self.symlink(),
+            18..=21 => self.link(),
+            22..=30 => self.remove(),
+            31..=40 => self.rename(),
+            41..=64 => self.write(),
+            65..=70 => self.truncate(),
+            71..=75 => self.allocate(),
+            76..=79 => self.chmod(),
+            80..=85 => self.xattr(),
+            86..=89 => self.open_or_release(),
+            90..=94 => self.write_out(),
+            _ => self.compare_one(),
+        }
+    }
+
+    fn create(&mut self) {
+        let (dir, name) = (self.dir(), self.name());
+        let (kind, theirs) = match self.random.below(6) {
+            0 | 1 => (FileType::Directory, Kind::Dir(BTreeMap::new())),
+            2 => (FileType::Fifo, Kind::Fifo),
+            _ => (FileType::File, Kind::File),
+        };
+        let permissions = self.random.below(0o1000) as u32;
+        let uid = self.random.below(3) as u32;
+        let new = New {
+            kind,
+            permissions,
+            umask: 0,
+            uid,
+            gid: 0,
+            rdev: 0,
+        };
+        let ours = self.fileset().create(self.ino(dir), &name, &new);
+        self.made(dir, &name, theirs, permissions, uid, ours, "create");
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn made(
+        &mut self,
+        dir: Id,
+        name: &[u8],
+        kind: Kind,
+        permissions: u32,
+        uid: u32,
+        ours: fs::Result<Attr>,
+        what: &str,
+    ) {
+        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+            return;
+        }
+        let theirs = self.model.make(dir, name, kind, permissions, uid);
+        if let (Ok(attr), Ok(id)) = (&ours, &theirs) {
+            self.inodes.insert(*id, attr.ino);
+            self.ever.insert(attr.ino, *id);
+        }
+        self.same(what, ours.map_err(|e| e.errno()), &theirs.map(drop));
+    }
+
+    fn symlink(&mut self) {
+        let (dir, name) = (self.dir(), self.name());
+        let target = vec![b't'; 1 + self.random.below(300) as usize];
+        let ours = self.fileset().symlink(self.ino(dir), &name, &target, 1, 0);
+        self.made(dir, &name, Kind::Link(target), 0o777, 1, ours, "symlink");
+    }
+
+    fn link(&mut self) {
+        let (id, dir, name) = (self.any(), self.dir(), self.name());
+        let ours = self.fileset().link(self.ino(id), self.ino(dir), &name);
+        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+            return;
+        }
+        let theirs = self.model.link(id, dir, &name);
+        self.same("link", ours.map_err(|e| e.errno()), &theirs);
+    }
+
+    /// The inodes that are in the model no more are in no cache.
+    fn forget_gone(&mut self) {
+        let gone: Vec<Id> = self
+            .inodes
+            .keys()
+            .filter(|id| !self.model.nodes.contains_key(id))
+            .copied()
+            .collect();
+        for id in gone {
+            let ino = self.inodes.remove(&id).unwrap();
+            self.client.forget(ino);
+            assert!(
+                self.client.fileset.attr(ino).is_err(),
+                "inode {ino} is gone"
+            );
+        }
+    }
+
+    fn remove(&mut self) {
+        let (dir, name) = (self.dir(), self.name());
+        let rmdir = match self.model.lookup(dir, &name) {
+            Ok(id) if self.random.below(10) > 0 => self.model.is_dir(id),
+            _ => self.random.below(2) == 0,
+        };
+        let ours = match rmdir {
+            true => self.fileset().rmdir(self.ino(dir), &name),
+            false => self.fileset().unlink(self.ino(dir), &name),
+        };
+        let theirs = self.model.remove(dir, &name, rmdir);
+        self.same("remove", ours.map_err(|e| e.errno()), &theirs);
+        self.forget_gone();
+    }
+
+    fn rename(&mut self) {
+        let (from, to) = (self.dir(), self.dir());
+        let (old, new) = (self.name(), self.name());
+        let how = [
+            Rename::Replace,
+            Rename::Replace,
+            Rename::NoReplace,
+            Rename::Exchange,
+        ];
+        let how = how[self.random.below(4) as usize];
+        let ours = self
+            .fileset()
+            .rename((self.ino(from), &old), (self.ino(to), &new), how);
+        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+            return;
+        }
+        let theirs = self.model.rename((from, &old), (to, &new), how);
+        self.same("rename", ours.map_err(|e| e.errno()), &theirs);
+        self.forget_gone();
+    }
+
+    pub fn write(&mut self) {
+        let Some(id) = self.file() else { return };
+        let size = self.model.node(id).data.len() as u64;
+        let mut offset = match self.random.below(3) {
+            0 => size,
+            1 => self.random.below(SIZE_MAX),
+            _ => self.random.below(size + 1),
+        };
+        let mut len = 1 + self.random.below(20_000);
+        if self.signed {
+            offset -= offset % 8;
+            len = len.next_multiple_of(8);
+        }
+        let data = self.content(id, len as usize);
+        let ours = self.client.write(self.ino(id), offset, &data);
+        if ours.is_ok() || !self.lenient {
+            self.model.write(id, offset, &data);
+        }
+        self.same("write", ours, &Ok(()));
+    }
+
+    fn truncate(&mut self) {
+        let id = self.file().unwrap_or(model::ROOT);
+        let mut size = self.random.below(SIZE_MAX);
+        if self.signed {
+            size -= size % 8;
+        }
+        let theirs = self.model.truncate(id, size);
+        let ours = self.client.truncate(self.ino(id), size);
+        self.same("truncate", ours, &theirs);
+    }
+
+    fn allocate(&mut self) {
+        let Some(id) = self.file() else { return };
+        use Allocate::{Grow, KeepSize, Punch, Zero, ZeroKeepSize};
+        let how = [Grow, KeepSize, Punch, Zero, ZeroKeepSize][self.random.below(5) as usize];
+        let mut from = self.random.below(SIZE_MAX);
+        let mut to = from + 1 + self.random.below(50_000);
+        if self.signed {
+            (from, to) = (from - from % 8, to.next_multiple_of(8));
+        }
+        let ours = self.client.allocate(self.ino(id), from, to, how);
+        if ours.is_err() && self.lenient {
+            // Edges may have been zeroed before it failed.
+            let size = self.model.node(id).data.len();
+            let now = self
+                .client
+                .read(self.ino(id), 0, size as u64)
+                .expect("readable");
+            self.model.node_mut(id).data = now;
+            return;
+        }
+        self.model.allocate(id, from, to, how);
+        self.same("allocate", ours, &Ok(()));
+    }
+
+    fn chmod(&mut self) {
+        let id = self.any();
+        let permissions = self.random.below(0o10000) as u32;
+        let set = SetAttr {
+            permissions: Some(permissions),
+            uid: Some(5),
+            ..SetAttr::default()
+        };
+        let ours = self.fileset().set_attr(self.ino(id), &set);
+        let node = self.model.node_mut(id);
+        (node.permissions, node.uid) = (permissions, 5);
+        self.same("chmod", ours.map_err(|e| e.errno()), &Ok(()));
+    }
+
+    fn xattr(&mut self) {
+        let id = self.any();
+        let name = format!("user.{}", self.random.below(6)).into_bytes();
+        let has = self.model.node(id).xattrs.contains_key(&name);
+        if self.random.below(3) == 0 {
+            let ours = self.fileset().remove_xattr(self.ino(id), &name);
+            self.model.node_mut(id).xattrs.remove(&name);
+            let theirs = if has { Ok(()) } else { Err(libc::ENODATA) };
+            return self.same("remove_xattr", ours.map_err(|e| e.errno()), &theirs);
+        }
+        let value = vec![id as u8; self.random.below(600) as usize];
+        let how =
+            [SetXattr::Any, SetXattr::Create, SetXattr::Replace][self.random.below(3) as usize];
+        let theirs = match how {
+            SetXattr::Create if has => Err(libc::EEXIST),
+            SetXattr::Replace if !has => Err(libc::ENODATA),
+            _ => Ok(()),
+        };
+        let ours = self.fileset().set_xattr(self.ino(id), &name, &value, how);
+        if theirs.is_ok() && ours.is_ok() {
+            self.model.node_mut(id).xattrs.insert(name, value);
+        }
+        self.same("set_xattr", ours.map_err(|e| e.errno()), &theirs);
+    }
+
+    fn open_or_release(&mut self) {
+        if self.open.len() < 10 && self.random.below(2) == 0 {
+            let id = self.any();
+            self.fileset().open(self.ino(id)).expect("it opens");
+            self.model.open(id);
+            self.open.push(id);
+        } else {
+            self.release_one();
+        }
+    }
+
+    fn release_one(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.open.len() as u64) as usize;
+        let id = self.open.swap_remove(at);
+        let ino = self.ino(id);
+        self.model.release(id);
+        if !self.model.nodes.contains_key(&id) {
+            self.client.forget(ino);
+        }
+        self.fileset().release(ino).expect("it closes");
+        self.forget_gone();
+    }
+
+    pub fn release_all(&mut self) {
+        while !self.open.is_empty() {
+            self.release_one();
+        }
+    }
+
+    fn write_out(&mut self) {
+        let Some(id) = self.file() else { return };
+        let ino = self.ino(id);
+        let ours = match self.random.below(6) {
+            0 => self.client.fsync(ino, &mut self.random),
+            _ => self.client.write_out(ino, &mut self.random, false),
+        };
+        self.same("write_out", ours, &Ok(()));
+    }
+
+    /// Everything about one inode.
+    pub fn compare_one(&mut self) {
+        let id = self.any();
+        let ino = self.ino(id);
+        let node = self.model.node(id).clone();
+        let attr = self.fileset().attr(ino).expect("it is there");
+        assert_eq!(attr.inode.links, node.links, "inode {ino}");
+        assert_eq!(attr.inode.permissions, node.permissions, "inode {ino}");
+        match &node.kind {
+            Kind::File => {
+                assert_eq!(attr.inode.size, node.data.len() as u64, "inode {ino}");
+                let data = self.client.read(ino, 0, u64::MAX / 2).expect("readable");
+                if data != node.data {
+                    let differs = data.iter().zip(&node.data).position(|(a, b)| a != b);
+                    panic!("inode {ino} of {} bytes: {differs:?}", data.len());
+                }
+            }
+            Kind::Link(target) => assert_eq!(self.fileset().read_link(ino).unwrap(), *target),
+            Kind::Dir(entries) => {
+                let mut names = BTreeMap::new();
+                let (mut cookie, mut more) = (0, true);
+                // In portions, as a kernel reads it.
+                while more {
+                    let mut left = 5;
+                    more = false;
+                    self.fileset()
+                        .read_dir(ino, cookie, |entry| {
+                            if left == 0 {
+                                more = true;
+                                return Ok(false);
+                            }
+                            left -= 1;
+                            cookie = entry.cookie;
+                            names.insert(entry.name.to_vec(), entry.ino);
+                            Ok(true)
+                        })
+                        .expect("it lists");
+                }
+                names.remove(&b"."[..]);
+                names.remove(&b".."[..]);
+                let theirs: BTreeMap<Vec<u8>, Ino> = entries
+                    .iter()
+                    .map(|(name, id)| (name.clone(), self.ino(*id)))
+                    .collect();
+                assert_eq!(names, theirs);
+            }
+            Kind::Fifo => {}
+        }
+    }
+
+    /// Everything about every inode.
+    pub fn compare_all(&mut self) {
+        let (random, ids) = (self.random.clone(), self.model.nodes.len());
+        for _ in 0..ids {
+            self.compare_one();
+        }
+        self.random = random;
+        assert_eq!(describe(self.fileset()), self.model.describe());
+    }
+}
+
+fn is_full(errno: i32) -> bool {
+    errno == libc::ENOSPC || errno == libc::EDQUOT || errno == libc::EIO
+}
+
+/// A tree without the content of files, in the words of [`Model::describe`].
+pub fn describe(fileset: &Fileset) -> String {
+    let mut out = String::new();
+    describe_below(
+        fileset,
+        fs::ROOT,
+        &mut String::new(),
+        &mut out,
+        &mut BTreeMap::new(),
+    );
+    out
+}
+
+fn describe_below(
+    fileset: &Fileset,
+    ino: Ino,
+    path: &mut String,
+    out: &mut String,
+    known: &mut BTreeMap<Ino, usize>,
+) {
+    let inode = fileset.attr(ino).expect("a name leads to an inode").inode;
+    let next = known.len();
+    let number = *known.entry(ino).or_insert(next);
+    let kind = match inode.kind {
+        FileType::File => "file".into(),
+        FileType::Directory => "dir".into(),
+        FileType::Symlink => {
+            let target = fileset.read_link(ino).expect("a target");
+            format!("link {}", String::from_utf8_lossy(&target))
+        }
+        FileType::Fifo => "fifo".into(),
+        other => format!("{other:?}"),
+    };
+    let mut xattrs: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let mut names = Vec::new();
+    fileset
+        .xattrs(ino, |name| names.push(name.to_vec()))
+        .expect("attributes");
+    for name in names {
+        let value = fileset.xattr(ino, &name).expect("a value");
+        xattrs.insert(name, value);
+    }
+    let xattrs = describe_xattrs(xattrs.iter().map(|(n, v)| (&n[..], &v[..])));
+    out.push_str(&format!(
+        "{path} #{number} {kind} {:o} {} {}{xattrs}\n",
+        inode.permissions, inode.uid, inode.links
+    ));
+    if inode.is_dir() {
+        let mut entries: BTreeMap<Vec<u8>, Ino> = BTreeMap::new();
+        fileset
+            .read_dir(ino, 2, |entry| {
+                entries.insert(entry.name.to_vec(), entry.ino);
+                Ok(true)
+            })
+            .expect("it lists");
+        for (name, ino) in entries {
+            let len = path.len();
+            path.push_str(&format!("/{}", String::from_utf8_lossy(&name)));
+            describe_below(fileset, ino, path, out, known);
+            path.truncate(len);
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Files with their pages in a cache that is too small for them.
+//!
+//! Goal: what is read is what was written, whoever wrote it through whichever lane, while pages come
+//! and go, files are cut, punched, unlinked and snapshotted; and again after the file system was closed.
+
+mod common;
+
+use block::{BlockDevice, Mem, Random};
+use cache::{Cache, Config};
+use common::{assert_clean, format, open, seed};
+use fs::{
+    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek,
+    SetAttr, Watcher,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+const NEW: New = New {
+    kind: FileType::File,
+    permissions: 0o644,
+    umask: 0,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+};
+const SIZE_MAX: u64 = 600_000;
+
+fn cache() -> Arc<Cache> {
+    let config = Config {
+        sync_interval: Duration::from_millis(20),
+        tick: Duration::from_millis(10),
+        ..Config::new(1 << 20)
+    };
+    Cache::new(config).expect("a cache")
+}
+
+fn device() -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
+    format(&device);
+    device
+}
+
+fn files(fs: &Fs, cache: &Cache) -> Arc<Files> {
+    let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
+    Files::new(&main, cache).expect("files")
+}
+
+fn cut(lane: &mut Lane, file: &Handle, size: u64) {
+    let set = SetAttr {
+        size: Some(size),
+        ..SetAttr::default()
+    };
+    lane.set_attr(file.ino(), &set).expect("cut");
+}
+
+fn same(lane: &mut Lane, file: &Handle, model: &[u8], context: &str) {
+    let mut all = vec![0xee; model.len() + 10];
+    let len = lane.read(file, 0, &mut all).expect("readable");
+    assert_eq!(len, model.len(), "{context}");
+    let differs = all[..len].iter().zip(model).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{context}: of {len} bytes");
+    assert_eq!(
+        file.attr().expect("there").inode.size,
+        len as u64,
+        "{context}"
+    );
+}
+
+/// One random change of a file and its model.
+fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>) {
+    let at = random.below(SIZE_MAX);
+    let end = at + 1 + random.below(60_000);
+    match random.below(13) {
+        what @ (0..=3 | 10..=11) => {
+            let direct = what >= 10;
+            let blocks = 4096 * (1 + random.below(7));
+            let len = match direct {
+                true => blocks,
+                false => 1 + random.below(30_000),
+            };
+            let mut data = vec![0; len as usize];
+            random.fill(&mut data);
+            let to = match (random.below(3), direct) {
+                (0, _) => At::End,
+                (_, true) => At::Offset(at / 4096 * 4096),
+                (_, false) => At::Offset(at),
+            };
+            let written = match direct {
+                true => lane.write_direct(file, to, &data),
+                false => lane.write(file, to, &data),
+            };
+            let at = written.expect("written") as usize;
+            if model.len() < at + data.len() {
+                model.resize(at + data.len(), 0);
+            }
+            model[at..at + data.len()].copy_from_slice(&data);
+        }
+        4 => {
+            cut(lane, file, at);
+            model.resize(at as usize, 0);
+        }
+        5 => {
+            lane.allocate(file, at..end, Allocate::Punch)
+                .expect("punched");
+            let (from, to) = (model.len().min(at as usize), model.len().min(end as usize));
+            model[from..to].fill(0);
+        }
+        6 => {
+            lane.allocate(file, at..end, Allocate::Zero)
+                .expect("zeroed");
+            if model.len() < end as usize {
+                model.resize(end as usize, 0);
+            }
+            model[at as usize..end as usize].fill(0);
+        }
+        7 => {
+            lane.allocate(file, at..end, Allocate::Grow)
+                .expect("allocated");
+            if model.len() < end as usize {
+                model.resize(end as usize, 0);
+            }
+        }
+        8 => lane.sync(file).expect("synced"),
+        12 => {
+            let (at, mut out) = (at / 4096 * 4096, vec![0; 20_480]);
+            let len = lane.read_direct(file, at, &mut out).expect("readable");
+            let from = model.len().min(at as usize);
+            assert!(out[..len] == model[from..model.len().min(from + 20_480)]);
+        }
+        _ => {
+            let mut out = vec![0; 20_000];
+            let len = lane.read(file, at, &mut out).expect("readable");
+            let from = model.len().min(at as usize);
+            assert!(out[..len] == model[from..model.len().min(from + 20_000)]);
+        }
+    }
+}
+
+#[test]
+fn what_is_read_is_what_was_written_while_pages_come_and_go() {
+    let seed = seed(1);
+    for part in 0..4 {
+        let device = device();
+        let fs = open(&device);
+        let (cache, mut random) = (cache(), Random::new(seed + part));
+        let files = files(&fs, &cache);
+        let mut lanes = [files.lane().expect("a lane"), files.lane().expect("a lane")];
+        let mut open = Vec::new();
+        for i in 0..4u8 {
+            let ino = files.create(ROOT, &[b'a' + i], &NEW).expect("made").ino;
+            open.push((files.open(ino).expect("open"), Vec::new()));
+        }
+        for round in 0..1500 {
+            let (file, model) = &mut open[random.below(4) as usize];
+            let lane = &mut lanes[random.below(2) as usize];
+            step(&mut random, lane, file, model);
+            if round % 50 == 0 {
+                let context = format!("EVFS_SEED={}, round {round}", seed + part);
+                same(lane, file, model, &context);
+            }
+        }
+        for (file, model) in &open {
+            same(&mut lanes[0], file, model, "the end");
+        }
+        let inodes: Vec<_> = open
+            .into_iter()
+            .map(|(file, model)| (file.ino(), model))
+            .collect();
+        drop(lanes);
+        files.close().expect("everything is written");
+        drop(files);
+        assert_clean(&fs, "closed");
+        fs.close().expect("closed");
+        let fs = self::open(&device);
+        let cache = self::cache();
+        let files = self::files(&fs, &cache);
+        let mut lane = files.lane().expect("a lane");
+        for (ino, model) in inodes {
+            let file = files.open(ino).expect("there");
+            same(&mut lane, &file, &model, "opened again");
+        }
+    }
+}
+
+#[test]
+fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let free = fs.usage().free;
+    let ino = files.create(ROOT, b"gone", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.write(&file, At::Offset(5000), &[7; 100_000])
+        .expect("written");
+    assert_eq!(files.unlink(ROOT, b"gone").expect("removed").inode.links, 0);
+    lane.write(&file, At::End, &[8; 100_000]).expect("written");
+    let mut out = vec![0; 300_000];
+    assert_eq!(lane.read(&file, 0, &mut out).expect("readable"), 205_000);
+    assert!(out[105_000..205_000].iter().all(|byte| *byte == 8));
+    drop(file);
+    assert!(files.open(ino).is_err());
+    drop(lane);
+    files.close().expect("closed");
+    fs.commit().expect("committed");
+    assert_clean(&fs, "gone");
+    assert!(fs.usage().free + 64 >= free);
+}
+
+#[test]
+fn a_file_made_without_a_name_is_given_one_or_goes() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let free = fs.usage().free;
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    assert_eq!((attr.inode.links, files.fileset().id()), (0, 1));
+    lane.write(&file, At::End, &[5; 70_000]).expect("written");
+    files
+        .link(attr.ino, ROOT, b"named")
+        .expect("its first name");
+    let found = files.lookup(ROOT, b"named").expect("there");
+    assert_eq!((found.ino, found.inode.links), (attr.ino, 1));
+    files.unlink(ROOT, b"named").expect("removed");
+    let error = files.link(attr.ino, ROOT, b"again").unwrap_err();
+    assert_eq!(error.errno(), libc::ENOENT, "it has lost its name for good");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    lane.write(&file, At::End, &[6; 70_000]).expect("written");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let dir = New {
+        kind: FileType::Directory,
+        ..NEW
+    };
+    let refused = files.fileset().create_unnamed(ROOT, &dir).unwrap_err();
+    assert_eq!(refused.errno(), libc::EINVAL);
+    // Nobody closes this one: it goes when the file system is next opened.
+    let left = files.fileset().create_unnamed(ROOT, &NEW).expect("made");
+    assert_clean(&fs, "with a file that has no name yet");
+    drop(lane);
+    files.close().expect("closed");
+    drop(files);
+    fs.close().expect("closed");
+    let fs = open(&device);
+    assert_clean(&fs, "opened again");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    assert!(main.attr(left.ino).is_err());
+    assert_eq!(main.record().expect("there").used_inodes, 1);
+    assert!(fs.usage().free + 64 >= free);
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.write(&file, At::Offset(40_000), &[1; 50_000])
+        .expect("written");
+    assert_eq!(files.seek(ino, 0, Seek::Data).expect("data"), 36_864);
+    assert!(files.attr(ino).expect("there").inode.blocks >= 13);
+    files.sync().expect("synced");
+    let then = fs
+        .snapshot(files.fileset().id(), "then")
+        .expect("a snapshot");
+    lane.write(&file, At::Offset(0), &[2; 90_000])
+        .expect("written");
+    files.sync().expect("synced");
+    let past = Files::new(&then, &cache).expect("files");
+    let mut past_lane = past.lane().expect("a lane");
+    let old = past.open(ino).expect("open");
+    let mut out = vec![9; 90_000];
+    assert_eq!(past_lane.read(&old, 0, &mut out).expect("readable"), 90_000);
+    assert!(
+        out[..40_000].iter().all(|byte| *byte == 0) && out[40_000..].iter().all(|byte| *byte == 1)
+    );
+    let refused = past_lane.write(&old, At::End, b"x").expect_err("read-only");
+    assert_eq!(refused.errno(), libc::EROFS);
+    assert_clean(&fs, "with a snapshot");
+}
+
+#[test]
+fn threads_append_whole_records() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let ino = files.create(ROOT, b"log", &NEW).expect("made").ino;
+    std::thread::scope(|scope| {
+        for thread in 1..=4u8 {
+            let files = Arc::clone(&files);
+            scope.spawn(move || {
+                let mut lane = files.lane().expect("a lane");
+                let file = files.open(ino).expect("open");
+                for _ in 0..200 {
+                    lane.write(&file, At::End, &[thread; 777]).expect("written");
+                }
+                lane.sync(&file).expect("synced");
+            });
+        }
+    });
+    let mut lane = files.lane().expect("a lane");
+    let file = files.open(ino).expect("open");
+    let mut all = vec![0; 800 * 777 + 1];
+    assert_eq!(lane.read(&file, 0, &mut all).expect("readable"), 800 * 777);
+    for record in all[..800 * 777].chunks(777) {
+        assert!(record.iter().all(|byte| *byte == record[0]));
+    }
+}
+
+/// Remembers what it was told.
+#[derive(Default)]
+struct Told(std::sync::Mutex<Vec<String>>);
+
+impl Watcher for Told {
+    fn changed(&self, change: &Change<'_>) {
+        let text = match change {
+            Change::Content(ino, bytes) => format!("{ino}: {bytes:?}"),
+            Change::Attributes(ino) => format!("{ino}"),
+            Change::Entry(dir, name) => format!("{dir}/{}", String::from_utf8_lossy(name)),
+        };
+        self.0.lock().expect("no panic").push(text);
+    }
+}
+
+impl Told {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("no panic"))
+    }
+}
+
+#[test]
+fn every_change_is_told_to_the_other_clients_and_to_nobody_else() {
+    let (device, cache) = (device(), cache());
+    let fs = open(&device);
+    let mount = files(&fs, &cache);
+    let server = mount.client();
+    let (at_mount, at_server) = (Arc::new(Told::default()), Arc::new(Told::default()));
+    let watch = mount.watch(at_mount.clone());
+    let _watch = server.watch(at_server.clone());
+
+    let ino = server.create(ROOT, b"a", &NEW).expect("made").ino;
+    assert_eq!(at_mount.take(), [format!("{ROOT}/a")]);
+    let (file, mut lane) = (
+        server.open(ino).expect("open"),
+        server.lane().expect("a lane"),
+    );
+    lane.write(&file, At::Offset(100), &[1; 50])
+        .expect("written");
+    lane.write_direct(&file, At::Offset(0), &[2; 4096])
+        .expect("written");
+    lane.allocate(&file, 10..20, Allocate::Punch)
+        .expect("punched");
+    lane.allocate(&file, 10..9000, Allocate::KeepSize)
+        .expect("allocated");
+    cut(&mut lane, &file, 30);
+    cut(&mut lane, &file, 60);
+    let expected = [
+        format!("{ino}: 100..150"),
+        format!("{ino}: 0..4096"),
+        format!("{ino}: 10..20"),
+        format!("{ino}"),
+        format!("{ino}: 30..{}", u64::MAX),
+        format!("{ino}: 30..{}", u64::MAX),
+    ];
+    assert_eq!(at_mount.take(), expected);
+
+    server
+        .set_xattr(ino, b"user.a", b"1", fs::SetXattr::Any)
+        .expect("set");
+    server.remove_xattr(ino, b"user.a").expect("removed");
+    server.link(ino, ROOT, b"b").expect("linked");
+    server
+        .rename((ROOT, b"b"), (ROOT, b"c"), fs::Rename::Replace)
+        .expect("renamed");
+    server.unlink(ROOT, b"c").expect("removed");
+    let told = at_mount.take();
+    let (number, entry) = (ino.to_string(), |name: &str| format!("{ROOT}/{name}"));
+    let expected = [
+        number.clone(),
+        number.clone(),
+        entry("b"),
+        number.clone(),
+        entry("b"),
+        entry("c"),
+        number.clone(),
+        entry("c"),
+        number,
+    ];
+    assert_eq!(told, expected);
+
+    let mut own = mount.lane().expect("a lane");
+    let file = mount.open(ino).expect("open");
+    let len = own.read(&file, 0, &mut [0; 100]).expect("readable");
+    assert_eq!(len, 60);
+    own.write(&file, At::End, b"x").expect("written");
+    assert_eq!(at_mount.take(), Vec::<String>::new());
+    assert_eq!(at_server.take(), [format!("{ino}: 60..61")]);
+    drop(watch);
+    lane.write(&file, At::End, b"x").expect("written");
+    assert_eq!(at_mount.take(), Vec::<String>::new());
+}

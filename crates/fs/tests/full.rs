@@ -1,0 +1,244 @@
+//! Disks and filesets that are full.
+
+mod common;
+
+use block::{BlockDevice, Mem, Random};
+use cache::{Cache, Config};
+use common::client::Client;
+use common::pair::Pair;
+use common::{assert_clean, format, open, seed};
+use fs::{At, FIRST_FILESET, FileType, Files, Fs, Kind, New, Quota, ROOT};
+use std::sync::Arc;
+
+const NEW: New = New {
+    kind: FileType::File,
+    permissions: 0o644,
+    umask: 0,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+};
+
+fn small() -> (Arc<dyn BlockDevice>, Fs) {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(12 << 20, 512));
+    format(&device);
+    let fs = open(&device);
+    (device, fs)
+}
+
+fn client(fs: &Fs) -> Client {
+    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
+}
+
+#[test]
+fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing() {
+    let (device, fs) = small();
+    let mut client = client(&fs);
+    let mut random = Random::new(1);
+    let before = fs.usage().free;
+    let mut files = Vec::new();
+    let mut refused = 0;
+    for i in 0..3000u64 {
+        let name = format!("file {i}").into_bytes();
+        let Ok(attr) = client.fileset.create(ROOT, &name, &NEW) else {
+            refused += 1;
+            continue;
+        };
+        let data = vec![i as u8; 1 + random.below(40_000) as usize];
+        match client.write(attr.ino, 0, &data) {
+            Ok(()) => files.push((attr.ino, data)),
+            Err(errno) => {
+                assert_eq!(errno, libc::ENOSPC);
+                let inode = client.fileset.attr(attr.ino).expect("there").inode;
+                assert_eq!((inode.size, inode.blocks), (0, 0));
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 1000 && files.len() > 100);
+    client.sync(&mut random).expect("promises are kept");
+    assert_clean(&fs, "full");
+    // What is there can be overwritten in place.
+    for (ino, data) in &mut files {
+        data[0] ^= 0xff;
+        client
+            .write(*ino, 0, &data[..1])
+            .expect("no new block is needed");
+    }
+    client.sync(&mut random).expect("synced");
+    drop(client);
+    fs.close().expect("a full disk closes");
+    let fs = open(&device);
+    let mut client = self::client(&fs);
+    for (ino, data) in &files {
+        assert!(client.read(*ino, 0, 1 << 20).expect("readable") == *data);
+    }
+    let mut names = Vec::new();
+    let list = |entry: fs::DirEntry| {
+        names.push(entry.name.to_vec());
+        Ok(true)
+    };
+    client.fileset.read_dir(ROOT, 2, list).expect("listed");
+    for name in names {
+        client
+            .fileset
+            .unlink(ROOT, &name)
+            .expect("a full disk can be emptied");
+    }
+    fs.commit().expect("committed");
+    assert_clean(&fs, "empty again");
+    let after = fs.usage().free;
+    assert!(
+        after + 600 > before,
+        "{after} blocks are free, and {before} were"
+    );
+}
+
+#[test]
+fn a_full_disk_refuses_names_and_not_their_removal() {
+    let (_, fs) = small();
+    let client = client(&fs);
+    let name = |i: u64| format!("{i:0>200}").into_bytes();
+    let mut made = 0;
+    let error = loop {
+        match client.fileset.create(ROOT, &name(made), &NEW) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), Kind::NoSpace);
+    assert!(made > 5000, "{made}");
+    fs.commit().expect("committed");
+    assert_clean(&fs, "full of names");
+    for i in 0..made {
+        client.fileset.unlink(ROOT, &name(i)).expect("removed");
+    }
+    fs.commit().expect("committed");
+    assert_clean(&fs, "empty again");
+    client
+        .fileset
+        .create(ROOT, &name(0), &NEW)
+        .expect("there is room");
+}
+
+#[test]
+fn random_operations_on_a_full_disk_lose_nothing() {
+    let seed = seed(5);
+    for part in 0..4 {
+        let (device, fs) = small();
+        let mut pair = Pair::new(fs, seed + part);
+        pair.lenient = true;
+        for round in 0..6 {
+            for _ in 0..800 {
+                pair.step();
+            }
+            let context = format!("EVFS_SEED={seed}, part {part}, round {round}");
+            pair.client
+                .write_all_out(&mut pair.random)
+                .expect("promises are kept");
+            pair.compare_all();
+            assert_clean(&pair.fs, &context);
+        }
+        pair.release_all();
+        pair.compare_all();
+        let Pair {
+            fs,
+            client,
+            model,
+            inodes,
+            ..
+        } = pair;
+        drop(client);
+        fs.close().expect("closed");
+        let mut pair = Pair::new(open(&device), 0);
+        (pair.model, pair.inodes) = (model, inodes);
+        pair.compare_all();
+    }
+}
+
+#[test]
+fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
+    let (device, fs) = small();
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    let limited = fs.create_fileset("limited").expect("made");
+    let quota = Quota {
+        blocks: 100,
+        inodes: 0,
+    };
+    fs.set_quota(limited.id(), quota).expect("set");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let mut kept = Vec::new();
+    for (fileset, errno) in [(limited, libc::EDQUOT), (main, libc::ENOSPC)] {
+        let files = Files::new(&fileset, &cache).expect("files");
+        let mut lane = files.lane().expect("a lane");
+        let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
+        let file = files.open(ino).expect("open");
+        let mut data = Vec::new();
+        loop {
+            let part = [data.len() as u8; 30_000];
+            match lane.write(&file, At::End, &part) {
+                Ok(_) => data.extend(part),
+                Err(error) => break assert_eq!(error.errno(), errno, "{error}"),
+            }
+        }
+        assert!(data.len() >= 300_000);
+        lane.sync(&file).expect("what was taken is written");
+        let inode = files.attr(ino).expect("there").inode;
+        assert_eq!(inode.size, data.len() as u64);
+        lane.write(&file, At::Offset(5), b"in place").expect("room");
+        data[5..13].copy_from_slice(b"in place");
+        lane.sync(&file).expect("written");
+        drop((file, lane));
+        files.close().expect("closed");
+        kept.push((fileset.record().expect("there").name, ino, data));
+    }
+    assert!(fs.read_only_because().is_none());
+    fs.close().expect("closed");
+    let fs = open(&device);
+    assert_clean(&fs, "full");
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    for (name, ino, data) in kept {
+        let files = Files::new(&fs.fileset_named(&name).expect("there"), &cache).expect("files");
+        let file = files.open(ino).expect("open");
+        let mut all = vec![0; data.len() + 1];
+        let len = files.lane().expect("a lane").read(&file, 0, &mut all);
+        assert_eq!(len.expect("readable"), data.len());
+        assert!(all[..data.len()] == data, "{name}");
+    }
+}
+
+#[test]
+fn a_quota_is_kept_and_counts_what_is_promised() {
+    let (_, fs) = small();
+    let mut random = Random::new(2);
+    let fileset = fs.create_fileset("limited").expect("made");
+    let quota = Quota {
+        blocks: 20,
+        inodes: 4,
+    };
+    fs.set_quota(fileset.id(), quota).expect("set");
+    let mut client = Client::new(fileset);
+    let one = client.fileset.create(ROOT, b"one", &NEW).expect("made").ino;
+    let two = client.fileset.create(ROOT, b"two", &NEW).expect("made").ino;
+    client
+        .write(one, 0, &[1; 15 * 4096])
+        .expect("within the quota");
+    assert_eq!(client.write(two, 0, &[2; 6 * 4096]), Err(libc::EDQUOT));
+    client
+        .write(two, 0, &[2; 5 * 4096])
+        .expect("within the quota");
+    client.sync(&mut random).expect("synced");
+    let stat = client.fileset.statfs().expect("full");
+    assert_eq!((stat.blocks, stat.free, stat.free_inodes), (20, 0, 1));
+    client.write(one, 0, &[3; 100]).expect("in place");
+    client.fileset.create(ROOT, b"three", &NEW).expect("made");
+    let error = client.fileset.create(ROOT, b"four", &NEW).unwrap_err();
+    assert_eq!(error.errno(), libc::EDQUOT);
+    client.fileset.unlink(ROOT, b"two").expect("removed");
+    client.forget(two);
+    client
+        .write(one, 15 * 4096, &[1; 5 * 4096])
+        .expect("there is room again");
+    client.sync(&mut random).expect("synced");
+    assert_clean(&fs, "quota");
+}
