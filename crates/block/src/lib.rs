@@ -18,6 +18,7 @@ pub mod conformance;
 mod device;
 mod devices;
 mod error;
+pub mod layer;
 mod lunpath;
 mod pool;
 mod random;

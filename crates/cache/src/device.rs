@@ -8,6 +8,7 @@ use crate::open::OpenFile;
 use crate::session::Session;
 use crate::vnode::Vnode;
 use crate::volume::{Cache, Volume};
+use block::layer::{Layer, within};
 use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -98,6 +99,7 @@ impl Queue for CachedQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Cache);
         if self.in_flight() >= self.capacity() {
             return Err(request);
         }
@@ -116,10 +118,12 @@ impl Queue for CachedQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Cache);
         self.session.kick()
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Cache);
         self.session.reap(wait, done)
     }
 

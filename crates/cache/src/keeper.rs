@@ -19,6 +19,7 @@ use crate::stream::Ahead;
 use crate::vnode::Vnode;
 use crate::wait::Waker;
 use block::Result;
+use block::layer::{Layer, home};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -237,6 +238,7 @@ impl Errands {
 
 /// Runs until it is told to stop; says first whether it could begin.
 pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
+    home(Layer::Cache);
     let waker = Arc::clone(below.errands.waker());
     let session = Session::with_waker(Arc::clone(&below), waker);
     let mut session = match session {

@@ -11,6 +11,7 @@
 //! have to lie enciphered like everything else.
 
 use crate::device::Shared;
+use block::layer::{Layer, within};
 use block::{BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -326,6 +327,7 @@ impl Queue for CryptQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Crypt);
         if self.in_flight() >= self.slots.len() {
             return Err(request);
         }
@@ -387,11 +389,13 @@ impl Queue for CryptQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Crypt);
         self.resume();
         self.lower.kick()
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Crypt);
         let until = match wait {
             // A time too long to be counted is for ever.
             Wait::AtMost(time) => Instant::now().checked_add(time),

@@ -31,6 +31,7 @@ mod recall;
 pub(crate) use recall::Recall;
 
 use crate::mount::{PIECE_BYTES, TreeConfig};
+use block::layer::{Layer, home};
 use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
 use gone::Gone;
@@ -118,6 +119,7 @@ impl Tree {
 
 impl OwnLane {
     fn open(files: &Arc<Files>) -> fs::Result<OwnLane> {
+        home(Layer::Protocol);
         // This thread takes dirty pages from the kernel; memory that it needs for that must not wait
         // for dirty pages to be written. Only root may ask for it.
         // SAFETY: prctl with these arguments only sets a flag of this thread.

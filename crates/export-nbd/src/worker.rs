@@ -4,6 +4,7 @@ use crate::Export;
 use crate::connection::{Connection, Next, Status};
 use crate::session::{Session, Sessions};
 use crate::socket::Raw;
+use block::layer::{Layer, home};
 use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
 use nbd_proto::{Command, Errno, ExportInfo, RequestHeader, constants as c};
 use rustix::event::{EventfdFlags, epoll};
@@ -203,6 +204,7 @@ impl Worker {
 
     /// Serves until the hub stops. Says first whether the queues could be opened.
     pub(crate) fn run(self, opened: &Sender<block::Result<()>>) {
+        home(Layer::Protocol);
         let pool = BufPool::new(BUF_BYTES, BUFS);
         let mut queues = Vec::new();
         for export in &self.hub.exports {

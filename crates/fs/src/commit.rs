@@ -20,6 +20,7 @@ use crate::journal::{Delta, Writer};
 use crate::state::State;
 use crate::store::Frozen;
 use crate::superblock::SEGMENTS_MAX;
+use block::layer::{Layer, home};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -336,6 +337,7 @@ impl Background {
 }
 
 fn commit_from_time_to_time(fs: &Inner) {
+    home(Layer::Fs);
     let interval = fs.options.commit_interval;
     let mut wanted = fs.wake.wanted.lock().expect("no panic under this lock");
     loop {

@@ -26,6 +26,7 @@ use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
 use crate::fs_pager::FsPager;
 use crate::key::Ino;
 use crate::namespace::{DirEntry, New, Rename};
+use block::layer::{Layer, within};
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -115,6 +116,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn open(self: &Arc<Files>, ino: Ino) -> Result<Handle> {
+        let _here = within(Layer::Fs);
         Ok(self.handle(&self.shared.fileset.open(ino)?))
     }
 
@@ -124,6 +126,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn pin(&self, ino: Ino) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.open(ino)
     }
 
@@ -132,6 +135,7 @@ impl Files {
     /// # Errors
     /// As [`Fileset::release`].
     pub fn unpin(&self, ino: Ino) -> Result<()> {
+        let _here = within(Layer::Fs);
         if self.shared.fileset.release(ino)? {
             self.shared.volume.forget(FileId(ino));
         }
@@ -140,16 +144,19 @@ impl Files {
 
     /// All about an inode. See [`Fileset::attr`].
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.attr(ino)
     }
 
     /// See [`Fileset::lookup`].
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.lookup(dir, name)
     }
 
     /// See [`Fileset::create`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.create(dir, name, new)?;
         self.tell(&[Change::Entry(dir, name)]);
         Ok(attr)
@@ -157,6 +164,7 @@ impl Files {
 
     /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
     pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.create_unnamed(dir, new)?;
         let handle = self.handle(&attr);
         Ok((attr, handle))
@@ -171,6 +179,7 @@ impl Files {
         uid: u32,
         gid: u32,
     ) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.symlink(dir, name, target, uid, gid)?;
         self.tell(&[Change::Entry(dir, name)]);
         Ok(attr)
@@ -178,11 +187,13 @@ impl Files {
 
     /// See [`Fileset::read_link`].
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.read_link(ino)
     }
 
     /// See [`Fileset::link`].
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.link(ino, dir, name)?;
         self.tell(&[Change::Entry(dir, name), Change::Attributes(ino)]);
         Ok(attr)
@@ -190,6 +201,7 @@ impl Files {
 
     /// See [`Fileset::unlink`].
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.unlink(dir, name)?;
         self.forget_if_gone(&attr);
         self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
@@ -198,6 +210,7 @@ impl Files {
 
     /// See [`Fileset::rmdir`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let attr = self.shared.fileset.rmdir(dir, name)?;
         self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
         Ok(attr)
@@ -210,6 +223,7 @@ impl Files {
         to: (Ino, &[u8]),
         how: Rename,
     ) -> Result<Option<Attr>> {
+        let _here = within(Layer::Fs);
         let replaced = self.shared.fileset.rename(from, to, how)?;
         if let Some(attr) = &replaced {
             self.forget_if_gone(attr);
@@ -231,6 +245,7 @@ impl Files {
         after: u64,
         take: impl FnMut(DirEntry) -> Result<bool>,
     ) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.read_dir(dir, after, take)
     }
 
@@ -241,26 +256,31 @@ impl Files {
         after: u64,
         take: impl FnMut(DirEntry, Attr) -> Result<bool>,
     ) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.read_dir_attrs(dir, after, take)
     }
 
     /// See [`Fileset::note_read`].
     pub fn note_read(&self, ino: Ino) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.note_read(ino)
     }
 
     /// See [`Fileset::xattr`].
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.xattr(ino, name)
     }
 
     /// See [`Fileset::xattrs`].
     pub fn xattrs(&self, ino: Ino, take: impl FnMut(&[u8])) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.xattrs(ino, take)
     }
 
     /// See [`Fileset::set_xattr`].
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.set_xattr(ino, name, value, how)?;
         self.tell(&[Change::Attributes(ino)]);
         Ok(())
@@ -268,6 +288,7 @@ impl Files {
 
     /// See [`Fileset::remove_xattr`].
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.remove_xattr(ino, name)?;
         self.tell(&[Change::Attributes(ino)]);
         Ok(())
@@ -275,17 +296,20 @@ impl Files {
 
     /// See [`Fileset::seek`]. Pages that wait to be written count as data.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.seek(ino, offset, what)
     }
 
     /// See [`Fileset::statfs`].
     pub fn statfs(&self) -> Result<StatFs> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.statfs()
     }
 
     /// Makes the names and attributes of everything durable that has happened so far; of content, what
     /// has been written out. Many callers at once share the work.
     pub fn sync_names(&self) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.fileset.sync()
     }
 
@@ -294,6 +318,7 @@ impl Files {
     /// # Errors
     /// The first file that could not be written; the others were tried all the same.
     pub fn sync(&self) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.shared.volume.write_out()?;
         self.shared.fileset.sync()
     }
@@ -303,6 +328,7 @@ impl Files {
     /// # Errors
     /// Something could not be written; it is in the cache still.
     pub fn close(&self) -> Result<()> {
+        let _here = within(Layer::Fs);
         self.sync()?;
         // Everything is below; the volume need not flush each file on its own.
         for stats in self.shared.volume.files() {

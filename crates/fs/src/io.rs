@@ -7,6 +7,7 @@
 //! absent: file data, which goes through queues of its callers' own.
 
 use crate::error::{Error, Kind, Result};
+use block::layer::{Layer, home};
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Wait};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -149,6 +150,7 @@ type Lost = OnceLock<block::Error>;
 
 /// Does one job after the other until nobody can send any more.
 fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>, lost: &Lost) {
+    home(Layer::Fs);
     let mut queue: Option<Box<dyn Queue>> = None;
     loop {
         let next = todo.lock().expect("no panic under this lock").recv();

@@ -4,18 +4,21 @@
 //! written data durable; opening queues, filling buffers and drawing orders happens before, and
 //! taking everything down after.
 //!
-//! The loop is closed: a thread submits its next request when one has come back. Latencies are
-//! therefore service times, not what a client with a schedule of its own would see.
+//! Without a rate the loop is closed: a thread submits its next request when one has come back, and latencies are
+//! service times. With one it is open: when each request is due is fixed beforehand, and its latency counts
+//! from then, so that a stall shows in all the requests that it held up and not in the first alone
+//! (Tene's "coordinated omission").
 
 use crate::gate::Gate;
 use crate::histogram::Histogram;
-use crate::meter::{self, CpuTime, DeviceBytes, Edge, Noise, Others};
+use crate::meter::{self, CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::rng::Rng;
 use crate::spec::Layout;
 use crate::{Error, Result, Spec};
 use block::{BlockDevice, Buf, BufPool, Completion, Op, Queue, Request, Wait};
 use serde::{Deserialize, Serialize};
-use std::time::Instant;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
 
 /// Data is stamped this often, so that no two blocks of a device are alike and nothing below can
 /// find equal ones.
@@ -32,6 +35,15 @@ pub struct Latency {
     pub p99_ns: u64,
     /// The longest.
     pub max_ns: u64,
+}
+
+/// How a schedule was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Kept {
+    /// Times from submission on.
+    pub service: Latency,
+    /// Requests that were due while as many as allowed were in flight, and had to wait for one.
+    pub held_up: u64,
 }
 
 /// What one run did and took. Counters, nothing derived.
@@ -51,8 +63,14 @@ pub struct Sample {
     pub cpu: CpuTime,
     /// CPU of children and named processes.
     pub others: Others,
-    /// Service times of reads or writes.
+    /// CPU by layer, where it was counted.
+    #[serde(default)]
+    pub layers: Option<Layers>,
+    /// Service times of reads or writes; where they had a schedule, times from when they were due.
     pub latency: Latency,
+    /// How the schedule was kept, where there was one.
+    #[serde(default)]
+    pub schedule: Option<Kept>,
     /// The longest flush.
     pub flush_max_ns: u64,
     /// What reached the device, where known.
@@ -127,8 +145,11 @@ fn worker_failed(arm: &str, detail: String) -> Error {
 }
 
 fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Edge) -> Sample {
-    let mut latency = Histogram::new();
-    threads.iter().for_each(|t| latency.merge(&t.latency));
+    let merged = |of: fn(&Done) -> &Histogram| {
+        let mut all = Histogram::new();
+        threads.iter().for_each(|t| all.merge(of(t)));
+        Latency::of(&all)
+    };
     let took = |t: &Done| t.at.saturating_duration_since(start.at()).as_nanos() as u64;
     let run_queue_ns = threads.iter().map(|t| t.run_queue_ns).sum();
     let used = end.since(start, run_queue_ns);
@@ -145,15 +166,26 @@ fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Ed
         first_done_ns: threads.iter().map(took).min().unwrap_or(0),
         cpu: used.cpu,
         others: used.others,
-        latency: Latency {
-            mean_ns: latency.mean(),
-            p50_ns: latency.quantile(0.5),
-            p99_ns: latency.quantile(0.99),
-            max_ns: latency.max(),
-        },
+        layers: used.layers,
+        latency: merged(|t| &t.latency),
+        schedule: spec.rate.map(|_| Kept {
+            service: merged(|t| &t.service),
+            held_up: threads.iter().map(|t| t.held_up).sum(),
+        }),
         flush_max_ns: threads.iter().map(|t| t.flush_ns).max().unwrap_or(0),
         device: used.device,
         noise: used.noise,
+    }
+}
+
+impl Latency {
+    fn of(histogram: &Histogram) -> Latency {
+        Latency {
+            mean_ns: histogram.mean(),
+            p50_ns: histogram.quantile(0.5),
+            p99_ns: histogram.quantile(0.99),
+            max_ns: histogram.max(),
+        }
     }
 }
 
@@ -161,6 +193,8 @@ fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Ed
 struct Done {
     at: Instant,
     latency: Histogram,
+    service: Histogram,
+    held_up: u64,
     flush_ns: u64,
     run_queue_ns: Option<u64>,
 }
@@ -201,13 +235,15 @@ impl<'a> Worker<'a> {
         let order = self.order();
         let mut line = Line::new(self, &mut *queue, &pool);
         let warm_up = u64::from(self.spec.depth.min(self.records));
-        line.go_over(&order, warm_up, gate)?;
+        line.go_over(&order, warm_up, None, gate)?;
         line.latency = Histogram::new();
+        line.service = Histogram::new();
 
         pass.ready();
         let waited = meter::thread_run_queue_ns();
         let total = u64::from(self.records) * u64::from(self.spec.passes);
-        line.go_over(&order, total, gate)?;
+        let pace = self.spec.rate.map(|rate| Pace::new(rate, self));
+        line.go_over(&order, total, pace.as_ref(), gate)?;
         let flush_ns = if self.spec.workload.writes() {
             line.flush()?
         } else {
@@ -217,11 +253,13 @@ impl<'a> Worker<'a> {
         let run_queue_ns = meter::thread_run_queue_ns()
             .zip(waited)
             .map(|(end, start)| end.saturating_sub(start));
-        let latency = line.latency;
+        let (latency, service, held_up) = (line.latency, line.service, line.held_up);
         pass.done();
         Ok(Done {
             at,
             latency,
+            service,
+            held_up,
             flush_ns,
             run_queue_ns,
         })
@@ -263,14 +301,39 @@ impl<'a> Worker<'a> {
     }
 }
 
+/// When a thread's requests are due: evenly, those of all threads between one another.
+struct Pace {
+    start: Instant,
+    every: Duration,
+}
+
+impl Pace {
+    fn new(rate: u32, worker: &Worker<'_>) -> Pace {
+        // The kernel lets a thread sleep 50 µs longer than asked unless it is told not to.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let between = Duration::from_secs(1) / rate;
+        Pace {
+            start: Instant::now() + between * worker.index,
+            every: between * worker.spec.threads,
+        }
+    }
+
+    fn due(&self, turn: u64) -> Instant {
+        self.start + Duration::from_nanos(self.every.as_nanos() as u64 * turn)
+    }
+}
+
 /// A thread's queue at work.
 struct Line<'a> {
     worker: &'a Worker<'a>,
     queue: &'a mut dyn Queue,
     free: Vec<(u64, Buf)>,
-    submitted: Vec<Instant>,
+    /// When the request of each tag was due, and when it was submitted.
+    times: Vec<(Instant, Instant)>,
     done: Vec<Completion>,
     latency: Histogram,
+    service: Histogram,
+    held_up: u64,
     magic: u64,
 }
 
@@ -292,34 +355,61 @@ impl<'a> Line<'a> {
             worker,
             queue,
             free,
-            submitted: vec![Instant::now(); spec.depth as usize],
+            times: vec![(Instant::now(), Instant::now()); spec.depth as usize],
             done: Vec::with_capacity(spec.depth as usize),
             latency: Histogram::new(),
+            service: Histogram::new(),
+            held_up: 0,
             magic: magic(spec.seed),
         }
     }
 
-    /// Carries out `total` requests along `order`, over and over. At an error it waits for what is
-    /// in flight and returns the first.
-    fn go_over(&mut self, order: &[u32], total: u64, gate: &Gate) -> Result<()> {
+    /// Carries out `total` requests along `order`, over and over, as fast as they come back or at their times. At
+    /// an error it waits for what is in flight and returns the first.
+    fn go_over(
+        &mut self,
+        order: &[u32],
+        total: u64,
+        pace: Option<&Pace>,
+        gate: &Gate,
+    ) -> Result<()> {
         let mut next = 0;
         let mut first_error = None;
+        // Until when no more could be in flight.
+        let mut full_until = None;
         loop {
+            let mut wait = Wait::Block;
             while next < total && first_error.is_none() && !gate.failed() {
+                let now = Instant::now();
+                let due = pace.map_or(now, |pace| pace.due(next));
+                if due > now {
+                    wait = Wait::AtMost(due - now);
+                    break;
+                }
                 let Some((tag, buf)) = self.free.pop() else {
                     break;
                 };
+                self.held_up += u64::from(full_until.is_some_and(|until| due < until));
+                self.times[tag as usize].0 = due;
                 self.submit(tag, buf, self.worker.offset(order, next), next);
                 next += 1;
             }
             if self.queue.in_flight() == 0 {
-                return first_error.map_or(Ok(()), Err);
+                match wait {
+                    Wait::AtMost(time) => std::thread::sleep(time),
+                    _ => return first_error.map_or(Ok(()), Err),
+                }
+                continue;
             }
+            let full = self.free.is_empty();
             let mut done = std::mem::take(&mut self.done);
             self.queue
-                .reap(Wait::Block, &mut done)
+                .reap(wait, &mut done)
                 .map_err(|e| self.worker.failed(e))?;
             let now = Instant::now();
+            if full && pace.is_some() {
+                full_until = Some(now);
+            }
             for completion in done.drain(..) {
                 if let Err(e) = self.complete(now, completion) {
                     first_error.get_or_insert(e);
@@ -343,7 +433,7 @@ impl<'a> Line<'a> {
                 bufs: buf.into(),
             }
         };
-        self.submitted[tag as usize] = Instant::now();
+        self.times[tag as usize].1 = Instant::now();
         self.queue
             .submit(Request { tag, op })
             .unwrap_or_else(|_| unreachable!("depth is within the capacity"));
@@ -351,8 +441,14 @@ impl<'a> Line<'a> {
 
     fn complete(&mut self, now: Instant, completion: Completion) -> Result<()> {
         let Completion { tag, op, result } = completion;
-        let took = now.saturating_duration_since(self.submitted[tag as usize]);
-        self.latency.record(took.as_nanos() as u64);
+        let (due, submitted) = self.times[tag as usize];
+        let since = |then: Instant| now.saturating_duration_since(then).as_nanos() as u64;
+        // Without a schedule there is one time, that of service.
+        match self.worker.spec.rate {
+            Some(_) => self.latency.record(since(due)),
+            None => self.latency.record(since(submitted)),
+        }
+        self.service.record(since(submitted));
         let mut wrong = None;
         match op {
             Op::Read { offset, bufs } => {

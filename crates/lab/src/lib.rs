@@ -28,6 +28,7 @@ mod job;
 #[allow(unsafe_code)]
 mod map;
 mod meter;
+pub mod price;
 mod record;
 mod result;
 mod rng;
@@ -45,7 +46,7 @@ pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use job::{CATALOGUE, Entry, Extent, Job, Needs};
-pub use meter::{CpuTime, DeviceBytes, Noise, Others, process_cpu};
+pub use meter::{CpuTime, DeviceBytes, Layers, Noise, Others, process_cpu};
 pub use record::{Better, Cell, Phase, Point, Record};
 pub use result::{End, Run};
 pub use spec::{Spec, Workload};

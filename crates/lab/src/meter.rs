@@ -116,6 +116,7 @@ pub(crate) struct Edge {
     psi_cpu_us: Option<u64>,
     psi_io_us: Option<u64>,
     others: Others,
+    layers: Option<Layers>,
 }
 
 /// CPU of other processes that work for this one.
@@ -159,10 +160,56 @@ impl Others {
     }
 }
 
+/// CPU that layers of the stack in this process have taken, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Layers {
+    /// Requests of clients as bytes.
+    pub protocol: u64,
+    /// Files and directories.
+    pub fs: u64,
+    /// Pages in memory.
+    pub cache: u64,
+    /// The cipher.
+    pub crypt: u64,
+    /// What reaches a disk.
+    pub path: u64,
+}
+
+impl Layers {
+    /// What has been counted so far; `None` where nobody asked for it.
+    fn now() -> Option<Layers> {
+        let [protocol, fs, cache, crypt, path] = block::layer::spent()?;
+        Some(Layers {
+            protocol,
+            fs,
+            cache,
+            crypt,
+            path,
+        })
+    }
+
+    /// In the order of [`block::layer::Layer::ALL`].
+    pub fn all(self) -> [u64; 5] {
+        [self.protocol, self.fs, self.cache, self.crypt, self.path]
+    }
+
+    /// Layer by layer.
+    pub(crate) fn with(self, other: Layers, of: impl Fn(u64, u64) -> u64) -> Layers {
+        Layers {
+            protocol: of(self.protocol, other.protocol),
+            fs: of(self.fs, other.fs),
+            cache: of(self.cache, other.cache),
+            crypt: of(self.crypt, other.crypt),
+            path: of(self.path, other.path),
+        }
+    }
+}
+
 impl Edge {
     /// The counters now, with those of other processes.
     pub(crate) fn now(daemons: &[u32], competitors: &[u32]) -> Edge {
         Edge {
+            layers: Layers::now(),
             others: Others::now(daemons, competitors),
             psi_cpu_us: psi_some_us("/proc/pressure/cpu"),
             psi_io_us: psi_some_us("/proc/pressure/io"),
@@ -190,6 +237,10 @@ impl Edge {
         Used {
             cpu,
             others,
+            layers: self
+                .layers
+                .zip(start.layers)
+                .map(|(end, start)| end.with(start, u64::saturating_sub)),
             device: self
                 .device
                 .zip(start.device)
@@ -208,6 +259,7 @@ impl Edge {
 pub(crate) struct Used {
     pub(crate) cpu: CpuTime,
     pub(crate) others: Others,
+    pub(crate) layers: Option<Layers>,
     pub(crate) device: Option<DeviceBytes>,
     pub(crate) noise: Noise,
 }

@@ -3,7 +3,7 @@
 //! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
 //! Runs that repeat their work add both up; nothing is averaged before it is stored.
 
-use crate::meter::{CpuTime, DeviceBytes, Edge, Noise, Others};
+use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::target::Target;
 use crate::{Latency, Sample};
 use serde::{Deserialize, Serialize};
@@ -101,13 +101,16 @@ pub struct Phase {
     pub cpu: CpuTime,
     /// CPU of children and named processes.
     pub others: Others,
+    /// Of this process's, that of each layer, where it was counted.
+    #[serde(default)]
+    pub layers: Option<Layers>,
     /// Bytes asked of the target, 0 where bytes are not the point.
     pub asked: u64,
     /// Whether the bytes were written.
     pub writes: bool,
     /// What reached the device, where known.
     pub device: Option<DeviceBytes>,
-    /// Service times, where each request was timed.
+    /// Service times, where each request was timed; where requests had a schedule, times from when they were due.
     pub latency: Option<Latency>,
     /// Who else was on the machine.
     pub noise: Noise,
@@ -129,17 +132,35 @@ impl Phase {
         let secs = sample.wall_ns as f64 / 1e9;
         let cpu = (sample.cpu.total_ns + sample.others.total_ns()) as f64;
         let requests = sample.requests as f64;
+        let mut cells = vec![
+            Cell::rate("requests", "IOPS", requests, secs),
+            Cell::throughput("bytes", sample.bytes, secs),
+        ];
+        if let Some(kept) = sample.schedule {
+            let time = |name, ns: u64| Cell::cost(name, "µs", ns as f64 / 1e3, 1.0);
+            let late = Cell::cost("held up", "of 1", kept.held_up as f64, requests);
+            // Requests a second are given; what is asked is how long they take.
+            cells.splice(
+                ..0,
+                [
+                    time("from due, p99", sample.latency.p99_ns),
+                    time("from due, p50", sample.latency.p50_ns),
+                    time("from due, max", sample.latency.max_ns),
+                    time("service, p99", kept.service.p99_ns),
+                    time("service, p50", kept.service.p50_ns),
+                    late,
+                ],
+            );
+        }
+        cells.push(Cell::cost("CPU", "µs/op", cpu / 1e3, requests));
         Phase {
             name,
             point: None,
-            cells: vec![
-                Cell::rate("requests", "IOPS", requests, secs),
-                Cell::throughput("bytes", sample.bytes, secs),
-                Cell::cost("CPU", "µs/op", cpu / 1e3, requests),
-            ],
+            cells,
             wall_ns: sample.wall_ns,
             cpu: sample.cpu,
             others: sample.others,
+            layers: sample.layers,
             asked: sample.bytes,
             writes,
             device: sample.device,
@@ -176,6 +197,9 @@ impl Phase {
         self.others.children_ns += more.others.children_ns;
         self.others.daemons_ns += more.others.daemons_ns;
         self.others.competitors_ns += more.others.competitors_ns;
+        if let (Some(mine), Some(theirs)) = (&mut self.layers, more.layers) {
+            *mine = mine.with(theirs, |a, b| a + b);
+        }
         self.asked += more.asked;
         if let (Some(mine), Some(theirs)) = (&mut self.device, more.device) {
             mine.read += theirs.read;
@@ -268,6 +292,7 @@ impl<'a> Watch<'a> {
             wall_ns: end.at().duration_since(self.start.at()).as_nanos() as u64,
             cpu: used.cpu,
             others: used.others,
+            layers: used.layers,
             asked: 0,
             writes: false,
             device: used.device,

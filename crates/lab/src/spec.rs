@@ -88,6 +88,9 @@ pub struct Spec {
     pub passes: u32,
     /// Bytes of the device that are used, from its start; `None`: all.
     pub span: Option<u64>,
+    /// Requests a second of all threads together, at times that are fixed beforehand; `None`: each when one has
+    /// come back.
+    pub rate: Option<u32>,
     /// Reads check that each request begins with what a run of the same seed wrote there.
     pub verify: bool,
     /// Where the data and the orders are drawn from.
@@ -105,6 +108,7 @@ impl Default for Spec {
             bytes_per_thread: Some(100 << 20),
             passes: 1,
             span: None,
+            rate: None,
             verify: false,
             seed: 1,
         }
@@ -132,6 +136,9 @@ impl Spec {
         let refuse = |text: String| Err(Error::Spec(format!("{}: {text}", info.name)));
         if self.threads == 0 || self.depth == 0 || self.passes == 0 {
             return refuse("threads, depth and passes are 1 or more".into());
+        }
+        if self.rate == Some(0) {
+            return refuse("a rate is one request a second or more".into());
         }
         if self.threads > 4096 || self.depth > 65_536 {
             return refuse("at most 4096 threads of at most 65536 requests".into());

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 const SIZE: usize = 4 << 20;
 
@@ -225,4 +226,54 @@ fn a_side_that_gives_back_something_else_ends_a_study_that_verifies() {
     ];
     let refused = study_of(spoilt(), &odd).unwrap_err().to_string();
     assert!(refused.contains("4096"), "{refused}");
+}
+
+#[test]
+fn a_stall_shows_in_every_request_that_it_held_up() {
+    let stall = Duration::from_millis(400);
+    let device = || {
+        memory(Shared {
+            stall: Some((100, stall)),
+            ..Shared::default()
+        })
+    };
+    let spec = |rate| Spec {
+        workload: Workload::RandRead,
+        block: 4096,
+        bytes_per_thread: Some(1000 * 4096),
+        rate,
+        ..Spec::default()
+    };
+    // Closed: one request of a thousand has seen it.
+    let closed = run(&device(), &spec(None)).unwrap();
+    assert!(closed.latency.max_ns >= 400_000_000 && closed.schedule.is_none());
+    // A thousand a second: four hundred were due meanwhile, and waited 200 ms on average.
+    let open = run(&device(), &spec(Some(1000))).unwrap();
+    let kept = open.schedule.unwrap();
+    assert!(kept.held_up >= 390, "{kept:?}");
+    assert!(open.latency.p99_ns >= 350_000_000, "{:?}", open.latency);
+    assert!(open.latency.mean_ns >= 60_000_000, "{:?}", open.latency);
+    assert!(open.latency.mean_ns > kept.service.mean_ns, "{open:?}");
+    // The last is due 999 ms after the first.
+    assert!(open.wall_ns >= 999_000_000, "{}", open.wall_ns);
+}
+
+#[test]
+fn threads_of_a_schedule_take_turns_and_requests_keep_their_number() {
+    let device = memory(Shared::default());
+    let spec = Spec {
+        threads: 3,
+        depth: 4,
+        bytes_per_thread: Some(20 * 65536),
+        rate: Some(600),
+        ..spec(Workload::SeqWrite)
+    };
+    let sample = run(&device, &spec).unwrap();
+    assert_eq!((sample.requests, sample.flushes), (60, 3));
+    assert!(sample.wall_ns >= 95_000_000, "{}", sample.wall_ns);
+    let none = Spec {
+        rate: Some(0),
+        ..spec
+    };
+    assert!(run(&device, &none).is_err());
 }

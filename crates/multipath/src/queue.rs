@@ -22,6 +22,7 @@ use crate::monitor::wants_link;
 use crate::policy::{Io, Nanos, PathView, Selector};
 use crate::state::{LINK_DOWN, LINK_UP, Mail, OPEN, QueueShared, lock};
 use crate::trace::Record;
+use block::layer::{Layer, within};
 use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -658,6 +659,7 @@ impl Queue for LunQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Path);
         if self.in_flight >= CAPACITY {
             return Err(request);
         }
@@ -688,6 +690,7 @@ impl Queue for LunQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Path);
         let now = self.lun.clock.now();
         self.mail(now);
         self.look();
@@ -707,6 +710,7 @@ impl Queue for LunQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Path);
         let until = match wait {
             Wait::AtMost(time) => Some(self.lun.clock.now().saturating_add(nanos(time))),
             Wait::Poll | Wait::Block => None,

@@ -8,6 +8,7 @@ use crate::device::Shared;
 use crate::options::Engine;
 use crate::psync::Psync;
 use crate::ring::Ring;
+use block::layer::{Layer, within};
 use block::{
     Buf, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -389,6 +390,7 @@ impl Queue for FileQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Path);
         if self.in_flight() >= self.jobs.len() {
             return Err(request);
         }
@@ -421,6 +423,7 @@ impl Queue for FileQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Path);
         self.feed();
         if let Carrier::Ring(ring) = &mut self.carrier {
             ring.submit()
@@ -430,6 +433,7 @@ impl Queue for FileQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Path);
         let until = match wait {
             // A time too long to be counted is for ever.
             Wait::AtMost(time) => std::time::Instant::now().checked_add(time),

@@ -11,6 +11,7 @@ use crate::job::{Job, Next};
 use crate::link::Link;
 use crate::unit::{Found, Unit};
 use crate::wire::Memory;
+use block::layer::{Layer, within};
 use block::{
     AccessSign, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -489,6 +490,7 @@ impl Queue for IscsiQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Path);
         if self.in_flight() >= self.capacity {
             return Err(request);
         }
@@ -513,11 +515,13 @@ impl Queue for IscsiQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Path);
         self.send();
         Ok(())
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Path);
         let until = match wait {
             // A time too long to be counted is for ever.
             Wait::AtMost(time) => Instant::now().checked_add(time),

@@ -6,6 +6,7 @@
 use crate::connect::Negotiated;
 use crate::message::{Abilities, Job, Next};
 use crate::wire::Wire;
+use block::layer::{Layer, within};
 use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
 use nbd_proto::ProtocolError;
 use nbd_proto::client::{ERROR_BYTES_MAX, Reply, chunk_error, chunk_hole, request};
@@ -525,6 +526,7 @@ impl Queue for NbdQueue {
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        let _here = within(Layer::Path);
         if self.in_flight >= self.capacity {
             return Err(request);
         }
@@ -552,11 +554,13 @@ impl Queue for NbdQueue {
     }
 
     fn kick(&mut self) -> Result<()> {
+        let _here = within(Layer::Path);
         self.push();
         Ok(())
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        let _here = within(Layer::Path);
         let until = match wait {
             Wait::AtMost(time) => Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,

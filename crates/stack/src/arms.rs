@@ -1,7 +1,8 @@
 //! The stacks that the laboratory compares, all over the same bytes of one file or disk.
 
-use crate::{Error, Result, signature};
-use block::BlockDevice;
+use crate::device::{self, Share};
+use crate::{Error, Result, Settings, signature};
+use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
@@ -34,7 +35,8 @@ pub struct Built {
 
 /// The file or disk under all stacks. A file that was made for the purpose is removed at the end.
 pub struct Bench {
-    file: Arc<FileDevice>,
+    lower: Arc<dyn BlockDevice>,
+    direct: bool,
     made: Option<PathBuf>,
 }
 
@@ -62,7 +64,8 @@ impl Bench {
         if !path.exists() {
             let file = FileDevice::create(&path, size, &options)?;
             return Ok(Bench {
-                file,
+                direct: file.direct(),
+                lower: file,
                 made: Some(path),
             });
         }
@@ -82,17 +85,48 @@ impl Bench {
                     found: found.into(),
                 })
             }
-            _ => Ok(Bench { file, made: None }),
+            _ => Ok(Bench {
+                direct: file.direct(),
+                lower: file,
+                made: None,
+            }),
         }
+    }
+
+    /// A DEVICE that is only read: who uses it goes on, and nothing on it changes.
+    ///
+    /// # Errors
+    /// As [`device::open`].
+    pub fn only_read(path: &Path, settings: &Settings) -> Result<Bench> {
+        let disk = device::open(path, settings, true, Share::All)?;
+        Ok(Bench {
+            lower: disk.device(),
+            direct: disk.direct(),
+            made: None,
+        })
+    }
+
+    /// Memory of this process.
+    pub fn in_memory(size: u64) -> Bench {
+        Bench {
+            lower: Arc::new(Mem::new(size, 512)),
+            direct: true,
+            made: None,
+        }
+    }
+
+    /// What is under all stacks.
+    pub fn lower(&self) -> &Arc<dyn BlockDevice> {
+        &self.lower
     }
 
     /// Builds a stack. A random key serves as well as a real one: AES takes the same time for all.
     pub fn build(&self, kind: ArmKind) -> Result<Built> {
-        let direct = self.file.direct();
+        let direct = self.direct;
         match kind {
             ArmKind::Clear => Ok(Built {
                 name: "clear".into(),
-                device: self.file.clone(),
+                device: Arc::clone(&self.lower),
                 direct,
                 cipher: "none".into(),
                 kernel: None,
@@ -107,7 +141,7 @@ impl Bench {
                     size: None,
                     iv_tweak: 0,
                 };
-                let lower: Arc<dyn BlockDevice> = self.file.clone();
+                let lower = Arc::clone(&self.lower);
                 let device = CryptDevice::new(lower, xts, segment, crypt::Options::default())?;
                 Ok(Built {
                     name: format!("encrypted-{bits}"),

@@ -10,6 +10,7 @@ use crate::latch::PageRef;
 use crate::open::{OpenFile, OpenState, Pinned, pages_of};
 use crate::policy::Entry;
 use crate::window;
+use block::layer::{Layer, within};
 use block::{Bufs, Error, ErrorKind, Op, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ impl Session {
     /// # Errors
     /// A page could not be brought.
     pub fn read(&mut self, open: &mut OpenFile, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let _here = within(Layer::Cache);
         if window::covers(out.as_ptr(), out.len()) {
             return self.read_into_mapping(open, offset, out);
         }
@@ -56,6 +58,7 @@ impl Session {
     /// A page could not be brought, or the pager refuses the range. What was written of it before
     /// that stays written.
     pub fn write(&mut self, open: &mut OpenFile, offset: u64, data: &[u8]) -> Result<()> {
+        let _here = within(Layer::Cache);
         if data.is_empty() {
             return Ok(());
         }
@@ -92,6 +95,7 @@ impl Session {
     /// What could not be written, by this flush or behind the opener's back since the last. The pages
     /// stay dirty.
     pub fn flush(&mut self, open: &mut OpenFile) -> Result<()> {
+        let _here = within(Layer::Cache);
         let work = Work::Sync(Sync::whole_file(open.vnode()));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
@@ -109,6 +113,7 @@ impl Session {
     /// # Errors
     /// What could not be written.
     pub fn write_out(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
         let work = Work::Sync(Sync::pages(open.vnode(), pages, false));
         self.run(Job::new(&open.state, Target::Nothing, work))
@@ -120,6 +125,7 @@ impl Session {
     /// # Errors
     /// Those of the request below, or of writing out what is dirty in the range.
     pub fn read_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<Bufs> {
+        let _here = within(Layer::Cache);
         match self.run(Job::of_request(
             &open.state,
             None,
@@ -137,6 +143,7 @@ impl Session {
     /// # Errors
     /// Those of the request below, or of writing out what is dirty in the range.
     pub fn write_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<()> {
+        let _here = within(Layer::Cache);
         let end = offset + bufs.total_len() as u64;
         let fua = false;
         let op = Op::Write { offset, bufs, fua };
@@ -152,6 +159,7 @@ impl Session {
     /// The new last page could not be brought, or its space not be reserved. The size is the old one
     /// then, but dirty pages beyond the new may be lost.
     pub fn truncate(&mut self, open: &mut OpenFile, size: u64) -> Result<()> {
+        let _here = within(Layer::Cache);
         if size >= open.vnode().size() {
             open.vnode().extend(size);
             return Ok(());
@@ -167,6 +175,7 @@ impl Session {
     /// # Errors
     /// Those of the request below, or of a page at the edge that could not be brought.
     pub fn punch(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let _here = within(Layer::Cache);
         let end = range.end.min(open.vnode().size());
         let (first, last) = (range.start.next_multiple_of(PAGE), end / PAGE * PAGE);
         if range.start >= end {
@@ -195,6 +204,7 @@ impl Session {
     /// # Errors
     /// What could not be written; nothing may have been forgotten then.
     pub fn invalidate(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
+        let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
         let work = Work::Through(Through::change(pages));
         self.run(Job::new(&open.state, Target::Nothing, work))
@@ -214,6 +224,7 @@ impl Session {
     /// # Errors
     /// It could not be brought, or lies in a window, where programs may change it at any time.
     pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
+        let _here = within(Layer::Cache);
         if let Some(pinned) = open.pin(page) {
             open.accessed(page * PAGE, PAGE, true);
             return Ok(open.held(pinned));

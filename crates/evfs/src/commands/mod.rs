@@ -11,6 +11,7 @@ mod key;
 mod lab;
 mod lun;
 mod path;
+mod plan;
 mod quickstart;
 mod stats;
 mod status;
@@ -92,6 +93,8 @@ pub enum Command {
     /// Measure what encryption costs
     #[command(subcommand)]
     Lab(lab::Command),
+    /// Say what encrypting a device would cost, without touching what is on it
+    Plan(plan::Args),
 }
 
 impl Command {
@@ -120,6 +123,7 @@ impl Command {
             Command::Config(command) => config::run(context, command),
             Command::Benchmark(args) => benchmark::run(context, args),
             Command::Lab(command) => lab::run(context, command),
+            Command::Plan(args) => plan::run(context, &args),
         }
     }
 }

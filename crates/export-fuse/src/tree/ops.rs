@@ -4,6 +4,7 @@ use super::handles::Open;
 use super::privileges::{CAPABILITY, without_set_ids};
 use super::{Tree, convert, errno};
 use crate::mount::PIECE_BYTES;
+use block::layer::{Layer, home};
 use fs::{
     Allocate, At, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
 };
@@ -154,6 +155,7 @@ impl Filesystem for Tree {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        home(Layer::Protocol);
         match self.files.lookup(parent.0, name.as_bytes()) {
             Err(error) if error.kind() == Kind::NotFound => {
                 reply.entry(&self.ttl, &convert::nothing(), fuser::Generation(0));
@@ -173,6 +175,7 @@ impl Filesystem for Tree {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        home(Layer::Protocol);
         match self.files.attr(ino.0) {
             Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
             Err(error) => reply.error(errno(error)),

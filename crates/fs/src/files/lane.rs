@@ -7,6 +7,7 @@ use crate::fileset::{Attr, SetAttr};
 use crate::key::Ino;
 use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use block::Buf;
+use block::layer::{Layer, within};
 use cache::{OpenFile, Session};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -68,6 +69,7 @@ impl Lane {
     /// # Errors
     /// A page could not be brought.
     pub fn read(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let _here = within(Layer::Fs);
         let open = self.recent.open(&self.files, &file.node);
         let len = self.session.read(open, offset, out)?;
         // A time that cannot be noted is no reason to refuse the bytes.
@@ -81,6 +83,7 @@ impl Lane {
     /// # Errors
     /// The device's; a dirty page could not be written.
     pub fn read_direct(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let _here = within(Layer::Fs);
         let size = file.node.vnode.size();
         let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
         if !are_blocks(offset, out.len()) || len == 0 {
@@ -119,6 +122,7 @@ impl Lane {
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A page that is only written in part could not be brought: some may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        let _here = within(Layer::Fs);
         self.change_content(file, at, data, Way::Cached)
     }
 
@@ -130,6 +134,7 @@ impl Lane {
     /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
     /// later.
     pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        let _here = within(Layer::Fs);
         self.change_content(file, at, data, Way::Direct)
     }
 
@@ -169,6 +174,7 @@ impl Lane {
     /// # Errors
     /// As [`crate::Fileset::set_attr`]; the last page of a file that is cut could not be brought.
     pub fn set_attr(&mut self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let old = self.files.attr(ino)?;
         let (attr, change) = match set.size {
             // A size of anything else is refused there.
@@ -217,6 +223,7 @@ impl Lane {
     /// # Errors
     /// As [`crate::Fileset::allocate`]; a page at the edge could not be brought.
     pub fn allocate(&mut self, file: &Handle, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
+        let _here = within(Layer::Fs);
         let node = &file.node;
         let alone = alone(node);
         if bytes.is_empty() {
@@ -253,6 +260,7 @@ impl Lane {
     /// # Errors
     /// What could not be written, now or behind the back of whoever opened the file.
     pub fn sync(&mut self, file: &Handle) -> Result<()> {
+        let _here = within(Layer::Fs);
         let mut told = file.told.lock().map_err(|_| Error::from(Kind::Io))?;
         Ok(self.session.flush(&mut told)?)
     }

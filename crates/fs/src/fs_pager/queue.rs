@@ -8,6 +8,7 @@ use crate::file::Allocate;
 use crate::fileset::Fileset;
 use crate::key::Ino;
 use crate::plan::{Part, WritePlan, blocks_of};
+use block::layer::{Layer, within};
 use block::{BufPool, Completion, Op, Queue, Request, Wait};
 use cache::{FileId, PagerInfo, PagerQueue};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -379,6 +380,7 @@ impl PagerQueue for FsQueue {
     }
 
     fn submit(&mut self, file: FileId, request: Request) -> Result<(), Request> {
+        let _here = within(Layer::Fs);
         let slot = self.running.iter().position(Option::is_none);
         let (Some(slot), true) = (slot, self.in_flight() < self.capacity()) else {
             return Err(request);
@@ -390,11 +392,13 @@ impl PagerQueue for FsQueue {
     }
 
     fn kick(&mut self) -> block::Result<()> {
+        let _here = within(Layer::Fs);
         self.submit_waiting();
         self.below.kick()
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
+        let _here = within(Layer::Fs);
         let until = match wait {
             Wait::AtMost(time) => Instant::now().checked_add(time),
             _ => None,

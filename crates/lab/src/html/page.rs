@@ -3,7 +3,7 @@
 use super::charts::figures;
 use super::svg::escape;
 use crate::figures::{number, ratio as ratio_text};
-use crate::study::{Finding, Kind, Results, Study, findings, notes, title, verdicts};
+use crate::study::{self, Finding, Kind, Results, Study, findings, notes, title, verdicts};
 use crate::suite::{self, Shown};
 use std::fmt::Write;
 
@@ -91,11 +91,33 @@ fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
     if folded {
         out.push_str("</details>\n");
     }
+    by_layer(out, study);
     out.push_str("<div class=\"box\"><p>What a reader has to know:</p><ul>\n");
     for note in notes(study, &found) {
         let _ = writeln!(out, "<li>{}</li>", escape(&note));
     }
     out.push_str("</ul></div>\n");
+}
+
+/// CPU by layer, where it was counted.
+fn by_layer(out: &mut String, study: &Study) {
+    let rows = study::layer_rows(study);
+    if rows.is_empty() {
+        return;
+    }
+    out.push_str("<h3>CPU by layer</h3>\n<table><tr>");
+    for head in study::layer_heads() {
+        let _ = write!(out, "<th>{}</th>", escape(&head));
+    }
+    out.push_str("</tr>\n");
+    for row in &rows {
+        out.push_str("<tr>");
+        for cell in study::layer_cells(row) {
+            let _ = write!(out, "<td>{}</td>", escape(&cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table>\n");
 }
 
 fn table(out: &mut String, study: &Study, found: &[Finding]) {

@@ -17,12 +17,15 @@ mod analysis;
 mod difference;
 mod folder;
 mod journal;
+mod layers;
 mod table;
 
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, change_table, changes, gate};
 pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
+pub use layers::{LayerRow, layer_rows};
+pub(crate) use layers::{cells as layer_cells, heads as layer_heads};
 pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
@@ -75,6 +78,9 @@ pub struct StudyPlan {
     pub caches: Caches,
     /// Where the order is drawn from.
     pub seed: u64,
+    /// CPU is counted by layer, which takes a little of it.
+    #[serde(default)]
+    pub layers: bool,
     /// Key of the part of a suite that it is.
     #[serde(default)]
     pub part: Option<String>,
@@ -94,6 +100,7 @@ impl Default for StudyPlan {
             control: true,
             caches: Caches::AsTheyAre,
             seed: 1,
+            layers: false,
             part: None,
         }
     }
@@ -303,6 +310,9 @@ pub fn study(
     sides
         .iter()
         .try_for_each(|side| side.job.check(&side.target))?;
+    if plan.layers {
+        block::layer::count();
+    }
     let stored = sides.iter().map(Side::stored).collect();
     journal.begin(first.job.entry().name, stored, plan)?;
     let done = match carry_out(sides, plan, journal, progress) {

@@ -1,6 +1,7 @@
 //! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
 
 use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
+use crate::Job;
 use crate::figures::{number, ratio as ratio_text};
 use crate::record::{Phase, Record};
 use crate::result::{End, Run};
@@ -29,6 +30,7 @@ pub fn tables(studies: &[Study]) -> String {
             out.push('\n');
         }
         out.push_str(&rows(study, &found));
+        out.push_str(&super::layers::text(study));
         out.push('\n');
         for note in notes(study, &found) {
             let _ = writeln!(out, "- {note}");
@@ -205,7 +207,16 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
                 .into(),
         );
     }
-    notes.push("CPU is that of this process, its children and the named processes; times are service times in a closed loop".into());
+    let open = |side: &super::SideFacts| matches!(&side.job, Job::Devmix(c) if c.rate > 0);
+    let times = match study.sides.iter().any(open) {
+        true => {
+            "times from due count from when a request was to be made, whether or not it could be"
+        }
+        false => "times are service times in a closed loop",
+    };
+    notes.push(format!(
+        "CPU is that of this process, its children and the named processes; {times}"
+    ));
     notes.extend(taint(study));
     notes.extend(proof(study));
     notes.extend(control(found));

@@ -5,8 +5,9 @@
 //! in order or in a drawn order, past the page cache as far as the device is; writes end with a flush
 //! inside the time. No source of the original is public; what it did is known from the report that used it.
 //!
-//! The loop is closed: a thread submits its next request when one has come back, so the latencies are
-//! service times.
+//! Without a rate the loop is closed: a thread submits its next request when one has come back, so the latencies
+//! are service times. With one, requests are due at fixed times, and the headline is how long after its time
+//! the slowest hundredth of them came back.
 
 use crate::engine::{self, STAMP_EVERY, Sample};
 use crate::target::Target;
@@ -33,6 +34,8 @@ pub struct Config {
     pub requests: u64,
     /// Bytes of the device that are used, from its start; 0: all.
     pub span: u64,
+    /// Requests a second of all threads together, at times fixed beforehand; 0: as fast as they come back.
+    pub rate: u32,
     /// Reads check that what comes back is what the preparation or a run wrote there. Sides that lie over the
     /// same bytes, as a clear and an encrypted stack do, do not read what the other wrote.
     pub verify: bool,
@@ -49,6 +52,7 @@ impl Default for Config {
             threads: vec![1, 4],
             requests: 20_000,
             span: 0,
+            rate: 0,
             verify: false,
             seed: 1,
         }
@@ -113,6 +117,7 @@ impl Config {
             bytes_per_thread: Some(records.max(u64::from(depth)) * u64::from(block)),
             passes: 1,
             span: (self.span > 0).then_some(self.span),
+            rate: (self.rate > 0).then_some(self.rate),
             verify: self.verify && !workload.writes(),
             seed: self.seed,
         }

@@ -32,6 +32,8 @@ pub struct Shared {
     /// The request with this number, counted from 1, fails. 0: none.
     pub fail_at: u64,
     pub requests: AtomicU64,
+    /// The request with this number, counted from 1, takes this much longer.
+    pub stall: Option<(u64, std::time::Duration)>,
 }
 
 impl Memory {
@@ -124,6 +126,9 @@ impl Queue for MemoryQueue {
 impl Shared {
     fn carry_out(&self, op: &mut Op) -> Result<()> {
         let number = self.requests.fetch_add(1, Relaxed) + 1;
+        if let Some((_, long)) = self.stall.filter(|(at, _)| *at == number) {
+            std::thread::sleep(long);
+        }
         if number == self.fail_at {
             return Err(Error::new(ErrorKind::Media, "memory", "asked to fail").in_op(op));
         }

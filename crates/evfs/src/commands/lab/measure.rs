@@ -58,6 +58,9 @@ pub struct MeasureArgs {
     /// partitioned- before it; repeated, `run` compares with the first, and `compare` compares in each
     #[arg(long, value_name = "ENV")]
     env: Vec<Surroundings>,
+    /// Count the CPU of each layer of stacks in this process, which takes some itself
+    #[arg(long)]
+    layers: bool,
     /// Where the order of runs is drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -449,13 +452,14 @@ impl MeasureArgs {
             theta: self.threshold,
             min_wall: Duration::from_secs_f64((seconds * points).clamp(0.0, 3600.0)),
             budget: self.budget,
-            discard_first: !(self.quick && !control),
+            discard_first: !self.quick || control,
             control,
             caches: match self.drop_caches {
                 true => Caches::Dropped,
                 false => Caches::AsTheyAre,
             },
             seed: self.seed,
+            layers: self.layers,
             part: planned.part.clone(),
         }
     }

@@ -4,7 +4,7 @@ mod measure;
 mod sides;
 mod stacks;
 
-pub use stacks::costs;
+pub use stacks::{by_turns, costs};
 
 use super::Context;
 use crate::output;

@@ -1,8 +1,8 @@
-//! A study of stacks alone, for who shows what encryption costs among other things.
+//! Studies of stacks alone, for who shows what encryption costs among other things.
 
 use super::sides::over;
 use super::wrong;
-use lab::study::{Journal, Kind, Side, Step, StudyPlan, findings, journal_path, study};
+use lab::study::{Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study};
 use lab::workload::devmix;
 use lab::{Job, Surroundings};
 use serde_json::{Value, json};
@@ -12,18 +12,15 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
 
-/// What each further stack keeps of the first one's rate, and how much CPU it takes for the same work: an
-/// object for each stack and point of `config`. The journal stays in `folder`.
-pub fn costs(
-    bench: Bench,
+/// The stacks over a bench, at a job by turns. The journal stays in `folder`.
+pub fn by_turns(
+    bench: Rc<Bench>,
     kinds: &[ArmKind],
-    config: devmix::Config,
+    job: &Job,
     plan: &StudyPlan,
     folder: &Path,
     progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
-) -> Result<Vec<Value>> {
-    let bench = Rc::new(bench);
-    let job = Job::Devmix(config);
+) -> Result<Study> {
     let side = |kind: &ArmKind| -> Result<Side> {
         let built = over(Rc::clone(&bench), *kind)?;
         Ok(Side {
@@ -39,7 +36,21 @@ pub fn costs(
     let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;
     let path = journal_path(folder, job.entry().name);
     let mut journal = Journal::open(&path).map_err(wrong)?;
-    let done = study(&sides, plan, &mut journal, progress).map_err(wrong)?;
+    study(&sides, plan, &mut journal, progress).map_err(wrong)
+}
+
+/// What each further stack keeps of the first one's rate, and how much CPU it takes for the same work: an
+/// object for each stack and point of `config`. The journal stays in `folder`.
+pub fn costs(
+    bench: Bench,
+    kinds: &[ArmKind],
+    config: devmix::Config,
+    plan: &StudyPlan,
+    folder: &Path,
+    progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<Vec<Value>> {
+    let job = Job::Devmix(config);
+    let done = by_turns(Rc::new(bench), kinds, &job, plan, folder, progress)?;
     let (found, _) = findings(&done);
     let median = |kind, side: &str, phase: &str| {
         let of = found

@@ -1,0 +1,268 @@
+//! `evfs plan`: the price of encrypting a device, before it is done.
+
+use super::Context;
+use super::attach::install_signals;
+use super::lab::by_turns;
+use crate::output;
+use indicatif::{ProgressBar, ProgressStyle};
+use lab::price::{Half, MIXES, Mix, Price, prices};
+use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
+use serde_json::json;
+use stack::arms::{ArmKind, Bench};
+use stack::{Error, Result, StopSignals, exit, signature};
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bytes that writes go to, in memory or in a scratch file.
+const SCRATCH_BYTES: u64 = 64 << 20;
+/// The stacks, in the order of the tables.
+const KINDS: [ArmKind; 3] = [
+    ArmKind::Clear,
+    ArmKind::Encrypted(128),
+    ArmKind::Encrypted(256),
+];
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Nothing is written to DEVICE, and whoever uses it goes on: reads of it are measured in the clear and through
+the cipher by turns (deciphering what was never enciphered takes as long), and writes in memory, or with
+--scratch in a file that is removed afterwards. Encrypting a device replaces what is on it: existing data
+have to be copied off and back.
+
+Examples:
+  evfs plan /dev/sdb
+  evfs plan /dev/sdb --workload database
+  evfs plan disk.img --workload mail --scratch /var/tmp")]
+pub struct Args {
+    /// Disk, file or LUN that might be encrypted; it is only read
+    device: PathBuf,
+    /// Kind of work: general, mail, database, build or media
+    #[arg(long, value_name = "KIND", default_value = MIXES[0].name, value_parser = kind)]
+    workload: Mix,
+    /// Measure writes in a file of 64 MiB in this folder, best on a disk of the same kind [default: in memory]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
+    /// Seconds of each run; there are at least 64
+    #[arg(long, default_value_t = 0.2)]
+    seconds: f64,
+}
+
+fn kind(text: &str) -> std::result::Result<Mix, String> {
+    let names: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
+    let found = MIXES.iter().find(|mix| mix.name == text);
+    found
+        .copied()
+        .ok_or_else(|| format!("there are {}", names.join(", ")))
+}
+
+pub fn run(context: &Context, args: &Args) -> Result<u8> {
+    let disk = Rc::new(Bench::only_read(&args.device, &context.settings)?);
+    let info = disk.lower().info().clone();
+    let holds = signature::find(&**disk.lower())?;
+    let measuring = Measuring {
+        signals: install_signals()?,
+        quiet: context.json,
+        plan: StudyPlan {
+            min_wall: Duration::try_from_secs_f64(args.seconds)
+                .map_err(|_| Error::Usage(format!("--seconds {} is no time", args.seconds)))?,
+            max_pairs: 10,
+            budget: Duration::from_secs(120),
+            ..StudyPlan::default()
+        },
+    };
+    let Some((reads, writes)) = measuring.both(args, disk)? else {
+        output::say(context.json, "stopped; nothing was changed");
+        return Ok(128 + measuring.signals.stop_asked().unwrap_or_default() as u8);
+    };
+    let prices = prices(&args.workload, &reads, &writes);
+    let speaks_against = against(&reads, &writes);
+    let value = json!({
+        "device": args.device, "size": info.size, "holds": holds,
+        "workload": args.workload, "writes_measured_in": place(args),
+        "prices": prices, "notes": speaks_against,
+    });
+    output::show(context.json, &value, || {
+        let mut text = format!(
+            "{}: {}, {}; it was only read\n",
+            args.device.display(),
+            output::size(info.size),
+            holds.map_or("no known signature".to_owned(), |found| format!(
+                "holds {found}"
+            )),
+        );
+        describe(&mut text, args, &prices);
+        for note in &speaks_against {
+            let _ = writeln!(text, "- {note}");
+        }
+        text
+    });
+    Ok(exit::OK)
+}
+
+/// How it is measured.
+struct Measuring {
+    signals: StopSignals,
+    quiet: bool,
+    plan: StudyPlan,
+}
+
+impl Measuring {
+    /// The reads of the device, and the writes elsewhere; nothing where somebody has stopped it.
+    fn both(&self, args: &Args, disk: Rc<Bench>) -> Result<Option<(Study, Study)>> {
+        let mix = &args.workload;
+        let Some(reads) = self.one("reads", disk, &mix.job(true, 0))? else {
+            return Ok(None);
+        };
+        let scratch = match &args.scratch {
+            Some(folder) => scratch_file(folder)?,
+            None => Bench::in_memory(SCRATCH_BYTES),
+        };
+        let writes = self.one("writes", Rc::new(scratch), &mix.job(false, SCRATCH_BYTES))?;
+        Ok(writes.map(|writes| (reads, writes)))
+    }
+
+    fn one(&self, what: &'static str, bench: Rc<Bench>, job: &lab::Job) -> Result<Option<Study>> {
+        let folder =
+            tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+        let bar = match self.quiet {
+            true => ProgressBar::hidden(),
+            false => bar(&self.plan).with_prefix(what),
+        };
+        let progress = &mut |step: Step<'_>| {
+            if let Step::Ran { side, .. } = step {
+                bar.inc(1);
+                bar.set_message(side.to_owned());
+            }
+            match self.signals.stop_asked() {
+                Some(_) => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            }
+        };
+        let done = by_turns(bench, &KINDS, job, &self.plan, folder.path(), progress);
+        bar.finish_and_clear();
+        let done = done?;
+        Ok(self.signals.stop_asked().is_none().then_some(done))
+    }
+}
+
+fn bar(plan: &StudyPlan) -> ProgressBar {
+    // A warm-up block and the planned pairs, of the stacks and the control.
+    let runs = (u64::from(plan.pairs) + 2) * (KINDS.len() as u64 + 1);
+    let style = ProgressStyle::with_template("{prefix:<8} [{bar:30}] {pos}/{len} {eta} {msg}")
+        .expect("the template is well formed");
+    ProgressBar::new(runs).with_style(style)
+}
+
+/// A file in a folder, gone when the bench goes.
+fn scratch_file(folder: &Path) -> Result<Bench> {
+    let name = format!(".evfs-plan-{}", std::process::id());
+    Bench::open(Some(&folder.join(name)), SCRATCH_BYTES, false)
+}
+
+fn place(args: &Args) -> String {
+    match &args.scratch {
+        Some(folder) => format!("a file in {}", folder.display()),
+        None => "memory".into(),
+    }
+}
+
+/// What a reader has to know, each once.
+fn against(reads: &Study, writes: &Study) -> Vec<String> {
+    let mut all = notes(reads, &findings(reads).0);
+    for note in notes(writes, &findings(writes).0) {
+        if !all.contains(&note) {
+            all.push(note);
+        }
+    }
+    all
+}
+
+fn describe(text: &mut String, args: &Args, prices: &[Price]) {
+    let mix = &args.workload;
+    let _ = writeln!(text, "{}: {}\n", mix.name, mix.what);
+    for price in prices {
+        let _ = writeln!(text, "{}:", price.side);
+        half(text, "reads of it", &price.reads, true);
+        let real = args.scratch.is_some();
+        half(
+            text,
+            &format!("writes in {}", place(args)),
+            &price.writes,
+            real,
+        );
+        let _ = writeln!(
+            text,
+            "  the mix takes {:.2} CPU seconds more a GiB: one processor does {:.1} GiB/s of it, and {:.2} processors are \
+             busy with it when as much moves as the device gives to reads ({:.0} MiB/s)",
+            price.cpu_more_s_gib.max(0.0),
+            price.gib_s_of_a_core.min(999.0),
+            price.cores_at_full_rate,
+            price.reads.clear_mib_s,
+        );
+    }
+    if let [first, .., last] = prices {
+        let more = last.cpu_more_s_gib - first.cpu_more_s_gib;
+        let _ = writeln!(
+            text,
+            "\n{} instead of {}: {:+.2} CPU seconds a GiB.",
+            last.side, first.side, more
+        );
+    }
+    let _ = writeln!(
+        text,
+        "To go on: copy what is on it elsewhere, then `evfs volume create {} --owner NAME --force`.\n\nWhat a reader has to know:",
+        args.device.display()
+    );
+}
+
+/// A line; a rate in memory says nothing about a disk, and is left out.
+fn half(text: &mut String, what: &str, half: &Half, real: bool) {
+    let rate = match (half.rate, real) {
+        (Some(rate), true) => {
+            let between = half.rate_interval.map_or("no interval".into(), |i| {
+                format!("between {:.3} and {:.3}", i.low, i.high)
+            });
+            format!(
+                "{:.0} MiB/s instead of {:.0}, {rate:.3} of it ({between}): {}; ",
+                half.mib_s,
+                half.clear_mib_s,
+                words(half.judgement)
+            )
+        }
+        _ => String::new(),
+    };
+    let between = half.cpu_more_interval.map_or(String::new(), |(low, high)| {
+        format!(" (between {low:.3} and {high:.3})")
+    });
+    let _ = writeln!(
+        text,
+        "  {what}: {rate}{:.3} CPU seconds a GiB instead of {:.3}, {:+.3}{between}",
+        half.clear_cpu_s_gib + half.cpu_more_s_gib,
+        half.clear_cpu_s_gib,
+        half.cpu_more_s_gib,
+    );
+}
+
+fn words(judgement: Judgement) -> &'static str {
+    match judgement {
+        Judgement::Better => "faster",
+        Judgement::Worse => "slower",
+        Judgement::Same => "no difference that matters",
+        Judgement::Noise => "no more than this machine's noise",
+        Judgement::Undecided | Judgement::NoInterval => "undecided on this machine now",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_found_by_name() {
+        assert_eq!(kind("mail").unwrap().name, "mail");
+        assert!(kind("games").unwrap_err().contains("database"));
+    }
+}
