@@ -12,6 +12,7 @@ use std::io::{self, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// What `stat` says, as far as workloads ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +186,7 @@ pub trait Files: Send + Sync {
 /// A folder of this machine: a mounted file system, ours or another's.
 pub struct Folder {
     path: PathBuf,
-    dir: File,
+    dir: OnceLock<File>,
 }
 
 impl Folder {
@@ -194,10 +195,32 @@ impl Folder {
     /// # Errors
     /// It is not there, or no folder.
     pub fn open(path: &Path) -> Result<Folder> {
+        let folder = Folder::later(path)?;
+        folder.dir()?;
+        Ok(folder)
+    }
+
+    /// The same, but it is opened when it is first used: what lies there can be unmounted until then.
+    ///
+    /// # Errors
+    /// As [`Folder::open`].
+    pub fn later(path: &Path) -> Result<Folder> {
+        if !std::fs::metadata(path)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        Ok(Folder {
+            path: path.to_owned(),
+            dir: OnceLock::new(),
+        })
+    }
+
+    fn dir(&self) -> Result<&File> {
+        if let Some(dir) = self.dir.get() {
+            return Ok(dir);
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = File::from(sys::open(path, flags, Mode::empty())?);
-        let path = path.to_owned();
-        Ok(Folder { path, dir })
+        let dir = File::from(sys::open(&self.path, flags, Mode::empty())?);
+        Ok(self.dir.get_or_init(|| dir))
     }
 }
 
@@ -254,7 +277,7 @@ impl Files for Folder {
         flags.set(OFlags::DIRECT, how.direct);
         flags.set(OFlags::SYNC, how.sync);
         flags.set(OFlags::DSYNC, how.data_sync);
-        let fd = sys::openat(&self.dir, path, flags, Mode::from_raw_mode(0o644))?;
+        let fd = sys::openat(self.dir()?, path, flags, Mode::from_raw_mode(0o644))?;
         let append = how.append;
         Ok(Box::new(FolderFile {
             file: File::from(fd),
@@ -263,19 +286,19 @@ impl Files for Folder {
     }
 
     fn unlink(&self, path: &str) -> Result<()> {
-        Ok(sys::unlinkat(&self.dir, path, AtFlags::empty())?)
+        Ok(sys::unlinkat(self.dir()?, path, AtFlags::empty())?)
     }
 
     fn mkdir(&self, path: &str) -> Result<()> {
-        Ok(sys::mkdirat(&self.dir, path, Mode::from_raw_mode(0o755))?)
+        Ok(sys::mkdirat(self.dir()?, path, Mode::from_raw_mode(0o755))?)
     }
 
     fn rmdir(&self, path: &str) -> Result<()> {
-        Ok(sys::unlinkat(&self.dir, path, AtFlags::REMOVEDIR)?)
+        Ok(sys::unlinkat(self.dir()?, path, AtFlags::REMOVEDIR)?)
     }
 
     fn stat(&self, path: &str) -> Result<Stat> {
-        let stat = sys::statat(&self.dir, path, AtFlags::empty())?;
+        let stat = sys::statat(self.dir()?, path, AtFlags::empty())?;
         Ok(Stat {
             size: stat.st_size as u64,
             links: stat.st_nlink as u64,
@@ -285,51 +308,51 @@ impl Files for Folder {
 
     fn chmod(&self, path: &str, mode: u32) -> Result<()> {
         let mode = Mode::from_raw_mode(mode);
-        Ok(sys::chmodat(&self.dir, path, mode, AtFlags::empty())?)
+        Ok(sys::chmodat(self.dir()?, path, mode, AtFlags::empty())?)
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
-        Ok(sys::renameat(&self.dir, from, &self.dir, to)?)
+        Ok(sys::renameat(self.dir()?, from, self.dir()?, to)?)
     }
 
     fn link(&self, old: &str, new: &str) -> Result<()> {
-        let (dir, none) = (&self.dir, AtFlags::empty());
+        let (dir, none) = (self.dir()?, AtFlags::empty());
         Ok(sys::linkat(dir, old, dir, new, none)?)
     }
 
     fn symlink(&self, text: &str, path: &str) -> Result<()> {
-        Ok(sys::symlinkat(text, &self.dir, path)?)
+        Ok(sys::symlinkat(text, self.dir()?, path)?)
     }
 
     fn readlink(&self, path: &str) -> Result<String> {
-        let text = sys::readlinkat(&self.dir, path, Vec::new())?;
+        let text = sys::readlinkat(self.dir()?, path, Vec::new())?;
         text.into_string().map_err(|_| Errno::ILSEQ.into())
     }
 
     fn is_symlink(&self, path: &str) -> Result<bool> {
-        let stat = sys::statat(&self.dir, path, AtFlags::SYMLINK_NOFOLLOW)?;
+        let stat = sys::statat(self.dir()?, path, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     }
 
     fn readdir(&self, path: &str) -> Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = Dir::new(sys::openat(&self.dir, path, flags, Mode::empty())?)?;
+        let dir = Dir::new(sys::openat(self.dir()?, path, flags, Mode::empty())?)?;
         dir.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect()
     }
 
     fn getcwd(&self) -> Result<String> {
         // `getcwd` is one for all threads; the link of an open folder is made by the same walk.
-        let link = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
+        let link = format!("/proc/self/fd/{}", self.dir()?.as_raw_fd());
         Ok(std::fs::read_link(link)?.display().to_string())
     }
 
     fn statfs(&self) -> Result<u64> {
-        let stat = sys::fstatvfs(&self.dir)?;
+        let stat = sys::fstatvfs(self.dir()?)?;
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(sys::syncfs(&self.dir)?)
+        Ok(sys::syncfs(self.dir()?)?)
     }
 }

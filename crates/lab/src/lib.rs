@@ -52,5 +52,5 @@ pub use result::{End, Run};
 pub use spec::{Spec, Workload};
 pub use stats::{Interval, Ratio, Verdict, median, order_statistic_ranks, paired, verdict};
 pub use surroundings::{Load, Processors, Surroundings};
-pub use target::{Facts, Place, Target};
+pub use target::{Facts, Place, Remount, Target};
 pub use unpaired::unpaired;

@@ -28,8 +28,25 @@ pub struct Target {
     pub place: Place,
     /// Processes behind it, for example the one that serves a mounted folder.
     pub daemons: Vec<u32>,
+    /// What mounts and unmounts the folder, if that is in this process.
+    pub remount: Option<Arc<dyn Remount>>,
     /// Processes that compete with a run, whose CPU is neither its own nor foreign.
     pub(crate) competitors: Vec<u32>,
+}
+
+/// A file system that this process mounts on the folder of a target. It is mounted when a study begins.
+pub trait Remount: Send + Sync {
+    /// Mounts it, from the device on.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn mount(&self) -> std::result::Result<(), String>;
+
+    /// Unmounts it, with everything on the device.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn unmount(&self) -> std::result::Result<(), String>;
 }
 
 /// What a reader has to know about a target, printed and stored beside its figures.
@@ -52,7 +69,7 @@ impl Target {
     /// [`Error::Files`] when it is not there.
     pub fn folder(path: &Path) -> Result<Target> {
         let name = path.display().to_string();
-        let files = Folder::open(path).map_err(|source| Error::Files {
+        let files = Folder::later(path).map_err(|source| Error::Files {
             target: name.clone(),
             call: "open",
             path: ".".into(),
@@ -79,6 +96,7 @@ impl Target {
             name,
             place,
             daemons: Vec::new(),
+            remount: None,
             competitors: Vec::new(),
         }
     }

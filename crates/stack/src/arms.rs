@@ -1,5 +1,9 @@
 //! The stacks that the laboratory compares, all over the same bytes of one file or disk.
 
+mod own_mount;
+
+pub use own_mount::OwnMount;
+
 use crate::device::{self, Share};
 use crate::{Error, Result, Settings, signature};
 use block::{BlockDevice, Mem};
@@ -42,19 +46,20 @@ pub struct Bench {
 
 impl Bench {
     /// Opens `device`, or makes a file of `size` bytes: there when a path is given, else in the
-    /// folder for temporary files.
+    /// folder for temporary files; in a folder that is given, one that has a name of its own.
     ///
     /// # Errors
     /// [`Error::WouldDestroy`] for a device with a known signature, unless `force` is set;
     /// [`Error::Usage`] for one smaller than `size`.
     pub fn open(device: Option<&Path>, size: u64, force: bool) -> Result<Bench> {
         let path = match device {
-            Some(path) => path.to_owned(),
-            None => {
+            Some(path) if !path.is_dir() => path.to_owned(),
+            folder => {
                 let mut name = [0; 8];
                 getrandom::fill(&mut name).map_err(|e| Error::Failed(e.to_string()))?;
                 let name = u64::from_le_bytes(name);
-                std::env::temp_dir().join(format!("evfs-lab-{name:016x}"))
+                let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
+                folder.join(format!("evfs-lab-{name:016x}"))
             }
         };
         let options = path_file::Options {

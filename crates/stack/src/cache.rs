@@ -66,8 +66,15 @@ impl ProcessCache {
     /// # Errors
     /// [`Error::Config`] when they do not fit this machine's memory.
     pub fn new(settings: &Settings) -> Result<Arc<ProcessCache>> {
+        ProcessCache::with(settings, settings.cache_tunables())
+    }
+
+    /// A cache that will have the settings given, for one that is measured with others.
+    ///
+    /// # Errors
+    /// As [`ProcessCache::new`].
+    pub fn with(settings: &Settings, given: &str) -> Result<Arc<ProcessCache>> {
         let memory = cache::memory_bytes();
-        let given = settings.cache_tunables();
         let tunables = parse_changes(given)
             .and_then(|changes| with(&Tunables::default(), &changes, memory))
             .map_err(|detail| Error::Config {

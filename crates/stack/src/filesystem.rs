@@ -194,7 +194,7 @@ fn wipe(device: &dyn BlockDevice) -> Result<()> {
 }
 
 /// Gives the root directory of a fileset to the user of this process.
-fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
+pub(crate) fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
     let set = SetAttr {
         uid: Some(rustix::process::geteuid().as_raw()),
         gid: Some(rustix::process::getegid().as_raw()),

@@ -264,7 +264,7 @@ fn scripts(target: &Target, config: &scriptmix::Config) -> Result<Vec<Phase>> {
 
 fn mounting(target: &Target, config: &mounts::Config) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
-    let outcome = mounts::run(target.path()?, config)?;
+    let outcome = mounts::run(target.path()?, config, target.remount.as_deref())?;
     let cells = [
         ("mount", &outcome.mount_secs),
         ("unmount", &outcome.unmount_secs),

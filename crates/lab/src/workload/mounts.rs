@@ -5,13 +5,14 @@
 //!   ├──────────────── mount ──────────────────────────────────────┤        untimed           ├──────── unmount ────┤
 //! ```
 //!
-//! The commands are the user's, so any file system can be measured: ours, a rival's, the kernel's. A mount
+//! The commands are the user's, so any file system can be measured: ours, a rival's, the kernel's; a target that this
+//! process has mounted needs none. A mount
 //! is done when the mount point has become another folder (device and number) and `statfs` answers;
 //! an unmount when its command has ended and the mount point is what it was.
 
 use super::programs::shell;
 use crate::files::{Files, Folder, Open};
-use crate::{Error, Result};
+use crate::{Error, Remount, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_micros(200);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Command that mounts on `$MOUNTPOINT`.
+    /// Command that mounts on `$MOUNTPOINT`; empty for a target that this process mounts.
     pub mount: String,
     /// Command that unmounts it.
     pub unmount: String,
@@ -58,40 +59,81 @@ pub struct Outcome {
     pub unmount_secs: Vec<f64>,
 }
 
-/// Mounts and unmounts.
+/// Mounts and unmounts. Without a command it is `own` that does both.
 ///
 /// # Errors
 /// [`Error::Spec`]; [`Error::Program`] for a command that fails or has no effect; [`Error::Files`] for
 /// what the mounted file system says.
-pub fn run(point: &Path, config: &Config) -> Result<Outcome> {
-    if config.mount.is_empty() || config.unmount.is_empty() || config.times == 0 {
-        return Err(Error::Spec(
+pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<Outcome> {
+    match own.filter(|_| config.mount.is_empty()) {
+        Some(own) => {
+            let by = |what: &'static str, done: std::result::Result<(), String>| {
+                done.map_err(|detail| Error::Program {
+                    what: what.into(),
+                    detail,
+                })
+            };
+            by("unmount", own.unmount())?;
+            let outcome = turns(point, config, &|| by("mount", own.mount()), &|| {
+                by("unmount", own.unmount())
+            });
+            // As it was found, also after a failure.
+            own.mount()
+                .map_err(|detail| Error::Program {
+                    what: "mount".into(),
+                    detail,
+                })
+                .and(outcome)
+        }
+        None if config.mount.is_empty() || config.unmount.is_empty() => Err(Error::Spec(
             "mounts needs its commands: --set mount='...' --set unmount='...'".into(),
-        ));
+        )),
+        None => {
+            let by = |command: &str| {
+                let point = point.display().to_string();
+                shell(Path::new("/"), command, &[("MOUNTPOINT", &point)])
+            };
+            turns(
+                point,
+                config,
+                &|| by(&config.mount),
+                &|| by(&config.unmount),
+            )
+        }
+    }
+}
+
+fn turns(
+    point: &Path,
+    config: &Config,
+    mount: &dyn Fn() -> Result<()>,
+    unmount: &dyn Fn() -> Result<()>,
+) -> Result<Outcome> {
+    if config.times == 0 {
+        return Err(Error::Spec("mounts has a turn or more".into()));
     }
     let bare = identity(point)?;
     let mut outcome = Outcome::default();
     for turn in 0..config.times {
-        outcome
-            .mount_secs
-            .push(timed(point, &config.mount, &|now| now != bare)?);
+        let took = timed(point, mount, &|now| now != bare)?;
+        outcome.mount_secs.push(took);
         let loaded = load(point, config.files, turn);
         // Also after a failure: a mount of ours does not stay behind.
-        let took = timed(point, &config.unmount, &|now| now == bare);
+        let took = timed(point, unmount, &|now| now == bare);
         loaded?;
         outcome.unmount_secs.push(took?);
     }
     Ok(outcome)
 }
 
-/// Runs a command and waits until the mount point is as it should be.
-fn timed(point: &Path, command: &str, there: &dyn Fn((u64, u64)) -> bool) -> Result<f64> {
+/// Does it, and waits until the mount point is as it should be.
+fn timed(
+    point: &Path,
+    work: &dyn Fn() -> Result<()>,
+    there: &dyn Fn((u64, u64)) -> bool,
+) -> Result<f64> {
     let began = Instant::now();
-    shell(
-        Path::new("/"),
-        command,
-        &[("MOUNTPOINT", &point.display().to_string())],
-    )?;
+    work()?;
     loop {
         // A mount that is not ready yet may refuse to be looked at.
         if identity(point).is_ok_and(there) && Folder::open(point).is_ok_and(|f| f.statfs().is_ok())
@@ -100,7 +142,7 @@ fn timed(point: &Path, command: &str, there: &dyn Fn((u64, u64)) -> bool) -> Res
         }
         if began.elapsed() > PATIENCE {
             return Err(Error::Program {
-                what: command.to_owned(),
+                what: "mount or unmount".into(),
                 detail: format!("{} did not change within a minute", point.display()),
             });
         }
@@ -174,7 +216,7 @@ mod tests {
     #[test]
     fn every_turn_is_timed_and_the_point_is_bare_again() {
         let (dir, point, config) = switch();
-        let outcome = run(&point, &config).unwrap();
+        let outcome = run(&point, &config, None).unwrap();
         assert_eq!(
             (outcome.mount_secs.len(), outcome.unmount_secs.len()),
             (3, 3)
@@ -191,11 +233,47 @@ mod tests {
             mount: "echo no device >&2; exit 32".into(),
             ..config
         };
-        let error = run(&point, &wrong).unwrap_err().to_string();
+        let error = run(&point, &wrong, None).unwrap_err().to_string();
         assert!(error.contains("no device"), "{error}");
         assert!(matches!(
-            run(&point, &Config::default()),
+            run(&point, &Config::default(), None),
             Err(Error::Spec(_))
         ));
+    }
+
+    /// Turns the link by itself.
+    struct Own(PathBuf);
+
+    impl Own {
+        fn turn(&self, to: &str) -> std::result::Result<(), String> {
+            let beside = self.0.with_extension("new");
+            let turned =
+                std::os::unix::fs::symlink(to, &beside).and_then(|()| fs::rename(&beside, &self.0));
+            turned.map_err(|e| e.to_string())
+        }
+    }
+
+    impl Remount for Own {
+        fn mount(&self) -> std::result::Result<(), String> {
+            self.turn("mounted")
+        }
+
+        fn unmount(&self) -> std::result::Result<(), String> {
+            self.turn("bare")
+        }
+    }
+
+    #[test]
+    fn a_target_that_mounts_itself_needs_no_commands_and_stays_mounted() {
+        let (_dir, point, config) = switch();
+        let own = Own(point.clone());
+        own.mount().unwrap();
+        let config = Config {
+            mount: String::new(),
+            ..config
+        };
+        let outcome = run(&point, &config, Some(&own)).unwrap();
+        assert_eq!(outcome.mount_secs.len(), 3);
+        assert_eq!(fs::read_link(&point).unwrap(), PathBuf::from("mounted"));
     }
 }

@@ -19,6 +19,11 @@ use std::time::Duration;
 /// Bytes that a thread goes over in a pass, at most: those of the published runs.
 const PASS_BYTES: u64 = 100 << 20;
 
+/// Bytes of a device, where nobody says how many.
+const DEVICE_BYTES: u64 = 1 << 30;
+/// The same under a file system: room for the files of all workloads.
+const FILES_BYTES: u64 = 16 << 30;
+
 #[derive(clap::Args)]
 pub struct MeasureArgs {
     /// Parameter of the workloads that have it, see `evfs lab list WORKLOAD`; may be repeated
@@ -67,12 +72,13 @@ pub struct MeasureArgs {
     /// Configuration file of PostMark for mailmix
     #[arg(long, value_name = "FILE")]
     postmark: Option<PathBuf>,
-    /// File or disk under stacks; its content is destroyed [default: a file of its own]
+    /// File or disk under stacks, whose content is destroyed, or a folder for such files [default: that for
+    /// temporary files]
     #[arg(long, value_name = "FILE")]
     device: Option<PathBuf>,
-    /// Bytes of a device that are used
-    #[arg(long, default_value = "1G", value_parser = output::parse_size)]
-    size: u64,
+    /// Bytes of a device that are used [default: 1G; under a file system 16G, of which a file takes what is used]
+    #[arg(long, value_parser = output::parse_size)]
+    size: Option<u64>,
     /// Bytes of a request, for seq-read and the like
     #[arg(long, default_value = "64k", value_parser = output::parse_size)]
     block: u64,
@@ -137,7 +143,7 @@ pub fn run(
     target: Option<&str>,
     how: &MeasureArgs,
 ) -> Result<u8> {
-    let mut builder = how.builder();
+    let mut builder = how.builder(context);
     // Kept until all studies are done: the folder goes with it.
     let mut temporary = None;
     let (suites, workloads): (Vec<String>, Vec<String>) = names
@@ -229,7 +235,7 @@ fn parts(suite: &Suite) -> impl Iterator<Item = (&Part, &Columns)> {
 /// `evfs lab compare`.
 pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
     let how = &args.how;
-    let mut builder = how.builder();
+    let mut builder = how.builder(context);
     let base = builder.build(&args.base)?;
     let mut sides = vec![
         base.into_iter()
@@ -319,7 +325,7 @@ fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) 
     if let Job::Devmix(config) = &mut job
         && config.span == 0
     {
-        config.span = how.size;
+        config.span = how.size();
     }
     Ok(Side {
         name: built.name.clone(),
@@ -333,13 +339,19 @@ fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) 
 }
 
 impl MeasureArgs {
-    fn builder(&self) -> Builder<'_> {
+    fn builder<'a>(&'a self, context: &'a Context) -> Builder<'a> {
         Builder {
+            settings: &context.settings,
             device: self.device.as_deref(),
-            size: self.size,
+            size: self.size(),
+            files_size: self.size.unwrap_or(FILES_BYTES),
             force: self.force,
             bench: None,
         }
+    }
+
+    fn size(&self) -> u64 {
+        self.size.unwrap_or(DEVICE_BYTES)
     }
 
     fn extent(&self) -> Extent {
@@ -391,7 +403,7 @@ impl MeasureArgs {
 
     /// One point for each pattern.
     fn grid(&self, patterns: Vec<Workload>) -> devmix::Config {
-        let each = (self.size / u64::from(self.threads)).min(PASS_BYTES);
+        let each = (self.size() / u64::from(self.threads)).min(PASS_BYTES);
         devmix::Config {
             patterns,
             blocks: vec![u32::try_from(self.block).unwrap_or(u32::MAX)],

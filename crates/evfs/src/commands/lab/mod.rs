@@ -35,13 +35,15 @@ Examples:
   evfs lab run dhrystone packets --quick
   evfs lab run seqrand nfsbasic --target /mnt/data --out results
   evfs lab run mailmix --target /mnt/data --env idle --env loaded
+  evfs lab run mounts --target fs-encrypted-256 --quick
   evfs lab run ifs-1990 --target /mnt/data --quick --out results
   evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
     /// Run the same work on two sides by turns and compare
     #[command(after_help = "\
 A side is a stack that is built in this process over the same bytes of one device (clear, encrypted,
-encrypted-128, encrypted-256), a folder, device:PATH, or a TOML file with name, one of folder, device and
+encrypted-128, encrypted-256), the same with a file system on it that is mounted by this process (fs-clear,
+fs-encrypted-256, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
 stack, and optionally daemons, before, after, note and a table set. Runs are made by turns (A B B A), with
 the first side once more as a control, until intervals are narrow; the result is the median of paired
 ratios with a 95 % interval. With --out each run is kept as it is made: interrupted, the same command
@@ -53,6 +55,7 @@ Examples:
   evfs lab compare /mnt/plain /mnt/secret --workload seqrand --workload mailmix --out results
   evfs lab compare /mnt/data /mnt/data --workload seqrand --set-b direct=true
   evfs lab compare /mnt/clear /mnt/encrypted --suite evfs-2006 --out results
+  evfs lab compare fs-clear fs-encrypted-256 --workload mailmix --layers
   evfs lab compare ours.toml theirs.toml --quick --json")]
     Compare(CompareArgs),
     /// Print a result again, and write its tables, figures and HTML

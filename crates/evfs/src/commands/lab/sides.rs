@@ -1,13 +1,14 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
 use super::wrong;
-use lab::{Facts, Place, Surroundings, Target};
+use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::Deserialize;
-use stack::arms::{ArmKind, Bench};
-use stack::{Error, Result};
+use stack::arms::{ArmKind, Bench, OwnMount};
+use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A side without its job.
 pub struct Built {
@@ -37,6 +38,9 @@ struct File {
     folder: Option<PathBuf>,
     device: Option<PathBuf>,
     stack: Option<String>,
+    /// Settings of the file cache, for a stack with files.
+    #[serde(default)]
+    cache: String,
     #[serde(default)]
     daemons: Vec<u32>,
     before: Option<String>,
@@ -48,10 +52,12 @@ struct File {
     set: BTreeMap<String, toml::Value>,
 }
 
-/// Builds sides; stacks share one device.
+/// Builds sides; stacks share one device, but file systems, which have one each.
 pub struct Builder<'a> {
+    pub settings: &'a Settings,
     pub device: Option<&'a Path>,
     pub size: u64,
+    pub files_size: u64,
     pub force: bool,
     pub bench: Option<Rc<Bench>>,
 }
@@ -61,6 +67,10 @@ impl Builder<'_> {
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
         if let Some(kinds) = stacks(text) {
             return kinds.into_iter().map(|kind| self.stack(kind)).collect();
+        }
+        if let Some(kinds) = text.strip_prefix(FILES).and_then(stacks) {
+            let mounted = |kind| self.mounted(kind, self.settings.cache_tunables());
+            return kinds.into_iter().map(mounted).collect();
         }
         if let Some(path) = text.strip_prefix("device:") {
             return Ok(vec![self.disk(Path::new(path))?]);
@@ -72,7 +82,7 @@ impl Builder<'_> {
             return Ok(vec![folder(Path::new(text))?]);
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-..., a folder, device:PATH or a file .toml"
         )))
     }
 
@@ -83,6 +93,37 @@ impl Builder<'_> {
         };
         self.bench = Some(Rc::clone(&bench));
         over(bench, kind)
+    }
+
+    /// A file system over a stack of its own, mounted by this process.
+    fn mounted(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let stack = bench.build(kind)?;
+        let name = format!("{FILES}{}", stack.name);
+        let dir = tempfile::Builder::new()
+            .prefix("evfs-lab-")
+            .tempdir()
+            .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+        // From here on it goes with the mount, and nothing in it is removed by its name.
+        let folder = dir.keep();
+        let cached = ProcessCache::with(self.settings, cache)?;
+        let own = OwnMount::new(stack.device, &name, &folder, self.settings, &cached);
+        let own = Arc::new(Own(own?));
+        let mut built = bare(Target::folder(own.0.folder()).map_err(wrong)?);
+        built.target.name.clone_from(&name);
+        built.target.remount = Some(own);
+        built.name = name;
+        built.facts = Facts {
+            direct: Some(stack.direct),
+            cipher: Some(stack.cipher),
+            cipher_kernel: stack.kernel,
+            note: Some(match cache {
+                "" => "mounted by this process".into(),
+                cache => format!("mounted by this process, {cache}"),
+            }),
+        };
+        built._bench = Some(bench);
+        Ok(built)
     }
 
     /// A device by itself, which is overwritten: as the clear stack over it.
@@ -109,16 +150,20 @@ impl Builder<'_> {
         let mut built = match (&file.folder, &file.device, &file.stack) {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
-            (None, None, Some(name)) => match stacks(name).as_deref() {
-                Some([kind]) => self.stack(*kind)?,
-                _ => return Err(bad(format!("`{name}` is no stack, or two"))),
-            },
+            (None, None, Some(name)) => {
+                let files = name.strip_prefix(FILES);
+                match (stacks(files.unwrap_or(name)).as_deref(), files) {
+                    (Some([kind]), None) => self.stack(*kind)?,
+                    (Some([kind]), Some(_)) => self.mounted(*kind, &file.cache)?,
+                    _ => return Err(bad(format!("`{name}` is no stack, or two"))),
+                }
+            }
             _ => return Err(bad("exactly one of folder, device and stack is set".into())),
         };
         built.name = file.name;
         built.target.daemons = file.daemons;
         (built.before, built.after) = (file.before, file.after);
-        built.facts.note = file.note;
+        built.facts.note = file.note.or(built.facts.note);
         built.surroundings = file.environment;
         built.set = file
             .set
@@ -126,6 +171,22 @@ impl Builder<'_> {
             .map(|(name, value)| (name, plain(&value)))
             .collect();
         Ok(built)
+    }
+}
+
+/// Before the name of a stack: with a file system on it, mounted.
+const FILES: &str = "fs-";
+
+/// A mount of this process, for the laboratory.
+struct Own(OwnMount);
+
+impl Remount for Own {
+    fn mount(&self) -> std::result::Result<(), String> {
+        self.0.mount().map_err(|e| crate::output::chain(&e))
+    }
+
+    fn unmount(&self) -> std::result::Result<(), String> {
+        self.0.unmount().map_err(|e| crate::output::chain(&e))
     }
 }
 

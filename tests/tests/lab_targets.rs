@@ -1,0 +1,277 @@
+//! `evfs plan`, and `evfs lab` on stacks that have files: what is measured, what is left behind, and what is said
+//! where something is wrong.
+
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+use tests::Sandbox;
+
+/// Bytes that no cipher and no zeros would give.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    (0..len / 8).flat_map(|_| next()).collect()
+}
+
+/// What evfs has mounted anywhere, by its name.
+fn mounts_of_the_laboratory() -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    points
+        .filter(|point| point.contains("/evfs-lab-"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_plan_prices_both_ciphers_and_changes_no_byte() {
+    let s = Sandbox::new();
+    let before = noise(32 << 20);
+    fs::write(s.path("disk.img"), &before).unwrap();
+    let written = fs::metadata(s.path("disk.img"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    fs::create_dir(s.path("scratch")).unwrap();
+    for (kind, scratch) in [("mail", false), ("media", true)] {
+        let mut args = vec!["plan", "disk.img", "--workload", kind, "--seconds", "0.02"];
+        if scratch {
+            args.extend(["--scratch", "scratch"]);
+        }
+        let plan = s.json(&args);
+        let prices = plan["prices"].as_array().unwrap();
+        let sides: Vec<&str> = prices.iter().map(|p| p["side"].as_str().unwrap()).collect();
+        assert_eq!(sides, ["encrypted-128", "encrypted-256"]);
+        for price in prices {
+            for half in ["reads", "writes"] {
+                assert!(
+                    price[half]["clear_mib_s"].as_f64().unwrap() > 0.0,
+                    "{price}"
+                );
+                assert!(price[half]["clear_cpu_s_gib"].as_f64().unwrap() > 0.0);
+            }
+            // In memory there is nothing but copying and the cipher, so it cannot be free.
+            if !scratch {
+                assert!(
+                    price["writes"]["cpu_more_s_gib"].as_f64().unwrap() > 0.0,
+                    "{price}"
+                );
+            }
+        }
+    }
+    let text = s.run(&["plan", "disk.img", "--seconds", "0.02"]).ok();
+    for word in [
+        "only read",
+        "CPU seconds",
+        "encrypted-256 instead of encrypted-128",
+    ] {
+        assert!(text.stdout.contains(word), "{word}: {}", text.stdout);
+    }
+    assert_eq!(fs::read(s.path("disk.img")).unwrap(), before);
+    assert_eq!(
+        fs::metadata(s.path("disk.img"))
+            .unwrap()
+            .modified()
+            .unwrap(),
+        written
+    );
+    assert_eq!(fs::read_dir(s.path("scratch")).unwrap().count(), 0);
+
+    let unknown = s.run(&["plan", "disk.img", "--workload", "games"]).code(2);
+    assert!(unknown.stderr.contains("database"), "{}", unknown.stderr);
+    s.run(&["plan", "nowhere.img"]).code(10);
+}
+
+#[test]
+fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
+    if !tests::is_root("mounting in the process that measures") {
+        return;
+    }
+    let s = Sandbox::new();
+    fs::create_dir(s.path("below")).unwrap();
+    let args = [
+        "lab",
+        "compare",
+        "fs-clear",
+        "fs-encrypted-256",
+        "--workload",
+        "seqrand",
+        "--device",
+        "below",
+        "--size",
+        "1G",
+        "--quick",
+        "--runs",
+        "2",
+        "--set",
+        "threads=2",
+        "--set",
+        "file=2M",
+        "--layers",
+        "--out",
+        "out",
+    ];
+    let ran = s.run(&args).ok();
+    assert!(ran.stdout.contains("CPU by layer"), "{}", ran.stdout);
+    let result: Value =
+        serde_json::from_slice(&fs::read(s.path("out/result.json")).unwrap()).unwrap();
+    let layers = |side: usize, name: &str| -> u64 {
+        let runs = result["studies"][0]["runs"][side].as_array().unwrap();
+        let phases = runs
+            .iter()
+            .flat_map(|run| run["sample"]["phases"].as_array().unwrap());
+        phases
+            .map(|phase| phase["layers"][name].as_u64().unwrap())
+            .sum()
+    };
+    assert_eq!(layers(0, "crypt"), 0, "nothing is enciphered in the clear");
+    assert!(layers(1, "crypt") > 0);
+    for side in [0, 1] {
+        for name in ["protocol", "fs", "cache", "path"] {
+            assert!(layers(side, name) > 0, "{name} of side {side}");
+        }
+    }
+    let page = fs::read_to_string(s.path("out/report.html")).unwrap();
+    assert!(page.contains("CPU by layer"));
+
+    let mounting = [
+        "lab",
+        "run",
+        "mounts",
+        "--target",
+        "fs-encrypted-128",
+        "--device",
+        "below",
+    ];
+    let more = [
+        "--size", "1G", "--quick", "--set", "times=3", "--set", "files=5",
+    ];
+    let ran = s.run(&[&mounting[..], &more[..]].concat()).ok();
+    assert!(ran.stdout.contains("unmount, p95"), "{}", ran.stdout);
+    assert_eq!(fs::read_dir(s.path("below")).unwrap().count(), 0);
+    assert_eq!(mounts_of_the_laboratory(), Vec::<String>::new());
+}
+
+#[test]
+fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() {
+    if !tests::is_root("mounting in the process that measures") {
+        return;
+    }
+    let s = Sandbox::new();
+    for name in ["roomy", "narrow"] {
+        fs::create_dir(s.path(name)).unwrap();
+    }
+    // A file system of the kernel's that has room for 4 MiB.
+    let narrow = s.path("narrow");
+    let mount = ["-t", "tmpfs", "-o", "size=4m", "evfs-lab-test"];
+    let mounted = Command::new("mount")
+        .args(mount)
+        .arg(&narrow)
+        .status()
+        .unwrap();
+    assert!(mounted.success());
+    let args = [
+        "lab",
+        "compare",
+        "roomy",
+        "narrow",
+        "--workload",
+        "seqrand",
+        "--quick",
+        "--runs",
+        "2",
+        "--set",
+        "threads=1",
+        "--set",
+        "file=8M",
+        "--out",
+        "out",
+    ];
+    let ran = s.run(&args);
+    let unmounted = Command::new("umount").arg(&narrow).status().unwrap();
+    assert!(unmounted.success());
+    let ran = ran.code(1);
+    assert!(ran.stderr.contains("No space left"), "{}", ran.stderr);
+    let again = s.run(&["lab", "report", "out"]).ok();
+    assert!(
+        again.stdout.contains("INCOMPLETE, a run failed"),
+        "{}",
+        again.stdout
+    );
+    assert!(again.stdout.contains("No space left"), "{}", again.stdout);
+}
+
+#[test]
+fn a_rival_that_is_not_installed_is_named() {
+    let s = Sandbox::new();
+    fs::create_dir(s.path("here")).unwrap();
+    let rival = "\
+name = 'rival'
+folder = 'here'
+before = 'exec evfs-no-such-rival here'
+";
+    fs::write(s.path("rival.toml"), rival).unwrap();
+    let args = [
+        "lab",
+        "compare",
+        "here",
+        "rival.toml",
+        "--workload",
+        "nfsbasic",
+        "--quick",
+        "--runs",
+        "2",
+    ];
+    let ran = s.run(&args).code(1);
+    assert!(ran.stderr.contains("evfs-no-such-rival"), "{}", ran.stderr);
+    let missing = ["lab", "compare", "here", "gone", "--workload", "nfsbasic"];
+    let ran = s.run(&missing).code(2);
+    assert!(ran.stderr.contains("`gone` is no side"), "{}", ran.stderr);
+}
+
+#[test]
+fn results_that_cannot_be_compared_are_told_from_those_that_became_worse() {
+    let s = Sandbox::new();
+    let measured = |out: &str, millis: &str| {
+        let millis = format!("millis={millis}");
+        let args = [
+            "lab",
+            "run",
+            "dhrystone",
+            "--quick",
+            "--runs",
+            "2",
+            "--set",
+            &millis,
+            "--out",
+            out,
+        ];
+        s.run(&args).ok();
+    };
+    measured("old", "5");
+    measured("other", "6");
+    s.run(&["lab", "diff", "old", "old"]).ok();
+    let other = s.run(&["lab", "diff", "old", "other"]).code(2);
+    assert!(other.stderr.contains("something else"), "{}", other.stderr);
+    s.run(&[
+        "lab",
+        "run",
+        "packets",
+        "--quick",
+        "--runs",
+        "2",
+        "--set",
+        "exchanges=10",
+        "--out",
+        "packets",
+    ])
+    .ok();
+    let none = s.run(&["lab", "diff", "old", "packets"]).code(2);
+    assert!(none.stderr.contains("in common"), "{}", none.stderr);
+    s.run(&["lab", "diff", "old", "nowhere"]).code(1);
+}
