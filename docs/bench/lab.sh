@@ -73,3 +73,24 @@ echo
     turns "64-KiB-random-read-direct-MiB/s" ours_random theirs_random
     turns "mailmix-s" ours_mail theirs_mail
 } | paired
+
+# Twenty comparisons of a stack with itself, of which at most one may claim a difference.
+itself() {
+    local n
+    for n in $(seq 20); do
+        "$evfs" --json lab compare clear clear --workload rand-read --block 64k --depth 4 --size 64M --device "$work" \
+            --runs 6 --max-runs 12 --seconds 0.1 --seed "$n" 2>/dev/null |
+            python3 -c '
+import json, sys
+found = json.load(sys.stdin)["findings"][0]["figures"]
+print(next(f["judgement"] for f in found if f["kind"] == "headline"))'
+    done | sort | uniq -c
+}
+echo
+echo "A stack against itself, twenty times:"
+itself
+echo "The same while a process burns a core:"
+sh -c 'while :; do :; done' &
+burner=$!
+trap 'kill $burner; rm -rf "$work"' EXIT
+itself

@@ -61,7 +61,9 @@ fn main() -> ExitCode {
 
 /// Sends the log to standard error: text for a person, escaped by the subscriber.
 fn start_log(level: &str) {
-    let filter = tracing_subscriber::EnvFilter::new(level);
+    // Once we have unmounted, the library tries it again, and warns that it cannot.
+    let filter = format!("{level},fuser::mnt=error");
+    let filter = tracing_subscriber::EnvFilter::new(filter);
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

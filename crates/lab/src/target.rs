@@ -47,6 +47,12 @@ pub trait Remount: Send + Sync {
     /// # Errors
     /// Why not, in words.
     fn unmount(&self) -> std::result::Result<(), String>;
+
+    /// Brings everything to the device, so that nothing of a run is written in the time of the next.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn sync(&self) -> std::result::Result<(), String>;
 }
 
 /// What a reader has to know about a target, printed and stored beside its figures.
@@ -81,6 +87,11 @@ impl Target {
         Ok(Target::new(name, place))
     }
 
+    /// Files that only this process can reach.
+    pub fn files(name: &str, files: Arc<dyn Files>) -> Target {
+        Target::new(name.to_owned(), Place::Files(files, None))
+    }
+
     /// A device, which is overwritten.
     pub fn device(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Target {
         Target::new(name.into(), Place::Device(device))
@@ -105,7 +116,20 @@ impl Target {
         Edge::now(&self.daemons, &self.competitors)
     }
 
-    pub(crate) fn files(&self) -> Result<&dyn Files> {
+    /// Ends what a run has left a file system of this process to do later. What the kernel keeps is its own.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let failed = |detail: String| Error::Program {
+            what: format!("{}: sync", self.name),
+            detail,
+        };
+        match (&self.remount, &self.place) {
+            (Some(own), _) => own.sync().map_err(failed),
+            (None, Place::Files(files, None)) => files.sync().map_err(|e| failed(e.to_string())),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn reach(&self) -> Result<&dyn Files> {
         match &self.place {
             Place::Files(files, _) => Ok(&**files),
             _ => Err(self.unfit("a folder")),

@@ -152,26 +152,32 @@ fn a_workload_refuses_a_target_that_it_cannot_use() {
 }
 
 /// A device of `mib` MiB a second.
-fn limited(mib: u64) -> Target {
+fn limited(mib: f64) -> Target {
     let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(8 << 20, 512));
+    let bytes = (mib * 1_048_576.0) as u64;
     Target::device(
         format!("{mib} MiB/s"),
-        Arc::new(Rate::new(lower, Some(mib << 20), None)),
+        Arc::new(Rate::new(lower, Some(bytes), None)),
     )
 }
 
+/// What a device of 8 MiB/s and one of 5 % less are measured to be.
+///
+/// Sixteen requests of 64 KiB in flight are an eighth of a second at this speed: as long as a thread that the
+/// machine lets wait has not waited longer than that, the device is the limit and not the machine.
 #[test]
-fn a_known_speed_is_measured_and_a_slower_device_is_found() {
+fn a_known_speed_is_measured_within_two_percent_and_five_percent_less_is_found() {
+    const FAST: f64 = 8.0;
     let dir = tempfile::tempdir().unwrap();
     let set = [
         ("patterns", "seq-read"),
         ("blocks", "64k"),
-        ("depths", "8"),
-        ("requests", "32"),
+        ("depths", "16"),
+        ("requests", "64"),
     ];
     let sides = [
-        side("fast", limited(20), job("devmix", &set)),
-        side("slow", limited(17), job("devmix", &set)),
+        side("fast", limited(FAST), job("devmix", &set)),
+        side("slow", limited(FAST * 0.95), job("devmix", &set)),
     ];
     let plan = StudyPlan {
         pairs: 6,
@@ -181,15 +187,22 @@ fn a_known_speed_is_measured_and_a_slower_device_is_found() {
     let done = whole(dir.path(), &sides, &plan);
     let (found, _) = findings(&done);
     let rate = found.iter().find(|f| f.unit == "MiB/s").unwrap();
-    // A device with a limit is never faster; how much slower is a matter of what else runs here.
-    assert!(
-        rate.base <= 20.0 * 1.02 && rate.value <= 17.0 * 1.02,
-        "{rate:?}"
-    );
-    let ratio = rate.ratio.unwrap();
-    assert!(ratio.min < 0.95, "{ratio:?}");
+    // The best run of each: whatever disturbs a run, it does not make it faster.
+    let best = |runs: &[lab::Run<lab::Record>]| {
+        let values = runs
+            .iter()
+            .map(|run| run.sample.value(&rate.phase, &rate.cell));
+        values.flatten().fold(0.0, f64::max)
+    };
+    for (runs, known) in done.runs.iter().zip([FAST, FAST * 0.95]) {
+        let measured = best(runs);
+        assert!(
+            (0.98..1.02).contains(&(measured / known)),
+            "{measured} MiB/s of {known}"
+        );
+    }
     let headline = found.iter().find(|f| f.kind == Kind::Headline).unwrap();
-    assert_ne!(headline.judgement, Judgement::Better, "{headline:?}");
+    assert_eq!(headline.judgement, Judgement::Worse, "{headline:?}");
 }
 
 #[test]

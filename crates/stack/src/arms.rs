@@ -1,7 +1,9 @@
 //! The stacks that the laboratory compares, all over the same bytes of one file or disk.
 
+mod own_fs;
 mod own_mount;
 
+pub use own_fs::OwnFs;
 pub use own_mount::OwnMount;
 
 use crate::device::{self, Share};

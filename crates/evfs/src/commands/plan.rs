@@ -171,11 +171,13 @@ fn place(args: &Args) -> String {
 
 /// What a reader has to know, each once.
 fn against(reads: &Study, writes: &Study) -> Vec<String> {
-    let mut all = notes(reads, &findings(reads).0);
-    for note in notes(writes, &findings(writes).0) {
-        if !all.contains(&note) {
-            all.push(note);
-        }
+    let of = |study: &Study| notes(study, &findings(study).0);
+    let (of_reads, of_writes) = (of(reads), of(writes));
+    let common = |note: &&String| of_reads.contains(note) && of_writes.contains(note);
+    let mut all: Vec<String> = of_reads.iter().filter(common).cloned().collect();
+    for (what, own) in [("reads", &of_reads), ("writes", &of_writes)] {
+        let alone = own.iter().filter(|note| !common(note));
+        all.extend(alone.map(|note| format!("{what}: {note}")));
     }
     all
 }

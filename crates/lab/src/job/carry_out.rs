@@ -20,7 +20,7 @@ impl Job {
     /// [`crate::Error::Spec`].
     pub fn check(&self, target: &Target) -> Result<()> {
         match self.entry().needs {
-            Needs::Files => target.files().map(drop),
+            Needs::Files => target.reach().map(drop),
             Needs::Folder => target.path().map(drop),
             Needs::Device => target.block().map(drop),
             Needs::Machine => Ok(()),
@@ -91,7 +91,7 @@ fn passes(
     phases: &[seqrand::Phase],
     name: &dyn Fn(seqrand::Phase) -> String,
 ) -> Result<Vec<Phase>> {
-    let files = target.files()?;
+    let files = target.reach()?;
     let one = |phase: &seqrand::Phase| {
         let watch = Watch::start(target);
         let outcome = seqrand::run(files, config, &[*phase])?.remove(0);
@@ -177,7 +177,7 @@ fn sweep(target: &Target, job: &Sweep) -> Result<Vec<Phase>> {
 
 fn mail(target: &Target, config: &mailmix::Config) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
-    let r = mailmix::run(target.files()?, config)?;
+    let r = mailmix::run(target.reach()?, config)?;
     let created = (r.created_alone + r.created_mixed) as f64;
     let deleted = (r.deleted_alone + r.deleted_mixed) as f64;
     let transactions = r.transactions as f64;
@@ -196,7 +196,7 @@ fn mail(target: &Target, config: &mailmix::Config) -> Result<Vec<Phase>> {
 
 fn basic(target: &Target, scale: u64) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
-    let outcomes = nfsbasic::run(target.files()?, &nfsbasic::Config::scaled(scale.max(1)))?;
+    let outcomes = nfsbasic::run(target.reach()?, &nfsbasic::Config::scaled(scale.max(1)))?;
     let cell = |o: &nfsbasic::Outcome| {
         let name = format!("{}: {}", o.test, o.what);
         Some(match (o.bytes, o.operations?) {
@@ -211,7 +211,7 @@ fn basic(target: &Target, scale: u64) -> Result<Vec<Phase>> {
 
 fn costs(target: &Target, long_enough: Duration) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
-    let rows = micro::run(target.files()?, long_enough)?;
+    let rows = micro::run(target.reach()?, long_enough)?;
     let cells = rows.iter().flat_map(|row| {
         let count = row.count as f64;
         [
@@ -303,7 +303,7 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let own = std::iter::once(target.files()?);
+    let own = std::iter::once(target.reach()?);
     let folders: Vec<&dyn Files> = own.chain(others.iter().map(|f| f as &dyn Files)).collect();
     let watch = Watch::start(target);
     let outcome = clientload::run(&folders, config)?;
@@ -398,7 +398,7 @@ fn by_fio(target: &Target, config: &fio::Config) -> Result<Vec<Phase>> {
 
 fn mixed_mode(target: &Target, config: &coherence::Config) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
-    let outcomes = coherence::run(target.files()?, config)?;
+    let outcomes = coherence::run(target.reach()?, config)?;
     let steps: u64 = outcomes.iter().map(|o| o.steps).sum();
     let cell = |o: &coherence::Outcome| Cell::rate(&o.what, "ops/s", o.steps as f64, o.secs);
     let cells = outcomes.iter().map(cell).collect();

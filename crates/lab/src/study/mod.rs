@@ -204,6 +204,7 @@ impl Side {
             ..self.target.clone()
         };
         let record = self.job.run(&target, times)?;
+        self.target.settle()?;
         beside.end()?;
         Ok(record)
     }

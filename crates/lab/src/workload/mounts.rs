@@ -261,6 +261,10 @@ mod tests {
         fn unmount(&self) -> std::result::Result<(), String> {
             self.turn("bare")
         }
+
+        fn sync(&self) -> std::result::Result<(), String> {
+            Ok(())
+        }
     }
 
     #[test]

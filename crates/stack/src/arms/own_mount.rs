@@ -3,10 +3,9 @@
 //! **Invariant:** it is unmounted, and its folder gone, when this is dropped, whoever still uses it. Clients and the
 //! server are one process; what each takes of its CPU, the counters of layers tell.
 
+use super::OwnFs;
 use crate::cache::ProcessCache;
-use crate::filesystem::{open_fs, options, own_root};
-use crate::{Error, Result, Settings};
-use ::fs::{FIRST_FILESET, Files, Fs};
+use crate::{Result, Settings};
 use block::BlockDevice;
 use export_fuse::{Mount, TreeConfig};
 use std::path::{Path, PathBuf};
@@ -19,14 +18,8 @@ pub struct OwnMount {
     folder: PathBuf,
     settings: Settings,
     cache: Arc<ProcessCache>,
-    open: Mutex<Option<Opened>>,
-}
-
-/// Fields are dropped in this order.
-struct Opened {
-    mount: Mount,
-    files: Arc<Files>,
-    fs: Fs,
+    /// The mount goes before the files.
+    open: Mutex<Option<(Mount, OwnFs)>>,
 }
 
 impl OwnMount {
@@ -41,7 +34,6 @@ impl OwnMount {
         settings: &Settings,
         cache: &Arc<ProcessCache>,
     ) -> Result<OwnMount> {
-        let failed = |what: &str| Error::files(format!("cannot {what} {name}"));
         let own = OwnMount {
             device,
             name: name.to_owned(),
@@ -50,10 +42,7 @@ impl OwnMount {
             cache: Arc::clone(cache),
             open: Mutex::default(),
         };
-        Fs::format(Arc::clone(&own.device), name).map_err(failed("format"))?;
-        let fs = own.open_fs()?;
-        own_root(&fs, FIRST_FILESET).map_err(failed("format"))?;
-        fs.close().map_err(failed("format"))?;
+        OwnFs::format(&own.device, name, settings)?;
         own.mount()?;
         Ok(own)
     }
@@ -63,11 +52,7 @@ impl OwnMount {
         &self.folder
     }
 
-    fn open_fs(&self) -> Result<Fs> {
-        open_fs(&self.device, &self.name, options(&self.settings, false))
-    }
-
-    fn opened(&self) -> MutexGuard<'_, Option<Opened>> {
+    fn opened(&self) -> MutexGuard<'_, Option<(Mount, OwnFs)>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,16 +65,19 @@ impl OwnMount {
         if opened.is_some() {
             return Ok(());
         }
-        let failed = Error::files(format!("cannot mount {}", self.name));
-        let fs = self.open_fs()?;
-        let cache = self.cache.cache()?;
-        let files = fs
-            .fileset_named(FIRST_FILESET)
-            .and_then(|fileset| Files::new(&fileset, &cache))
-            .map_err(failed)?;
-        let mount = Mount::start_tree(TreeConfig::new(self.folder.clone()), Arc::clone(&files))?;
-        *opened = Some(Opened { mount, files, fs });
+        let fs = OwnFs::open(&self.device, &self.name, &self.settings, &self.cache)?;
+        let config = TreeConfig::new(self.folder.clone());
+        let mount = Mount::start_tree(config, Arc::clone(fs.files()))?;
+        *opened = Some((mount, fs));
         Ok(())
+    }
+
+    /// Writes everything out; where it is not mounted nothing happens.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn sync(&self) -> Result<()> {
+        self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.sync())
     }
 
     /// Unmounts and closes it, with everything on the device; where it is not mounted nothing happens.
@@ -102,20 +90,17 @@ impl OwnMount {
 
     fn take_away(&self, force: bool) -> Result<()> {
         let mut opened = self.opened();
-        let Some(Opened { mount, files, fs }) = opened.take() else {
+        let Some((mount, fs)) = opened.take() else {
             return Ok(());
         };
         match mount.unmount(force) {
-            Ok(_) => {}
+            Ok(_) => fs.close(),
             Err(kept) => {
                 let (mount, error) = *kept;
-                *opened = Some(Opened { mount, files, fs });
-                return Err(error.into());
+                *opened = Some((mount, fs));
+                Err(error.into())
             }
         }
-        let failed = || Error::files(format!("cannot close {}", self.name));
-        files.close().map_err(failed())?;
-        fs.close().map_err(failed())
     }
 }
 

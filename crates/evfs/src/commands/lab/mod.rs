@@ -1,5 +1,6 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
+mod inside;
 mod measure;
 mod sides;
 mod stacks;
@@ -43,7 +44,7 @@ Examples:
     #[command(after_help = "\
 A side is a stack that is built in this process over the same bytes of one device (clear, encrypted,
 encrypted-128, encrypted-256), the same with a file system on it that is mounted by this process (fs-clear,
-fs-encrypted-256, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
+fs-encrypted-256, ...) or called without a mount (files-clear, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
 stack, and optionally daemons, before, after, note and a table set. Runs are made by turns (A B B A), with
 the first side once more as a control, until intervals are narrow; the result is the median of paired
 ratios with a 95 % interval. With --out each run is kept as it is made: interrupted, the same command

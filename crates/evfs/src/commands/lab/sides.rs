@@ -1,9 +1,10 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
+use super::inside::Inside;
 use super::wrong;
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::Deserialize;
-use stack::arms::{ArmKind, Bench, OwnMount};
+use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,10 @@ impl Builder<'_> {
             let mounted = |kind| self.mounted(kind, self.settings.cache_tunables());
             return kinds.into_iter().map(mounted).collect();
         }
+        if let Some(kinds) = text.strip_prefix(CALLED).and_then(stacks) {
+            let called = |kind| self.called(kind, self.settings.cache_tunables());
+            return kinds.into_iter().map(called).collect();
+        }
         if let Some(path) = text.strip_prefix("device:") {
             return Ok(vec![self.disk(Path::new(path))?]);
         }
@@ -82,7 +87,7 @@ impl Builder<'_> {
             return Ok(vec![folder(Path::new(text))?]);
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-..., a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
         )))
     }
 
@@ -107,21 +112,33 @@ impl Builder<'_> {
         // From here on it goes with the mount, and nothing in it is removed by its name.
         let folder = dir.keep();
         let cached = ProcessCache::with(self.settings, cache)?;
-        let own = OwnMount::new(stack.device, &name, &folder, self.settings, &cached);
+        let own = OwnMount::new(
+            Arc::clone(&stack.device),
+            &name,
+            &folder,
+            self.settings,
+            &cached,
+        );
         let own = Arc::new(Own(own?));
         let mut built = bare(Target::folder(own.0.folder()).map_err(wrong)?);
         built.target.name.clone_from(&name);
         built.target.remount = Some(own);
         built.name = name;
-        built.facts = Facts {
-            direct: Some(stack.direct),
-            cipher: Some(stack.cipher),
-            cipher_kernel: stack.kernel,
-            note: Some(match cache {
-                "" => "mounted by this process".into(),
-                cache => format!("mounted by this process, {cache}"),
-            }),
-        };
+        built.facts = with_files(&stack, "mounted by this process", cache);
+        built._bench = Some(bench);
+        Ok(built)
+    }
+
+    /// The same without a mount: files are reached by calls of functions.
+    fn called(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let stack = bench.build(kind)?;
+        let name = format!("{CALLED}{}", stack.name);
+        let cached = ProcessCache::with(self.settings, cache)?;
+        OwnFs::format(&stack.device, &name, self.settings)?;
+        let own = OwnFs::open(&stack.device, &name, self.settings, &cached)?;
+        let mut built = bare(Target::files(&name, Arc::new(Inside::new(&name, own))));
+        built.facts = with_files(&stack, "called without a mount", cache);
         built._bench = Some(bench);
         Ok(built)
     }
@@ -151,11 +168,14 @@ impl Builder<'_> {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
             (None, None, Some(name)) => {
-                let files = name.strip_prefix(FILES);
-                match (stacks(files.unwrap_or(name)).as_deref(), files) {
-                    (Some([kind]), None) => self.stack(*kind)?,
-                    (Some([kind]), Some(_)) => self.mounted(*kind, &file.cache)?,
-                    _ => return Err(bad(format!("`{name}` is no stack, or two"))),
+                let one = |name: &str| match stacks(name).as_deref() {
+                    Some([kind]) => Ok(*kind),
+                    _ => Err(bad(format!("`{name}` is no stack, or two"))),
+                };
+                match (name.strip_prefix(FILES), name.strip_prefix(CALLED)) {
+                    (Some(name), _) => self.mounted(one(name)?, &file.cache)?,
+                    (_, Some(name)) => self.called(one(name)?, &file.cache)?,
+                    _ => self.stack(one(name)?)?,
                 }
             }
             _ => return Err(bad("exactly one of folder, device and stack is set".into())),
@@ -177,6 +197,22 @@ impl Builder<'_> {
 /// Before the name of a stack: with a file system on it, mounted.
 const FILES: &str = "fs-";
 
+/// The same, called without a mount.
+const CALLED: &str = "files-";
+
+/// What a reader has to know about a stack with files.
+fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
+    Facts {
+        direct: Some(stack.direct),
+        cipher: Some(stack.cipher.clone()),
+        cipher_kernel: stack.kernel.clone(),
+        note: Some(match cache {
+            "" => how.to_owned(),
+            cache => format!("{how}, {cache}"),
+        }),
+    }
+}
+
 /// A mount of this process, for the laboratory.
 struct Own(OwnMount);
 
@@ -187,6 +223,10 @@ impl Remount for Own {
 
     fn unmount(&self) -> std::result::Result<(), String> {
         self.0.unmount().map_err(|e| crate::output::chain(&e))
+    }
+
+    fn sync(&self) -> std::result::Result<(), String> {
+        self.0.sync().map_err(|e| crate::output::chain(&e))
     }
 }
 

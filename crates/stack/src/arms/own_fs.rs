@@ -1,0 +1,93 @@
+//! A file system over a stack, open in this process for as long as it is measured.
+
+use crate::cache::ProcessCache;
+use crate::filesystem::{open_fs, options, own_root};
+use crate::{Error, Result, Settings};
+use ::fs::{FIRST_FILESET, Files, Fs};
+use block::BlockDevice;
+use std::sync::Arc;
+
+/// Its files. Dropping it writes everything out as far as that goes.
+pub struct OwnFs {
+    name: String,
+    files: Arc<Files>,
+    fs: Option<Fs>,
+}
+
+impl OwnFs {
+    /// Makes a file system on `device`, whose root belongs to the user of this process.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn format(device: &Arc<dyn BlockDevice>, name: &str, settings: &Settings) -> Result<()> {
+        let failed = || Error::files(format!("cannot format {name}"));
+        Fs::format(Arc::clone(device), name).map_err(failed())?;
+        let fs = open_fs(device, name, options(settings, false))?;
+        own_root(&fs, FIRST_FILESET).map_err(failed())?;
+        fs.close().map_err(failed())
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The device's; there is no memory for a cache.
+    pub fn open(
+        device: &Arc<dyn BlockDevice>,
+        name: &str,
+        settings: &Settings,
+        cache: &Arc<ProcessCache>,
+    ) -> Result<OwnFs> {
+        let fs = open_fs(device, name, options(settings, false))?;
+        let cache = cache.cache()?;
+        let files = fs
+            .fileset_named(FIRST_FILESET)
+            .and_then(|fileset| Files::new(&fileset, &cache))
+            .map_err(Error::files(format!("cannot open {name}")))?;
+        Ok(OwnFs {
+            name: name.to_owned(),
+            files,
+            fs: Some(fs),
+        })
+    }
+
+    /// The files.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
+    }
+
+    /// Writes everything out, so that nothing is left to be done later.
+    ///
+    /// # Errors
+    /// Not everything could be written.
+    pub fn sync(&self) -> Result<()> {
+        let failed = || Error::files(format!("cannot write {} out", self.name));
+        self.files.sync().map_err(failed())?;
+        self.fs
+            .as_ref()
+            .map_or(Ok(()), |fs| fs.commit().map_err(failed()))
+    }
+
+    /// Writes everything out and lets the device go. Nobody uses the files any more.
+    ///
+    /// # Errors
+    /// Not everything could be written.
+    pub fn close(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(fs) = self.fs.take() else {
+            return Ok(());
+        };
+        let failed = || Error::files(format!("cannot close {}", self.name));
+        self.files.close().map_err(failed())?;
+        fs.close().map_err(failed())
+    }
+}
+
+impl Drop for OwnFs {
+    fn drop(&mut self) {
+        // Who wants to know whether that went well closes it.
+        let _ = self.end();
+    }
+}
