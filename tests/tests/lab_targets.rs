@@ -144,6 +144,7 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
     }
     let page = fs::read_to_string(s.path("out/report.html")).unwrap();
     assert!(page.contains("CPU by layer"));
+    assert!(s.path("out/figures/seqrand-layers.svg").exists());
 
     let mounting = [
         "lab",

@@ -1,5 +1,6 @@
 //! The figures: lines over bars, ratios with intervals, tables of colours, and runs in their order.
 
+use super::layers::by_layer;
 use super::svg::{Drawing, side, steps};
 use crate::figures::number;
 use crate::record::{Better, Cell, Phase, Record};
@@ -31,6 +32,9 @@ pub fn figures(studies: &[Study]) -> Vec<(String, String)> {
                 }
                 false => add(&series, lines(study, &series)),
             }
+        }
+        if let Some(svg) = by_layer(study) {
+            add("layers", svg);
         }
         if let Some(svg) = order(study) {
             add("runs", svg);

@@ -4,6 +4,7 @@
 //! has a title, which browsers show and readers of screens read.
 
 mod charts;
+mod layers;
 mod page;
 mod svg;
 
