@@ -68,3 +68,11 @@ pub enum Error {
     #[error("not a result of this laboratory: {0}")]
     Format(String),
 }
+
+impl Error {
+    /// What went wrong, with what caused it.
+    pub fn in_words(&self) -> String {
+        let cause = std::error::Error::source(self);
+        cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
+    }
+}

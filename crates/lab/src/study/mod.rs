@@ -321,7 +321,7 @@ pub fn study(
         // Nobody is to blame for being stopped.
         Err(Error::Stopped) => Ok(()),
         Err(error) => {
-            journal.append(&Line::Failed(error.to_string()))?;
+            journal.append(&Line::Failed(error.in_words()))?;
             Err(error)
         }
     };

@@ -154,8 +154,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 
 /// An error of the laboratory with what caused it, as one of the program.
 fn wrong(error: lab::Error) -> Error {
-    let cause = std::error::Error::source(&error);
-    let text = cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+    let text = error.in_words();
     match error {
         lab::Error::Spec(_) => Error::Usage(text),
         _ => Error::Failed(text),

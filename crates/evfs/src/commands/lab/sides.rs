@@ -105,8 +105,9 @@ impl Builder<'_> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
         let stack = bench.build(kind)?;
         let name = format!("{FILES}{}", stack.name);
+        clear_the_dead();
         let dir = tempfile::Builder::new()
-            .prefix("evfs-lab-")
+            .prefix(MOUNT_PREFIX)
             .tempdir()
             .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
         // From here on it goes with the mount, and nothing in it is removed by its name.
@@ -196,6 +197,24 @@ impl Builder<'_> {
 
 /// Before the name of a stack: with a file system on it, mounted.
 const FILES: &str = "fs-";
+
+/// Folders for temporary files that begin so are mount points of ours.
+const MOUNT_PREFIX: &str = "evfs-lab-";
+
+/// Takes away what processes that were killed have left mounted, as far as this user may.
+fn clear_the_dead() {
+    let entries = std::fs::read_dir(std::env::temp_dir());
+    for entry in entries.into_iter().flatten().flatten() {
+        let ours = entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(MOUNT_PREFIX.as_bytes());
+        let path = entry.path();
+        if ours && stack::filesystem::clear_dead(&path).unwrap_or(false) {
+            let _ = std::fs::remove_dir(&path);
+        }
+    }
+}
 
 /// The same, called without a mount.
 const CALLED: &str = "files-";
