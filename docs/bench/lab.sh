@@ -9,10 +9,9 @@ set -euo pipefail
 folder=$(realpath "${1:?FOLDER}")
 pairs=${2:-8}
 evfs=${EVFS:-target/release/evfs}
-profile=${PROFILE:---release}
 work=$(mktemp -d "$folder/credible.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-paired() { cargo run -q "$profile" -p lab --example paired -- --theta 0.1; }
+paired() { ${PAIRED:-cargo run -q --release -p lab --example paired --} --theta 0.1; }
 
 # The value of a figure of a run: WORKLOAD PHASE FIGURE, and parameters.
 value() {
