@@ -8,7 +8,14 @@ use std::process::Command;
 /// The levels, lowest first. A crate that is not listed is an error: its place has to be decided.
 const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
-    &["luks2", "nbd-proto", "iscsi-proto", "xts", "keyring"],
+    &[
+        "luks2",
+        "nbd-proto",
+        "iscsi-proto",
+        "rx-proto",
+        "xts",
+        "keyring",
+    ],
     &["path-file", "path-nbd", "path-iscsi"],
     &["crypt", "multipath"],
     &[],

@@ -1,0 +1,1 @@
+//! Numbers that wrap around in the middle of calls.

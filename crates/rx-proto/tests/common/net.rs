@@ -1,0 +1,152 @@
+//! A network of two directions in virtual time: it delays, loses, doubles, reorders, queues and cuts
+//! off what is too long, all from a seed.
+
+use rx_proto::Timestamp;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+/// Numbers from a seed (SplitMix64).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    /// True so often.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+    }
+}
+
+/// What one direction does to datagrams.
+#[derive(Debug, Clone)]
+pub struct Link {
+    /// One way.
+    pub delay: Duration,
+    /// Added at random, from nothing to this.
+    pub jitter: Duration,
+    pub loss: f64,
+    pub duplicate: f64,
+    /// So many datagrams take up to three delays longer.
+    pub reorder: f64,
+    /// Longer datagrams with "don't fragment" are refused, others arrive.
+    pub mtu: usize,
+    /// Bytes a second, and bytes that wait at most; beyond, they are dropped.
+    pub rate: Option<(u64, u64)>,
+}
+
+impl Default for Link {
+    fn default() -> Link {
+        Link {
+            delay: Duration::from_millis(1),
+            jitter: Duration::ZERO,
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            mtu: 65_507,
+            rate: None,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OnItsWay {
+    at: Timestamp,
+    order: u64,
+    to: usize,
+    bytes: Vec<u8>,
+}
+
+/// Both directions; `links[n]` leads to host `n`.
+#[derive(Debug)]
+pub struct Net {
+    pub links: [Link; 2],
+    pub random: Random,
+    on_the_way: BinaryHeap<Reverse<OnItsWay>>,
+    order: u64,
+    busy_until: [Timestamp; 2],
+    /// Datagrams given in, and dropped for whatever reason.
+    pub sent: u64,
+    pub dropped: u64,
+}
+
+impl Net {
+    pub fn new(link: Link, seed: u64) -> Net {
+        Net {
+            links: [link.clone(), link],
+            random: Random(seed),
+            on_the_way: BinaryHeap::new(),
+            order: 0,
+            busy_until: [Timestamp::from_nanos(0); 2],
+            sent: 0,
+            dropped: 0,
+        }
+    }
+
+    /// Takes a datagram to host `to`; false if it is refused as too long.
+    pub fn send(&mut self, now: Timestamp, to: usize, bytes: Vec<u8>, whole: bool) -> bool {
+        let link = self.links[to].clone();
+        self.sent += 1;
+        if whole && bytes.len() > link.mtu {
+            self.dropped += 1;
+            return false;
+        }
+        let mut depart = now;
+        if let Some((rate, queue)) = link.rate {
+            let start = self.busy_until[to].max(now);
+            let waiting = start.since(now).as_nanos() as u64 * rate / 1_000_000_000;
+            if waiting > queue {
+                self.dropped += 1;
+                return true;
+            }
+            let takes = Duration::from_nanos(bytes.len() as u64 * 1_000_000_000 / rate);
+            depart = start + takes;
+            self.busy_until[to] = depart;
+        }
+        if self.random.chance(link.loss) {
+            self.dropped += 1;
+            return true;
+        }
+        let copies = 1 + u64::from(self.random.chance(link.duplicate));
+        for _ in 0..copies {
+            let mut at = depart + link.delay;
+            at = at + Duration::from_nanos(self.random.below(link.jitter.as_nanos() as u64 + 1));
+            if self.random.chance(link.reorder) {
+                let late = 3 * link.delay.as_nanos() as u64;
+                at = at + Duration::from_nanos(self.random.below(late));
+            }
+            self.order += 1;
+            let (order, bytes) = (self.order, bytes.clone());
+            self.on_the_way.push(Reverse(OnItsWay {
+                at,
+                order,
+                to,
+                bytes,
+            }));
+        }
+        true
+    }
+
+    /// When the next datagram arrives.
+    pub fn next(&self) -> Option<Timestamp> {
+        self.on_the_way.peek().map(|Reverse(datagram)| datagram.at)
+    }
+
+    /// A datagram that has arrived.
+    pub fn arrive(&mut self, now: Timestamp) -> Option<(usize, Vec<u8>)> {
+        self.next().filter(|at| *at <= now)?;
+        self.on_the_way.pop().map(|Reverse(d)| (d.to, d.bytes))
+    }
+}
