@@ -52,7 +52,7 @@ pub struct Config {
     pub connections_per_host: usize,
     /// Connections at once whose peer has not answered yet; beyond, the oldest makes room.
     pub unproven_max: usize,
-    /// Packets of a call that are held before its peer has answered.
+    /// Packets of a call that are held before its peer has answered: the first window of those known.
     pub unproven_packets: u32,
     /// Calls of others at once. Each costs about 700 bytes beside its data.
     pub calls_max: usize,
@@ -91,7 +91,7 @@ impl Default for Config {
             connections_max: 16_384,
             connections_per_host: 4096,
             unproven_max: 1024,
-            unproven_packets: 8,
+            unproven_packets: 16,
             calls_max: 8192,
             receive_bytes_max: 256 << 20,
             control_packets_max: 1024,

@@ -42,11 +42,7 @@ pub(crate) enum After {
     Aborted(i32),
     /// At a client: the reply was received whole. The server is told at `tell_at`, unless another
     /// call tells it before.
-    Received {
-        last: Seq,
-        prompted_by: Serial,
-        tell_at: Timestamp,
-    },
+    Received { last: Seq, tell_at: Timestamp },
 }
 
 /// One of the four channels.

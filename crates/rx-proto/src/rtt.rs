@@ -15,6 +15,10 @@ const RTO_MIN: u64 = 200_000_000;
 /// Longest retransmission timeout, so that several fall within a peer's dead time.
 const RTO_MAX: u64 = 10_000_000_000;
 
+/// Time a client takes before it says that it has the end of a reply: a client of Linux 8 to 20 ms,
+/// OpenAFS 100 ms after it was read (`rx_hardAckDelay`). It begins with the first and is found out.
+const LAST_ACK_DELAY: [u64; 3] = [10_000_000, 20_000_000, 150_000_000];
+
 /// Time after which a minimum is forgotten, in two halves.
 const MINIMUM_WINDOW: u64 = 10_000_000_000;
 
@@ -27,6 +31,7 @@ pub(crate) struct Rtt {
     minimum: [u64; 2],
     minimum_since: Timestamp,
     samples: u32,
+    last_ack_delay: u64,
 }
 
 impl Rtt {
@@ -38,6 +43,7 @@ impl Rtt {
             minimum: [u64::MAX; 2],
             minimum_since: Timestamp::from_nanos(0),
             samples: 0,
+            last_ack_delay: LAST_ACK_DELAY[1],
         }
     }
 
@@ -86,6 +92,21 @@ impl Rtt {
     /// The last sample, or zero.
     pub(crate) const fn latest(&self) -> u64 {
         self.latest
+    }
+
+    /// How long the peer takes, beyond a round trip, to say that it has the end of a reply.
+    pub(crate) const fn last_ack_delay(&self) -> u64 {
+        self.last_ack_delay
+    }
+
+    /// The end of a reply was sent again and had not been lost.
+    pub(crate) fn last_was_late(&mut self) {
+        self.last_ack_delay = (2 * self.last_ack_delay).min(LAST_ACK_DELAY[2]);
+    }
+
+    /// The end of a reply was sent again and had been lost.
+    pub(crate) fn last_was_lost(&mut self) {
+        self.last_ack_delay = (self.last_ack_delay / 2).max(LAST_ACK_DELAY[0]);
     }
 
     /// Retransmission timeout after `backoff` timeouts without progress.

@@ -49,8 +49,8 @@ pub struct Transmit<P> {
     dont_fragment: bool,
     headers: Vec<u8>,
     pieces: Vec<Piece<P>>,
-    /// Where in `headers` the flags of the last DATA packet are.
-    flags_at: Option<usize>,
+    /// Where in `headers` the flags of the last DATA packet are, and of the one before.
+    flags_at: [Option<usize>; 2],
 }
 
 impl<P> Transmit<P> {
@@ -70,7 +70,7 @@ impl<P> Transmit<P> {
             dont_fragment: false,
             headers: Vec::new(),
             pieces: Vec::new(),
-            flags_at: None,
+            flags_at: [None; 2],
         }
     }
 
@@ -119,7 +119,7 @@ impl<P> Transmit<P> {
         self.dont_fragment = false;
         self.headers.clear();
         self.pieces.clear();
-        self.flags_at = None;
+        self.flags_at = [None; 2];
     }
 
     /// Begins a batch that must not be fragmented, or may.
@@ -167,7 +167,8 @@ impl<P> Transmit<P> {
 
     /// Appends the header of a DATA packet, whose flags are `flags_in` bytes behind its beginning.
     pub(crate) fn data_header(&mut self, bytes: &[u8], flags_in: usize) {
-        self.flags_at = Some(self.headers.len() + flags_in);
+        let at = self.headers.len() + flags_in;
+        self.flags_at = [Some(at), self.flags_at[0]];
         self.header(bytes);
     }
 
@@ -176,9 +177,10 @@ impl<P> Transmit<P> {
         self.pieces.push(Piece::Payload(payload));
     }
 
-    /// Sets flags in the last DATA packet.
-    pub(crate) fn flag_last(&mut self, flags: u8) {
-        if let Some(place) = self.flags_at.and_then(|at| self.headers.get_mut(at)) {
+    /// Sets flags in the last DATA packet, or in the one before it.
+    pub(crate) fn flag_last(&mut self, skip: usize, flags: u8) {
+        let at = self.flags_at.get(skip).copied().flatten();
+        if let Some(place) = at.and_then(|at| self.headers.get_mut(at)) {
             *place |= flags;
         }
     }
@@ -232,10 +234,11 @@ mod tests {
         batch.segment(3);
         batch.data_header(&[2, 0], 1);
         batch.payload(Shared::from(&b"c"[..]));
-        batch.flag_last(8);
+        batch.flag_last(0, 8);
+        batch.flag_last(1, 4);
         assert_eq!(
             batch.datagrams(),
-            [b"\x01\x00ab".to_vec(), b"\x02\x08c".to_vec()]
+            [b"\x01\x04ab".to_vec(), b"\x02\x08c".to_vec()]
         );
     }
 }

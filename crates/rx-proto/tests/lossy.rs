@@ -45,5 +45,8 @@ fn pair_index(seed: u64, round: u32, n: u32) -> usize {
 #[test]
 fn calls_over_a_clean_network() {
     let pair = check(Link::default(), seed(1), 30);
+    for h in &pair.hosts {
+        println!("{:#?}", h.endpoint.stats());
+    }
     assert_eq!(pair.hosts[SERVER].endpoint.stats().resent, 0);
 }

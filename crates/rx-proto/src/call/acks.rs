@@ -49,16 +49,15 @@ impl Acks {
             Reason::OutOfSequence => 7,
             Reason::Ping | Reason::PingResponse => 0,
         };
-        if self
-            .due
-            .is_none_or(|(held, _)| weight(held) <= weight(reason))
-        {
+        let newer = |held| weight(held) == weight(reason) && serial != Serial(0);
+        let stronger = |held| weight(held) < weight(reason) || newer(held);
+        if self.due.is_none_or(|(held, _)| stronger(held)) {
             self.due = Some((reason, serial));
         }
     }
 
     /// A packet came that needs no answer at once.
-    pub(crate) fn received(&mut self, now: Timestamp, config: &Config) {
+    pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
         self.unspoken += 1;
         self.total = self.total.saturating_add(1);
         // Few at first: the sender's window grows with each acknowledgement.
@@ -69,7 +68,7 @@ impl Acks {
             config.ack_stride
         };
         if self.unspoken >= stride {
-            self.prompt(Reason::Idle, Serial(0));
+            self.prompt(Reason::Idle, serial);
         }
         self.delay_at = self.delay_at.min(now + config.ack_delay);
     }
@@ -99,13 +98,17 @@ impl Acks {
     /// The acknowledgement to send, and for which transmission. A ping comes first: its answer says
     /// the same.
     pub(crate) fn take(&mut self) -> Option<(Reason, Serial)> {
-        let ping = self
-            .ping
-            .take()
-            .map(|serial| (Reason::PingResponse, serial));
+        let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
         let due = ping.or(self.due)?;
+        self.ping = None;
         self.spoken();
         Some(due)
+    }
+
+    /// What was asked for at once and not given yet.
+    pub(crate) fn asked(&self) -> Option<(Reason, Serial)> {
+        let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
+        ping.or(self.due.filter(|(_, serial)| *serial != Serial(0)))
     }
 
     /// Data of the other direction is about to be sent, which says that all was received.
@@ -130,7 +133,7 @@ mod tests {
         let (config, mut acks) = (Config::default(), Acks::new());
         let mut spoken = Vec::new();
         for packet in 1..=100 {
-            acks.received(at(0), &config);
+            acks.received(at(0), Serial(packet), &config);
             if acks.take().is_some() {
                 spoken.push(packet);
             }
@@ -151,6 +154,7 @@ mod tests {
         acks.prompt(Reason::Requested, Serial(4));
         acks.prompt(Reason::Requested, Serial(5));
         acks.prompt(Reason::Idle, Serial(0));
+        acks.prompt(Reason::Requested, Serial(0));
         assert_eq!(acks.take(), Some((Reason::Requested, Serial(5))));
         acks.prompt(Reason::OutOfSequence, Serial(6));
         acks.prompt(Reason::Duplicate, Serial(7));

@@ -27,10 +27,6 @@ const PROBE_MIN: u64 = 10_000_000;
 /// (`rx_softAckDelay`), but packets at the end of a burst ask for an answer at once.
 const ACK_DELAY_MAX: u64 = 25_000_000;
 
-/// The last packet of a reply must not ask for an answer (see `send.rs`), and clients take their time
-/// with it: 100 ms after it was read in OpenAFS (`rx_hardAckDelay`).
-const LAST_ACK_DELAY_MAX: u64 = 150_000_000;
-
 /// A transmission, for comparison with others: later ones are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sent {
@@ -73,6 +69,8 @@ pub(crate) struct Loss {
     /// When data was sent last, or an acknowledgement brought something new.
     since: Timestamp,
     probe: Option<Serial>,
+    /// The probe was for the end of a reply.
+    probes_last: bool,
     backoff: u32,
 }
 
@@ -87,6 +85,7 @@ impl Loss {
             reorder_at: Timestamp::NEVER,
             since: Timestamp::from_nanos(0),
             probe: None,
+            probes_last: false,
             backoff: 0,
         }
     }
@@ -131,10 +130,13 @@ impl Loss {
     }
 
     /// The peer had a packet twice: it was not lost, only late (section 6.2, step 4).
-    pub(crate) fn was_not_lost(&mut self, serial: Serial) {
+    pub(crate) fn was_not_lost(&mut self, serial: Serial, rtt: &mut Rtt) {
         if self.probe == Some(serial) {
-            // A probe is expected to be superfluous (section 7.4).
+            // A probe may be superfluous (section 7.4); that of a reply's end came too early.
             self.probe = None;
+            if self.probes_last {
+                rtt.last_was_late();
+            }
         } else {
             self.multiplier = (self.multiplier + 1).min(16);
             self.persist = PERSIST;
@@ -142,7 +144,10 @@ impl Loss {
     }
 
     /// An acknowledgement brought something new.
-    pub(crate) const fn progress(&mut self, now: Timestamp) {
+    pub(crate) fn progress(&mut self, now: Timestamp, rtt: &mut Rtt) {
+        if self.probe.is_some() && self.probes_last {
+            rtt.last_was_lost();
+        }
         self.since = now;
         self.backoff = 0;
         self.probe = None;
@@ -192,8 +197,8 @@ impl Loss {
         self.reorder_at = Timestamp::NEVER;
     }
 
-    /// When the timer expires, if `in_flight` packets are on their way; `last` says that all that
-    /// is missing is the end of a reply.
+    /// When the timer expires, if `in_flight` packets are on their way; `last` says that one of them
+    /// is the end of a reply, for whose acknowledgement clients take their time.
     pub(crate) fn deadline(&self, in_flight: u32, last: bool, rtt: &Rtt) -> Timestamp {
         if in_flight == 0 {
             return Timestamp::NEVER;
@@ -202,7 +207,7 @@ impl Loss {
             return self.reorder_at;
         }
         let delay = match (last, in_flight) {
-            (true, _) => LAST_ACK_DELAY_MAX,
+            (true, _) => rtt.last_ack_delay(),
             (false, 1) => ACK_DELAY_MAX,
             _ => 0,
         };
@@ -228,6 +233,7 @@ impl Loss {
         }
         self.since = now;
         if self.probe.is_none() && rtt.known() && self.backoff == 0 {
+            self.probes_last = last;
             return Expired::Probe;
         }
         self.backoff += 1;
@@ -274,12 +280,12 @@ mod tests {
 
     #[test]
     fn three_later_arrivals_are_proof_unless_the_path_reorders() {
-        let (rtt, mut loss) = (rtt(40), Loss::new());
+        let (mut rtt, mut loss) = (rtt(40), Loss::new());
         assert_eq!(loss.window(false, 3, &rtt), 0);
         assert_eq!(loss.window(true, 1, &rtt), 0);
         loss.reordered();
         assert_eq!(loss.window(true, 9, &rtt), 10 * MS);
-        loss.was_not_lost(Serial(1));
+        loss.was_not_lost(Serial(1), &mut rtt);
         assert_eq!(loss.window(true, 9, &rtt), 20 * MS);
         for _ in 0..PERSIST {
             loss.recovered();
@@ -300,7 +306,7 @@ mod tests {
 
     #[test]
     fn silence_brings_a_probe_and_then_timeouts_that_back_off() {
-        let (rtt, mut loss) = (rtt(40), Loss::new());
+        let (mut rtt, mut loss) = (rtt(40), Loss::new());
         loss.sent(at(100));
         assert_eq!(loss.deadline(0, false, &rtt), Timestamp::NEVER);
         assert_eq!(loss.deadline(2, false, &rtt), at(180));
@@ -310,14 +316,26 @@ mod tests {
         assert_eq!(loss.deadline(2, false, &rtt), at(180 + 200));
         assert_eq!(loss.expire(at(380), 2, false, &rtt), Expired::Timeout);
         assert_eq!(loss.deadline(2, false, &rtt), at(380 + 400));
-        loss.progress(at(500));
+        loss.progress(at(500), &mut rtt);
         assert_eq!(loss.deadline(2, false, &rtt), at(580));
     }
 
     #[test]
-    fn the_end_of_a_reply_is_waited_for_longer() {
-        let (rtt, mut loss) = (rtt(1), Loss::new());
-        loss.sent(at(100));
-        assert_eq!(loss.deadline(1, true, &rtt), at(100 + 10 + 150));
+    fn the_end_of_a_reply_is_waited_for_as_long_as_the_peer_usually_takes() {
+        let (mut rtt, mut loss) = (rtt(1), Loss::new());
+        let mut waits = Vec::new();
+        for late in [true, true, true, true, false] {
+            loss.sent(at(1000));
+            let deadline = loss.deadline(3, true, &rtt);
+            waits.push(deadline.since(at(1000)).as_millis());
+            assert_eq!(loss.expire(deadline, 3, true, &rtt), Expired::Probe);
+            loss.probe_sent(Serial(9));
+            if late {
+                loss.was_not_lost(Serial(9), &mut rtt);
+            }
+            loss.progress(deadline, &mut rtt);
+        }
+        waits.push(rtt.last_ack_delay().into());
+        assert_eq!(waits, [30, 50, 90, 160, 160, 75 * u128::from(MS)]);
     }
 }

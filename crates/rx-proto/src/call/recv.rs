@@ -4,7 +4,7 @@
 //! sender may have a window of packets beyond those that were read on its way, so memory is bounded
 //! by the window, and reading slowly holds the sender back.
 
-use crate::number::{Seq, Serial};
+use crate::number::Seq;
 use crate::packet::{DataPacket, flag};
 use crate::payload::Payload;
 use std::collections::VecDeque;
@@ -35,9 +35,8 @@ pub(crate) struct Receiver<D> {
     /// Packets at the front that are there without a hole.
     in_order: usize,
     last: Option<Seq>,
-    /// The highest packet received, and the transmission that came last.
+    /// The highest packet received.
     highest: Seq,
-    pub(crate) prompted_by: Serial,
     /// Bytes held.
     bytes: usize,
     /// Nobody will read: what comes is let go at once.
@@ -52,7 +51,6 @@ impl<D: Payload> Receiver<D> {
             in_order: 0,
             last: None,
             highest: Seq(0),
-            prompted_by: Serial(0),
             bytes: 0,
             discarding: false,
         }
@@ -184,6 +182,7 @@ impl<D: Payload> Receiver<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::number::Serial;
     use crate::payload::Shared;
 
     fn packet(seq: u32, last: bool) -> DataPacket {

@@ -108,6 +108,8 @@ pub(crate) struct Sender<P> {
     previous: Seq,
     loss: Loss,
     probe_due: bool,
+    /// The packet put into a batch last was the last of this direction.
+    put_last: bool,
     resent: u64,
 }
 
@@ -130,6 +132,7 @@ impl<P: Payload> Sender<P> {
             previous: Seq(0),
             loss: Loss::new(),
             probe_due: false,
+            put_last: false,
             resent: 0,
         }
     }
@@ -331,6 +334,7 @@ impl<P: Payload> Sender<P> {
                 at: now,
                 serial: header.serial,
             };
+            self.put_last = packet.last;
             let mut flags = side;
             if packet.last {
                 flags |= flag::LAST_PACKET;
@@ -367,15 +371,11 @@ impl<P: Payload> Sender<P> {
         departed
     }
 
-    /// Whether the last packet that was put into a batch may ask for an acknowledgement. The last
-    /// packet of a reply must not: OpenAFS would answer before the application has read it, and then
-    /// never say that it has it for good (Linux, `rxrpc_prepare_data_subpacket`).
-    pub(crate) fn may_ask(&self, server: bool) -> bool {
-        let last_is_out = self
-            .window
-            .back()
-            .is_some_and(|p| p.last && p.state != State::Waiting);
-        !(server && last_is_out)
+    /// How many of the packets put into a batch last must not ask for an acknowledgement: the last
+    /// packet of a reply. OpenAFS would answer before the application has read it, and then never
+    /// say that it has it for good (Linux, `rxrpc_prepare_data_subpacket`).
+    pub(crate) fn must_not_ask(&self, server: bool) -> usize {
+        usize::from(server && self.put_last)
     }
 
     /// Takes an acknowledgement.
@@ -412,10 +412,10 @@ impl<P: Payload> Sender<P> {
         self.stream.release(start);
         self.take_soft(now, ack.packets, named, rtt, &mut effect);
         if let (Some(Reason::Duplicate), Some(serial)) = (ack.reason, named) {
-            self.loss.was_not_lost(serial);
+            self.loss.was_not_lost(serial, rtt);
         }
         if effect.arrived + effect.late > 0 {
-            self.loss.progress(now);
+            self.loss.progress(now, rtt);
             if recovering && self.lost + self.again == 0 {
                 self.loss.recovered();
             }
@@ -555,12 +555,13 @@ impl<P: Payload> Sender<P> {
     /// When the loss timer expires.
     pub(crate) fn deadline(&self, server: bool, rtt: &Rtt) -> Timestamp {
         self.loss
-            .deadline(self.in_flight, self.only_last(server), rtt)
+            .deadline(self.in_flight, self.last_is_out(server), rtt)
     }
 
-    fn only_last(&self, server: bool) -> bool {
+    /// Whether the end of a reply is on its way.
+    fn last_is_out(&self, server: bool) -> bool {
         let last = |p: &Packet<P>| p.last && p.state == State::InFlight;
-        server && self.in_flight == 1 && self.window.back().is_some_and(last)
+        server && self.window.back().is_some_and(last)
     }
 
     /// The clock moved on.
@@ -568,7 +569,7 @@ impl<P: Payload> Sender<P> {
         let mut effect = Effect::default();
         let expired = self
             .loss
-            .expire(now, self.in_flight, self.only_last(server), rtt);
+            .expire(now, self.in_flight, self.last_is_out(server), rtt);
         match expired {
             Expired::Nothing => {}
             Expired::Reordering => self.detect(now, rtt, &mut effect),

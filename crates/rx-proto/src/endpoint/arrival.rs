@@ -153,7 +153,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let held = c.receiver.held();
         c.receiver.insert(packet, data);
-        c.receiver.prompted_by = packet.serial;
         self.held_bytes = self.held_bytes - held + c.receiver.held();
         c.moved = now;
         if proven {
@@ -164,7 +163,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 }
                 None => {}
             }
-            c.acks.received(now, &self.config);
+            c.acks.received(now, packet.serial, &self.config);
         }
     }
 

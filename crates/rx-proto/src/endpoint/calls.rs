@@ -50,7 +50,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub(super) fn mark_ready(&mut self, call: Key) {
         if let Some(c) = self.calls.get_mut(call)
             && !c.ready
-            && !c.waiting
         {
             c.ready = true;
             self.ready.push_back(call);

@@ -6,7 +6,7 @@ use crate::call::loss::Expired;
 use crate::call::{Due, Role};
 use crate::connection::{After, Reach};
 use crate::event::{End, code};
-use crate::number::Seq;
+use crate::number::{Seq, Serial};
 use crate::payload::{Datagram, Payload};
 use crate::slab::Key;
 use crate::time::Timestamp;
@@ -141,42 +141,38 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let mut due = Vec::new();
         for (channel, slot) in c.channels.iter_mut().enumerate() {
-            if let After::Received {
-                last,
-                prompted_by,
-                tell_at,
-            } = &mut slot.after
-            {
+            if let After::Received { last, tell_at } = &mut slot.after {
                 if *tell_at <= now {
                     *tell_at = Timestamp::NEVER;
-                    due.push((channel, *last, *prompted_by));
+                    due.push((channel, *last));
                 }
                 next = next.min(*tell_at);
             }
         }
-        for (channel, last, prompted_by) in due {
-            self.queue_received(connection, channel, last, (Reason::Delay, prompted_by));
+        for (channel, last) in due {
+            self.queue_received(connection, channel, last, (Reason::Delay, Serial(0)));
         }
         if next != Timestamp::NEVER {
             self.set_connection_timer(connection, next);
         }
     }
 
-    /// Notes that a reply was received whole; its server is told after a while, unless the next
-    /// call on the channel tells it.
+    /// A reply was read to its end. Its server is told at once if it asked, else after a while,
+    /// unless the next call on the channel tells it.
     pub(super) fn received_all(&mut self, now: Timestamp, call: Key) {
         let Some(c) = self.calls.get(call) else {
             return;
         };
         let last = Seq(c.receiver.next_read().0.wrapping_sub(1));
-        let tell_at = now + self.config.ack_delay;
-        let after = After::Received {
-            last,
-            prompted_by: c.receiver.prompted_by,
-            tell_at,
+        let (connection, channel, asked) = (c.connection, c.channel, c.acks.asked());
+        let tell_at = match asked {
+            Some(_) => Timestamp::NEVER,
+            None => now + self.config.ack_delay,
         };
-        let (connection, channel) = (c.connection, c.channel);
-        self.set_after(connection, channel, after);
+        if let Some(prompt) = asked {
+            self.queue_received(connection, channel, last, prompt);
+        }
+        self.set_after(connection, channel, After::Received { last, tell_at });
         self.set_connection_timer(connection, tell_at);
         self.remove_call(now, call);
     }

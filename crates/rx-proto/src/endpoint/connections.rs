@@ -8,6 +8,7 @@
 //! calls that are over. OpenAFS asks in the same way (`rxi_CheckConnReach`), once a minute per peer.
 
 use super::{Endpoint, Notice};
+use crate::ack::Reason;
 use crate::call::Role;
 use crate::config::Timeouts;
 use crate::connection::{Connection, ConnectionKey, Reach};
@@ -241,8 +242,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         for call in calls {
             if let Some(call) = self.calls.get_mut(call) {
                 call.ping_due = false;
-                call.acks
-                    .prompt(crate::ack::Reason::Idle, call.receiver.prompted_by);
+                call.acks.prompt(Reason::Idle, Serial(0));
             }
             self.announce(call);
             self.mark_ready(call);

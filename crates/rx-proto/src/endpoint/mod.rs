@@ -54,12 +54,13 @@ use std::net::SocketAddr;
 ///
 /// `P` refers to what is sent, `D` to what was received.
 ///
-/// **Contract.** After each mutation (input, timeout, verb) drain
-/// [`poll_transmit`](Endpoint::poll_transmit), then [`poll_event`](Endpoint::poll_event), then ask
+/// **Contract.** After mutations (input, timeout, verbs) drain [`poll_event`](Endpoint::poll_event)
+/// and do what the events ask for, then drain [`poll_transmit`](Endpoint::poll_transmit), then ask
 /// [`poll_timeout`](Endpoint::poll_timeout). It costs less, and goes faster, to hand in all datagrams
-/// that have arrived first: one acknowledgement then speaks for all of them, and windows that they
-/// open are filled at once. Moments (`now`) never go backwards. A peer's packets must always come
-/// to the same endpoint: with several sockets on one port, the kernel sees to it.
+/// that have arrived first: one acknowledgement then speaks for all of them and for what was read, a
+/// reply that is written at once makes it superfluous, and windows that were opened are filled at
+/// once. Moments (`now`) never go backwards. A peer's packets must always come to the same endpoint:
+/// with several sockets on one port, the kernel sees to it.
 ///
 /// **Of a call.** The application has a call from [`Event::Call`] or [`start`](Endpoint::start) on,
 /// until it gives it back: a server with [`finish`](Endpoint::finish) after its reply, a client by

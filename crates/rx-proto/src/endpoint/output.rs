@@ -197,9 +197,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             largest = largest.max(datagram.packets);
         };
         if packets > 0 {
-            if c.sender.may_ask(c.role == Role::Server) {
-                out.flag_last(flag::REQUEST_ACK);
-            }
+            let skip = c.sender.must_not_ask(c.role == Role::Server);
+            out.flag_last(skip, flag::REQUEST_ACK);
             if largest > 1 {
                 out.begin(connection.route, true);
             }

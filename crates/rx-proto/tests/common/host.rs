@@ -141,6 +141,11 @@ impl Host {
     pub fn pump(&mut self, now: Timestamp, net: &mut Net) {
         loop {
             let mut idle = true;
+            while let Some(event) = self.endpoint.poll_event() {
+                idle = false;
+                self.events.push(event);
+                self.hear(now, event);
+            }
             while self.endpoint.poll_transmit(now, &mut self.batch) {
                 idle = false;
                 self.segments_seen = self.segments_seen.max(self.batch.segments());
@@ -152,11 +157,6 @@ impl Host {
                         self.endpoint.too_long(route, limit);
                     }
                 }
-            }
-            while let Some(event) = self.endpoint.poll_event() {
-                idle = false;
-                self.events.push(event);
-                self.hear(now, event);
             }
             if idle {
                 return;

@@ -1,7 +1,7 @@
 //! A network of two directions in virtual time: it delays, loses, doubles, reorders, queues and cuts
 //! off what is too long, all from a seed.
 
-use rx_proto::Timestamp;
+use rx_proto::{Ack, HEADER_BYTES, Header, PacketType, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
@@ -80,6 +80,43 @@ pub struct Net {
     /// Datagrams given in, and dropped for whatever reason.
     pub sent: u64,
     pub dropped: u64,
+    /// Whether each datagram is printed: `EVFS_TRACE` is set.
+    trace: bool,
+}
+
+/// A datagram in a line.
+fn describe(now: Timestamp, to: usize, bytes: &[u8]) -> String {
+    let Some(h) = Header::parse(bytes) else {
+        return format!("{} bytes of something else", bytes.len());
+    };
+    let at = now.as_nanos() / 1000;
+    let mut line = format!(
+        "{at:>10} us to {to}: {:?} cid {:x} call {} seq {} serial {} flags {:02x} {} bytes",
+        h.kind,
+        h.cid,
+        h.call_number.0,
+        h.seq.0,
+        h.serial.0 & 0xffff,
+        h.flags,
+        bytes.len()
+    );
+    if h.kind == PacketType::Ack
+        && let Some(ack) = Ack::parse(&bytes[HEADER_BYTES..])
+    {
+        let there: String = ack
+            .packets
+            .iter()
+            .map(|b| if b & 1 != 0 { '+' } else { '-' })
+            .collect();
+        line += &format!(
+            " {:?} first {} previous {} serial {} {there}",
+            ack.reason,
+            ack.first.0,
+            ack.previous.0,
+            ack.serial.0 & 0xffff
+        );
+    }
+    line
 }
 
 impl Net {
@@ -92,6 +129,7 @@ impl Net {
             busy_until: [Timestamp::from_nanos(0); 2],
             sent: 0,
             dropped: 0,
+            trace: std::env::var_os("EVFS_TRACE").is_some(),
         }
     }
 
@@ -99,6 +137,9 @@ impl Net {
     pub fn send(&mut self, now: Timestamp, to: usize, bytes: Vec<u8>, whole: bool) -> bool {
         let link = self.links[to].clone();
         self.sent += 1;
+        if self.trace {
+            println!("{}", describe(now, to, &bytes));
+        }
         if whole && bytes.len() > link.mtu {
             self.dropped += 1;
             return false;
