@@ -42,7 +42,8 @@ pub struct Config {
     /// The same where the table is full. Longer than a packet may live in a network, so that a late
     /// duplicate of a call still meets the memory of it.
     pub connection_idle_min: Duration,
-    /// Time a stranger has to answer the ping that proves its address.
+    /// Time a stranger has to answer the ping that proves its address: several of its
+    /// retransmissions, each of which is answered by a ping.
     pub reach_time: Duration,
 
     /// Connections that others made, at once. Each costs about 700 bytes.
@@ -87,7 +88,7 @@ impl Default for Config {
             hard_time: None,
             connection_idle: Duration::from_secs(600),
             connection_idle_min: Duration::from_secs(120),
-            reach_time: Duration::from_secs(10),
+            reach_time: Duration::from_secs(30),
             connections_max: 16_384,
             connections_per_host: 4096,
             unproven_max: 1024,

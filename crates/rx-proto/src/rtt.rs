@@ -12,8 +12,8 @@ const RTO_INITIAL: u64 = 1_000_000_000;
 /// because it is the last resort behind loss detection by time. Peers answer from user processes.
 const RTO_MIN: u64 = 200_000_000;
 
-/// Longest retransmission timeout, so that several fall within a peer's dead time.
-const RTO_MAX: u64 = 10_000_000_000;
+/// Longest retransmission timeout, so that ten fall within a peer's dead time.
+const RTO_MAX: u64 = 5_000_000_000;
 
 /// Time a client takes before it says that it has the end of a reply: a client of Linux 8 to 20 ms,
 /// OpenAFS 100 ms after it was read (`rx_hardAckDelay`). It begins with the first and is found out.

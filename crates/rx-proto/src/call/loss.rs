@@ -153,6 +153,11 @@ impl Loss {
         self.probe = None;
     }
 
+    /// The peer was heard, though not of anything new: it is there, so silence counts from now.
+    pub(crate) const fn heard(&mut self) {
+        self.backoff = 0;
+    }
+
     /// All that was lost has arrived.
     pub(crate) const fn recovered(&mut self) {
         self.persist = self.persist.saturating_sub(1);

@@ -411,6 +411,7 @@ impl<P: Payload> Sender<P> {
         let start = self.window.front().map_or(self.cut, |p| p.start);
         self.stream.release(start);
         self.take_soft(now, ack.packets, named, rtt, &mut effect);
+        self.loss.heard();
         if let (Some(Reason::Duplicate), Some(serial)) = (ack.reason, named) {
             self.loss.was_not_lost(serial, rtt);
         }
