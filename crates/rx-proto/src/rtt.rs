@@ -68,6 +68,13 @@ impl Rtt {
         }
     }
 
+    /// Takes a time that the round trip was no longer than: of use if less is known.
+    pub(crate) fn at_most(&mut self, now: Timestamp, nanos: u64) {
+        if !self.known() || nanos < self.smoothed {
+            self.sample(now, nanos);
+        }
+    }
+
     /// Whether there was a sample.
     pub(crate) const fn known(&self) -> bool {
         self.samples > 0
@@ -145,6 +152,16 @@ mod tests {
         assert_eq!(rtt.timeout(0), RTO_MIN);
         assert_eq!(rtt.timeout(2), 4 * RTO_MIN);
         assert_eq!(rtt.timeout(u32::MAX), RTO_MAX);
+    }
+
+    #[test]
+    fn a_bound_counts_only_if_it_is_news() {
+        let mut rtt = Rtt::new();
+        rtt.at_most(Timestamp::from_nanos(0), 80 * MS);
+        rtt.at_most(Timestamp::from_nanos(0), 800 * MS);
+        assert_eq!(rtt.smoothed(), 80 * MS);
+        rtt.at_most(Timestamp::from_nanos(0), 40 * MS);
+        assert_eq!(rtt.smoothed(), 75 * MS);
     }
 
     #[test]

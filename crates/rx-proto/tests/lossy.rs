@@ -142,7 +142,8 @@ fn calls_whose_ways_there_and_back_differ() {
     pair.net.links[CLIENT].jitter = Duration::from_millis(30);
     let connection = pair.connect(CLIENT);
     for tag in 0..4 {
-        pair.call(CLIENT, connection, tag, 300_000, 200_000).unwrap();
+        pair.call(CLIENT, connection, tag, 300_000, 200_000)
+            .unwrap();
     }
     pair.finish_calls(CLIENT, 4, 10 * MINUTE);
 }

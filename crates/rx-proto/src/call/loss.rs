@@ -20,12 +20,9 @@ const DUPLICATE_THRESHOLD: u32 = 3;
 /// step 4).
 const PERSIST: u8 = 16;
 
-/// Shortest time before a probe: peers answer from user processes.
-const PROBE_MIN: u64 = 10_000_000;
-
-/// Longest a peer waits before it acknowledges a single packet: 100 ms in OpenAFS
-/// (`rx_softAckDelay`), but packets at the end of a burst ask for an answer at once.
-const ACK_DELAY_MAX: u64 = 25_000_000;
+/// Shortest time before a probe: peers answer from user processes. Nothing is added for delayed
+/// acknowledgements, because the last packet of a burst asks for one at once.
+const PROBE_MIN: u64 = 5_000_000;
 
 /// A transmission, for comparison with others: later ones are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,11 +208,7 @@ impl Loss {
         if self.reorder_at != Timestamp::NEVER {
             return self.reorder_at;
         }
-        let delay = match (last, in_flight) {
-            (true, _) => rtt.last_ack_delay(),
-            (false, 1) => ACK_DELAY_MAX,
-            _ => 0,
-        };
+        let delay = if last { rtt.last_ack_delay() } else { 0 };
         if self.probe.is_none() && rtt.known() && self.backoff == 0 {
             return self.since.plus((2 * rtt.smoothed()).max(PROBE_MIN) + delay);
         }
@@ -315,7 +308,6 @@ mod tests {
         loss.sent(at(100));
         assert_eq!(loss.deadline(0, false, &rtt), Timestamp::NEVER);
         assert_eq!(loss.deadline(2, false, &rtt), at(180));
-        assert_eq!(loss.deadline(1, false, &rtt), at(205));
         assert_eq!(loss.expire(at(180), 2, false, &rtt), Expired::Probe);
         loss.probe_sent(Serial(5));
         assert_eq!(loss.deadline(2, false, &rtt), at(180 + 200));
@@ -341,6 +333,6 @@ mod tests {
             loss.progress(deadline, &mut rtt);
         }
         waits.push(rtt.last_ack_delay().into());
-        assert_eq!(waits, [30, 50, 90, 160, 160, 75 * u128::from(MS)]);
+        assert_eq!(waits, [25, 45, 85, 155, 155, 75 * u128::from(MS)]);
     }
 }

@@ -590,6 +590,14 @@ impl<P: Payload> Sender<P> {
         (expired, effect)
     }
 
+    /// How long ago the last packet was sent, if it was sent once: an upper bound of the round trip
+    /// when a reply comes, which took the server's time too.
+    pub(crate) fn since_last(&self, now: Timestamp) -> Option<u64> {
+        let last = self.window.back()?;
+        let once = last.last && !last.again && last.state == State::InFlight;
+        once.then(|| now.nanos_since(last.sent.at))
+    }
+
     /// Everything has arrived, or nothing matters any more. Gives how many packets were on their way.
     pub(crate) fn clear(&mut self) -> u32 {
         let in_flight = self.in_flight;

@@ -72,10 +72,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.stats.stray += 1;
             return;
         }
+        let bound = c.sender.since_last(now);
         let in_flight = c.sender.clear();
         let path = c.path;
         c.moved = now;
         if let Some(path) = self.paths.get_mut(path) {
+            if let Some(bound) = bound {
+                path.rtt.at_most(now, bound);
+            }
             path.congestion.acknowledged(now, in_flight, &path.rtt);
         }
         self.wake_path(now, path);
