@@ -130,6 +130,7 @@ pub struct Header {
 
 impl Header {
     /// Reads the header of a datagram; `None` if it is too short or of an unknown type.
+    #[inline]
     pub fn parse(datagram: &[u8]) -> Option<Header> {
         let h = datagram.first_chunk::<HEADER_BYTES>()?;
         Some(Header {
@@ -148,6 +149,7 @@ impl Header {
     }
 
     /// The header as it is sent.
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut h = [0; HEADER_BYTES];
         h[0..4].copy_from_slice(&self.epoch.to_be_bytes());
@@ -200,6 +202,7 @@ pub struct DataPackets<'a> {
 impl<'a> DataPackets<'a> {
     /// Checks the whole datagram first, so that nothing of a malformed one is taken: in a jumbogram,
     /// each packet but the last is full and is not the last of its call.
+    #[inline]
     pub fn parse(header: &Header, datagram: &'a [u8]) -> Option<DataPackets<'a>> {
         let first = DataPacket {
             seq: header.seq,

@@ -62,20 +62,24 @@ impl From<Vec<u8>> for Shared {
 }
 
 impl AsRef<[u8]> for Shared {
+    #[inline]
     fn as_ref(&self) -> &[u8] {
         self.bytes.get(self.range.clone()).unwrap_or_default()
     }
 }
 
 impl Payload for Shared {
+    #[inline]
     fn len(&self) -> usize {
         self.range.len()
     }
 
+    #[inline]
     fn slice(&self, range: Range<usize>) -> Shared {
         self.clone().into_slice(range)
     }
 
+    #[inline]
     fn into_slice(mut self, range: Range<usize>) -> Shared {
         let end = self.range.end.min(self.range.start + range.end);
         let start = end.min(self.range.start + range.start);

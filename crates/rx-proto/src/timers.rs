@@ -54,6 +54,7 @@ pub(crate) struct Timers {
 
 impl Timers {
     /// Makes sure that `timer` comes up at `deadline` or before.
+    #[inline]
     pub(crate) fn set(&mut self, timer: Timer, note: &mut Note, deadline: Timestamp) {
         if deadline < note.first {
             note.last = if note.last == Timestamp::NEVER {

@@ -38,6 +38,7 @@ impl Acks {
 
     /// A packet came that needs an answer at once. The most telling reason wins, and of those that
     /// were asked for the latest (Linux, `rxrpc_ack_priority`).
+    #[inline]
     pub(crate) fn prompt(&mut self, reason: Reason, serial: Serial) {
         let weight = |reason| match reason {
             Reason::Idle => 1,
@@ -57,6 +58,7 @@ impl Acks {
     }
 
     /// A packet came that needs no answer at once.
+    #[inline]
     pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
         self.unspoken += 1;
         self.total = self.total.saturating_add(1);
@@ -74,6 +76,7 @@ impl Acks {
     }
 
     /// The application read a packet: the sender may let it go.
+    #[inline]
     pub(crate) fn read(&mut self, now: Timestamp, config: &Config) {
         self.unspoken_read += 1;
         if self.unspoken_read >= config.ack_stride {
