@@ -61,6 +61,14 @@ impl From<Vec<u8>> for Shared {
     }
 }
 
+impl PartialEq for Shared {
+    fn eq(&self, other: &Shared) -> bool {
+        self.as_ref() == other.as_ref()
+    }
+}
+
+impl Eq for Shared {}
+
 impl AsRef<[u8]> for Shared {
     #[inline]
     fn as_ref(&self) -> &[u8] {

@@ -1,6 +1,6 @@
 //! Two endpoints in one thread, and a network between them, in virtual time.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod host;
 pub mod net;
