@@ -567,6 +567,32 @@ fn a_server_that_forgot_the_call_ends_it() {
 }
 
 #[test]
+fn a_request_whose_beginning_never_comes_is_turned_away() {
+    // The server began anew in the middle of a request, whose client takes no hint.
+    let mut wire = Wire::new();
+    let mut middle = client_header(PacketType::Data, 9, 30, 0x01);
+    middle.extend(vec![0; PACKET_DATA_BYTES]);
+    let ping = Header::parse(&wire.exchange(&middle)[0]).unwrap();
+    let sent = wire.exchange(&pong(ping.serial));
+    assert!(sent.iter().all(|p| ack_of(p).first == Seq(1)));
+    let mut waited = Duration::ZERO;
+    let abort = loop {
+        wire.pass(Duration::from_secs(1));
+        waited += Duration::from_secs(1);
+        if let Some(abort) = wire.exchange(&middle).into_iter().find(|p| p[20] == 4) {
+            break abort;
+        }
+        assert!(waited < Duration::from_secs(10));
+    };
+    assert_eq!(abort[28..], code::RESTARTING.to_be_bytes());
+    assert_eq!(
+        wire.endpoint.poll_event(),
+        None,
+        "the application never knew of it"
+    );
+}
+
+#[test]
 fn a_ping_is_answered_with_its_serial() {
     let mut wire = Wire::new();
     let incoming = wire.call(b"x");

@@ -164,11 +164,13 @@ impl<P: Payload, D: Payload> Call<P, D> {
             true => self.spoke.plus(ping),
             false => Timestamp::NEVER,
         };
-        self.slow_at = dead_at
-            .min(hard_at)
-            .min(idle_at)
-            .min(ping_at)
-            .max(now.plus(1));
+        let end_at = dead_at.min(hard_at).min(idle_at);
+        let next_ping = if ping_at <= now {
+            now.plus(ping)
+        } else {
+            ping_at
+        };
+        self.slow_at = end_at.min(next_ping).max(now.plus(1));
         if dead_at <= now {
             Due::End(End::Dead)
         } else if hard_at <= now {
@@ -176,7 +178,6 @@ impl<P: Payload, D: Payload> Call<P, D> {
         } else if idle_at <= now {
             Due::End(End::Idle)
         } else if ping_at <= now {
-            self.slow_at = now.plus(ping);
             Due::Ping
         } else {
             Due::Nothing

@@ -140,7 +140,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.ended.is_some() {
             return;
         }
-        let (connection, channel, held) = (c.connection, c.channel, c.held);
+        // Of a call that it was not told of yet the application need not know.
+        let held = c.held && !c.news.call;
+        let (connection, channel) = (c.connection, c.channel);
         c.ended = Some(reason);
         self.let_go(now, call);
         if let Some(code) = abort {

@@ -144,7 +144,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A packet of a reply that was received whole: its server does not know that yet.
+    /// A packet of a reply that was received whole: its server does not know that yet. A ping gets
+    /// the same answer, which is none to a ping: it would let a server that forgot the call run it
+    /// again.
     fn late(&mut self, connection: Key, header: &Header, datagram: &[u8]) {
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -153,16 +155,17 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(After::Received { last, .. }) = after else {
             return self.stats.stray += 1;
         };
-        let ping = || {
-            let ack = datagram.get(HEADER_BYTES..).and_then(Ack::parse)?;
-            (ack.reason == Some(Reason::Ping)).then_some(())
+        let is_ping = || {
+            let ack = datagram.get(HEADER_BYTES..).and_then(Ack::parse);
+            ack.is_some_and(|ack| ack.reason == Some(Reason::Ping))
         };
-        let reason = match header.kind {
-            PacketType::Data => Reason::Duplicate,
-            PacketType::Ack if ping().is_some() => Reason::PingResponse,
+        match header.kind {
+            PacketType::Data => {}
+            PacketType::Ack if is_ping() => {}
             _ => return self.stats.stray += 1,
-        };
-        self.queue_received(connection, header.channel(), last, (reason, header.serial));
+        }
+        let prompt = (Reason::Duplicate, header.serial);
+        self.queue_received(connection, header.channel(), last, prompt);
     }
 
     /// A packet that is about a connection and no call.

@@ -70,7 +70,6 @@ struct OnItsWay {
 }
 
 /// Both directions; `links[n]` leads to host `n`.
-#[derive(Debug)]
 pub struct Net {
     pub links: [Link; 2],
     pub random: Random,
@@ -80,9 +79,13 @@ pub struct Net {
     /// Datagrams given in, and dropped for whatever reason.
     pub sent: u64,
     pub dropped: u64,
+    /// Sees each datagram that is sent, and where to.
+    pub tap: Option<Tap>,
     /// Whether each datagram is printed: `EVFS_TRACE` is set.
     trace: bool,
 }
+
+pub type Tap = Box<dyn FnMut(usize, &[u8])>;
 
 /// A datagram in a line.
 fn describe(now: Timestamp, to: usize, bytes: &[u8]) -> String {
@@ -129,6 +132,7 @@ impl Net {
             busy_until: [Timestamp::from_nanos(0); 2],
             sent: 0,
             dropped: 0,
+            tap: None,
             trace: std::env::var_os("EVFS_TRACE").is_some(),
         }
     }
@@ -137,6 +141,9 @@ impl Net {
     pub fn send(&mut self, now: Timestamp, to: usize, bytes: Vec<u8>, whole: bool) -> bool {
         let link = self.links[to].clone();
         self.sent += 1;
+        if let Some(tap) = &mut self.tap {
+            tap(to, &bytes);
+        }
         if self.trace {
             println!("{}", describe(now, to, &bytes));
         }
