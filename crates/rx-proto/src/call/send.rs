@@ -95,6 +95,8 @@ pub(crate) struct Sender<P> {
     first: Seq,
     cut: u64,
     finished: bool,
+    /// What is written is sent although it may not fill a packet.
+    pushed: bool,
     last_cut: bool,
     peer_window: u32,
     waiting: u32,
@@ -121,6 +123,7 @@ impl<P: Payload> Sender<P> {
             first: Seq(1),
             cut: 0,
             finished: false,
+            pushed: false,
             last_cut: false,
             peer_window,
             waiting: 0,
@@ -140,6 +143,11 @@ impl<P: Payload> Sender<P> {
     /// No more bytes follow those written.
     pub(crate) const fn finish(&mut self) {
         self.finished = true;
+    }
+
+    /// What is written is to be sent although it may not fill a packet.
+    pub(crate) const fn push(&mut self) {
+        self.pushed = true;
     }
 
     /// Whether the end was written.
@@ -196,7 +204,8 @@ impl<P: Payload> Sender<P> {
     /// the last, which it has to say.
     fn can_cut(&self, room: usize) -> bool {
         let uncut = self.uncut();
-        !self.last_cut && (self.finished || uncut > room as u64) && self.len() < self.peer_window
+        let enough = self.finished || uncut > room as u64 || self.pushed && uncut > 0;
+        !self.last_cut && enough && self.len() < self.peer_window
     }
 
     /// Whether there is something to send, if the path lets it.
@@ -246,6 +255,7 @@ impl<P: Payload> Sender<P> {
             }
             self.window.push_back(packet);
             self.cut += bytes as u64;
+            self.pushed &= self.uncut() > 0;
             self.last_cut = last;
             self.waiting += 1;
         }

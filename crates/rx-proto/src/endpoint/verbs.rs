@@ -188,6 +188,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             || c.sender.stream.pieces() >= self.config.send_buffer_pieces
         {
             c.writer_waits = true;
+            // Many small pieces may be less than a packet, and nothing else would make room.
+            c.sender.push();
+            self.ready_to_send(call.0);
             return Err(WriteError::Blocked(payload));
         }
         c.sender.stream.push(payload);
