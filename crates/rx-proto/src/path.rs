@@ -124,19 +124,22 @@ impl Path {
 
     /// What our acknowledgements say that we take: maxMTU, ifMTU, rwind and maxDgramPackets.
     ///
-    /// More than an Ethernet's packet is only named to peers that use it with care: those that probe,
-    /// and those to which the path was seen to carry jumbograms. OpenAFS would send single packets
-    /// that large, in fragments (`rxi_ReceiveAckPacket`).
+    /// More than an Ethernet's packet is only named to peers that use it with care: those that ask to
+    /// be probed, as we do (a last word of 0), and those to which the path was seen to carry
+    /// jumbograms. OpenAFS would send single packets that large, in fragments
+    /// (`rxi_ReceiveAckPacket`); it takes the 0 for 1.
     pub(crate) fn takes(&self, window: u32, receive_packets: u8) -> [u32; 4] {
         let largest = |packets: u8| {
             let bytes = jumbo::datagram_bytes(packets) + 4;
             u32::try_from(bytes).unwrap_or(ETHERNET_PACKET)
         };
-        if self.probed {
-            return [largest(receive_packets), ETHERNET_PACKET, window, 0];
+        let carried = self.jumbo.carries().min(receive_packets);
+        match (receive_packets, carried) {
+            (1, _) => [ETHERNET_PACKET, ETHERNET_PACKET, window, 1],
+            (all, _) if self.probed => [largest(all), ETHERNET_PACKET, window, 0],
+            (_, 1) => [ETHERNET_PACKET, ETHERNET_PACKET, window, 0],
+            (_, some) => [largest(some), ETHERNET_PACKET, window, some.into()],
         }
-        let packets = self.jumbo.carries().min(receive_packets);
-        [largest(packets), ETHERNET_PACKET, window, packets.into()]
     }
 }
 
@@ -186,7 +189,8 @@ mod tests {
     #[test]
     fn large_datagrams_are_named_only_to_peers_that_probe() {
         let mut path = path();
-        assert_eq!(path.takes(255, 4), [1444, 1444, 255, 1]);
+        assert_eq!(path.takes(255, 4), [1444, 1444, 255, 0]);
+        assert_eq!(path.takes(255, 1), [1444, 1444, 255, 1]);
         path.peer_takes(&takes([5692, 1444, 255, 0]));
         assert_eq!(path.takes(255, 4), [5692, 1444, 255, 0]);
     }

@@ -15,9 +15,10 @@ const RTO_MIN: u64 = 200_000_000;
 /// Longest retransmission timeout, so that ten fall within a peer's dead time.
 const RTO_MAX: u64 = 5_000_000_000;
 
-/// Time a client takes before it says that it has the end of a reply: a client of Linux 8 to 20 ms,
-/// OpenAFS 100 ms after it was read (`rx_hardAckDelay`). It begins with the first and is found out.
-const LAST_ACK_DELAY: [u64; 3] = [10_000_000, 20_000_000, 150_000_000];
+/// Time a client takes before it says that it has the end of a reply: least, at first, and most. Linux
+/// takes two ticks of its clock, 2 to 20 ms, OpenAFS 100 ms from when it was read (`rx_hardAckDelay`).
+/// What is too short costs one packet and is doubled.
+const LAST_ACK_DELAY: [u64; 3] = [2_000_000, 10_000_000, 150_000_000];
 
 /// Time after which a minimum is forgotten, in two halves.
 const MINIMUM_WINDOW: u64 = 10_000_000_000;

@@ -284,7 +284,7 @@ fn a_stranger_is_asked_before_anything_is_done() {
          000005a4  ; maxMTU 1444
          000005a4  ; ifMTU 1444
          00000001  ; a window of one packet, for now
-         00000001",
+         00000000  ; how many packets in a datagram is to be probed",
     );
     assert_eq!(ping, expected);
     assert_eq!(wire.endpoint.poll_event(), None);

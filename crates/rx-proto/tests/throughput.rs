@@ -43,7 +43,7 @@ fn check(name: &str, link: Link) {
         loss: 0.01,
         ..link.clone()
     };
-    for (channels, calls, bytes) in [(1, 1, 20_000_000), (1, 100, 131_072), (4, 200, 131_072)] {
+    for (channels, calls, bytes) in [(1, 1, 20_000_000), (1, 200, 131_072), (4, 200, 131_072)] {
         println!("{name}:");
         let clean = speed(&link, seed(1), channels, calls, bytes);
         let lossy = speed(&lossy, seed(2), channels, calls, bytes);

@@ -143,10 +143,10 @@ mod tests {
         }
         assert_eq!(spoken[..3], [2, 4, 6]);
         assert_eq!(spoken[31..], [64, 72, 80, 88, 96]);
-        assert_eq!(acks.delay_at, at(20));
-        acks.expire(at(19));
+        assert_eq!(acks.delay_at, at(10));
+        acks.expire(at(9));
         assert!(!acks.is_due());
-        acks.expire(at(20));
+        acks.expire(at(10));
         assert_eq!(acks.take(), Some((Reason::Delay, Serial(0))));
         assert_eq!(acks.delay_at, Timestamp::NEVER);
     }

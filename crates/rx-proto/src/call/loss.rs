@@ -3,8 +3,8 @@
 //! A packet is lost if one that was sent later has arrived, and the time between has passed in which
 //! the network might have swapped the two. Acknowledgements name the transmission that prompted
 //! them, which TCP's cannot, so an arrival is never credited to the wrong transmission. If nothing is
-//! heard, a probe is sent after two round trips, and everything is taken for lost after the
-//! retransmission timeout.
+//! heard, a probe is sent after two round trips, and two more in twice the time each (RFC 9002 does
+//! the same without end); then everything is taken for lost after the retransmission timeout.
 //!
 //! Section numbers are those of RFC 8985.
 
@@ -20,9 +20,13 @@ const DUPLICATE_THRESHOLD: u32 = 3;
 /// step 4).
 const PERSIST: u8 = 16;
 
-/// Shortest time before a probe: peers answer from user processes. Nothing is added for delayed
-/// acknowledgements, because the last packet of a burst asks for one at once.
-const PROBE_MIN: u64 = 5_000_000;
+/// Probes before a timeout: each is one packet, and says more than another's silence.
+const PROBES: u8 = 3;
+
+/// Least that is added to a round trip before a probe, if round trips vary less (RFC 9002, section 6.2.1,
+/// `kGranularity`). Nothing is added for delayed acknowledgements, because the last packet of a burst
+/// asks for one at once.
+const GRANULARITY: u64 = 1_000_000;
 
 /// A transmission, for comparison with others: later ones are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +69,9 @@ pub(crate) struct Loss {
     reorder_at: Timestamp,
     /// When data was sent last, or an acknowledgement brought something new.
     since: Timestamp,
+    /// The last probe, and how many there were since something new was heard.
     probe: Option<Serial>,
+    probes: u8,
     /// The probe was for the end of a reply.
     probes_last: bool,
     backoff: u32,
@@ -82,6 +88,7 @@ impl Loss {
             reorder_at: Timestamp::NEVER,
             since: Timestamp::from_nanos(0),
             probe: None,
+            probes: 0,
             probes_last: false,
             backoff: 0,
         }
@@ -148,6 +155,7 @@ impl Loss {
         self.since = now;
         self.backoff = 0;
         self.probe = None;
+        self.probes = 0;
     }
 
     /// The peer was heard, though not of anything new: it is there, so silence counts from now.
@@ -209,10 +217,16 @@ impl Loss {
             return self.reorder_at;
         }
         let delay = if last { rtt.last_ack_delay() } else { 0 };
-        if self.probe.is_none() && rtt.known() && self.backoff == 0 {
-            return self.since.plus((2 * rtt.smoothed()).max(PROBE_MIN) + delay);
+        if self.may_probe(rtt) {
+            let spread = (4 * rtt.variation()).max(GRANULARITY);
+            let probe = rtt.smoothed() + rtt.smoothed().max(spread) + delay;
+            return self.since.plus(probe << self.probes);
         }
         self.since.plus(rtt.timeout(self.backoff).max(delay))
+    }
+
+    fn may_probe(&self, rtt: &Rtt) -> bool {
+        self.probes < PROBES && rtt.known() && self.backoff == 0
     }
 
     /// Decides what an expiry means.
@@ -230,12 +244,14 @@ impl Loss {
             return Expired::Reordering;
         }
         self.since = now;
-        if self.probe.is_none() && rtt.known() && self.backoff == 0 {
+        if self.may_probe(rtt) {
+            self.probes += 1;
             self.probes_last = last;
             return Expired::Probe;
         }
         self.backoff += 1;
         self.probe = None;
+        self.probes = 0;
         Expired::Timeout
     }
 }
@@ -307,14 +323,16 @@ mod tests {
         let (mut rtt, mut loss) = (rtt(40), Loss::new());
         loss.sent(at(100));
         assert_eq!(loss.deadline(0, false, &rtt), Timestamp::NEVER);
-        assert_eq!(loss.deadline(2, false, &rtt), at(180));
-        assert_eq!(loss.expire(at(180), 2, false, &rtt), Expired::Probe);
-        loss.probe_sent(Serial(5));
-        assert_eq!(loss.deadline(2, false, &rtt), at(180 + 200));
-        assert_eq!(loss.expire(at(380), 2, false, &rtt), Expired::Timeout);
-        assert_eq!(loss.deadline(2, false, &rtt), at(380 + 400));
-        loss.progress(at(500), &mut rtt);
-        assert_eq!(loss.deadline(2, false, &rtt), at(580));
+        assert_eq!(loss.deadline(2, false, &rtt), at(220));
+        for (now, wait) in [(220, 240), (460, 480), (940, 200)] {
+            assert_eq!(loss.expire(at(now), 2, false, &rtt), Expired::Probe);
+            loss.probe_sent(Serial(5));
+            assert_eq!(loss.deadline(2, false, &rtt), at(now + wait));
+        }
+        assert_eq!(loss.expire(at(1140), 2, false, &rtt), Expired::Timeout);
+        assert_eq!(loss.deadline(2, false, &rtt), at(1140 + 400));
+        loss.progress(at(1600), &mut rtt);
+        assert_eq!(loss.deadline(2, false, &rtt), at(1720));
     }
 
     #[test]
@@ -333,6 +351,6 @@ mod tests {
             loss.progress(deadline, &mut rtt);
         }
         waits.push(rtt.last_ack_delay().into());
-        assert_eq!(waits, [25, 45, 85, 155, 155, 75 * u128::from(MS)]);
+        assert_eq!(waits, [13, 23, 43, 83, 153, 75 * u128::from(MS)]);
     }
 }

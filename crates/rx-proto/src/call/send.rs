@@ -608,6 +608,11 @@ impl<P: Payload> Sender<P> {
         once.then(|| now.nanos_since(last.sent.at))
     }
 
+    /// Something else than an acknowledgement says that everything arrived.
+    pub(crate) fn all_arrived(&mut self, now: Timestamp, rtt: &mut Rtt) {
+        self.loss.progress(now, rtt);
+    }
+
     /// Everything has arrived, or nothing matters any more. Gives how many packets were on their way.
     pub(crate) fn clear(&mut self) -> u32 {
         let in_flight = self.in_flight;

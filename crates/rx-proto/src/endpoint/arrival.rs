@@ -183,7 +183,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .get(connection)
             .is_some_and(|c| !c.is_proven())
         {
-            return self.ask_for_proof(connection, call);
+            c.ping_due = true;
+            return self.mark_ready(call);
         }
         if !c.announced {
             self.announce(call);

@@ -13,7 +13,7 @@ use crate::call::Role;
 use crate::config::Timeouts;
 use crate::connection::{Connection, ConnectionKey, Reach};
 use crate::event::{ConnectionId, End, Event, code};
-use crate::number::Serial;
+use crate::number::{CallNumber, Serial};
 use crate::packet::{CHANNEL_MASK, Header, PacketType};
 use crate::path::Path;
 use crate::payload::{Datagram, Payload};
@@ -251,25 +251,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.set_connection_timer(connection, until);
     }
 
-    /// Asks an unproven peer for proof: a challenge of its security class, or a ping.
-    pub(super) fn ask_for_proof(&mut self, connection: Key, call: Key) {
-        let Some(c) = self.connections.get_mut(connection) else {
-            return;
-        };
-        match c.security.as_mut().and_then(|s| s.challenge()) {
-            Some(challenge) => {
-                let header = c.header(PacketType::Challenge, 0, crate::CallNumber(0));
-                self.queue_on(connection, header, &challenge);
-            }
-            None => {
-                if let Some(call) = self.calls.get_mut(call) {
-                    call.ping_due = true;
-                }
-                self.mark_ready(call);
-            }
-        }
-    }
-
     /// A client's answer to a challenge.
     pub(super) fn check_response(&mut self, now: Timestamp, connection: Key, response: &[u8]) {
         let Some(c) = self.connections.get_mut(connection) else {
@@ -295,7 +276,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         match c.security.as_mut().map(|s| s.respond(challenge)) {
             Some(Ok(response)) => {
-                let header = c.header(PacketType::Response, 0, crate::CallNumber(0));
+                let header = c.header(PacketType::Response, 0, CallNumber(0));
                 self.queue_on(connection, header, &response);
             }
             Some(Err(SecurityError::Abort(code))) => self.abort_connection(now, connection, code),
@@ -308,7 +289,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.connections.get(connection) else {
             return;
         };
-        let header = c.header(PacketType::Abort, 0, crate::CallNumber(0));
+        let header = c.header(PacketType::Abort, 0, CallNumber(0));
         let server = c.is_server();
         self.queue_on(connection, header, &code.to_be_bytes());
         self.end_connection(now, connection, End::Security(code), server);

@@ -95,6 +95,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 self.say_busy(connection, header);
                 return None;
             }
+            self.reply_arrived(now, before);
             self.remove_call(now, before);
         }
         if self.calls_in >= self.config.calls_max {
@@ -106,6 +107,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             call.user_status = header.user_status;
         }
         Some(call)
+    }
+
+    /// The next call says that the reply of the one before arrived.
+    fn reply_arrived(&mut self, now: Timestamp, call: Key) {
+        if let Some(c) = self.calls.get_mut(call)
+            && let Some(path) = self.paths.get_mut(c.path)
+        {
+            c.sender.all_arrived(now, &mut path.rtt);
+        }
     }
 
     /// Says that a call cannot be taken now; to a peer whose address is proven.

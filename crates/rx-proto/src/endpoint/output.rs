@@ -5,7 +5,7 @@ use crate::ack::{AckOut, Reason};
 use crate::call::Role;
 use crate::call::loss::Sent;
 use crate::event::End;
-use crate::number::Serial;
+use crate::number::{CallNumber, Seq, Serial};
 use crate::packet::{HEADER_BYTES, PacketType, flag};
 use crate::payload::{Datagram, Payload};
 use crate::security::SecurityError;
@@ -70,8 +70,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .get(c.connection)
             .is_some_and(|c| c.is_proven());
         if !proven {
-            let due = std::mem::take(&mut c.ping_due);
-            return due && self.put_ack(now, call, (Reason::Ping, Serial(0)), None, out);
+            return std::mem::take(&mut c.ping_due) && self.ask_for_proof(now, call, out);
         }
         if c.ended.is_some() {
             return false;
@@ -93,6 +92,27 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         std::mem::take(&mut c.ping_due)
             && self.put_ack(now, call, (Reason::Ping, Serial(0)), None, out)
+    }
+
+    /// Asks an unproven peer for proof: by a challenge of its security class, or by a ping.
+    fn ask_for_proof(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
+        let Some(c) = self.calls.get(call) else {
+            return false;
+        };
+        let Some(connection) = self.connections.get_mut(c.connection) else {
+            return false;
+        };
+        let Some(challenge) = connection.security.as_mut().and_then(|s| s.challenge()) else {
+            return self.put_ack(now, call, (Reason::Ping, Serial(0)), None, out);
+        };
+        let mut header = connection.header(PacketType::Challenge, 0, CallNumber(0));
+        header.serial = connection.take_serials(1);
+        out.begin(connection.route, false);
+        out.segment(HEADER_BYTES + challenge.len());
+        out.header(&header.encode());
+        out.header(&challenge);
+        Stats::packets(&mut self.stats.packets_out, PacketType::Challenge as u8, 1);
+        true
     }
 
     fn put_due_ack(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
@@ -334,11 +354,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let ack = AckOut {
             first: c.receiver.next_read(),
-            previous: if proven {
-                c.receiver.highest()
-            } else {
-                crate::number::Seq(0)
-            },
+            previous: if proven { c.receiver.highest() } else { Seq(0) },
             serial,
             reason,
             takes: path.takes(window, self.config.jumbo_packets),

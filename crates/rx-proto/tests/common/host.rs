@@ -137,6 +137,14 @@ impl Host {
         self.work.insert(call, work);
     }
 
+    /// Calls that were made from here and are not over.
+    pub fn own_calls(&self) -> usize {
+        self.work
+            .values()
+            .filter(|work| work.wanted.is_some())
+            .count()
+    }
+
     /// Calls in the application's hands.
     pub fn open_calls(&self) -> usize {
         self.work.len()

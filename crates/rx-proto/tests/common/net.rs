@@ -41,7 +41,7 @@ pub struct Link {
     pub duplicate: f64,
     /// So many datagrams take up to three delays longer.
     pub reorder: f64,
-    /// Longer datagrams with "don't fragment" are refused, others arrive.
+    /// Longest datagram, an Ethernet's if nothing else is said. Longer ones with "don't fragment" are refused, others arrive.
     pub mtu: usize,
     /// Bytes a second, and bytes that wait at most; beyond, they are dropped.
     pub rate: Option<(u64, u64)>,
@@ -55,7 +55,7 @@ impl Default for Link {
             loss: 0.0,
             duplicate: 0.0,
             reorder: 0.0,
-            mtu: 65_507,
+            mtu: 1472,
             rate: None,
         }
     }
@@ -79,6 +79,10 @@ pub struct Net {
     /// Datagrams given in, and dropped for whatever reason.
     pub sent: u64,
     pub dropped: u64,
+    /// Datagrams longer than this vanish, and nobody says so.
+    pub swallow: Option<usize>,
+    /// So many datagrams arrive with a byte of their data changed.
+    pub corrupt: f64,
     /// Sees each datagram that is sent, and where to.
     pub tap: Option<Tap>,
     /// Whether each datagram is printed: `EVFS_TRACE` is set.
@@ -132,6 +136,8 @@ impl Net {
             busy_until: [Timestamp::from_nanos(0); 2],
             sent: 0,
             dropped: 0,
+            swallow: None,
+            corrupt: 0.0,
             tap: None,
             trace: std::env::var_os("EVFS_TRACE").is_some(),
         }
@@ -150,6 +156,19 @@ impl Net {
         if whole && bytes.len() > link.mtu {
             self.dropped += 1;
             return false;
+        }
+        if self.swallow.is_some_and(|limit| bytes.len() > limit) {
+            self.dropped += 1;
+            return true;
+        }
+        let mut bytes = bytes;
+        if bytes.len() > HEADER_BYTES
+            && bytes[20] == PacketType::Data as u8
+            && self.random.chance(self.corrupt)
+        {
+            let data = bytes.len() - HEADER_BYTES;
+            let at = HEADER_BYTES + self.random.below(data as u64) as usize;
+            bytes[at] ^= 1 << self.random.below(8);
         }
         let mut depart = now;
         if let Some((rate, queue)) = link.rate {
