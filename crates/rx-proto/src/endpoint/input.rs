@@ -58,7 +58,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(channel) = c.channels.get(header.channel()).copied() else {
             return;
         };
-        if channel.number.is_after(header.call_number) {
+        // A channel that had no call yet takes any number: its client may be older than we are.
+        let had_one = channel.number != CallNumber(0);
+        if had_one && channel.number.is_after(header.call_number) {
             return self.stats.stray += 1;
         }
         if channel.number == header.call_number {
