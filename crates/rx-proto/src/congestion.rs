@@ -5,7 +5,8 @@
 //! what differs is the answer to loss. A packet that is missing says little on a path that loses some
 //! by nature (radio, a socket buffer that overflowed once), so the window shrinks only
 //!
-//! - if clearly more is lost than the 2 % that BBRv2 takes for noise, or
+//! - if more is lost than the 2 % that BBRv2 takes for noise: clearly so within a round trip, or on
+//!   average over some hundred packets, or
 //! - if something is lost while round trips show a queue,
 //!
 //! and then to 70 % (RFC 9438), but not below what the path was measured to deliver in its shortest
@@ -31,6 +32,10 @@ const WINDOW_MAX: u32 = 16_384;
 /// Part of the packets that may be lost without meaning anything.
 const LOSS_NOISE: f64 = 0.02;
 
+/// Packets over which the average is taken: at 1 % of loss, fewer than one average in a thousand is
+/// above 2 %.
+const AVERAGE_PACKETS: u32 = 500;
+
 /// What is left of the window after a loss that means something (RFC 9438, section 4.6).
 const SHRINK: f64 = 0.7;
 
@@ -51,6 +56,9 @@ pub(crate) struct Congestion {
     /// The window held sending back, in this round and in the last.
     limited: [bool; 2],
     round: Round,
+    /// Packets that arrived and datagrams that were lost since the last average was taken.
+    arrived: u32,
+    lost: u32,
     /// Best delivery rates, in packets a second: of the newer rounds, and of some before.
     rate: [u64; 2],
     rate_rounds: u32,
@@ -87,6 +95,8 @@ impl Congestion {
                 delivered_before: 0,
                 rtt_min_before: u64::MAX,
             },
+            arrived: 0,
+            lost: 0,
             rate: [0; 2],
             rate_rounds: 0,
             calm_until: Timestamp::from_nanos(0),
@@ -150,6 +160,14 @@ impl Congestion {
         self.in_flight = self.in_flight.saturating_sub(packets);
         self.round.delivered = self.round.delivered.saturating_add(packets);
         self.round.rtt_min = self.round.rtt_min.min(rtt.latest());
+        self.arrived = self.arrived.saturating_add(packets);
+        if self.arrived >= AVERAGE_PACKETS {
+            let share = f64::from(self.lost) / f64::from(self.arrived);
+            (self.arrived, self.lost) = (0, 0);
+            if share > LOSS_NOISE {
+                self.shrink(now, rtt);
+            }
+        }
         if self.limited.contains(&true) {
             self.grow(packets);
         }
@@ -213,6 +231,7 @@ impl Congestion {
     pub(crate) fn lost(&mut self, now: Timestamp, packets: u32, datagrams: u32, rtt: &Rtt) {
         self.in_flight = self.in_flight.saturating_sub(packets);
         self.round.lost = self.round.lost.saturating_add(datagrams);
+        self.lost = self.lost.saturating_add(datagrams);
         let seen = self.round.delivered.saturating_add(self.round.lost);
         let noise = f64::from(seen.max(self.window)) * LOSS_NOISE;
         let fresh = self.round.rtt_min != u64::MAX;
@@ -332,6 +351,25 @@ mod tests {
             path.round(lose, 0);
             assert!(round < 5 || path.control.window() >= 255);
         }
+    }
+
+    #[test]
+    fn three_percent_of_loss_are_not() {
+        let mut path = Rounds::new();
+        for _ in 0..6 {
+            path.round(0, 0);
+        }
+        path.round(0, 5 * MS);
+        let before = path.control.window();
+        assert!(!path.control.in_slow_start());
+        for _ in 0..40 {
+            path.round(path.control.room() * 3 / 100, 0);
+        }
+        assert!(
+            path.control.window() < before / 2,
+            "{}",
+            path.control.window()
+        );
     }
 
     #[test]

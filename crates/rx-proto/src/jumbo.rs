@@ -3,8 +3,8 @@
 //! A jumbogram that is larger than the path's largest datagram is fragmented by IP, and one lost
 //! fragment costs all of its packets. So none is sent before a ping padded to its size, with the
 //! "don't fragment" bit set, was answered; Linux's rxrpc probes in the same way (`rxrpc_send_ACK`,
-//! `pmtud_trial`). If jumbograms get lost one after the other, the path has changed: single packets
-//! again, and a new probe after some minutes.
+//! `pmtud_trial`). If jumbograms get lost over several round trips and none arrives, the path has
+//! changed, or is too full: single packets again, and a new probe after some seconds.
 
 use crate::number::Serial;
 use crate::packet::{HEADER_BYTES, JUMBO_HEADER_BYTES, PACKET_DATA_BYTES};
@@ -17,11 +17,18 @@ const STEP: usize = PACKET_DATA_BYTES + JUMBO_HEADER_BYTES;
 /// Pings of one size that may stay unanswered: one may be lost like any packet.
 const TRIES: u8 = 2;
 
-/// Jumbograms lost in a row that say that the path no longer carries them.
+/// Jumbograms lost without one that arrived that say that the path no longer carries them, if they
+/// were lost over several round trips: a queue that overflows drops as many at once.
 const LOST_MAX: u8 = 3;
 
-/// Time before a path that refused a size is asked again.
+/// How many round trips, and how long at least.
+const LOST_ROUNDS: u64 = 4;
+const LOST_NANOS: u64 = 2_000_000;
+
+/// Time before a path that refused a size is asked again, and before one that carried it until it was
+/// too full is.
 const RETRY_NANOS: u64 = 600_000_000_000;
+const RESUME_NANOS: u64 = 5_000_000_000;
 
 /// Bytes of a datagram with this many full packets.
 pub(crate) const fn datagram_bytes(packets: u8) -> usize {
@@ -47,7 +54,9 @@ pub(crate) struct Jumbo {
     target: u8,
     tries: u8,
     not_before: Timestamp,
+    /// Jumbograms lost since one arrived, and when the first of them was missed.
     lost: u8,
+    lost_since: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +79,7 @@ impl Jumbo {
             tries: 0,
             not_before: Timestamp::from_nanos(0),
             lost: 0,
+            lost_since: Timestamp::from_nanos(0),
         }
     }
 
@@ -145,13 +155,18 @@ impl Jumbo {
         }
     }
 
-    /// A whole jumbogram was lost.
-    pub(crate) fn lost(&mut self, now: Timestamp) {
+    /// A whole jumbogram was lost, on a path of this round trip.
+    pub(crate) fn lost(&mut self, now: Timestamp, rtt_nanos: u64) {
+        if self.lost == 0 {
+            self.lost_since = now;
+        }
         self.lost = self.lost.saturating_add(1);
-        if self.lost >= LOST_MAX {
+        let long = (LOST_ROUNDS * rtt_nanos).max(LOST_NANOS);
+        if self.lost >= LOST_MAX && now.nanos_since(self.lost_since) >= long {
             self.carries = 1;
+            self.lost = 0;
             self.target = u8::MAX;
-            self.not_before = now.plus(RETRY_NANOS);
+            self.not_before = now.plus(RESUME_NANOS);
         }
     }
 
@@ -216,20 +231,23 @@ mod tests {
     }
 
     #[test]
-    fn jumbograms_lost_in_a_row_are_given_up() {
+    fn jumbograms_that_keep_getting_lost_are_given_up() {
         let connection = Slab::new().insert(());
         let mut jumbo = Jumbo::new(4);
         jumbo.peer_takes(4);
         jumbo.probe_sent(connection, Serial(1), 4, later(9));
         jumbo.answered(connection, Serial(1));
-        jumbo.lost(later(1));
-        jumbo.lost(later(1));
+        let rtt = 400_000_000;
+        jumbo.lost(later(1), rtt);
         jumbo.arrived();
-        jumbo.lost(later(1));
-        jumbo.lost(later(1));
+        for _ in 0..9 {
+            // All at once: a queue was full.
+            jumbo.lost(later(2), rtt);
+        }
+        jumbo.lost(later(3), rtt);
         assert_eq!(jumbo.carries(), 4);
-        jumbo.lost(later(1));
-        assert_eq!((jumbo.carries(), jumbo.wanted(later(2))), (1, None));
+        jumbo.lost(later(4), rtt);
+        assert_eq!((jumbo.carries(), jumbo.wanted(later(5))), (1, None));
         jumbo.local_limit(1500);
         assert_eq!(jumbo.wanted(later(1000)), None);
     }

@@ -24,6 +24,10 @@ use std::collections::VecDeque;
 /// Packets that a peer is believed to take before it says so (OpenAFS, `rx_initSendWindow`).
 pub(crate) const PEER_WINDOW_INITIAL: u32 = 16;
 
+/// Packets after which an acknowledgement is asked for at the earliest: our own receivers acknowledge
+/// after eight, OpenAFS after two, Linux after three.
+const UNASKED_MIN: u32 = 8;
+
 /// Packets that acknowledgements can speak of.
 pub(crate) const WINDOW_MAX: u32 = 255;
 
@@ -112,6 +116,8 @@ pub(crate) struct Sender<P> {
     probe_due: bool,
     /// The packet put into a batch last was the last of this direction.
     put_last: bool,
+    /// Packets sent since an acknowledgement was asked for.
+    unasked: u32,
     resent: u64,
 }
 
@@ -136,6 +142,7 @@ impl<P: Payload> Sender<P> {
             loss: Loss::new(),
             probe_due: false,
             put_last: false,
+            unasked: 0,
             resent: 0,
         }
     }
@@ -345,6 +352,7 @@ impl<P: Payload> Sender<P> {
                 serial: header.serial,
             };
             self.put_last = packet.last;
+            self.unasked += 1;
             let mut flags = side;
             if packet.last {
                 flags |= flag::LAST_PACKET;
@@ -379,6 +387,18 @@ impl<P: Payload> Sender<P> {
                 .probe_sent(Serial(header.serial.0.wrapping_sub(1)));
         }
         departed
+    }
+
+    /// Whether an acknowledgement is to be asked for in the batch that was put together: if nothing
+    /// follows for now (`idle`), if so little is on its way that the peer might wait for more, or if it
+    /// is time for another. Else the peer acknowledges by itself, which costs both less.
+    pub(crate) fn asks(&mut self, idle: bool) -> bool {
+        let time = self.unasked >= UNASKED_MIN.max(self.in_flight / 4);
+        let asks = idle || self.in_flight <= 2 * UNASKED_MIN || time;
+        if asks {
+            self.unasked = 0;
+        }
+        asks
     }
 
     /// How many of the packets put into a batch last must not ask for an acknowledgement: the last

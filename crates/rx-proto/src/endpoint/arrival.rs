@@ -294,7 +294,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             let datagrams = effect.lost_datagrams.max(1);
             path.congestion.lost(now, effect.lost, datagrams, &path.rtt);
             for _ in 0..effect.lost_jumbograms {
-                path.jumbo.lost(now);
+                path.jumbo.lost(now, path.rtt.smoothed());
             }
         }
         self.stats.lost += u64::from(effect.lost);

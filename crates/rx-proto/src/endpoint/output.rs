@@ -217,8 +217,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             largest = largest.max(datagram.packets);
         };
         if packets > 0 {
-            let skip = c.sender.must_not_ask(c.role == Role::Server);
-            out.flag_last(skip, flag::REQUEST_ACK);
+            if c.sender.asks(stopped == Stopped::Empty) {
+                let skip = c.sender.must_not_ask(c.role == Role::Server);
+                out.flag_last(skip, flag::REQUEST_ACK);
+            }
             if largest > 1 {
                 out.begin(connection.route, true);
             }
