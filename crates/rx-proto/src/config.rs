@@ -57,8 +57,9 @@ pub struct Config {
     pub unproven_packets: u32,
     /// Calls of others at once. Each costs about 700 bytes beside its data.
     pub calls_max: usize,
-    /// Bytes that were received and not read, in all calls. Beyond, a call still gets its next packet
-    /// if it has read all others, so that none starves.
+    /// Bytes that were received and not read, in all calls, and 256 more for each packet and each gap
+    /// before one. Beyond, a call still gets its next packet if it has read all others, so that none
+    /// starves.
     pub receive_bytes_max: usize,
     /// Small packets (aborts, answers) that wait to be sent; beyond, they are dropped.
     pub control_packets_max: usize,

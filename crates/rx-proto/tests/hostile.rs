@@ -25,7 +25,7 @@ fn config() -> Config {
 fn check_limits(pair: &Pair) {
     let endpoint = &pair.hosts[SERVER].endpoint;
     assert!(endpoint.calls() <= 300 + pair.hosts[SERVER].own_calls());
-    assert!(endpoint.held_bytes() <= (1 << 20) + 300 * 1416);
+    assert!(endpoint.held_bytes() <= (1 << 20) + 300 * (1416 + 256) + 255 * 256);
 }
 
 #[test]

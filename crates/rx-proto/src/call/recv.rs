@@ -9,6 +9,10 @@ use crate::packet::{DataPacket, flag};
 use crate::payload::Payload;
 use std::collections::VecDeque;
 
+/// What a place in the window counts for beside its data: the place, and what a small packet costs
+/// in the buffer it came in. Without it, empty packets would be free.
+const PLACE_BYTES: usize = 256;
+
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placed {
@@ -37,7 +41,7 @@ pub(crate) struct Receiver<D> {
     last: Option<Seq>,
     /// The highest packet received.
     highest: Seq,
-    /// Bytes held.
+    /// Bytes of data held.
     bytes: usize,
     /// Nobody will read: what comes is let go at once.
     discarding: bool,
@@ -71,9 +75,10 @@ impl<D: Payload> Receiver<D> {
         self.highest.0 == 0
     }
 
-    /// Bytes that were received and not read.
-    pub(crate) const fn held(&self) -> usize {
-        self.bytes
+    /// What is held until it is read: its bytes, and its places in the window, with those between that
+    /// are still empty.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes + PLACE_BYTES * self.slots.len()
     }
 
     /// Whether there is something to read.
@@ -255,7 +260,11 @@ mod tests {
         take(&mut receiver, 1, false);
         receiver.discard();
         take(&mut receiver, 3, true);
-        assert_eq!((receiver.held(), receiver.next_read()), (1, Seq(2)));
+        let places = 2 * PLACE_BYTES;
+        assert_eq!(
+            (receiver.held(), receiver.next_read()),
+            (1 + places, Seq(2))
+        );
         take(&mut receiver, 2, false);
         assert!(receiver.at_end() && receiver.held() == 0);
     }

@@ -181,7 +181,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.calls.len()
     }
 
-    /// Bytes received and not read.
+    /// What [`Config::receive_bytes_max`](crate::Config::receive_bytes_max) limits, at the moment.
     pub const fn held_bytes(&self) -> usize {
         self.held_bytes
     }

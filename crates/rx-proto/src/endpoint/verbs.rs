@@ -245,8 +245,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             if let Some(reason) = c.ended {
                 return Err(CallError::Ended(reason));
             }
+            let held = c.receiver.held();
             if let Some(data) = c.receiver.read() {
-                self.held_bytes -= data.len();
+                self.held_bytes -= held - c.receiver.held();
                 c.acks.read(now, &self.config);
                 let due = c.acks.is_due();
                 if due {

@@ -6,8 +6,8 @@
 
 use super::net::{Net, Random};
 use rx_proto::{
-    CallError, CallId, ConnectionId, Datagram, End, Endpoint, Event, Payload, Read, Route, Shared,
-    Timestamp, Transmit, WriteError,
+    CallError, CallId, ConnectionId, End, Endpoint, Event, Payload, Read, Route, Shared, Timestamp,
+    Transmit, WriteError,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -52,7 +52,6 @@ pub struct Host {
     /// Most datagrams in a batch that were seen.
     pub segments_seen: usize,
     pub largest_seen: usize,
-    pub payload_bytes_written: u64,
 }
 
 /// The bytes of the reply to a tag.
@@ -96,7 +95,6 @@ impl Host {
             appetite: usize::MAX,
             segments_seen: 0,
             largest_seen: 0,
-            payload_bytes_written: 0,
         }
     }
 
@@ -288,22 +286,11 @@ impl Host {
                 .min(work.written + 1 + self.random.below(most) as usize);
             let piece = Shared::from(&work.output[work.written..end]);
             match self.endpoint.write(now, call, piece) {
-                Ok(_) => {
-                    self.payload_bytes_written += (end - work.written) as u64;
-                    work.written = end;
-                }
+                Ok(_) => work.written = end,
                 Err(WriteError::Blocked(_)) | Err(WriteError::Call(..)) => return,
                 Err(WriteError::Finished(_)) => panic!("nothing is written after the end"),
             }
         }
         work.finished = self.endpoint.finish(now, call).is_ok();
     }
-}
-
-/// Payload and datagram are one type here.
-#[allow(dead_code)]
-fn shared_is_both()
-where
-    Shared: Payload + Datagram,
-{
 }
