@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// A folder of its own for one test: key pairs, sockets, backups, images. Everything still
@@ -160,6 +161,9 @@ pub fn program() -> PathBuf {
     program
 }
 
+/// Longer than any program of the tests takes on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// What a program did.
 #[derive(Debug)]
 pub struct Ran {
@@ -176,27 +180,45 @@ pub struct Ran {
 impl Ran {
     /// Runs a command to its end.
     pub fn of(command: &mut Command) -> Ran {
-        let shown = format!("{command:?}");
-        let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| {
-            panic!("{shown}: {e}; `cargo xtask setup` installs what is missing")
-        });
-        Ran::from_output(shown, output)
+        Ran::started(command.stdin(Stdio::null()), |_| ())
     }
 
     /// Runs a command with `input` on its standard input.
     pub fn with_input(command: &mut Command, input: &[u8]) -> Ran {
+        Ran::started(command.stdin(Stdio::piped()), |child| {
+            // A program that fails early does not read its input; that is for the caller to judge.
+            let _ = child.stdin.take().expect("piped").write_all(input);
+        })
+    }
+
+    /// Runs a command to its end, and kills it when that does not come: a program that hangs is to
+    /// fail its test, not to hold up all others.
+    fn started(command: &mut Command, feed: impl FnOnce(&mut Child)) -> Ran {
         let shown = format!("{command:?}");
         let mut child = command
-            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|e| {
                 panic!("{shown}: {e}; `cargo xtask setup` installs what is missing")
             });
-        // A program that fails early does not read its input; that is for the caller to judge.
-        let _ = child.stdin.take().expect("piped").write_all(input);
-        Ran::from_output(shown, child.wait_with_output().expect("a child ends"))
+        let pid = child.id() as i32;
+        let (ended, end) = channel::<()>();
+        let watch = std::thread::spawn(move || {
+            let hangs = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if hangs {
+                // SAFETY: a signal to a child that has not been waited for.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            hangs
+        });
+        feed(&mut child);
+        let output = child.wait_with_output().expect("a child ends");
+        drop(ended);
+        let ran = Ran::from_output(shown, output);
+        let hung = watch.join().expect("a watch does not panic");
+        assert!(!hung, "hung for {PATIENCE:?} and was killed: {ran:?}");
+        ran
     }
 
     fn from_output(command: String, output: Output) -> Ran {

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 /// The targets, by the name of their file.
 const TARGETS: &[&str] = &[
+    "afs_directory",
+    "afs_requests",
     "iscsi_pdus",
     "luks2_header",
     "luks2_json",

@@ -13,6 +13,7 @@ const LEVELS: &[&[&str]] = &[
         "nbd-proto",
         "iscsi-proto",
         "rx-proto",
+        "afs-proto",
         "xts",
         "keyring",
     ],

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cargo xtask check            format, lints, tidy, layers, all tests
-//!   cargo xtask setup            install the programs that the tests use (apt, as root)
+//!   cargo xtask setup            install the programs that the tests use (apt, as root), fetch the kernel of the guests
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
 //! ```
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match args.first().map(String::as_str) {
         Some("check") => check(),
-        Some("setup") => setup::require(),
+        Some("setup") => setup::require(&root()),
         Some("layers") => layers::check(&root()),
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
@@ -46,7 +46,7 @@ fn check() -> Outcome {
     tidy::check(&root)?;
     layers::check(&root)?;
     cargo(&root, &["fmt", "--all", "--", "--check"])?;
-    setup::require()?;
+    setup::require(&root)?;
     cargo(
         &root,
         &[

@@ -7,6 +7,8 @@ use std::process::Command;
 /// A program or file that the tests need, and the Debian package that brings it.
 const NEEDED: &[(&str, &str)] = &[
     ("age", "age"),
+    ("busybox", "busybox-static"),
+    ("cpio", "cpio"),
     ("cryptsetup", "cryptsetup-bin"),
     ("fio", "fio"),
     ("fusermount3", "fuse3"),
@@ -14,6 +16,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("losetup", "mount"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("nbd-client", "nbd-client"),
     ("nbdcopy", "libnbd-bin"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
@@ -22,18 +25,28 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
     ("ssh-keygen", "openssh-client"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
+    ("xz", "xz-utils"),
     ("cc", "build-essential"),
     ("clang", "clang"),
     ("pkg-config", "pkg-config"),
+    ("postmark", "postmark"),
     ("/usr/include/openssl/evp.h", "libssl-dev"),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 
+/// Installs the programs that are missing, for which it takes root, and fetches the kernel that the
+/// tests boot.
+pub fn require(root: &Path) -> Outcome {
+    programs()?;
+    kernel(root)
+}
+
 /// Installs what is missing; without root it says which command would.
-pub fn require() -> Outcome {
+fn programs() -> Outcome {
     let missing = missing();
     if missing.is_empty() {
         return Ok(());
@@ -55,6 +68,15 @@ pub fn require() -> Outcome {
     } else {
         Err(hint)
     }
+}
+
+/// Puts the kernel where the tests look for it: in the folder that this program was built in too.
+fn kernel(root: &Path) -> Outcome {
+    let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
+    let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");
+    run(Command::new(root.join("tests/guest/boot.sh"))
+        .args(["--fetch", "--cache"])
+        .arg(target.join("guest")))
 }
 
 fn missing() -> Vec<&'static str> {

@@ -1,6 +1,6 @@
 //! The two traits of the waist.
 
-use crate::{BufPool, Completion, Error, ErrorKind, Op, Request, Result};
+use crate::{AccessSign, BufPool, Completion, Error, ErrorKind, Op, Request, Result};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -117,6 +117,12 @@ pub trait Queue {
     /// Requests that are submitted and not yet reaped.
     fn in_flight(&self) -> usize;
 
+    /// Requests that are worth submitting now. Fewer than [`Queue::submit`] takes where the other
+    /// side has said that its own queue is full, or that it wants to be left alone for a while.
+    fn room(&self) -> usize {
+        self.capacity().saturating_sub(self.in_flight())
+    }
+
     /// Takes a request; gives it back when `capacity` requests are in flight, and then the caller
     /// reaps first. Does not block. May leave the request staged until [`Queue::kick`].
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request>;
@@ -160,6 +166,12 @@ pub trait Queue {
     /// `tags`. Looks only at what [`Queue::reap`] has read.
     fn late(&mut self, tags: &mut Vec<u64>) {
         let _ = tags;
+    }
+
+    /// What the other side has said about access to the unit since this was last asked. Looks only at
+    /// what [`Queue::reap`] has read.
+    fn access_sign(&mut self) -> Option<AccessSign> {
+        None
     }
 
     /// Why the other side is gone for good, once that is known: everything submitted from now on ends

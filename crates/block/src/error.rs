@@ -32,6 +32,9 @@ pub enum ErrorKind {
     Unsupported,
     /// Somebody else holds the device.
     Busy,
+    /// The other side does not take the request now, and nothing of it is on its way any more: another
+    /// way may take it, or this one later.
+    NotNow,
     /// No such device or file.
     NotFound,
     /// The system refuses access.
@@ -56,6 +59,7 @@ impl ErrorKind {
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Unsupported => "not supported",
             ErrorKind::Busy => "busy",
+            ErrorKind::NotNow => "not now",
             ErrorKind::NotFound => "not found",
             ErrorKind::Permission => "permission denied",
             ErrorKind::Invalid => "invalid",
@@ -173,7 +177,7 @@ impl Error {
             ErrorKind::Permission => libc::EPERM,
             ErrorKind::NoSpace => libc::ENOSPC,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
-            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::Busy | ErrorKind::NotNow => libc::EBUSY,
             ErrorKind::NotFound => libc::ENOENT,
             ErrorKind::TimedOut => libc::ETIMEDOUT,
             ErrorKind::Cancelled => libc::ECANCELED,

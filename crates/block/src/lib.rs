@@ -31,7 +31,7 @@ pub use devices::{
     PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, Tear, Volatile,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use lunpath::{Access, Connection, Identity, Lunpath, Transport};
+pub use lunpath::{Access, AccessSign, Connection, Identity, Lunpath, Transport};
 pub use pool::BufPool;
 pub use random::Random;
 pub use request::{Completion, Op, OpKind, Request};

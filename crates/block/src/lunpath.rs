@@ -45,6 +45,33 @@ pub enum Access {
     Transitioning,
 }
 
+impl Access {
+    /// Whether reads and writes are carried out at all.
+    pub fn carries(self) -> bool {
+        matches!(self, Access::Optimized | Access::NonOptimized)
+    }
+
+    /// The name in listings and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Access::Optimized => "optimized",
+            Access::NonOptimized => "non_optimized",
+            Access::Standby => "standby",
+            Access::Unavailable => "unavailable",
+            Access::Transitioning => "transitioning",
+        }
+    }
+}
+
+/// What a connection heard of access, beside or instead of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessSign {
+    /// It has changed; into what has to be asked ([`Lunpath::access`]).
+    Changed,
+    /// It is this, for as long as nothing else is heard.
+    Is(Access),
+}
+
 /// Who answers at the other end of a path. Strings are as the target gives them, without padding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
@@ -88,8 +115,19 @@ pub trait Lunpath: Send + Sync {
     /// Makes a connection for one queue. Waits no longer than `within`.
     ///
     /// # Errors
-    /// As [`Lunpath::identify`].
+    /// As [`Lunpath::identify`]. [`crate::ErrorKind::NotNow`]: the target is there, and its port gives
+    /// no access to the unit at present.
     fn connect(&self, within: Duration) -> Result<Box<dyn Connection>>;
+
+    /// Asks for the access that the target's port gives, also when that is none. Waits no longer than
+    /// `within`. `None`: the target makes no difference between its ports.
+    ///
+    /// # Errors
+    /// As [`Lunpath::identify`].
+    fn access(&self, within: Duration) -> Result<Option<Access>> {
+        let _ = within;
+        Ok(None)
+    }
 
     /// Through this path, makes sure that nothing which was sent under `key` (of a connection of
     /// *another* path to the same LUN) and is still on its way is ever carried out. Waits no longer
@@ -109,12 +147,19 @@ pub trait Connection: Send {
     /// connection says nothing about this one.
     fn identity(&self) -> &Identity;
 
+    /// Whether the target makes a difference between its ports, so that [`Lunpath::access`] is worth
+    /// asking now and then.
+    fn access_varies(&self) -> bool {
+        false
+    }
+
     /// What [`Lunpath::fence`] names this connection by, if it can be fenced.
     fn fence_key(&self) -> Option<u64>;
 
     /// The queue, on the thread that calls. Does not wait. The queue does not connect again: when
     /// the connection is lost, everything in flight and everything submitted later completes with
-    /// [`crate::ErrorKind::PathLost`].
+    /// [`crate::ErrorKind::PathLost`]. Nor does it wait for a target that is busy or whose port gives
+    /// no access: that is [`crate::ErrorKind::NotNow`], for whoever knows another way.
     ///
     /// # Errors
     /// The system refuses what the queue needs.

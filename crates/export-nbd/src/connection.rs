@@ -13,12 +13,15 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes that are received at once when a header is expected: many headers, or a header and a
 /// small payload. What belongs to a large payload beyond this goes straight to its buffer.
 const HEAD_BYTES: usize = 8 * 1024;
 /// Most that is held of a negotiation that has not come to its end.
 const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
+/// Longest that a client's goodbye is waited for.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// Slices of one write to the socket.
 const SLICES: usize = 64;
 
@@ -52,6 +55,11 @@ enum Phase {
     },
     /// Nothing more is read; what is left is sent.
     Closing,
+    /// All is said, TLS' goodbye too. A socket that is closed before the client's goodbye was read
+    /// would be reset, which the client takes for an accident.
+    Lingering {
+        until: Instant,
+    },
 }
 
 /// A write whose payload has not arrived whole.
@@ -95,8 +103,11 @@ pub(crate) struct Connection {
     /// Bytes of the first piece that have been sent.
     sent: usize,
     in_flight: usize,
-    starved: bool,
+    /// Stopped by us, not for want of bytes: it waits for buffers or for replies to go out.
+    held: bool,
     broken: bool,
+    /// The client has closed its side.
+    left: bool,
     waits_for: (bool, bool),
 }
 
@@ -120,8 +131,9 @@ impl Connection {
             out: VecDeque::from([Out::Bytes(greeting)]),
             sent: 0,
             in_flight: 0,
-            starved: false,
+            held: false,
             broken: false,
+            left: false,
             waits_for: (true, false),
         }
     }
@@ -138,6 +150,11 @@ impl Connection {
     /// Whether it waits for the end of another session.
     pub(crate) fn is_fencing(&self) -> bool {
         self.fence.is_some() && !self.broken
+    }
+
+    /// Whether only the client's goodbye is missing.
+    pub(crate) fn is_lingering(&self) -> bool {
+        matches!(self.phase, Phase::Lingering { .. }) && !self.broken
     }
 
     /// Ends it if its session is fenced, and says so: what has arrived and is no request yet
@@ -157,9 +174,10 @@ impl Connection {
         }
     }
 
-    /// Whether it waits for buffers.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.starved
+    /// Whether it may have requests that were received and wait for buffers, or for others to end.
+    /// No event of its socket says when it can go on.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held && !self.broken
     }
 
     pub(crate) fn has_output(&self) -> bool {
@@ -168,9 +186,13 @@ impl Connection {
 
     /// The next request, as far as the socket has it. `take` gives buffers, or nothing for now.
     pub(crate) fn next(&mut self, take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>) -> Next {
-        self.starved = false;
+        self.held = false;
         loop {
-            if self.obey_fence() || self.broken || self.in_flight >= REQUESTS_MAX {
+            if self.obey_fence() || self.broken {
+                return Next::Nothing;
+            }
+            if self.in_flight >= REQUESTS_MAX {
+                self.held = true;
                 return Next::Nothing;
             }
             let step = match &self.phase {
@@ -180,6 +202,10 @@ impl Connection {
                 } => self.receive_payload(),
                 Phase::Transmission { .. } => self.take_header(take),
                 Phase::Closing => return Next::Nothing,
+                Phase::Lingering { .. } => {
+                    self.broken = self.socket.has_ended();
+                    return Next::Nothing;
+                }
             };
             match step {
                 Step::Again => {}
@@ -188,7 +214,7 @@ impl Connection {
                     return next;
                 }
                 Step::Starved => {
-                    self.starved = true;
+                    self.held = true;
                     return Next::Nothing;
                 }
                 Step::NeedBytes => match self.fill_head() {
@@ -549,13 +575,21 @@ impl Connection {
 
     /// What to wait for.
     pub(crate) fn status(&mut self) -> Status {
-        let closing = matches!(self.phase, Phase::Closing);
+        let mut closing = matches!(self.phase, Phase::Closing);
         let idle = self.in_flight == 0 && !self.has_output();
-        if self.broken || (closing && idle) {
+        if closing && idle {
+            self.broken |= !self.socket.say_goodbye() || self.left;
+            let until = Instant::now() + GOODBYE;
+            self.phase = Phase::Lingering { until };
+            self.send();
+            closing = false;
+        }
+        if self.broken
+            || matches!(self.phase, Phase::Lingering { until } if until <= Instant::now())
+        {
             return Status::Closed;
         }
-        let read =
-            !closing && !self.starved && self.fence.is_none() && self.in_flight < REQUESTS_MAX;
+        let read = !closing && !self.held && self.fence.is_none();
         let wanted = (read, self.has_output());
         let changed = (wanted != self.waits_for).then_some(wanted);
         self.waits_for = wanted;
@@ -565,6 +599,7 @@ impl Connection {
     /// The client closed its side: what it is owed is still sent.
     fn end(&mut self) {
         self.phase = Phase::Closing;
+        self.left = true;
     }
 
     fn break_off(&mut self, why: &str) {

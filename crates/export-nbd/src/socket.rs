@@ -1,6 +1,6 @@
 //! A client's socket, plain or under TLS, that never blocks.
 
-use rustls::{ServerConnection, StreamOwned};
+use rustls::ServerConnection;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -51,23 +51,50 @@ impl Write for Raw {
 }
 
 /// A socket, with or without TLS over it.
+///
+/// Not rustls' own stream: that one receives while it sends when the socket takes nothing, and what
+/// it has decrypted is no longer in the socket, so that nothing would ever say that it is there to be
+/// read.
 pub(crate) enum Socket {
     Plain(Raw),
-    Tls(Box<StreamOwned<ServerConnection, Raw>>),
+    Tls(Box<ServerConnection>, Raw),
 }
 
 impl Socket {
     pub(crate) fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self {
             Socket::Plain(raw) => raw.read(out),
-            Socket::Tls(stream) => stream.read(out),
+            Socket::Tls(tls, raw) => loop {
+                match tls.reader().read(out) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    read => return read,
+                }
+                if tls.read_tls(raw)? == 0 {
+                    return Ok(0);
+                }
+                if let Err(e) = tls.process_new_packets() {
+                    // The alert that says why, as far as the socket takes it.
+                    let _ = tls.write_tls(raw);
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+                }
+            },
         }
     }
 
+    /// Sends what the socket takes now; under TLS some of that may be held back, see
+    /// [`Socket::wants_write`].
     pub(crate) fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.push()?;
         match self {
             Socket::Plain(raw) => raw.write_vectored(data),
-            Socket::Tls(stream) => stream.write_vectored(data),
+            Socket::Tls(tls, raw) => {
+                let taken = tls.writer().write_vectored(data)?;
+                match drain(tls, raw) {
+                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+                    _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
+                    _ => Ok(taken),
+                }
+            }
         }
     }
 
@@ -75,7 +102,7 @@ impl Socket {
     pub(crate) fn wants_write(&self) -> bool {
         match self {
             Socket::Plain(_) => false,
-            Socket::Tls(stream) => stream.conn.wants_write(),
+            Socket::Tls(tls, _) => tls.wants_write(),
         }
     }
 
@@ -83,11 +110,30 @@ impl Socket {
     pub(crate) fn push(&mut self) -> io::Result<()> {
         match self {
             Socket::Plain(_) => Ok(()),
-            Socket::Tls(stream) => {
-                while stream.conn.wants_write() {
-                    stream.conn.write_tls(&mut stream.sock)?;
-                }
-                Ok(())
+            Socket::Tls(tls, raw) => drain(tls, raw),
+        }
+    }
+
+    /// Says that nothing follows, where the protocol has words for it; whether it has.
+    pub(crate) fn say_goodbye(&mut self) -> bool {
+        match self {
+            Socket::Plain(_) => false,
+            Socket::Tls(tls, _) => {
+                tls.send_close_notify();
+                true
+            }
+        }
+    }
+
+    /// Throws away what arrives; whether that has come to its end.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let mut scratch = [0; 4096];
+        loop {
+            match self.read(&mut scratch) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return e.kind() != io::ErrorKind::WouldBlock,
             }
         }
     }
@@ -95,15 +141,21 @@ impl Socket {
     /// Puts TLS over a plain socket.
     pub(crate) fn into_tls(self, connection: ServerConnection) -> Socket {
         match self {
-            Socket::Plain(raw) => Socket::Tls(Box::new(StreamOwned::new(connection, raw))),
-            tls @ Socket::Tls(_) => tls,
+            Socket::Plain(raw) => Socket::Tls(Box::new(connection), raw),
+            tls @ Socket::Tls(..) => tls,
         }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Socket::Plain(raw) => raw.as_fd(),
-            Socket::Tls(stream) => stream.sock.as_fd(),
+            Socket::Plain(raw) | Socket::Tls(_, raw) => raw.as_fd(),
         }
     }
+}
+
+fn drain(tls: &mut ServerConnection, raw: &mut Raw) -> io::Result<()> {
+    while tls.wants_write() {
+        tls.write_tls(raw)?;
+    }
+    Ok(())
 }

@@ -241,6 +241,8 @@ impl Worker {
             },
             connections: HashMap::new(),
             fencing: Vec::new(),
+            held: Vec::new(),
+            lingering: Vec::new(),
             next_connection: 0,
         };
         service.serve(&self.inbox);
@@ -255,6 +257,10 @@ struct Service<'a> {
     connections: HashMap<u64, Connection>,
     /// Connections that wait for the end of another session.
     fencing: Vec<u64>,
+    /// Connections that wait for buffers or for their own replies.
+    held: Vec<u64>,
+    /// Connections that wait for their client's goodbye.
+    lingering: Vec<u64>,
     next_connection: u64,
 }
 
@@ -263,7 +269,8 @@ impl Service<'_> {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut stop_at: Option<Instant> = None;
         loop {
-            let ticks = stop_at.is_some() || !self.fencing.is_empty();
+            let waits = !self.fencing.is_empty() || !self.lingering.is_empty();
+            let ticks = stop_at.is_some() || waits;
             events.clear();
             match epoll::wait(
                 self.epoll,
@@ -291,10 +298,13 @@ impl Service<'_> {
                     self.socket_ready(data, flags);
                 }
             }
+            self.go_on_fencing();
+            for id in std::mem::take(&mut self.lingering) {
+                self.after(id);
+            }
             if !self.settle() {
                 return;
             }
-            self.go_on_fencing();
             if self.hub.is_stopping() {
                 let end = *stop_at.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
                 let busy = !self.engine.pending.is_empty()
@@ -320,18 +330,46 @@ impl Service<'_> {
     }
 
     fn socket_ready(&mut self, id: u64, flags: epoll::EventFlags) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
-            && !self.hub.is_stopping()
-        {
-            read_requests(id, connection, &mut self.engine);
+        let gone = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(gone | epoll::EventFlags::IN) {
+            self.read_requests(id);
         }
-        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+        if flags.intersects(gone)
+            && let Some(connection) = self.connections.get_mut(&id)
+        {
             connection.hung_up();
         }
         self.after(id);
+    }
+
+    /// Takes requests from a connection as long as it has some and there are buffers; whether it
+    /// had any.
+    fn read_requests(&mut self, id: u64) -> bool {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return false;
+        };
+        let mut had = false;
+        while !self.hub.is_stopping() {
+            let engine = &mut self.engine;
+            match connection.next(&mut |len| engine.take(len)) {
+                Next::Request {
+                    export,
+                    header,
+                    payload,
+                } => {
+                    had = true;
+                    let session = connection.session();
+                    if let Some(error) = engine.begin(id, export, header, payload, session) {
+                        connection.reply(&header, Some(error), Vec::new());
+                    }
+                }
+                Next::Nothing => break,
+            }
+        }
+        if connection.is_held() && !self.held.contains(&id) {
+            self.held.push(id);
+        }
+        had
     }
 
     /// Closes the connections whose session is fenced.
@@ -347,9 +385,7 @@ impl Service<'_> {
     /// Lets connections go on whose fence has come to its end.
     fn go_on_fencing(&mut self) {
         for id in std::mem::take(&mut self.fencing) {
-            if let Some(connection) = self.connections.get_mut(&id) {
-                read_requests(id, connection, &mut self.engine);
-            }
+            self.read_requests(id);
             self.after(id);
         }
     }
@@ -365,9 +401,7 @@ impl Service<'_> {
                     return false;
                 }
             };
-            if finished.is_empty() {
-                return true;
-            }
+            let mut idle = finished.is_empty();
             let mut touched = Vec::new();
             for pending in finished {
                 let id = pending.connection;
@@ -381,20 +415,15 @@ impl Service<'_> {
             for id in touched {
                 self.after(id);
             }
-            // Buffers came free: connections that waited for some may go on.
-            let starved: Vec<u64> = self
-                .connections
-                .iter()
-                .filter(|(_, c)| c.is_starved())
-                .map(|(id, _)| *id)
-                .collect();
-            for id in starved {
-                if let Some(connection) = self.connections.get_mut(&id)
-                    && !self.hub.is_stopping()
-                {
-                    read_requests(id, connection, &mut self.engine);
+            // Replies have ended and buffers come free, here or as sockets took them since.
+            for id in std::mem::take(&mut self.held) {
+                if self.read_requests(id) || !self.held.contains(&id) {
+                    idle = false;
+                    self.after(id);
                 }
-                self.after(id);
+            }
+            if idle {
+                return true;
             }
         }
     }
@@ -408,7 +437,11 @@ impl Service<'_> {
         if connection.is_fencing() && !self.fencing.contains(&id) {
             self.fencing.push(id);
         }
-        match connection.status() {
+        let status = connection.status();
+        if connection.is_lingering() && !self.lingering.contains(&id) {
+            self.lingering.push(id);
+        }
+        match status {
             Status::Closed => {
                 let _ = epoll::delete(self.epoll, connection.fd());
                 self.connections.remove(&id);
@@ -433,25 +466,6 @@ impl Drop for Service<'_> {
         self.hub
             .connections
             .fetch_sub(self.connections.len(), Ordering::SeqCst);
-    }
-}
-
-/// Takes requests from a connection as long as it has some and there are buffers.
-fn read_requests(id: u64, connection: &mut Connection, engine: &mut Engine) {
-    loop {
-        match connection.next(&mut |len| engine.take(len)) {
-            Next::Request {
-                export,
-                header,
-                payload,
-            } => {
-                let session = connection.session();
-                if let Some(error) = engine.begin(id, export, header, payload, session) {
-                    connection.reply(&header, Some(error), Vec::new());
-                }
-            }
-            Next::Nothing => return,
-        }
     }
 }
 

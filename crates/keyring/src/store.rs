@@ -3,12 +3,11 @@
 use crate::identity::{self, Identity, read_secret, secret_string};
 use crate::recipient::{KeyKind, Recipient};
 use crate::{Error, Result, openssh};
-use rustix::fs::{Mode, OFlags, RenameFlags};
 use secret::SecretBytes;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Longest key file, in bytes.
@@ -45,6 +44,15 @@ pub struct KeyInfo {
     pub recipient: Recipient,
     /// State of the private half.
     pub private: Private,
+}
+
+/// What a keyring holds.
+#[derive(Debug)]
+pub struct Listing {
+    /// The keys that can be shown, by name.
+    pub keys: Vec<KeyInfo>,
+    /// Names of keys that are there and cannot be used as they are, each with the reason.
+    pub refused: Vec<(String, Error)>,
 }
 
 /// What a passphrase is wanted for; prints as the question to ask.
@@ -119,14 +127,18 @@ impl Keyring {
             .map_err(|e| Error::malformed(format!("the key `{name}`"), e.to_string()))
     }
 
-    /// All keys, by name.
+    /// All keys, by name: those that can be used, and those that cannot with the reason.
     ///
     /// # Errors
-    /// When the folder cannot be read; a file that holds no key is left out.
-    pub fn list(&self) -> Result<Vec<KeyInfo>> {
+    /// When the folder cannot be read.
+    pub fn list(&self) -> Result<Listing> {
+        let mut listing = Listing {
+            keys: Vec::new(),
+            refused: Vec::new(),
+        };
         let entries = match std::fs::read_dir(&self.dir) {
             Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(listing),
             Err(e) => return Err(Error::io("cannot list", &self.dir, e)),
         };
         let mut names: Vec<String> = entries
@@ -135,10 +147,13 @@ impl Keyring {
             .filter(|name| valid(name))
             .collect();
         names.sort();
-        Ok(names
-            .iter()
-            .filter_map(|name| self.info(name).ok())
-            .collect())
+        for name in names {
+            match self.info(&name) {
+                Ok(info) => listing.keys.push(info),
+                Err(why) => listing.refused.push((name, why)),
+            }
+        }
+        Ok(listing)
     }
 
     /// One key.
@@ -345,30 +360,20 @@ impl Keyring {
 
     /// A file that is there whole or not at all, and never replaces another.
     fn write_new(&self, path: &Path, bytes: &[u8], mode: u32, name: &str) -> Result<()> {
-        let temporary = path.with_extension(format!("tmp{}", std::process::id()));
         let failed = |e: std::io::Error| Error::io("cannot write", path, e);
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let _ = std::fs::remove_file(&temporary);
-        let fd = rustix::fs::open(&temporary, flags, Mode::from_raw_mode(mode))
-            .map_err(|e| failed(e.into()))?;
-        let mut file = File::from(fd);
-        let moved = file
-            .write_all(bytes)
-            .and_then(|()| file.sync_all())
-            .map_err(failed)
-            .and_then(|()| {
-                let cwd = rustix::fs::CWD;
-                rustix::fs::renameat_with(cwd, &temporary, cwd, path, RenameFlags::NOREPLACE)
-                    .map_err(|e| match e {
-                        rustix::io::Errno::EXIST => Error::Exists(name.to_owned()),
-                        other => failed(other.into()),
-                    })
-            });
-        if moved.is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-        moved.and_then(|()| sync_dir(&self.dir))
+        // The name of the temporary file begins with a dot, which no key's does.
+        let mut file = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(mode))
+            .tempfile_in(&self.dir)
+            .map_err(failed)?;
+        file.write_all(bytes)
+            .and_then(|()| file.as_file().sync_all())
+            .map_err(failed)?;
+        file.persist_noclobber(path).map_err(|e| match e.error {
+            e if e.kind() == std::io::ErrorKind::AlreadyExists => Error::Exists(name.to_owned()),
+            e => failed(e),
+        })?;
+        sync_dir(&self.dir)
     }
 }
 

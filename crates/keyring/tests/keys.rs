@@ -62,8 +62,10 @@ fn a_pair_is_made_listed_used_and_removed() {
         keys.generate("alice", None),
         Err(Error::Exists(_))
     ));
-    let names: Vec<String> = keys.list().unwrap().into_iter().map(|k| k.name).collect();
+    let listing = keys.list().unwrap();
+    let names: Vec<String> = listing.keys.into_iter().map(|k| k.name).collect();
     assert_eq!(names, ["alice", "safe"]);
+    assert!(listing.refused.is_empty());
     let secret = SecretBytes::random(32);
     let envelope = safe.recipient.wrap(&secret).unwrap();
     assert!(
@@ -334,4 +336,36 @@ fn an_ssh_key_that_asks_for_endless_work_is_refused_before_it_is_done() {
     keys.import("slow", &file).unwrap();
     let error = keys.identity("slow", &mut never).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_listed_with_the_reason() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    for name in ["good", "open", "torn"] {
+        keys.generate(name, None).unwrap();
+    }
+    let private = folder.path("keys/open.key");
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(folder.path("keys/torn.pub"), "no key\n").unwrap();
+    let listing = keys.list().unwrap();
+    assert_eq!(listing.keys.len(), 1);
+    let refused: Vec<&str> = listing.refused.iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(refused, ["open", "torn"]);
+    assert!(matches!(listing.refused[0].1, Error::Permissions(_)));
+}
+
+#[test]
+fn two_threads_that_make_one_key_make_it_once() {
+    let folder = Folder::new();
+    let made: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| usize::from(folder.keyring().generate("one", None).is_ok())))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    assert_eq!(made, 1);
+    folder.keyring().identity("one", &mut never).unwrap();
+    let left = fs::read_dir(folder.path("keys")).unwrap().count();
+    assert_eq!(left, 2, "the two files of the key and nothing else");
 }

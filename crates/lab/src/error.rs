@@ -17,6 +17,18 @@ pub enum Error {
         /// What the device said.
         source: block::Error,
     },
+    /// A target of files failed.
+    #[error("{target}: {call} {path}")]
+    Files {
+        /// The target.
+        target: String,
+        /// The operation.
+        call: &'static str,
+        /// The file.
+        path: String,
+        /// What the file system said.
+        source: std::io::Error,
+    },
     /// A read gave something else than what had been written through the same arm.
     #[error("arm {arm}: the data read at {offset} is not what was written there")]
     Verify {

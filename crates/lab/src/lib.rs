@@ -22,6 +22,7 @@ mod compare;
 mod engine;
 mod environment;
 mod error;
+pub mod files;
 mod gate;
 mod histogram;
 mod meter;
@@ -31,6 +32,7 @@ mod rng;
 mod series;
 mod spec;
 mod stats;
+pub mod workload;
 
 pub use compare::{Arm, ArmFacts, Plan, Probe, Progress, compare};
 pub use engine::{Latency, Sample, run};

@@ -13,6 +13,7 @@
 //!
 //! Absent on purpose: encryption, caching, protocols, and the names of the registry.
 
+mod access;
 pub mod advise;
 pub mod attributes;
 mod contact;
@@ -23,11 +24,13 @@ mod monitor;
 pub mod policy;
 mod queue;
 mod state;
+mod status;
 pub mod topology;
 pub mod trace;
 pub mod virtual_time;
 
 pub use attributes::{ATTRIBUTES, Attributes};
 pub use identity::Proof;
-pub use lun::{Config, LegacyLun, Lun, LunStatus, PathSpec, PathStatus};
+pub use lun::{Config, LegacyLun, Lun, PathSpec};
 pub use state::{Event, PATHS_MAX, PathState, WaitingIo};
+pub use status::{LunStatus, PathStatus};

@@ -72,6 +72,11 @@ impl Link {
         self.state == LinkState::Up
     }
 
+    /// Up, and its port carries I/O, as far as anybody heeds that.
+    pub(crate) fn serves(&self, heeded: bool) -> bool {
+        self.up() && (!heeded || self.path.access.carries())
+    }
+
     /// Looks at the latencies again.
     pub(crate) fn learn(&mut self) {
         let mut counts = Latencies::none();

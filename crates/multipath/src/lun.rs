@@ -1,5 +1,6 @@
 //! A LUN: its paths, its identity, and what the administrator can do with it while it is in use.
 
+use crate::access;
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
 use crate::contact::contact;
@@ -8,13 +9,13 @@ use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
-    Admin, Clock, Event, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
-    SharedPath, WaitingIo, lock, quantile,
+    Admin, Clock, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
+    SharedPath, WaitingIo, lock,
 };
+use crate::status::{LunStatus, health, path_status};
 use crate::topology::{LOCAL, Topology};
 use crate::trace::Trace;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
-use serde::Serialize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -231,7 +232,11 @@ impl Shared {
         loop {
             opened.kick()?;
             let paths = self.paths();
-            let wanted = paths.iter().filter(|p| crate::monitor::wants_link(p, only));
+            let heeded = self.attributes().alua_enabled;
+            let wants = |p: &&Arc<SharedPath>| {
+                crate::monitor::wants_link(p, only) && (p.access.carries() || !heeded)
+            };
+            let wanted = paths.iter().filter(wants);
             let states: Vec<u8> = wanted.map(|p| queue.links[p.id].load(Acquire)).collect();
             let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
             let up = opened.links_up();
@@ -405,7 +410,10 @@ impl Lun {
         let mut others = paths.iter().filter(|p| p.id != path.id);
         let works = |p: &Arc<SharedPath>| match queues {
             0 => p.eligible(),
-            _ => matches!(p.state(queues), PathState::Active | PathState::Standby),
+            _ => {
+                let state = p.state(queues);
+                state == PathState::Active || state == PathState::Standby && p.access.carries()
+            }
         };
         if !force && !others.any(works) {
             let why =
@@ -537,7 +545,7 @@ impl Lun {
             product: identity.product,
             size: self.shared.info.size,
             block_size: self.shared.info.logical_block_size,
-            health: health(&paths),
+            health: health(&paths, self.shared.attributes().alua_enabled),
             policy: self.shared.policy().to_string(),
             queues: count,
             waiting: sum(|q| q.waiting.load(Relaxed)),
@@ -589,9 +597,7 @@ impl Shared {
         let mut reference: Option<Arc<SharedPath>> = None;
         for (id, found, info) in answers {
             let path = &paths[*id];
-            path.read_only.store(found.read_only, Relaxed);
-            path.set_access(found.access);
-            path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
+            self.learn(path, found, info);
             if let Some(why) = identity::differs(identity, found) {
                 self.refuse(path, why);
                 continue;
@@ -611,6 +617,21 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Takes over what a path's other end says of itself.
+    pub(crate) fn learn(&self, path: &SharedPath, found: &Identity, info: &DeviceInfo) {
+        // A path whose server says something else of its cache than the LUN promises does not keep
+        // the promise: without FLUSH, nothing on it makes a write durable.
+        let other_cache = info.volatile_write_cache != self.info.volatile_write_cache;
+        let takes_none = found.read_only || other_cache;
+        if takes_none && !found.read_only && !path.read_only.load(Relaxed) {
+            let what = "takes no writes: its cache is not as the LUN promises (FLUSH)";
+            self.log.add(path.path.name(), what.into(), 0);
+        }
+        path.read_only.store(takes_none, Relaxed);
+        access::note(self, path, found.access);
+        path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
     }
 
     /// Compares what is read through two paths, on connections of its own.
@@ -639,131 +660,5 @@ impl Shared {
             .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
         let mut random = Random::new(u64::from_ne_bytes(seed));
         identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)
-    }
-}
-
-/// Health of a LUN (`scsimgr`, `ioscan -P health`).
-fn health(paths: &[PathStatus]) -> &'static str {
-    let works = |p: &&PathStatus| {
-        matches!(
-            p.state,
-            PathState::Active | PathState::Standby | PathState::Unopen
-        )
-    };
-    match paths.iter().filter(works).count() {
-        0 => "offline",
-        n if n == paths.len() => "online",
-        _ => "limited",
-    }
-}
-
-/// A LUN, as `evfs lun show` prints it.
-#[derive(Debug, Clone, Serialize)]
-pub struct LunStatus {
-    /// Persistent name.
-    pub name: String,
-    /// World-wide ID.
-    pub wwid: Option<String>,
-    /// Serial number.
-    pub serial: Option<String>,
-    /// Vendor.
-    pub vendor: String,
-    /// Product.
-    pub product: String,
-    /// Bytes.
-    pub size: u64,
-    /// Bytes of a logical block.
-    pub block_size: u32,
-    /// `online`, `limited` (some paths fail) or `offline`.
-    pub health: &'static str,
-    /// `load_bal_policy`.
-    pub policy: String,
-    /// Queues that are open.
-    pub queues: usize,
-    /// I/Os that wait for a path.
-    pub waiting: u32,
-    /// Writes that wait for an older one which a lost path left unanswered.
-    pub held: u32,
-    /// Such older writes.
-    pub lost_writes: usize,
-    /// Its paths.
-    pub paths: Vec<PathStatus>,
-    /// What happened to them.
-    pub log: Vec<Event>,
-}
-
-/// A path, as `evfs lun show` prints it.
-#[derive(Debug, Clone, Serialize)]
-pub struct PathStatus {
-    /// Address.
-    pub name: String,
-    /// Legacy name.
-    pub legacy: String,
-    /// `file`, `nbd` or `iscsi`.
-    pub transport: &'static str,
-    /// Target port.
-    pub port: String,
-    /// State.
-    pub state: PathState,
-    /// Why it is refused.
-    pub why: Option<String>,
-    /// I/Os in flight.
-    pub in_flight: u32,
-    /// Reads that ended well.
-    pub reads: u64,
-    /// Writes that ended well.
-    pub writes: u64,
-    /// Bytes read.
-    pub bytes_read: u64,
-    /// Bytes written.
-    pub bytes_written: u64,
-    /// I/Os that ended with an error.
-    pub failures: u64,
-    /// I/Os that went another way.
-    pub retried: u64,
-    /// I/Os that took too long.
-    pub timeouts: u64,
-    /// Answers "try again".
-    pub busy: u64,
-    /// Times its connection was lost.
-    pub offline_events: u64,
-    /// Times it was connected.
-    pub online_events: u64,
-    /// Times it was suspected.
-    pub suspect_events: u64,
-    /// Answers that came after their request had gone another way.
-    pub late_answers: u64,
-    /// Median latency in microseconds.
-    pub p50_us: u64,
-    /// 99 of 100 were no slower.
-    pub p99_us: u64,
-}
-
-fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
-    let c = &path.counters;
-    let get = |counter: &AtomicU64| counter.load(Relaxed);
-    let counts = path.latency_counts();
-    PathStatus {
-        name: path.path.name().to_owned(),
-        legacy: path.legacy.clone(),
-        transport: path.path.transport().name(),
-        port: path.port.name.clone(),
-        state: path.state(queues),
-        why: path.why_refused(),
-        in_flight: path.in_flight.load(Relaxed),
-        reads: get(&c.reads),
-        writes: get(&c.writes),
-        bytes_read: get(&c.bytes_read),
-        bytes_written: get(&c.bytes_written),
-        failures: get(&c.failures),
-        retried: get(&c.retried),
-        timeouts: get(&c.timeouts),
-        busy: get(&c.busy),
-        offline_events: get(&c.offline_events),
-        online_events: get(&c.online_events),
-        suspect_events: get(&c.suspect_events),
-        late_answers: get(&c.late_answers),
-        p50_us: quantile(&counts, 0.5) / 1000,
-        p99_us: quantile(&counts, 0.99) / 1000,
     }
 }

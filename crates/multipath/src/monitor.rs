@@ -1,13 +1,14 @@
 //! The control plane of a LUN: makes connections, proves who answers, fences what was lost. It may
 //! wait; the threads that carry I/O never wait for it.
 
+use crate::access;
 use crate::attributes::Recovery;
 use crate::identity;
 use crate::lun::Shared;
 use crate::state::{
     Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath, lock,
 };
-use block::{Connection, Error, Result};
+use block::{Connection, Error, ErrorKind, Identity, Result};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 const ROUND: Duration = Duration::from_millis(20);
 /// How often nothing being down is looked at.
 const IDLE_ROUND: Duration = Duration::from_millis(500);
+/// While no queue is open nothing is to be done before somebody says so.
+const REST: Duration = Duration::from_secs(60);
 /// First pause between two tries, doubled with each, up to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
@@ -47,12 +50,21 @@ fn watch(shared: &Arc<Shared>) {
                 down |= connect_if_due(shared, queue, &path);
             }
         }
+        if !queues.is_empty() {
+            for path in shared.paths() {
+                down |= access::ask_if_due(shared, &path);
+            }
+        }
         for (path, key) in shared.ghosts.keys() {
             if lock(&fencing).insert(key) {
                 start_fence(shared, path, key, &fencing);
             }
         }
-        shared.monitor_sleep(if down { ROUND } else { IDLE_ROUND });
+        shared.monitor_sleep(match down {
+            true => ROUND,
+            false if queues.is_empty() && shared.ghosts.len() == 0 => REST,
+            false => IDLE_ROUND,
+        });
     }
 }
 
@@ -60,6 +72,10 @@ fn watch(shared: &Arc<Shared>) {
 fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<SharedPath>) -> bool {
     let cell = &queue.links[path.id];
     if !wants_link(path, queue.only) || cell.load(Acquire) == LINK_UP {
+        return false;
+    }
+    // A port that carries nothing is asked, until it does, and not connected to.
+    if !path.access.carries() && shared.attributes().alua_enabled {
         return false;
     }
     let due = queue.next_try[path.id].load(Relaxed) <= shared.clock.now();
@@ -70,21 +86,22 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     if taken {
         let (shared, queue, path) = (Arc::clone(shared), Arc::clone(queue), Arc::clone(path));
         let task = move || {
-            let tries = &queue.tries[path.id];
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
-                    tries.store(0, Relaxed);
+                    queue.tries[path.id].store(0, Relaxed);
                     // A queue that sleeps takes it when it wakes.
                     path.failing.store(false, Relaxed);
                     queue.post(Mail::Connected(path.id, connection));
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
+                Err(error) if error.kind() == ErrorKind::NotNow => {
+                    access::ask(&shared, &path);
+                    pause(&shared, &queue, path.id);
+                    queue.links[path.id].store(LINK_DOWN, Release);
+                }
                 Err(error) => {
                     path.failing.store(true, Relaxed);
-                    let failed = tries.fetch_add(1, Relaxed).min(16);
-                    let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
-                    let next = shared.clock.now() + pause.as_nanos() as u64;
-                    queue.next_try[path.id].store(next, Relaxed);
+                    pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
                     tracing::debug!(path = path.path.name(), "not connected: {error}");
                 }
@@ -102,6 +119,14 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     true
 }
 
+/// The next try is due later each time.
+fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
+    let failed = queue.tries[path].fetch_add(1, Relaxed).min(16);
+    let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
+    let next = shared.clock.now() + pause.as_nanos() as u64;
+    queue.next_try[path].store(next, Relaxed);
+}
+
 /// A connection that leads to this LUN; `None` when the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
     let connection;
@@ -113,13 +138,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
         }
         connection = path.path.connect(shared.connect_within)?;
         if !path.proven.load(Acquire) {
-            let paths = shared.paths();
-            let good =
-                |p: &&Arc<SharedPath>| p.id != path.id && p.eligible() && p.proven.load(Acquire);
-            // With no other path there is nothing to compare with but who answers.
-            if let Some(reference) = paths.iter().find(good)
-                && let Some(why) = shared.prove(reference, path)?
-            {
+            if let Some(why) = compare(shared, path, connection.identity())? {
                 shared.refuse(path, why);
                 return Ok(None);
             }
@@ -134,11 +153,31 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
         shared.refuse(path, why);
         return Ok(None);
     }
-    path.read_only.store(found.read_only, Relaxed);
-    path.set_access(found.access);
-    let cell = connection.info().numa_node.unwrap_or(u32::MAX);
-    path.cell.store(cell, Relaxed);
+    shared.learn(path, found, connection.info());
+    path.access.set_varies(connection.access_varies());
     Ok(path.eligible().then_some(connection))
+}
+
+/// Why what a path leads to is not what another leads to. With no other path there is nothing to
+/// compare with but who answers.
+fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Option<String>> {
+    let paths = shared.paths();
+    let mut proven = paths
+        .iter()
+        .filter(|p| p.id != path.id && p.eligible() && p.proven.load(Acquire))
+        .peekable();
+    let none = proven.peek().is_none();
+    let heeded = shared.attributes().alua_enabled;
+    match proven.find(|p| p.access.carries() || !heeded) {
+        Some(reference) => shared.prove(reference, path),
+        // The ports that were used until now cannot be read: when an array moves a LUN, who answers
+        // has to be enough, if the ID is one that no other LUN has.
+        None if none || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
+        None => {
+            let why = "no port that could prove it to be the same LUN gives access now";
+            Err(Error::new(ErrorKind::NotNow, path.path.name(), why))
+        }
+    }
 }
 
 /// Watches a path that answers again for as long as its recovery and its past demand.

@@ -14,6 +14,7 @@ mod dispatch;
 mod lost;
 mod watch;
 
+use crate::access;
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
@@ -36,8 +37,9 @@ use std::time::Duration;
 const CAPACITY: usize = 256;
 /// How often the clock is looked at while something is in flight.
 const TICK: Duration = Duration::from_millis(5);
-/// Answers "try again" are heeded after this.
+/// What no path takes now is tried again after this; it doubles, so many times.
 const BUSY_PAUSE: Nanos = 2_000_000;
+const BUSY_DOUBLINGS: u32 = 8;
 const EVENT_MAIL: u64 = u64::MAX;
 const EVENT_TIMER: u64 = u64::MAX - 1;
 
@@ -64,8 +66,12 @@ struct Job {
     after: Nanos,
     path: usize,
     attempts: u32,
-    /// A path that answered with an error that another may not have.
+    /// A path that answered with what another may not say.
     avoid: Option<usize>,
+    /// An error of one path was not believed.
+    doubted: bool,
+    /// Since when, and how often, paths said that they do not take it now.
+    refused: Option<(Nanos, u32)>,
     /// Path that a part of a flush is for, and how many writes it covers there.
     flush_of: Option<(usize, u64)>,
     parts: u32,
@@ -227,7 +233,6 @@ impl LunQueue {
                 link.path.links_up.fetch_add(1, Relaxed);
                 link.path.counters.online_events.fetch_add(1, Relaxed);
                 self.shared.links[path].store(LINK_UP, Release);
-                self.stranded = None;
             }
             Err(error) => {
                 tracing::warn!(path = link.path.path.name(), "cannot be used: {error}");
@@ -270,6 +275,8 @@ impl LunQueue {
             path: 0,
             attempts: 0,
             avoid: None,
+            doubted: false,
+            refused: None,
             flush_of: None,
             parts: 0,
             failed: None,
@@ -297,24 +304,30 @@ impl LunQueue {
     /// A job that came back without an answer: into the queue again, or to its end.
     fn again(&mut self, slot: u32, op: Op, event: Option<u64>, now: Nanos) {
         let retries = self.attributes.max_retries;
-        // An old answer must find nobody, so each attempt has a tag of its own.
-        self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
         let job = self.job(slot);
         job.moved_by = event.or(job.moved_by);
         job.attempts += 1;
+        if job.owner != Owner::Probe && job.attempts > retries {
+            let why = format!("given up after {retries} attempts on all paths");
+            let error = Error::new(ErrorKind::TimedOut, &self.info.name, why).in_op(&op);
+            return self.finish(slot, op, Err(error), now);
+        }
+        self.requeue(slot, op);
+    }
+
+    /// Into the queue again; what was a probe has done its work.
+    fn requeue(&mut self, slot: u32, op: Op) {
+        // An old answer must find nobody, so each attempt has a tag of its own.
+        self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
+        let job = self.job(slot);
         let path = job.path;
         if job.owner == Owner::Probe {
             self.links[path].probing = false;
             self.remove_job(slot);
             return;
         }
-        if self.job(slot).attempts > retries {
-            let why = format!("given up after {retries} attempts on all paths");
-            let error = Error::new(ErrorKind::TimedOut, &self.info.name, why).in_op(&op);
-            return self.finish(slot, op, Err(error), now);
-        }
+        job.op = Some(op);
         self.links[path].path.counters.retried.fetch_add(1, Relaxed);
-        self.job(slot).op = Some(op);
         self.waiting.push_front(slot);
     }
 
@@ -411,6 +424,9 @@ impl LunQueue {
             let lost = queue.lost().filter(|_| done.is_empty()).map(str::to_owned);
             let mut late = std::mem::take(&mut self.tags);
             queue.late(&mut late);
+            if let Some(sign) = queue.access_sign() {
+                access::hear(&self.lun, &self.links[path].path, sign);
+            }
             let now = self.lun.clock.now();
             if !done.is_empty() || !late.is_empty() {
                 self.heard(path, now);
@@ -539,14 +555,11 @@ impl LunQueue {
                 self.haunt(path, tag, &op, now, self.quiesced(now));
                 self.again(slot, op, None, now);
             }
-            ErrorKind::Busy => {
-                counters.busy.fetch_add(1, Relaxed);
-                self.job(slot).after = now + BUSY_PAUSE;
-                self.again(slot, op, None, now);
-            }
+            ErrorKind::NotNow => self.not_now(path, slot, op, error, now),
             // The medium, or the way to it? Another path knows; two that agree are believed.
-            ErrorKind::Io if self.job(slot).avoid.is_none() && self.has_other(path) => {
-                self.job(slot).avoid = Some(path);
+            ErrorKind::Io if !self.job(slot).doubted && self.has_other(path) => {
+                let job = self.job(slot);
+                (job.doubted, job.avoid) = (true, Some(path));
                 self.again(slot, op, None, now);
             }
             _ => self.finish(slot, op, Err(error), now),
@@ -554,8 +567,28 @@ impl LunQueue {
     }
 
     fn has_other(&self, path: usize) -> bool {
+        let heeded = self.attributes.alua_enabled;
         let mut links = self.links.iter().enumerate();
-        self.shared.only.is_none() && links.any(|(i, l)| i != path && l.up())
+        self.shared.only.is_none() && links.any(|(i, l)| i != path && l.serves(heeded))
+    }
+
+    /// A path does not take a job now: another is asked at once, and then the pauses grow. This is no
+    /// failed attempt, and ends when I/O without a path would.
+    fn not_now(&mut self, path: usize, slot: u32, op: Op, error: Error, now: Nanos) {
+        let (grace, other) = (self.grace(), self.has_other(path));
+        self.links[path].path.counters.busy.fetch_add(1, Relaxed);
+        let job = self.job(slot);
+        let (since, times) = job.refused.unwrap_or((now, 0));
+        job.refused = Some((since, times + 1));
+        job.avoid = Some(path);
+        job.after = match times == 0 && other {
+            true => now,
+            false => now + (BUSY_PAUSE << times.min(BUSY_DOUBLINGS)),
+        };
+        if now - since > grace && job.owner != Owner::Probe {
+            return self.finish(slot, op, Err(error.with_kind(ErrorKind::TimedOut)), now);
+        }
+        self.requeue(slot, op);
     }
 
     /// Keeps the timer going while there is something to time.
@@ -640,6 +673,7 @@ impl Queue for LunQueue {
         if self.in_flight == 1 {
             // Nothing was awaited until now.
             self.looked = now;
+            self.note_stranded(now);
             self.links.iter_mut().for_each(|l| l.show_suspicion(true));
         }
         let hold = self.lun.ghosts.hold(&op, now);

@@ -1,6 +1,7 @@
 //! What the threads of a LUN share: paths with their counters, lost writes, the failover log, and
 //! the mailbox by which each queue learns what the control plane did.
 
+use crate::access::PortAccess;
 use crate::policy::Nanos;
 use crate::trace::Recorder;
 use block::{Access, Connection, Lunpath, Op};
@@ -61,7 +62,7 @@ pub enum PathState {
     Unopen,
     /// Carries I/O.
     Active,
-    /// Could, but its target port is not optimized.
+    /// Its target port is not optimized: carries I/O where no other does, or none at all for now.
     Standby,
     /// Silent with I/O outstanding; carries none as long as another path does.
     Suspect,
@@ -195,7 +196,9 @@ pub(crate) struct SharedPath {
     pub(crate) cell: AtomicU32,
     pub(crate) in_flight: AtomicU32,
     pub(crate) bytes_in_flight: AtomicU64,
+    /// Takes no writes: its target refuses them, or does not keep what the LUN promises of them.
     pub(crate) read_only: AtomicBool,
+    pub(crate) access: PortAccess,
     /// Somebody looked who answers, and it is this LUN.
     pub(crate) proven: AtomicBool,
     pub(crate) recovering: AtomicBool,
@@ -214,7 +217,6 @@ pub(crate) struct SharedPath {
     /// One admission at a time.
     pub(crate) admission: Mutex<()>,
     admin: AtomicU8,
-    optimized: AtomicBool,
     refused: Mutex<Option<String>>,
     is_refused: AtomicBool,
     flaps: Mutex<Flaps>,
@@ -237,6 +239,7 @@ impl SharedPath {
             in_flight: AtomicU32::new(0),
             bytes_in_flight: AtomicU64::new(0),
             read_only: AtomicBool::new(false),
+            access: PortAccess::new(),
             proven: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             failing: AtomicBool::new(false),
@@ -248,7 +251,6 @@ impl SharedPath {
             counters: Counters::default(),
             admission: Mutex::new(()),
             admin: AtomicU8::new(Admin::Enabled as u8),
-            optimized: AtomicBool::new(true),
             refused: Mutex::new(None),
             is_refused: AtomicBool::new(false),
             flaps: Mutex::new(Flaps::default()),
@@ -282,23 +284,17 @@ impl SharedPath {
         lock(&self.refused).clone()
     }
 
-    pub(crate) fn set_access(&self, access: Access) {
-        self.optimized.store(access == Access::Optimized, Relaxed);
-    }
-
-    pub(crate) fn optimized(&self) -> bool {
-        self.optimized.load(Relaxed)
-    }
-
     pub(crate) fn state(&self, queues: usize) -> PathState {
         let up = self.links_up.load(Relaxed);
+        let access = self.access.get();
         match self.admin() {
             Admin::Disabled | Admin::Removed => PathState::Disabled,
             Admin::Enabled if self.is_refused.load(Acquire) => PathState::AuthFailed,
             Admin::Enabled if self.recovering.load(Relaxed) => PathState::Recovering,
             Admin::Enabled if queues > 0 && self.failing.load(Relaxed) => PathState::Failed,
             Admin::Enabled if self.links_suspect.load(Relaxed) > 0 => PathState::Suspect,
-            Admin::Enabled if up > 0 && !self.optimized() => PathState::Standby,
+            Admin::Enabled if queues > 0 && !access.carries() => PathState::Standby,
+            Admin::Enabled if up > 0 && access != Access::Optimized => PathState::Standby,
             Admin::Enabled if up > 0 => PathState::Active,
             Admin::Enabled if queues == 0 => PathState::Unopen,
             Admin::Enabled => PathState::Failed,

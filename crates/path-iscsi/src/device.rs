@@ -1,6 +1,7 @@
 //! A path as a device of its own, without the multi-path layer over it.
 
 use crate::path::IscsiPath;
+use crate::queue::Retries;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::time::Duration;
 
@@ -39,6 +40,6 @@ impl BlockDevice for IscsiDevice {
                 "the unit is another, or has changed, since the device was opened; open it again";
             return Err(Error::new(ErrorKind::Invalid, &self.info.name, why));
         }
-        Ok(Box::new(connection.into_queue()?))
+        Ok(Box::new(connection.into_queue(Retries::Here)?))
     }
 }

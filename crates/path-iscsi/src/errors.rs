@@ -1,8 +1,8 @@
 //! Faults of the protocol and of SCSI as errors of the waist.
 
-use block::{Error, ErrorKind};
+use block::{Access, Error, ErrorKind};
 use iscsi_proto::ProtocolError;
-use iscsi_proto::scsi::{Fault, Sense};
+use iscsi_proto::scsi::{Fault, PortState, Sense};
 
 /// An error of a login or a session.
 pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {
@@ -26,10 +26,11 @@ pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Er
     let (kind, why) = match fault {
         Fault::Medium => (ErrorKind::Media, "the target cannot read its medium"),
         Fault::NotReady => (ErrorKind::Io, "the unit is not ready; look at the target"),
-        Fault::NoAccess => (
+        Fault::NoUnit => (
             ErrorKind::PathLost,
-            "this port gives no access to the unit; use another, or map it at the target",
+            "the unit is not behind this port any more; map it at the target, or use another port",
         ),
+        Fault::NoAccess(state) => (ErrorKind::NotNow, no_access(state)),
         Fault::IllegalRequest => (
             ErrorKind::Unsupported,
             "the target does not know the command",
@@ -57,4 +58,21 @@ pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Er
         None => format!("{why} (status {status:#04x})"),
     };
     Error::new(kind, name, detail)
+}
+
+fn no_access(state: PortState) -> &'static str {
+    match state {
+        PortState::Standby => "this port stands by and carries no I/O; another does",
+        PortState::Unavailable => "the unit is unavailable through this port; use another",
+        PortState::Transitioning => "this port is changing its access to the unit; wait for it",
+    }
+}
+
+/// The same for the layer above.
+pub(crate) fn access_of(state: PortState) -> Access {
+    match state {
+        PortState::Standby => Access::Standby,
+        PortState::Unavailable => Access::Unavailable,
+        PortState::Transitioning => Access::Transitioning,
+    }
 }

@@ -5,7 +5,7 @@ use crate::connect::{Access, field, log_in};
 use crate::device::IscsiDevice;
 use crate::link::Link;
 use crate::options::Options;
-use crate::queue::IscsiQueue;
+use crate::queue::{IscsiQueue, Retries};
 use crate::reserve;
 use crate::unit::{self, Found};
 use block::{
@@ -22,6 +22,8 @@ pub struct IscsiPath {
     pub(crate) options: Options,
     /// The session that fences go through, once there was one, and its key.
     control: Mutex<Option<(Link, u64)>>,
+    /// The session that access is asked on, once there was one.
+    watch: Mutex<Option<Link>>,
 }
 
 impl IscsiPath {
@@ -35,6 +37,7 @@ impl IscsiPath {
             name: uri.into(),
             options,
             control: Mutex::new(None),
+            watch: Mutex::new(None),
         })
     }
 
@@ -139,6 +142,23 @@ impl Lunpath for IscsiPath {
         Ok(Box::new(self.make_connection(within)?))
     }
 
+    /// On a session that stays open: with many LUNs, a login each time would be most of the work.
+    fn access(&self, within: Duration) -> Result<Option<block::Access>> {
+        let deadline = Instant::now() + within;
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = watch.as_mut() {
+            let asked = unit::ask_access(link, Instant::now() + within / 3);
+            if !link.dead {
+                return asked;
+            }
+            *watch = None;
+        }
+        let mut link = self.link(deadline)?;
+        let access = unit::ask_access(&mut link, deadline)?;
+        *watch = access.is_some().then_some(link);
+        Ok(access)
+    }
+
     /// Preempts the key. The registration that does it stays at the target, with the reservation,
     /// until somebody clears them: what was sent under the key may arrive at any later time.
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
@@ -160,8 +180,8 @@ pub(crate) struct IscsiConnection {
 }
 
 impl IscsiConnection {
-    pub(crate) fn into_queue(self) -> Result<IscsiQueue> {
-        IscsiQueue::new(self.link, self.found, self.depth)
+    pub(crate) fn into_queue(self, retries: Retries) -> Result<IscsiQueue> {
+        IscsiQueue::new(self.link, self.found, self.depth, retries)
     }
 }
 
@@ -174,11 +194,15 @@ impl Connection for IscsiConnection {
         &self.found.identity
     }
 
+    fn access_varies(&self) -> bool {
+        self.found.alua
+    }
+
     fn fence_key(&self) -> Option<u64> {
         self.link.key
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(self.into_queue()?))
+        Ok(Box::new(self.into_queue(Retries::Above)?))
     }
 }

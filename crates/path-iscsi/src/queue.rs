@@ -2,14 +2,19 @@
 //!
 //! A request waits until the target's window, or a delay that the target asked for, lets its command
 //! out; then it flies until the response. [`IscsiQueue::receive`] reads what has come and settles it.
+//!
+//! What the target does not take now goes back to a layer above that knows other ways; without one it
+//! waits here.
 
-use crate::errors::of_fault;
+use crate::errors::{access_of, of_fault};
 use crate::job::{Job, Next};
 use crate::link::Link;
 use crate::unit::{Found, Unit};
 use crate::wire::Memory;
-use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
-use iscsi_proto::scsi::{Action, Fault, judge};
+use block::{
+    AccessSign, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+};
+use iscsi_proto::scsi::{Action, Fault, PortState, Sense, judge};
 use iscsi_proto::{Event, TaskId, Transfer, slot_of};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
@@ -21,9 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Times a command is sent again at once, for unit attentions and the like.
 const AGAIN_MAX: u32 = 3;
-/// Times a command is sent again later, for a target that is busy.
+/// Times a command is sent again later from here, for a target that is busy.
 const LATER_MAX: u32 = 100;
-/// First delay after BUSY or QUEUE FULL where the target names none; it doubles up to the longest.
+/// First delay after BUSY where the target names none; it doubles up to the longest.
 const DELAY: Duration = Duration::from_millis(5);
 /// Longest delay of our own.
 const DELAY_MAX: Duration = Duration::from_millis(500);
@@ -91,6 +96,15 @@ impl Memory for Flights {
     }
 }
 
+/// Who sends again what the target does not take now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retries {
+    /// This queue, when the time has come.
+    Here,
+    /// The layer above, some other way perhaps.
+    Above,
+}
+
 /// A queue of a path.
 pub(crate) struct IscsiQueue {
     /// `None` once the connection is lost.
@@ -104,8 +118,13 @@ pub(crate) struct IscsiQueue {
     depth: usize,
     /// Good commands since the depth was changed.
     good: u32,
+    retries: Retries,
     waiting: VecDeque<Job>,
-    delayed: Vec<(Instant, Job)>,
+    /// The target wants no command before this.
+    hold: Option<Instant>,
+    /// Delays in a row that ended in another.
+    busies: u32,
+    sign: Option<AccessSign>,
     flights: Flights,
     ready: VecDeque<Completion>,
     late: Vec<u64>,
@@ -118,7 +137,12 @@ pub(crate) struct IscsiQueue {
 }
 
 impl IscsiQueue {
-    pub(crate) fn new(link: Link, found: Found, capacity: usize) -> Result<IscsiQueue> {
+    pub(crate) fn new(
+        link: Link,
+        found: Found,
+        capacity: usize,
+        retries: Retries,
+    ) -> Result<IscsiQueue> {
         let (epoll, timer) =
             descriptors(&link).map_err(|e| Error::from_io(&link.name, e.into()))?;
         Ok(IscsiQueue {
@@ -129,8 +153,11 @@ impl IscsiQueue {
             capacity,
             depth: capacity,
             good: 0,
+            retries,
             waiting: VecDeque::new(),
-            delayed: Vec::new(),
+            hold: None,
+            busies: 0,
+            sign: None,
             flights: Flights::default(),
             ready: VecDeque::new(),
             late: Vec::new(),
@@ -143,7 +170,7 @@ impl IscsiQueue {
 
     /// Sends what may be sent.
     fn send(&mut self) {
-        self.wake_delayed();
+        self.end_hold();
         loop {
             let Some(link) = &mut self.link else { return };
             let wire = &mut link.wire;
@@ -151,7 +178,11 @@ impl IscsiQueue {
                 return self.lose(&why);
             }
             let mut issued = false;
-            while !wire.is_blocked() && self.flights.jobs < self.depth && wire.session.has_room() {
+            while self.hold.is_none()
+                && !wire.is_blocked()
+                && self.flights.jobs < self.depth
+                && wire.session.has_room()
+            {
                 let Some(mut job) = self.waiting.pop_front() else {
                     break;
                 };
@@ -218,25 +249,33 @@ impl IscsiQueue {
 
     /// Decides what follows the end of a command.
     fn end(&mut self, mut job: Job, status: u8, received: u32, qualifier: u16, sense: &[u8]) {
-        let (fault, given_up) = match judge(status, qualifier, sense) {
+        let fault = match judge(status, qualifier, sense) {
             Action::Done => return self.went_well(job, received),
             Action::Again if job.again < AGAIN_MAX => {
+                if Sense::parse(sense).is_some_and(Sense::access_changed) {
+                    self.sign.get_or_insert(AccessSign::Changed);
+                }
                 job.again += 1;
                 return self.waiting.push_front(job);
             }
+            Action::Again => Fault::Other,
             Action::Later {
                 delay_ms,
                 queue_full,
             } => {
+                let why = match queue_full {
+                    true => "the target's queue is full",
+                    false => "the target is busy",
+                };
                 if queue_full {
                     (self.depth, self.good) = (self.flights.jobs.max(1), 0);
                 }
-                if job.later < LATER_MAX {
-                    return self.delay(job, delay_ms);
+                // What is in flight makes room in a full queue when it ends.
+                if !queue_full || self.flights.jobs == 0 || delay_ms.is_some() {
+                    self.hold_back(delay_ms);
                 }
-                (Fault::Other, Some(ErrorKind::Busy))
+                return self.later(job, why);
             }
-            Action::Again => (Fault::Other, None),
             Action::Fail(Fault::IllegalRequest) => {
                 if job.fall_back(&mut self.unit) {
                     return self.waiting.push_front(job);
@@ -244,19 +283,24 @@ impl IscsiQueue {
                 if job.syncs() && !self.unit.volatile_cache {
                     return self.went_well(job, received);
                 }
-                (Fault::IllegalRequest, None)
+                Fault::IllegalRequest
             }
             Action::Fail(Fault::ReservationConflict) if self.is_registered() => {
                 // Our key is gone: another path has fenced this connection.
                 self.waiting.push_front(job);
                 return self.lose("another path has fenced this connection");
             }
-            Action::Fail(fault) => (fault, None),
+            Action::Fail(Fault::NoAccess(state)) => {
+                self.sign = Some(AccessSign::Is(access_of(state)));
+                if state == PortState::Transitioning && self.retries == Retries::Here {
+                    self.hold_back(None);
+                    return self.later(job, "this port is changing its access to the unit");
+                }
+                Fault::NoAccess(state)
+            }
+            Action::Fail(fault) => fault,
         };
-        let mut error = of_fault(&self.info.name, fault, status, sense);
-        if let Some(kind) = given_up {
-            error = error.with_kind(kind).detail("the target stays busy");
-        }
+        let error = of_fault(&self.info.name, fault, status, sense);
         self.complete(job, Err(error));
     }
 
@@ -272,6 +316,7 @@ impl IscsiQueue {
             let error = Error::new(ErrorKind::Io, &self.info.name, why);
             return self.complete(job, Err(error));
         }
+        self.busies = 0;
         if self.depth < self.capacity {
             self.good += 1;
             if self.good >= GOOD_FOR_MORE {
@@ -290,33 +335,52 @@ impl IscsiQueue {
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    fn delay(&mut self, mut job: Job, delay_ms: Option<u32>) {
-        let own = DELAY.saturating_mul(1 << job.later.min(10)).min(DELAY_MAX);
-        let delay = delay_ms.map_or(own, |ms| Duration::from_millis(ms.into()));
-        job.later += 1;
-        self.delayed.push((Instant::now() + delay, job));
+    /// No command goes out for as long as the target says, or for a while that grows.
+    fn hold_back(&mut self, delay_ms: Option<u32>) {
+        let own = DELAY.saturating_mul(1 << self.busies.min(10));
+        let delay = match delay_ms {
+            Some(ms) => Duration::from_millis(ms.into()),
+            None => own.min(DELAY_MAX),
+        };
+        if self.hold.is_none() {
+            // What else was in flight may be told the same; that is one delay.
+            self.busies += 1;
+        }
+        self.hold = self.hold.max(Some(Instant::now() + delay));
         self.set_timer();
     }
 
-    /// Lets the delayed requests out whose time has come.
-    fn wake_delayed(&mut self) {
-        if self.delayed.is_empty() {
-            return;
+    /// The target takes a command later.
+    fn later(&mut self, mut job: Job, why: &str) {
+        job.later += 1;
+        if self.retries == Retries::Here && job.later <= LATER_MAX {
+            return self.waiting.push_front(job);
         }
-        let now = Instant::now();
-        let woken = self.delayed.extract_if(.., |(at, _)| *at <= now);
-        let before = self.waiting.len();
-        self.waiting.extend(woken.map(|(_, job)| job));
-        if self.waiting.len() > before {
+        let not_now = Error::new(ErrorKind::NotNow, &self.info.name, why);
+        self.complete(job, Err(not_now.clone()));
+        if self.retries == Retries::Above && self.hold.is_some() {
+            for job in std::mem::take(&mut self.waiting) {
+                self.complete(job, Err(not_now.clone()));
+            }
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.hold.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Commands go out again when the time has come.
+    fn end_hold(&mut self) {
+        if self.hold.is_some_and(|until| until <= Instant::now()) {
+            self.hold = None;
             self.set_timer();
         }
     }
 
-    /// Sets the timer to the first delayed request; it is not readable before.
+    /// Sets the timer to the end of the delay; it is not readable before.
     fn set_timer(&self) {
-        let first = self.delayed.iter().map(|(at, _)| *at).min();
         // A timer of zero is switched off.
-        let left = first.map_or(Duration::ZERO, |at| {
+        let left = self.hold.map_or(Duration::ZERO, |at| {
             let left = at.saturating_duration_since(Instant::now());
             left.max(Duration::from_nanos(1))
         });
@@ -360,14 +424,12 @@ impl IscsiQueue {
             Flight::Job(_, job) => Some(job),
             _ => None,
         });
-        let delayed = std::mem::take(&mut self.delayed)
-            .into_iter()
-            .map(|(_, job)| job);
         let waiting = std::mem::take(&mut self.waiting);
-        for job in flying.chain(delayed).chain(waiting) {
+        for job in flying.chain(waiting) {
             let error = self.path_lost();
             self.complete(job, Err(error));
         }
+        self.hold = None;
         self.set_timer();
     }
 
@@ -378,8 +440,7 @@ impl IscsiQueue {
 
     /// Sleeps until something may have happened, at most until `until`.
     fn sleep(&self, until: Option<Instant>) -> Result<()> {
-        let first = self.delayed.iter().map(|(at, _)| *at).min();
-        let wake = [until, first].into_iter().flatten().min();
+        let wake = [until, self.hold].into_iter().flatten().min();
         let time = wake.map(|at| at.saturating_duration_since(Instant::now()));
         match &self.link {
             Some(link) => {
@@ -392,13 +453,8 @@ impl IscsiQueue {
 
     /// Takes a request that is not in flight out of the ones that wait.
     fn take_waiting(&mut self, tag: u64) -> Option<Job> {
-        if let Some(at) = self.waiting.iter().position(|job| job.tag == tag) {
-            return self.waiting.remove(at);
-        }
-        let at = self.delayed.iter().position(|(_, job)| job.tag == tag)?;
-        let (_, job) = self.delayed.swap_remove(at);
-        self.set_timer();
-        Some(job)
+        let at = self.waiting.iter().position(|job| job.tag == tag)?;
+        self.waiting.remove(at)
     }
 }
 
@@ -422,7 +478,14 @@ impl Queue for IscsiQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.waiting.len() + self.delayed.len() + self.flights.jobs + self.ready.len()
+        self.waiting.len() + self.flights.jobs + self.ready.len()
+    }
+
+    fn room(&self) -> usize {
+        match self.is_held() {
+            true => 0,
+            false => self.depth.saturating_sub(self.in_flight()),
+        }
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
@@ -435,6 +498,10 @@ impl Queue for IscsiQueue {
         let idle = matches!(op, Op::Flush) && self.info.read_only;
         let result = match self.info.check(&op) {
             Ok(()) if self.link.is_none() => Err(self.path_lost().in_op(&op)),
+            Ok(()) if self.retries == Retries::Above && self.is_held() => {
+                let why = "the target wants to be left alone for a while";
+                Err(Error::new(ErrorKind::NotNow, &self.info.name, why).in_op(&op))
+            }
             Ok(()) if !empty && !idle => {
                 self.waiting.push_back(Job::new(tag, op, &self.unit));
                 return Ok(());
@@ -508,6 +575,10 @@ impl Queue for IscsiQueue {
 
     fn late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
+    }
+
+    fn access_sign(&mut self) -> Option<AccessSign> {
+        self.sign.take()
     }
 
     fn lost(&self) -> Option<&str> {

@@ -4,8 +4,8 @@ use crate::link::{Data, Failure, Link};
 use crate::options::Options;
 use block::{Access, DeviceInfo, Error, ErrorKind, Identity, Result};
 use iscsi_proto::scsi::{
-    Capacity, DeviceId, Fault, Limits, ModeSense, access_of, cdb, device_ids, parse_capacity10,
-    parse_capacity16, parse_inquiry, parse_limits, parse_mode_sense, parse_pages,
+    Capacity, DeviceId, Fault, Inquiry, Limits, ModeSense, access_of, cdb, device_ids,
+    parse_capacity10, parse_capacity16, parse_inquiry, parse_limits, parse_mode_sense, parse_pages,
     parse_port_groups, parse_provisioning, parse_serial, target_port_group, wwid,
 };
 use std::time::Instant;
@@ -16,6 +16,8 @@ const PAGE_BYTES: u16 = 1024;
 const SAME_BLOCKS: u64 = 0xffff;
 /// A length at which transfers run well, where the target names none.
 const OPTIMAL_BYTES: u32 = 64 * 1024;
+/// Bytes for the list of target port groups: 682 of one port each.
+const GROUPS_BYTES: u32 = 8192;
 
 /// How requests become commands. Lengths are bytes.
 #[derive(Debug, Clone)]
@@ -52,6 +54,8 @@ pub(crate) struct Found {
     pub(crate) unit: Unit,
     pub(crate) info: DeviceInfo,
     pub(crate) identity: Identity,
+    /// The target makes a difference between its ports.
+    pub(crate) alua: bool,
 }
 
 /// Asks. `fallback_wwid` stands in where the unit names none.
@@ -61,8 +65,7 @@ pub(crate) fn ask(
     fallback_wwid: String,
     deadline: Instant,
 ) -> Result<Found> {
-    let inquiry = link.command(&cdb::inquiry(None, 96), &Data::In(96), deadline)?;
-    let inquiry = parse_inquiry(&inquiry).ok_or_else(|| link.senseless("INQUIRY"))?;
+    let inquiry = inquiry(link, deadline)?;
     if !inquiry.is_disk {
         let why = "no disk answers at this LUN; look which LUNs the target has";
         return Err(Error::new(ErrorKind::NotFound, &link.name, why));
@@ -145,7 +148,23 @@ pub(crate) fn ask(
         unit,
         info,
         identity,
+        alua: inquiry.alua,
     })
+}
+
+/// The access that this port gives. A port that gives none answers this all the same (SPC-4, section
+/// 5.15.2.4). `None`: the target makes no difference between its ports.
+pub(crate) fn ask_access(link: &mut Link, deadline: Instant) -> Result<Option<Access>> {
+    if !inquiry(link, deadline)?.alua {
+        return Ok(None);
+    }
+    let ids = page(link, 0x83, deadline)?.map(|p| device_ids(&p));
+    access(link, true, &ids.unwrap_or_default(), deadline).map(Some)
+}
+
+fn inquiry(link: &mut Link, deadline: Instant) -> Result<Inquiry> {
+    let data = link.command(&cdb::inquiry(None, 96), &Data::In(96), deadline)?;
+    parse_inquiry(&data).ok_or_else(|| link.senseless("INQUIRY"))
 }
 
 fn optimal(limits: &Limits, block: u32) -> u32 {
@@ -215,12 +234,13 @@ fn access(link: &mut Link, alua: bool, ids: &[DeviceId], deadline: Instant) -> R
     if !alua {
         return Ok(Access::Optimized);
     }
-    let cdb = cdb::report_target_port_groups(1024);
-    let groups = optional(link.command(&cdb, &Data::In(1024), deadline))?;
+    let cdb = cdb::report_target_port_groups(GROUPS_BYTES);
+    let groups = optional(link.command(&cdb, &Data::In(GROUPS_BYTES), deadline))?;
     let groups = parse_port_groups(&groups.unwrap_or_default());
     Ok(match access_of(&groups, target_port_group(ids)) {
         None | Some(0) => Access::Optimized,
-        Some(1) => Access::NonOptimized,
+        // 4 depends on the block.
+        Some(1 | 4) => Access::NonOptimized,
         Some(2) => Access::Standby,
         Some(15) => Access::Transitioning,
         Some(_) => Access::Unavailable,

@@ -3,17 +3,28 @@
 #[path = "scripted/mod.rs"]
 mod target;
 
-use block::{Buf, ErrorKind, Lunpath, Op, Queue, Request, Result, Wait};
+use block::{
+    Access, AccessSign, BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Result, Wait,
+};
 use path_iscsi::{DigestPolicy, IscsiPath, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use target::disk::{self, Disk};
 use target::{Manner, Reply, Script, Scripted, start, start_moved};
 
 const LONG: Duration = Duration::from_secs(20);
 
+/// As the multi-path layer has it: what the target does not take now comes back.
 fn queue_with(target: &Scripted, options: Options) -> Box<dyn Queue> {
     let path = IscsiPath::parse(&target.uri, options).unwrap();
     path.connect(LONG).unwrap().open().unwrap()
+}
+
+/// As a device has it that nothing else stands behind.
+fn alone(target: &Scripted) -> Box<dyn Queue> {
+    let path = IscsiPath::parse(&target.uri, Options::default()).unwrap();
+    path.open(LONG).unwrap().queue().unwrap()
 }
 
 fn scripted(script: impl FnMut(&[u8; 16]) -> Reply + Send + 'static) -> (Scripted, Box<dyn Queue>) {
@@ -65,7 +76,9 @@ fn faults_have_their_kinds() {
         (&[0x72, 7, 0x27, 7], ErrorKind::NoSpace),
         (&[0x72, 5, 0x20, 0], ErrorKind::Unsupported),
         (&[0x72, 5, 0x25, 0], ErrorKind::PathLost),
-        (&[0x72, 2, 0x04, 0x0b], ErrorKind::PathLost),
+        (&[0x72, 2, 0x04, 0x0a], ErrorKind::NotNow),
+        (&[0x72, 2, 0x04, 0x0b], ErrorKind::NotNow),
+        (&[0x72, 2, 0x04, 0x0c], ErrorKind::NotNow),
         (&[0x72, 4, 0x44, 0], ErrorKind::Io),
     ] {
         let got = kind_after(write(false), Reply::Status(2, 0, sense));
@@ -92,7 +105,8 @@ fn what_happened_beside_a_command_is_no_error() {
 
 #[test]
 fn a_busy_target_is_asked_again_after_the_delay_it_names() {
-    let (target, mut queue) = scripted(first(vec![Reply::Status(8, 2, &[])]));
+    let target = start(Manner::default(), first(vec![Reply::Status(8, 2, &[])]));
+    let mut queue = alone(&target);
     let started = Instant::now();
     assert!(
         queue
@@ -123,7 +137,8 @@ fn a_busy_target_is_asked_again_after_the_delay_it_names() {
 #[test]
 fn a_full_queue_delays_and_fails_nothing() {
     let full = || Reply::Status(0x28, 0, &[]);
-    let (target, mut queue) = scripted(first((0..20).map(|_| full()).collect()));
+    let target = start(Manner::default(), first((0..20).map(|_| full()).collect()));
+    let mut queue = alone(&target);
     let mut done = Vec::new();
     for tag in 0..40 {
         assert!(
@@ -140,6 +155,99 @@ fn a_full_queue_delays_and_fails_nothing() {
     }
     assert!(done.len() == 40 && done.into_iter().all(|d| d.result.is_ok()));
     assert_eq!(target.seen.lock().unwrap().len(), 60);
+}
+
+#[test]
+fn who_knows_another_way_is_told_at_once_and_how_long_to_leave_the_path_alone() {
+    let (target, mut queue) = scripted(first(vec![Reply::Status(8, 3, &[])]));
+    let room = queue.room();
+    let started = Instant::now();
+    let error = run(&mut *queue, read(4096)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotNow, "{error}");
+    while queue.room() == 0 {
+        assert!(started.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(started.elapsed() >= Duration::from_millis(300));
+    assert_eq!(queue.room(), room);
+    run(&mut *queue, read(4096)).unwrap();
+    assert_eq!(*target.seen.lock().unwrap(), [0x88, 0x88]);
+    // With a queue that is full there is room for as many as were in it.
+    let (_target, mut queue) = scripted(first(vec![Reply::Status(0x28, 0, &[])]));
+    for tag in 0..8 {
+        let op = read(4096);
+        assert!(queue.submit(Request { tag, op }).is_ok());
+    }
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.reap(Wait::Block, &mut done).unwrap();
+    }
+    let failed: Vec<_> = done
+        .iter()
+        .filter_map(|d| d.result.as_ref().err())
+        .collect();
+    assert_eq!((done.len(), failed.len()), (8, 1));
+    assert_eq!(failed[0].kind(), ErrorKind::NotNow);
+    assert_eq!(queue.room(), 7);
+}
+
+#[test]
+fn access_is_heard_of_with_io_and_asked_for_beside_it() {
+    let access = [disk::OPTIMIZED, disk::STANDBY];
+    let array = Arc::new(Disk::new(1 << 20, access));
+    let port = |number| {
+        let manner = Manner {
+            port: Some((Arc::clone(&array), number)),
+            ..Manner::default()
+        };
+        let target = start(manner, first(Vec::new()));
+        IscsiPath::parse(&target.uri, Options::default()).unwrap()
+    };
+    let [active, passive] = [port(0), port(1)];
+    assert_eq!(active.access(LONG).unwrap(), Some(Access::Optimized));
+    assert_eq!(passive.access(LONG).unwrap(), Some(Access::Standby));
+    let error = passive.connect(LONG).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotNow, "{error}");
+    let connection = active.connect(LONG).unwrap();
+    assert!(connection.access_varies());
+    let queue = &mut *connection.open().unwrap();
+    let bufs = Buf::copy_of(&[7; 4096]).into();
+    let (offset, fua) = (8192, true);
+    run(queue, Op::Write { offset, bufs, fua }).unwrap();
+    assert_eq!(array.read(8192, 4096), [7; 4096]);
+    assert_eq!(queue.access_sign(), None);
+    array.set_access([disk::NON_OPTIMIZED, disk::OPTIMIZED]);
+    run(queue, read(4096)).unwrap();
+    assert_eq!(queue.access_sign(), Some(AccessSign::Changed));
+    assert_eq!(queue.access_sign(), None, "said once");
+    assert_eq!(active.access(LONG).unwrap(), Some(Access::NonOptimized));
+    for (state, access) in [
+        (disk::TRANSITIONING, Access::Transitioning),
+        (disk::UNAVAILABLE, Access::Unavailable),
+        (disk::STANDBY, Access::Standby),
+    ] {
+        array.set_access_quietly([state, disk::OPTIMIZED]);
+        let error = run(queue, write(false)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotNow, "{error}");
+        assert_eq!(queue.access_sign(), Some(AccessSign::Is(access)));
+        assert_eq!(active.access(LONG).unwrap(), Some(access));
+    }
+    // A target whose ports are all alike.
+    let plain = start(Manner::default(), first(Vec::new()));
+    let path = IscsiPath::parse(&plain.uri, Options::default()).unwrap();
+    assert_eq!(path.access(LONG).unwrap(), None);
+    assert!(!path.connect(LONG).unwrap().access_varies());
+}
+
+#[test]
+fn a_transition_is_waited_for_where_nobody_knows_another_way() {
+    let changing = || Reply::Status(2, 0, &[0x72, 2, 0x04, 0x0a]);
+    let target = start(
+        Manner::default(),
+        first((0..3).map(|_| changing()).collect()),
+    );
+    run(&mut *alone(&target), read(4096)).unwrap();
+    assert_eq!(target.seen.lock().unwrap().len(), 4);
 }
 
 #[test]

@@ -274,7 +274,8 @@ impl Job {
 fn kind_of(errno: u32) -> ErrorKind {
     match errno {
         1 => ErrorKind::ReadOnly,
-        12 => ErrorKind::Busy,
+        // ENOMEM: it lacked memory for this one.
+        12 => ErrorKind::NotNow,
         22 => ErrorKind::Invalid,
         28 => ErrorKind::NoSpace,
         75 => ErrorKind::TooLarge,

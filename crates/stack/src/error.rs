@@ -110,7 +110,7 @@ impl Error {
 
 fn of_block(error: &block::Error) -> u8 {
     match error.kind() {
-        block::ErrorKind::Busy => exit::BUSY,
+        block::ErrorKind::Busy | block::ErrorKind::NotNow => exit::BUSY,
         block::ErrorKind::NotFound => exit::NOT_FOUND,
         _ => exit::FAILURE,
     }

@@ -321,6 +321,7 @@ impl Opener {
         let mut own: Vec<_> = self
             .keyring
             .list()?
+            .keys
             .into_iter()
             .filter(|info| info.private != Private::Absent)
             .filter_map(|info| {

@@ -67,11 +67,24 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             show(context, &keyring.generate(&name, passphrase.as_ref())?);
         }
         Command::List => {
-            let keys = keyring.list()?;
-            let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
-            output::show(context.json, &value, || match keys.as_slice() {
-                [] => format!("no keys in {}", context.settings.keys_dir().display()),
-                keys => keys.iter().map(line).collect::<Vec<_>>().join("\n"),
+            let listing = keyring.list()?;
+            let refused = |(name, why): &(String, keyring::Error)| json!({ "name": name, "why": why.to_string() });
+            let value = json!({
+                "keys": listing.keys.iter().map(value).collect::<Vec<_>>(),
+                "refused": listing.refused.iter().map(refused).collect::<Vec<_>>(),
+            });
+            output::show(context.json, &value, || {
+                let good = listing.keys.iter().map(line);
+                let bad = listing
+                    .refused
+                    .iter()
+                    .map(|(name, why)| format!("{name:<16} not usable: {why}"));
+                match good.chain(bad).collect::<Vec<_>>() {
+                    none if none.is_empty() => {
+                        format!("no keys in {}", context.settings.keys_dir().display())
+                    }
+                    lines => lines.join("\n"),
+                }
             });
         }
         Command::Show { name } => show(context, &keyring.info(&name)?),

@@ -67,7 +67,8 @@ pub fn parse_luns(data: &[u8]) -> Vec<[u8; 8]> {
 pub struct PortGroup {
     /// Its number.
     pub group: u16,
-    /// Its access state: 0 optimized, 1 non-optimized, 2 standby, 3 unavailable, 15 transitioning.
+    /// Its access state: 0 optimized, 1 non-optimized, 2 standby, 3 unavailable, 4 dependent on the
+    /// block, 15 transitioning.
     pub state: u8,
 }
 

@@ -12,6 +12,12 @@ pub struct Sense {
 }
 
 impl Sense {
+    /// Whether it tells that a port's access to the unit has changed, or should have: ASYMMETRIC
+    /// ACCESS STATE CHANGED, IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED.
+    pub fn access_changed(self) -> bool {
+        matches!((self.key, self.asc, self.ascq), (0x6, 0x2a, 0x06 | 0x07))
+    }
+
     /// Reads fixed or descriptor format, current or deferred. `None`: neither.
     pub fn parse(data: &[u8]) -> Option<Sense> {
         let at = |index: usize| data.get(index).copied();
@@ -44,9 +50,10 @@ pub enum Fault {
     Medium,
     /// The unit is not ready, and will not be soon.
     NotReady,
-    /// This port does not give access to the unit now, another may (ALUA standby, unavailable), or
-    /// the unit is not there any more.
-    NoAccess,
+    /// The unit is not there any more, behind this port.
+    NoUnit,
+    /// This port gives no access to the unit now, another may (SPC-4, section 5.15.2.4).
+    NoAccess(PortState),
     /// The target does not know the command or a field in it.
     IllegalRequest,
     /// A block beyond the end.
@@ -59,6 +66,17 @@ pub enum Fault {
     NoSpace,
     /// Anything else: hardware, and what no standard knows.
     Other,
+}
+
+/// Why a port gives no access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortState {
+    /// It has to be made active first.
+    Standby,
+    /// It cannot be made active as things are.
+    Unavailable,
+    /// It is on its way from one state to another.
+    Transitioning,
 }
 
 /// What to do about the end of a command.
@@ -116,15 +134,16 @@ fn judge_sense(sense: Sense) -> Action {
     match (sense.key, sense.asc, sense.ascq) {
         // NO SENSE, RECOVERED ERROR, COMPLETED
         (0x0 | 0x1 | 0xf, ..) => Action::Done,
-        // Becoming ready; in transition between ALUA states.
-        (0x2, 0x04, 0x01 | 0x0a) => later,
-        // ALUA standby and unavailable.
-        (0x2, 0x04, 0x0b | 0x0c) => Action::Fail(Fault::NoAccess),
+        // Becoming ready.
+        (0x2, 0x04, 0x01) => later,
+        (0x2, 0x04, 0x0a) => Action::Fail(Fault::NoAccess(PortState::Transitioning)),
+        (0x2, 0x04, 0x0b) => Action::Fail(Fault::NoAccess(PortState::Standby)),
+        (0x2, 0x04, 0x0c) => Action::Fail(Fault::NoAccess(PortState::Unavailable)),
         (0x2, ..) => Action::Fail(Fault::NotReady),
         (0x3, ..) => Action::Fail(Fault::Medium),
         (0x5, 0x21, 0x00) => Action::Fail(Fault::OutOfRange),
         // LOGICAL UNIT NOT SUPPORTED
-        (0x5, 0x25, _) => Action::Fail(Fault::NoAccess),
+        (0x5, 0x25, _) => Action::Fail(Fault::NoUnit),
         (0x5, ..) => Action::Fail(Fault::IllegalRequest),
         (0x6, ..) => Action::Again,
         // SPACE ALLOCATION FAILED
@@ -174,8 +193,18 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_access_is_told_from_other_attentions() {
+        for (ascq, changed) in [(0x05, false), (0x06, true), (0x07, true), (0x09, false)] {
+            let sense = Sense::parse(&fixed(6, 0x2a, ascq)).unwrap();
+            assert_eq!(sense.access_changed(), changed, "2a/{ascq:02x}");
+        }
+        assert!(!Sense::parse(&fixed(2, 0x2a, 6)).unwrap().access_changed());
+    }
+
+    #[test]
     fn each_end_leads_to_an_action() {
         use Action::{Again, Done, Fail};
+        let no_access = |state| Fail(Fault::NoAccess(state));
         let later = |delay_ms, queue_full| Action::Later {
             delay_ms,
             queue_full,
@@ -192,14 +221,15 @@ mod tests {
         for ((key, asc, ascq), action) in [
             ((1, 0x17, 0), Done),
             ((2, 0x04, 0x01), later(None, false)),
-            ((2, 0x04, 0x0a), later(None, false)),
-            ((2, 0x04, 0x0b), Fail(Fault::NoAccess)),
+            ((2, 0x04, 0x0a), no_access(PortState::Transitioning)),
+            ((2, 0x04, 0x0b), no_access(PortState::Standby)),
+            ((2, 0x04, 0x0c), no_access(PortState::Unavailable)),
             ((2, 0x3a, 0), Fail(Fault::NotReady)),
             ((3, 0x11, 0), Fail(Fault::Medium)),
             ((4, 0x44, 0), Fail(Fault::Other)),
             ((5, 0x20, 0), Fail(Fault::IllegalRequest)),
             ((5, 0x21, 0), Fail(Fault::OutOfRange)),
-            ((5, 0x25, 0), Fail(Fault::NoAccess)),
+            ((5, 0x25, 0), Fail(Fault::NoUnit)),
             ((6, 0x29, 0), Again),
             ((7, 0x27, 0), Fail(Fault::WriteProtected)),
             ((7, 0x27, 7), Fail(Fault::NoSpace)),

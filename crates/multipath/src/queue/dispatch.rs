@@ -3,7 +3,7 @@
 use super::LunQueue;
 use crate::link::LinkState;
 use crate::policy::Nanos;
-use block::Request;
+use block::{Access, Request};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -11,11 +11,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 impl LunQueue {
     fn refresh_views(&mut self) {
         let attributes = Arc::clone(&self.attributes);
-        let any_up = self.links.iter().any(|l| l.up());
+        let heeded = attributes.alua_enabled;
+        let any_up = self.links.iter().any(|l| l.serves(heeded));
         for (view, link) in self.views.iter_mut().zip(&self.links) {
             let path = &link.path;
             let queue = link.queue.as_ref();
-            let room = queue.is_some_and(|q| q.in_flight() < q.capacity());
+            let room = queue.is_some_and(|q| q.room() > 0);
+            let access = path.access.get();
             let state = match link.state {
                 LinkState::Up => true,
                 LinkState::Suspect(_) => !any_up,
@@ -23,8 +25,9 @@ impl LunQueue {
             };
             view.in_flight = path.in_flight.load(Relaxed);
             view.bytes_in_flight = path.bytes_in_flight.load(Relaxed);
-            view.optimized = path.optimized() || !attributes.alua_enabled;
+            view.optimized = access == Access::Optimized || !heeded;
             view.usable = state
+                && (access.carries() || !heeded)
                 && room
                 && view.in_flight < attributes.max_q_depth
                 && (attributes.tport_max_qdepth == 0
@@ -76,7 +79,7 @@ impl LunQueue {
             }
             let bound = bound.filter(|b| {
                 let link = &self.links[*b];
-                link.up() || (own && link.queue.is_some())
+                link.serves(self.attributes.alua_enabled) || (own && link.queue.is_some())
             });
             let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
             match chosen {

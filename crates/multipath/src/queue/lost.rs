@@ -48,9 +48,6 @@ impl LunQueue {
         drop(queue);
         self.closed(path, now);
         self.mark_down(path);
-        if self.links.iter().all(|l| l.queue.is_none()) {
-            self.stranded.get_or_insert(now);
-        }
     }
 
     /// Waits for what could not be taken back: the drop of a kernel ring would as well, and then

@@ -119,9 +119,12 @@ impl LunQueue {
     /// Whether a path other than this is up and not itself silent: when all are, it is not the
     /// path, and moving everything about would make it worse.
     fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
+        let heeded = self.attributes.alua_enabled;
         let mut others = self.links.iter().enumerate().filter(|(i, _)| *i != path);
         self.shared.only.is_none()
-            && others.any(|(_, l)| l.up() && (l.jobs.is_empty() || now - l.heard.min(now) < within))
+            && others.any(|(_, l)| {
+                l.serves(heeded) && (l.jobs.is_empty() || now - l.heard.min(now) < within)
+            })
     }
 
     fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
@@ -189,13 +192,26 @@ impl LunQueue {
         }
     }
 
+    /// Notes since when nothing carries I/O, or writes.
+    pub(super) fn note_stranded(&mut self, now: Nanos) {
+        let heeded = self.attributes.alua_enabled;
+        let carries = |l: &&Link| l.queue.is_some() && (!heeded || l.path.access.carries());
+        let (mut any, mut writable) = (false, false);
+        for link in self.links.iter().filter(carries) {
+            any = true;
+            writable |= !link.path.read_only.load(Relaxed);
+        }
+        let note = |there: bool, since: &mut Option<Nanos>| match there {
+            true => *since = None,
+            false => _ = since.get_or_insert(now),
+        };
+        note(any, &mut self.stranded);
+        note(writable, &mut self.unwritable);
+    }
+
     /// Ends what has waited for a path for too long. Writes wait for one that takes writes.
     fn give_up_waiting(&mut self, now: Nanos) {
-        let mut up = self.links.iter().filter(|l| l.queue.is_some());
-        match up.any(|l| !l.path.read_only.load(Relaxed)) {
-            true => self.unwritable = None,
-            false => _ = self.unwritable.get_or_insert(now),
-        }
+        self.note_stranded(now);
         let attributes = Arc::clone(&self.attributes);
         let grace = self.grace();
         let over = |since: Option<Nanos>| since.is_some_and(|s| now.saturating_sub(s) >= grace);
@@ -226,7 +242,7 @@ impl LunQueue {
         let mut shown = lock(&self.shared.shown);
         shown.clear();
         let no_path = match self.stranded {
-            Some(_) => "no path is up",
+            Some(_) => "no path carries I/O",
             None => "every path is at its limit, or is not for this",
         };
         let held = "an older write to the same blocks, lost on the way, may still arrive";

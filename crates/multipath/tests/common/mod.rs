@@ -2,6 +2,7 @@
 //! bytes may be where.
 #![allow(dead_code)]
 
+pub mod alone;
 pub mod target;
 
 use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Random, Request, Wait};
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test fails.
-pub const WITHIN: Duration = Duration::from_secs(20);
+pub const WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of an image.
 pub const SIZE: u64 = 16 << 20;
 /// An ID that is one disk's own.
@@ -30,6 +31,8 @@ pub const BLOCK: usize = 4096;
 pub enum Program {
     QemuNbd,
     Nbdkit,
+    /// One of shell scripts, by `nbdkit`, without FLUSH and FUA.
+    Flushless,
 }
 
 /// An NBD server on a file, that can be killed and started again.
@@ -83,7 +86,10 @@ impl Server {
         let mut command = match self.program {
             Program::QemuNbd => self.qemu_nbd(),
             Program::Nbdkit => self.nbdkit_command(),
+            Program::Flushless => self.flushless_command(),
         };
+        // What changes this process changes none of the servers.
+        command.env_remove("LD_PRELOAD");
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.unwrap_or_else(|e| panic!("a server is needed (cargo xtask setup): {e}"));
         self.child = Some(child);
@@ -119,6 +125,24 @@ impl Server {
             .arg(&self.image)
             .arg(format!("exportdesc=fixed:wwid={}", self.wwid))
             .args(parts.next().unwrap_or_default());
+        command
+    }
+
+    fn flushless_command(&self) -> Command {
+        let image = self.image.display();
+        let mut command = Command::new("nbdkit");
+        command
+            .args(["-f", "-U"])
+            .arg(&self.socket)
+            .args(["--filter=exportname", "eval"])
+            .arg(format!("get_size=stat -Lc %s {image}"))
+            .arg(format!(
+                "pread=dd if={image} skip=$4 count=$3 iflag=count_bytes,skip_bytes"
+            ))
+            .arg(format!(
+                "pwrite=dd of={image} seek=$4 conv=notrunc oflag=seek_bytes"
+            ))
+            .arg(format!("exportdesc=fixed:wwid={}", self.wwid));
         command
     }
 
@@ -165,6 +189,12 @@ impl Drop for Server {
 
 pub fn path(uri: &str) -> NbdPath {
     NbdPath::new(NbdUri::parse(uri).unwrap(), Options::default())
+}
+
+/// For tests in which no path is silent: that the machine has no time for a server is not what they
+/// are about.
+pub fn patient(attributes: &mut Attributes) {
+    attributes.silence_ms = 10_000;
 }
 
 pub fn config(paths: Vec<Arc<dyn Lunpath>>) -> Config {

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// The target's name.
 pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
 /// Longer than anything takes here.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(30);
 
 /// The path to LUN 1 at an address.
 pub fn path(at: &str, options: Options) -> IscsiPath {

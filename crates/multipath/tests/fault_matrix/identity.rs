@@ -109,6 +109,57 @@ fn a_disk_that_shrank_is_refused_and_one_that_grew_is_not() {
 }
 
 #[test]
+fn a_block_size_that_changes_is_refused_and_carries_nothing() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::nbdkit(dir.path(), "disk", 0, &[]);
+    let mut b = Server::nbdkit(dir.path(), "disk", 1, &[]);
+    let lun = Arc::new(lun(&[&a, &b], |x| {
+        x.quiesce_secs = 0;
+        x.transient_secs = 1;
+    }));
+    assert_eq!(lun.info().logical_block_size, 512);
+    let load = Load::start(Arc::clone(&lun) as _, 512, 31);
+    goes_on(&lun, 1, 100);
+    let blocks_of_4096 = |server: &mut Server| {
+        server.kill();
+        let extra = ["--filter=blocksize-policy", "--", "blocksize-minimum=4096"];
+        server.extra = extra.map(Into::into).into();
+    };
+    blocks_of_4096(&mut b);
+    until("it failed", || states(&lun)[1] == PathState::Failed);
+    let before = carried(&lun, 1);
+    b.start();
+    until("it is refused", || states(&lun)[1] == PathState::AuthFailed);
+    let why = lun.status().paths[1].why.clone().unwrap();
+    assert!(why.contains("blocks of 4096 bytes, not 512"), "{why}");
+    let error = lun.replace_wwid("c1t0d0").unwrap_err();
+    assert!(error.to_string().contains("block size"), "{error}");
+    goes_on(&lun, 0, 100);
+    assert!(load.end() > 100);
+    // The other one as well: now there is no path, and nothing is written to either.
+    let mut queue = lun.queue().unwrap();
+    blocks_of_4096(&mut a);
+    a.start();
+    until("it is refused", || {
+        reap(&mut *queue, std::time::Duration::from_millis(5));
+        states(&lun)[0] == PathState::AuthFailed
+    });
+    let content = std::fs::read(&a.image).unwrap();
+    queue.submit(write(1, 0, &[7; BLOCK])).unwrap();
+    let error = answer(&mut *queue).result.unwrap_err();
+    assert_eq!(error.kind(), block::ErrorKind::PathLost, "{error}");
+    assert!(std::fs::read(&a.image).unwrap() == content);
+    assert_eq!(carried(&lun, 1), before);
+    // Blocks of 512 bytes again, and an administrator who says so.
+    b.kill();
+    b.extra.clear();
+    b.start();
+    lun.set("transient_secs", "120").unwrap();
+    lun.replace_wwid("c1t0d0").unwrap();
+    becomes(&lun, &mut *queue, 1, PathState::Active);
+}
+
+#[test]
 fn a_path_with_other_content_is_refused_when_it_comes_back() {
     let dir = TempDir::new().unwrap();
     let a = Server::new(dir.path(), "disk", 0, WWID);

@@ -4,10 +4,16 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod access;
 mod answers;
+mod array;
+mod clock;
+mod durability;
 mod identity;
 mod network;
 mod scale;
+mod scan;
+mod table;
 
 use common::*;
 use multipath::{Attributes, Lun};

@@ -1,9 +1,15 @@
-//! A target that does what a test wants, for what no real one does on demand. One LUN of 16 MiB that
-//! reads as zeros; one connection at a time.
+//! A target that does what a test wants, for what no real one does on demand. One LUN, which reads as
+//! zeros, or is a [`Disk`] that several targets can be ports of.
 
+pub mod disk;
+
+use disk::{Disk, End};
 use std::io::{Read, Result, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What the target does about a command.
 pub enum Reply {
@@ -21,19 +27,24 @@ pub enum Reply {
     Leave,
 }
 
-/// Decides by the command block, and counts them.
+/// Decides by the command block, and counts them. Asked for reads, writes and the like only.
 pub type Script = Box<dyn FnMut(&[u8; 16]) -> Reply + Send>;
 
 /// How the target is.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct Manner {
     /// Digests behind data.
     pub data_digest: bool,
     /// Commands of ten bytes only, and a small capacity.
     pub narrow: bool,
+    /// The disk, and which of its ports this target is.
+    pub port: Option<(Arc<Disk>, usize)>,
+    /// Reads and writes that each session may have under way, and how long each takes; more end in
+    /// TASK SET FULL.
+    pub tasks: Option<(usize, Duration)>,
 }
 
-/// A running target; its thread ends with the process.
+/// A running target; its threads end with the process.
 pub struct Scripted {
     /// The address of its LUN.
     pub uri: String,
@@ -41,30 +52,45 @@ pub struct Scripted {
     pub portal: String,
     /// Opcodes of the commands after the probing ones.
     pub seen: Arc<Mutex<Vec<u8>>>,
+    /// Commands that ended in TASK SET FULL.
+    pub full: Arc<AtomicUsize>,
 }
 
 /// Starts one.
-pub fn start(manner: Manner, mut script: Script) -> Scripted {
+pub fn start(manner: Manner, script: Script) -> Scripted {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let portal = listener.local_addr().expect("its address").to_string();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let record = Arc::clone(&seen);
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            // An initiator that leaves is no fault here.
-            let _ = Target {
-                stream,
-                manner,
-                stat_sn: 1,
-            }
-            .serve(&mut script, &record);
-        }
-    });
-    Scripted {
+    let scripted = Scripted {
         uri: format!("iscsi://{portal}/iqn.scripted/0"),
         portal,
-        seen,
-    }
+        seen: Arc::default(),
+        full: Arc::default(),
+    };
+    let (seen, full) = (Arc::clone(&scripted.seen), Arc::clone(&scripted.full));
+    let script = Arc::new(Mutex::new(script));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let session = Session {
+                told: manner.changes(),
+                input: stream.try_clone().expect("a descriptor"),
+                shared: Shared {
+                    out: Arc::new(Mutex::new(Out {
+                        stream,
+                        stat_sn: 1,
+                        data_digest: manner.data_digest,
+                    })),
+                    manner: manner.clone(),
+                    script: Arc::clone(&script),
+                    seen: Arc::clone(&seen),
+                    full: Arc::clone(&full),
+                    under_way: Arc::default(),
+                },
+            };
+            // An initiator that leaves is no fault here.
+            std::thread::spawn(move || session.serve());
+        }
+    });
+    scripted
 }
 
 /// Starts one that sends everybody to another portal.
@@ -73,121 +99,226 @@ pub fn start_moved(to: &str) -> String {
     let portal = listener.local_addr().expect("its address").to_string();
     let text = format!("TargetAddress={to},1\0");
     std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let mut target = Target {
+        for mut stream in listener.incoming().flatten() {
+            let _ = receive(&mut stream, false);
+            let mut out = Out {
                 stream,
-                manner: Manner::default(),
                 stat_sn: 1,
+                data_digest: false,
             };
-            let _ = target.receive();
-            let _ = target.send(0x23, 0, [0; 4], &[(36, &[1, 1])], text.as_bytes());
+            let _ = out.send(0x23, 0, [0; 4], &[(36, &[1, 1])], text.as_bytes());
         }
     });
     format!("iscsi://{portal}/iqn.scripted/0")
 }
 
-struct Target {
-    stream: TcpStream,
-    manner: Manner,
-    stat_sn: u32,
+impl Manner {
+    fn changes(&self) -> u64 {
+        let port = self.port.as_ref();
+        port.map_or(0, |(disk, _)| disk.changes.load(SeqCst))
+    }
 }
 
-impl Target {
-    fn serve(&mut self, script: &mut Script, seen: &Mutex<Vec<u8>>) -> Result<()> {
-        self.receive()?;
-        self.send(0x23, 0x81, [0; 4], &[], b"AuthMethod=None\0")?;
-        self.receive()?;
-        let digest = if self.manner.data_digest {
-            "CRC32C"
-        } else {
-            "None"
-        };
-        let text = format!(
-            "HeaderDigest=None\0DataDigest={digest}\0MaxRecvDataSegmentLength=262144\0\
-             InitialR2T=Yes\0ImmediateData=Yes\0MaxBurstLength=262144\0FirstBurstLength=262144\0"
-        );
-        self.send(0x23, 0x87, [0; 4], &[], text.as_bytes())?;
+/// A command of the initiator's.
+struct Command {
+    task: [u8; 4],
+    cdb: [u8; 16],
+    /// Bytes that it wants to read.
+    wants: usize,
+    data: Vec<u8>,
+}
+
+/// A session, on the thread that reads it.
+struct Session {
+    input: TcpStream,
+    /// Changes of access that this session has been told of.
+    told: u64,
+    shared: Shared,
+}
+
+/// What the threads of a session need to answer.
+#[derive(Clone)]
+struct Shared {
+    out: Arc<Mutex<Out>>,
+    manner: Manner,
+    script: Arc<Mutex<Script>>,
+    seen: Arc<Mutex<Vec<u8>>>,
+    full: Arc<AtomicUsize>,
+    under_way: Arc<AtomicUsize>,
+}
+
+impl Session {
+    fn serve(mut self) -> Result<()> {
+        self.log_in()?;
+        let slow = self.shared.manner.tasks.map(|(_, time)| {
+            let (hand, handed) = std::sync::mpsc::channel();
+            let shared = self.shared.clone();
+            std::thread::spawn(move || {
+                for command in handed {
+                    std::thread::sleep(time);
+                    let done = shared.carry_out(&command);
+                    shared.under_way.fetch_sub(1, SeqCst);
+                    if done.is_err() {
+                        break;
+                    }
+                }
+            });
+            hand
+        });
         loop {
-            let header = self.receive()?;
+            let (header, data) = self.receive()?;
             let task = [header[16], header[17], header[18], header[19]];
             match header[0] & 0x3f {
                 0x01 => {
-                    let cdb: [u8; 16] = header[32..48].try_into().expect("16 bytes");
-                    self.command(task, &cdb, &header, script, seen)?;
+                    let len = u32::from_be_bytes([header[20], header[21], header[22], header[23]]);
+                    let reads = header[1] & 0x40 != 0;
+                    let command = Command {
+                        task,
+                        cdb: header[32..48].try_into().expect("16 bytes"),
+                        wants: if reads { len as usize } else { 0 },
+                        data,
+                    };
+                    self.command(command, slow.as_ref())?;
                 }
-                0x06 => return self.send(0x26, 0x80, task, &[], &[]),
+                0x06 => return self.shared.send(0x26, 0x80, task, &[], &[]),
                 _ => {}
             }
         }
     }
 
-    fn command(
-        &mut self,
-        task: [u8; 4],
-        cdb: &[u8; 16],
-        header: &[u8],
-        script: &mut Script,
-        seen: &Mutex<Vec<u8>>,
-    ) -> Result<()> {
+    fn log_in(&mut self) -> Result<()> {
+        self.receive()?;
+        let auth = b"AuthMethod=None\0";
+        self.shared.send(0x23, 0x81, [0; 4], &[], auth)?;
+        self.receive()?;
+        let digest = match self.shared.manner.data_digest {
+            true => "CRC32C",
+            false => "None",
+        };
+        let text = format!(
+            "HeaderDigest=None\0DataDigest={digest}\0MaxRecvDataSegmentLength=262144\0\
+             InitialR2T=Yes\0ImmediateData=Yes\0MaxBurstLength=262144\0FirstBurstLength=262144\0"
+        );
+        self.shared.send(0x23, 0x87, [0; 4], &[], text.as_bytes())
+    }
+
+    fn command(&mut self, command: Command, slow: Option<&Sender<Command>>) -> Result<()> {
+        let Command { task, cdb, .. } = &command;
+        let shared = &self.shared;
+        let Some((disk, port)) = &shared.manner.port else {
+            return shared.plain(&mut self.input, &command);
+        };
+        let changes = shared.manner.changes();
+        if self.told < changes && !Disk::always(cdb) {
+            self.told = changes;
+            return shared.end(&command, End::Check(6, 0x2a, 0x06));
+        }
+        if let Some(refusal) = disk.refusal(*port, cdb) {
+            return shared.end(&command, refusal);
+        }
+        if !Disk::is_io(cdb) {
+            return shared.end(&command, disk.run(*port, cdb, &command.data));
+        }
+        let Some((most, slow)) = shared.manner.tasks.map(|(most, _)| most).zip(slow) else {
+            return shared.scripted(&mut self.input, &command);
+        };
+        if shared.under_way.load(SeqCst) >= most {
+            shared.full.fetch_add(1, SeqCst);
+            return shared.status(*task, 0x28, 0, &[]);
+        }
+        shared.under_way.fetch_add(1, SeqCst);
+        let _ = slow.send(command);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(Vec<u8>, Vec<u8>)> {
+        receive(&mut self.input, self.shared.manner.data_digest)
+    }
+}
+
+impl Shared {
+    /// The LUN that reads as zeros.
+    fn plain(&self, input: &mut TcpStream, command: &Command) -> Result<()> {
         const ILLEGAL: &[u8] = &[0x72, 5, 0x20, 0, 0, 0, 0, 0];
         let block = 0x0200u32.to_be_bytes();
+        let Command { task, cdb, .. } = command;
         match cdb[0] {
-            0x00 => self.status(task, 0, 0, &[]),
+            0x00 => self.status(*task, 0, 0, &[]),
             0x12 if cdb[1] == 0 => {
                 let mut inquiry = *b"\0\0\x05\x02\x1f\0\0\0TEST    SCRIPTED        1   ";
                 inquiry[4] = 31;
-                self.data(task, &inquiry)
+                self.data(*task, &inquiry)
             }
             0x9e if !self.manner.narrow => {
                 let mut capacity = [0; 32];
                 capacity[4..8].copy_from_slice(&0x7fffu32.to_be_bytes());
                 capacity[8..12].copy_from_slice(&block);
-                self.data(task, &capacity)
+                self.data(*task, &capacity)
             }
-            0x25 => self.data(task, &[0x7fff_u32.to_be_bytes(), block].concat()),
-            0x12 | 0x9e | 0x1a => self.status(task, 2, 0, ILLEGAL),
-            opcode => {
-                seen.lock().expect("nobody panicked").push(opcode);
-                let len = u32::from_be_bytes([header[20], header[21], header[22], header[23]]);
-                let reads = header[1] & 0x40 != 0;
-                let mut data = vec![0; if reads { len as usize } else { 0 }];
-                match script(cdb) {
-                    Reply::Good if reads => self.data(task, &data),
-                    Reply::Good => self.status(task, 0, 0, &[]),
-                    Reply::Status(status, qualifier, sense) => {
-                        self.status(task, status, qualifier, sense)
+            0x25 => self.data(*task, &[0x7fff_u32.to_be_bytes(), block].concat()),
+            0x12 | 0x9e | 0x1a => self.status(*task, 2, 0, ILLEGAL),
+            _ => self.scripted(input, command),
+        }
+    }
+
+    /// What the script says of a read, a write and the like.
+    fn scripted(&self, input: &mut TcpStream, command: &Command) -> Result<()> {
+        let Command { task, cdb, .. } = command;
+        self.seen.lock().expect("nobody panicked").push(cdb[0]);
+        let reply = self.script.lock().expect("nobody panicked")(cdb);
+        match reply {
+            Reply::Good => self.carry_out(command),
+            Reply::Status(status, qualifier, sense) => self.status(*task, status, qualifier, sense),
+            Reply::AfterPing => {
+                let ttt: (usize, &[u8]) = (20, &[0, 0, 0, 9]);
+                self.send(0x20, 0x80, [0xff; 4], &[ttt], &[])?;
+                loop {
+                    let (pong, _) = receive(input, self.manner.data_digest)?;
+                    if pong[0] == 0x40 && pong[20..24] == [0, 0, 0, 9] {
+                        return self.carry_out(command);
                     }
-                    Reply::AfterPing => {
-                        let ttt: (usize, &[u8]) = (20, &[0, 0, 0, 9]);
-                        self.send(0x20, 0x80, [0xff; 4], &[ttt], &[])?;
-                        loop {
-                            let pong = self.receive()?;
-                            if pong[0] == 0x40 && pong[20..24] == [0, 0, 0, 9] {
-                                return self.data(task, &data);
-                            }
-                        }
-                    }
-                    Reply::Half => {
-                        data.truncate(len as usize / 2);
-                        self.data(task, &data)
-                    }
-                    Reply::Corrupt => {
-                        self.stat_sn += 1;
-                        let mut pdu = self.pdu(0x25, 0x81, task, &[], &data);
-                        pdu[60] ^= 1;
-                        self.stream.write_all(&pdu)
-                    }
-                    Reply::Leave => self.send(0x32, 0x80, [0xff; 4], &[(36, &[1])], &[]),
                 }
+            }
+            Reply::Half => self.data(*task, &vec![0; command.wants / 2]),
+            Reply::Corrupt => {
+                let mut out = self.out.lock().expect("nobody panicked");
+                out.stat_sn += 1;
+                let mut pdu = out.pdu(0x25, 0x81, *task, &[], &vec![0; command.wants]);
+                pdu[60] ^= 1;
+                out.stream.write_all(&pdu)
+            }
+            Reply::Leave => self.send(0x32, 0x80, [0xff; 4], &[(36, &[1])], &[]),
+        }
+    }
+
+    fn carry_out(&self, command: &Command) -> Result<()> {
+        let end = match &self.manner.port {
+            Some((disk, port)) => disk.run(*port, &command.cdb, &command.data),
+            None if command.wants > 0 => End::Data(vec![0; command.wants]),
+            None => End::Good,
+        };
+        self.end(command, end)
+    }
+
+    fn end(&self, command: &Command, end: End) -> Result<()> {
+        match end {
+            End::Good => self.status(command.task, 0, 0, &[]),
+            End::Data(mut data) => {
+                data.truncate(command.wants);
+                self.data(command.task, &data)
+            }
+            End::Check(key, code, qualifier) => {
+                let sense = [0x72, key, code, qualifier, 0, 0, 0, 0];
+                self.status(command.task, 2, 0, &sense)
             }
         }
     }
 
-    fn data(&mut self, task: [u8; 4], data: &[u8]) -> Result<()> {
+    fn data(&self, task: [u8; 4], data: &[u8]) -> Result<()> {
         self.send(0x25, 0x81, task, &[], data)
     }
 
-    fn status(&mut self, task: [u8; 4], status: u8, qualifier: u16, sense: &[u8]) -> Result<()> {
+    fn status(&self, task: [u8; 4], status: u8, qualifier: u16, sense: &[u8]) -> Result<()> {
         let mut data = Vec::new();
         if !sense.is_empty() {
             data.extend((sense.len() as u16).to_be_bytes());
@@ -197,6 +328,27 @@ impl Target {
         self.send(0x21, 0x80, task, &fields, &data)
     }
 
+    fn send(
+        &self,
+        opcode: u8,
+        flags: u8,
+        task: [u8; 4],
+        fields: &[(usize, &[u8])],
+        data: &[u8],
+    ) -> Result<()> {
+        let mut out = self.out.lock().expect("nobody panicked");
+        out.send(opcode, flags, task, fields, data)
+    }
+}
+
+/// The target's end of a connection.
+struct Out {
+    stream: TcpStream,
+    stat_sn: u32,
+    data_digest: bool,
+}
+
+impl Out {
     fn send(
         &mut self,
         opcode: u8,
@@ -226,7 +378,7 @@ impl Target {
         pdu[24..28].copy_from_slice(&self.stat_sn.to_be_bytes());
         // A wide window of commands; old values are ignored.
         pdu[28..32].copy_from_slice(&1u32.to_be_bytes());
-        pdu[32..36].copy_from_slice(&100_000u32.to_be_bytes());
+        pdu[32..36].copy_from_slice(&1_000_000_000u32.to_be_bytes());
         for (at, value) in fields {
             pdu[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -235,25 +387,25 @@ impl Target {
         }
         pdu.extend(data);
         pdu.resize(pdu.len().next_multiple_of(4), 0);
-        if self.manner.data_digest && opcode != 0x23 && !data.is_empty() {
+        if self.data_digest && opcode != 0x23 && !data.is_empty() {
             let digest = crc32c::crc32c(&pdu[48..]);
             pdu.extend(digest.to_le_bytes());
         }
         pdu
     }
+}
 
-    /// A header; its data is read and dropped.
-    fn receive(&mut self) -> Result<Vec<u8>> {
-        let mut header = vec![0; 48];
-        self.stream.read_exact(&mut header)?;
-        let len = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
-        let digest = if self.manner.data_digest && len > 0 && header[0] & 0x3f != 3 {
-            4
-        } else {
-            0
-        };
-        let mut data = vec![0; len.next_multiple_of(4) + digest];
-        self.stream.read_exact(&mut data)?;
-        Ok(header)
-    }
+/// A header, and the data behind it.
+fn receive(input: &mut TcpStream, data_digest: bool) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut header = vec![0; 48];
+    input.read_exact(&mut header)?;
+    let len = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+    let digest = match data_digest && len > 0 && header[0] & 0x3f != 3 {
+        true => 4,
+        false => 0,
+    };
+    let mut data = vec![0; len.next_multiple_of(4) + digest];
+    input.read_exact(&mut data)?;
+    data.truncate(len);
+    Ok((header, data))
 }

@@ -1,0 +1,217 @@
+//! Reads and verifies directories that another server sent.
+//!
+//! **Invariant:** a [`Directory`] that exists is sound: it has passed what OpenAFS's salvager asks for
+//! (`DirOK` in `src/dir/salvage.c`). So looking up and listing have nothing left to check, take no
+//! longer than the directory is large, and agree with each other.
+
+use super::{
+    BLOB_BYTES, BLOBS, CHAINS, COUNTED_PAGES, COUNTS_AT, ENTRY_FLAG, Entry, FIRST_BLOB_OF_FIRST,
+    HASHES_AT, NAME_AT, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, TAG, blob_bits, blobs, chain_of,
+    first_blob,
+};
+
+/// Why pages are not a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryError {
+    /// Not whole pages, none, too many, or another number than the first page says.
+    #[error("a directory of {0} bytes does not have the pages it says")]
+    Size(usize),
+    /// A page that does not begin as it should.
+    #[error("page {0} of the directory has a bad header")]
+    Header(usize),
+    /// An entry that its chain cannot have.
+    #[error("chain {chain} of the directory has a bad entry at {entry}")]
+    Entry {
+        /// The chain.
+        chain: usize,
+        /// The number of the entry.
+        entry: u16,
+    },
+    /// What a page says to be in use is not what its entries use.
+    #[error("page {0} of the directory has a bad map of what is in use")]
+    Map(usize),
+    /// The first two entries are not "." and "..".
+    #[error("the directory does not begin with \".\" and \"..\"")]
+    Dots,
+}
+
+/// The pages of a directory, verified.
+#[derive(Debug, Clone, Copy)]
+pub struct Directory<'a> {
+    first: &'a [u8; PAGE_BYTES],
+    pages: &'a [[u8; PAGE_BYTES]],
+}
+
+impl<'a> Directory<'a> {
+    /// Verifies all pages of a directory.
+    pub fn verify(bytes: &'a [u8]) -> Result<Directory<'a>, DirectoryError> {
+        let bad_size = DirectoryError::Size(bytes.len());
+        let (pages, rest) = bytes.as_chunks();
+        let first = pages.first().ok_or(bad_size)?;
+        if !rest.is_empty() || pages.len() > PAGES_MAX {
+            return Err(bad_size);
+        }
+        let directory = Directory { first, pages };
+        directory.check_headers()?;
+        let used = directory.check_chains()?;
+        directory.check_maps(&used)?;
+        directory.check_dots()?;
+        Ok(directory)
+    }
+
+    /// Vnode and uniquifier of a name; "." and ".." are names like any other.
+    pub fn lookup(&self, name: &[u8]) -> Option<(u32, u32)> {
+        let mut entries = self
+            .chain(chain_of(name))
+            .filter_map(|number| self.entry(number));
+        let found = entries.find(|found| found.entry.name == name)?.entry;
+        Some((found.vnode, found.unique))
+    }
+
+    /// All entries in the order of their places, "." and ".." first.
+    pub fn entries(&self) -> Entries<'a> {
+        Entries {
+            directory: *self,
+            page: 0,
+            blob: 0,
+        }
+    }
+
+    fn check_headers(&self) -> Result<(), DirectoryError> {
+        if let Some(page) = self.pages.iter().position(|page| number16(page, 2) != TAG) {
+            return Err(DirectoryError::Header(page));
+        }
+        // A directory of the older kind has 0 there; it was never longer than 128 pages.
+        match usize::from(number16(self.first, 0)) {
+            0 if self.pages.len() <= COUNTED_PAGES => Ok(()),
+            count if count == self.pages.len() => Ok(()),
+            _ => Err(DirectoryError::Size(self.pages.len() * PAGE_BYTES)),
+        }
+    }
+
+    /// Follows all chains; gives the blobs in use of each page. No blob is used twice: so an entry is not
+    /// within a page's header, and a chain that runs in a circle ends where it comes back.
+    fn check_chains(&self) -> Result<Vec<u64>, DirectoryError> {
+        let headers = (0..self.pages.len()).map(|page| blob_bits(0, first_blob(page)));
+        let mut used: Vec<u64> = headers.collect();
+        for chain in 0..CHAINS {
+            for entry in self.chain(chain) {
+                let bad = DirectoryError::Entry { chain, entry };
+                let found = self.entry(entry).ok_or(bad)?;
+                let page = used.get_mut(usize::from(entry) / BLOBS).ok_or(bad)?;
+                if chain_of(found.entry.name) != chain || *page & found.bits != 0 {
+                    return Err(bad);
+                }
+                *page |= found.bits;
+            }
+        }
+        Ok(used)
+    }
+
+    /// Both maps say what the entries use: that of each page, and the counts of the first one.
+    fn check_maps(&self, used: &[u64]) -> Result<(), DirectoryError> {
+        let counts: [u8; COUNTED_PAGES] = part(self.first, COUNTS_AT);
+        for (page, count) in counts.iter().enumerate() {
+            let in_use = used.get(page).map_or(0, |bits| bits.count_ones()) as usize;
+            if usize::from(*count) + in_use != BLOBS {
+                return Err(DirectoryError::Map(page));
+            }
+        }
+        let maps = self.pages.iter().map(map).zip(used);
+        match maps.enumerate().find(|(_, (map, used))| map != *used) {
+            Some((page, _)) => Err(DirectoryError::Map(page)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_dots(&self) -> Result<(), DirectoryError> {
+        let mut entries = self.entries();
+        let begins = entries.next().is_some_and(|entry| entry.name == b".")
+            && entries.next().is_some_and(|entry| entry.name == b"..")
+            && entries.blob == FIRST_BLOB_OF_FIRST + 2;
+        if begins {
+            Ok(())
+        } else {
+            Err(DirectoryError::Dots)
+        }
+    }
+
+    /// The numbers of a chain's entries. Ends at a number that is not an entry's, after giving it.
+    fn chain(&self, chain: usize) -> impl Iterator<Item = u16> {
+        let some = |number: u16| (number != 0).then_some(number);
+        let first = some(number16(self.first, HASHES_AT + 2 * chain));
+        std::iter::successors(first, move |number| some(self.entry(*number)?.next))
+    }
+
+    /// The entry of that number, if there can be one.
+    fn entry(&self, number: u16) -> Option<Found<'a>> {
+        let (page, blob) = (usize::from(number) / BLOBS, usize::from(number) % BLOBS);
+        let bytes = self.pages.get(page)?.get(blob * BLOB_BYTES..)?;
+        let name = bytes.get(NAME_AT..)?;
+        let name = name.get(..name.iter().position(|byte| *byte == 0)?)?;
+        // A name of 16 bytes at a page's end would fit the page, but not the blobs it counts for.
+        let sound = bytes.first() == Some(&ENTRY_FLAG)
+            && (1..=NAME_BYTES_MAX).contains(&name.len())
+            && blob + blobs(name.len()) <= BLOBS;
+        sound.then(|| Found {
+            next: number16(bytes, 2),
+            bits: blob_bits(blob, blobs(name.len())),
+            entry: Entry {
+                name,
+                vnode: u32::from_be_bytes(part(bytes, 4)),
+                unique: u32::from_be_bytes(part(bytes, 8)),
+            },
+        })
+    }
+}
+
+struct Found<'a> {
+    entry: Entry<'a>,
+    next: u16,
+    /// The blobs it uses.
+    bits: u64,
+}
+
+/// The entries of a directory, in the order of their places.
+#[derive(Debug, Clone)]
+pub struct Entries<'a> {
+    directory: Directory<'a>,
+    page: usize,
+    /// Where to look on, in the page.
+    blob: usize,
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Entry<'a>;
+
+    fn next(&mut self) -> Option<Entry<'a>> {
+        loop {
+            let page = self.directory.pages.get(self.page)?;
+            let from = self.blob.max(first_blob(self.page));
+            let Some(in_use @ 1..) = map(page).checked_shr(u32::try_from(from).ok()?) else {
+                (self.page, self.blob) = (self.page + 1, 0);
+                continue;
+            };
+            let blob = from + in_use.trailing_zeros() as usize;
+            let number = u16::try_from(self.page * BLOBS + blob).ok()?;
+            let found = self.directory.entry(number)?.entry;
+            self.blob = blob + blobs(found.name.len());
+            return Some(found);
+        }
+    }
+}
+
+/// The blobs that a page says to be in use.
+fn map(page: &[u8; PAGE_BYTES]) -> u64 {
+    u64::from_le_bytes(part(page, 5))
+}
+
+fn number16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(part(bytes, at))
+}
+
+/// `N` bytes from `at` on; zeros where they are outside.
+fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let there = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    there.copied().unwrap_or([0; N])
+}

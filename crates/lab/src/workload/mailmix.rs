@@ -1,0 +1,520 @@
+//! `mailmix`, after PostMark 1.53: the life of small files in a mail server.
+//!
+//! ```text
+//!   make folders │ create N files │ T transactions: (read all | append) then (create | delete) │ delete all │ remove folders
+//!    untimed       ├───────────────────── total time ────────────────────────────────────────────┤   untimed
+//!                                   ├── transaction time ──┤
+//! ```
+//!
+//! [`Script`] says what is done, from the seed alone, exactly as the original does it: the same files
+//! of the same sizes in the same order. [`run`] does it. Rates are taken as the original takes them:
+//! bytes, created and deleted files over the total time, the others over the transaction time.
+//!
+//! Differences from the original, all in the clock and none in the work: times are nanoseconds and not
+//! whole seconds, bytes are counted in integers, fewer than ten transactions are no division by
+//! zero, and an error ends the run instead of being passed over. No fsync anywhere, as there;
+//! `sync` adds one at the end of each timed part, inside its time.
+
+use super::mersenne::Mersenne;
+use crate::files::{Files, Open};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// Largest numbers that make sense; beyond them a configuration is refused.
+const FILES_MAX: u64 = 10_000_000;
+const SIZE_MAX: u64 = 1 << 30;
+const BLOCK_MAX: u64 = 64 << 20;
+/// Probabilities are tenths.
+const BIAS_MAX: u64 = 10;
+
+/// What the original's `set` commands say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// Files at the beginning.
+    pub number: u64,
+    /// Transactions.
+    pub transactions: u64,
+    /// Smallest file in bytes.
+    pub size_low: u64,
+    /// Files are smaller than this, in bytes, unless `size_low` is the same.
+    pub size_high: u64,
+    /// Folders to spread the files over; 0: none.
+    pub subdirectories: u64,
+    /// Seed.
+    pub seed: u32,
+    /// Bytes of a read.
+    pub read: u64,
+    /// Bytes of a write.
+    pub write: u64,
+    /// Tenths of transactions that read instead of appending; `None`: neither.
+    pub bias_read: Option<u64>,
+    /// Tenths of transactions that create instead of deleting; `None`: neither.
+    pub bias_create: Option<u64>,
+    /// Everything is made durable within each timed part. The original never does.
+    pub sync: bool,
+}
+
+impl Default for Config {
+    /// The original's defaults, and no `sync`.
+    fn default() -> Config {
+        Config {
+            number: 500,
+            transactions: 500,
+            size_low: 500,
+            size_high: 10_000,
+            subdirectories: 0,
+            seed: 42,
+            read: 512,
+            write: 512,
+            bias_read: Some(5),
+            bias_create: Some(5),
+            sync: false,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file of the original. `location` and `buffering` are taken note of and
+    /// passed over: the target is given elsewhere, and nothing is buffered here.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with the number of the line.
+    pub fn parse(text: &str) -> Result<Config> {
+        let mut config = Config::default();
+        for (index, line) in text.lines().enumerate() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            config
+                .obey(&words)
+                .map_err(|why| Error::Spec(format!("line {}: {why}", index + 1)))?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    fn obey(&mut self, words: &[&str]) -> std::result::Result<(), String> {
+        let bias = |text: &str| match number(text) {
+            _ if text == "-1" => Ok(None),
+            Ok(tenths) if tenths <= BIAS_MAX => Ok(Some(tenths)),
+            _ => Err(format!(
+                "`{text}` is no bias: -1 for never, or 0 to {BIAS_MAX}"
+            )),
+        };
+        match words {
+            [] | ["run" | "quit" | "show" | "help", ..] => {}
+            ["set", "location" | "buffering" | "report", _, ..] => {}
+            ["set", "number", n] => self.number = number(n)?,
+            ["set", "transactions", n] => self.transactions = number(n)?,
+            ["set", "subdirectories", n] => self.subdirectories = number(n)?,
+            ["set", "read", n] => self.read = number(n)?,
+            ["set", "write", n] => self.write = number(n)?,
+            ["set", "seed", n] => self.seed = n.parse().map_err(|_| no_number(n))?,
+            ["set", "size", one] => {
+                (self.size_low, self.size_high) = (number(one)?, number(one)?);
+            }
+            ["set", "size", low, high] => {
+                (self.size_low, self.size_high) = (number(low)?, number(high)?);
+            }
+            ["set", "bias", "read", n] => self.bias_read = bias(n)?,
+            ["set", "bias", "create", n] => self.bias_create = bias(n)?,
+            [word, ..] => return Err(format!("`{word} ...` is no command that is known here")),
+        }
+        Ok(())
+    }
+
+    /// Whether it can be carried out.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with the value and its bounds.
+    pub fn check(&self) -> Result<()> {
+        let within =
+            |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
+                true => Ok(()),
+                false => Err(Error::Spec(format!(
+                    "{what} is {value}, and has to be {low} to {high}"
+                ))),
+            };
+        within("number", self.number, 1, FILES_MAX)?;
+        within("transactions", self.transactions, 0, FILES_MAX * 10)?;
+        within("subdirectories", self.subdirectories, 0, FILES_MAX)?;
+        within("the smallest size", self.size_low, 1, SIZE_MAX)?;
+        within("the largest size", self.size_high, self.size_low, SIZE_MAX)?;
+        within("read", self.read, 1, BLOCK_MAX)?;
+        within("write", self.write, 1, BLOCK_MAX)
+    }
+}
+
+fn no_number(text: &str) -> String {
+    format!("`{text}` is no whole number")
+}
+
+fn number(text: &str) -> std::result::Result<u64, String> {
+    text.parse().map_err(|_| no_number(text))
+}
+
+/// One step of a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Make a file of this many bytes.
+    Create(String, u64),
+    /// Read all of a file, which has this many bytes.
+    Read(String, u64),
+    /// Add this many bytes, at least one, to a file.
+    Append(String, u64),
+    /// Remove a file.
+    Delete(String),
+    /// A transaction that found nothing to do: a full file to append to, or no room for a new one.
+    Nothing,
+}
+
+/// A slot of the table of files.
+struct Known {
+    name: String,
+    size: u64,
+}
+
+/// What is done, step by step.
+pub struct Script {
+    config: Config,
+    numbers: Mersenne,
+    table: Vec<Option<Known>>,
+    /// The slot after the last one given.
+    next: usize,
+    used: usize,
+    made: u64,
+}
+
+impl Script {
+    /// The script of a configuration that was checked.
+    pub fn new(config: &Config) -> Script {
+        let mut numbers = Mersenne::new(config.seed);
+        // The original draws the text of its files first, two times the largest file.
+        for _ in 0..2 * config.size_high {
+            numbers.draw();
+        }
+        Script {
+            config: config.clone(),
+            numbers,
+            table: (0..2 * config.number).map(|_| None).collect(),
+            next: 0,
+            used: 0,
+            made: 0,
+        }
+    }
+
+    /// Folders to make first and to remove last.
+    pub fn folders(&self) -> impl Iterator<Item = String> + use<> {
+        (0..self.config.subdirectories).map(|n| format!("s{n}"))
+    }
+
+    /// Another file.
+    pub fn create(&mut self) -> Step {
+        if self.used == self.table.len() {
+            return Step::Nothing;
+        }
+        // The slot after the last one given, or else the first free one: whoever reads draws slots, so
+        // where a file lies decides what is read later.
+        let free = match self.table.get(self.next) {
+            Some(None) => self.next,
+            _ => self.table.iter().position(Option::is_none).unwrap_or(0),
+        };
+        self.next = free + 1;
+        self.made += 1;
+        let name = match self.config.subdirectories {
+            0 => self.made.to_string(),
+            folders => {
+                let folder = if folders > 1 {
+                    self.numbers.below(folders)
+                } else {
+                    0
+                };
+                format!("s{folder}/{}", self.made)
+            }
+        };
+        let (low, high) = (self.config.size_low, self.config.size_high);
+        let size = low + self.numbers.below(high - low);
+        let known = Known {
+            name: name.clone(),
+            size,
+        };
+        self.table[free] = Some(known);
+        self.used += 1;
+        Step::Create(name, size)
+    }
+
+    /// The two steps of a transaction.
+    pub fn transaction(&mut self) -> [Step; 2] {
+        let first = match self.config.bias_read {
+            Some(tenths) if self.used > 0 => match self.numbers.below(10) < tenths {
+                true => self.read(),
+                false => self.append(),
+            },
+            _ => Step::Nothing,
+        };
+        let second = match self.config.bias_create {
+            Some(tenths) => match self.numbers.below(10) < tenths {
+                true => self.create(),
+                false => self.delete(),
+            },
+            None => Step::Nothing,
+        };
+        [first, second]
+    }
+
+    /// Removes what is left, in the order of the table.
+    pub fn rest(&mut self) -> impl Iterator<Item = Step> + use<'_> {
+        self.used = 0;
+        self.table
+            .iter_mut()
+            .filter_map(|slot| Some(Step::Delete(slot.take()?.name)))
+    }
+
+    fn pick(&mut self) -> usize {
+        loop {
+            let slot = self.numbers.below(self.table.len() as u64) as usize;
+            if self.table[slot].is_some() {
+                return slot;
+            }
+        }
+    }
+
+    fn read(&mut self) -> Step {
+        let slot = self.pick();
+        let known = self.table[slot]
+            .as_ref()
+            .expect("picked because it is there");
+        Step::Read(known.name.clone(), known.size)
+    }
+
+    fn append(&mut self) -> Step {
+        let slot = self.pick();
+        let known = self.table[slot]
+            .as_mut()
+            .expect("picked because it is there");
+        let room = self.config.size_high.saturating_sub(known.size);
+        if room == 0 {
+            return Step::Nothing;
+        }
+        let more = self.numbers.below(room) + 1;
+        known.size += more;
+        Step::Append(known.name.clone(), more)
+    }
+
+    fn delete(&mut self) -> Step {
+        if self.used == 0 {
+            return Step::Nothing;
+        }
+        let slot = self.pick();
+        let known = self.table[slot].take().expect("picked because it is there");
+        self.used -= 1;
+        Step::Delete(known.name)
+    }
+}
+
+/// What was done, and how long it took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Files made before the transactions.
+    pub created_alone: u64,
+    /// Files made by transactions.
+    pub created_mixed: u64,
+    /// Files read.
+    pub read: u64,
+    /// Files appended to.
+    pub appended: u64,
+    /// Files removed after the transactions.
+    pub deleted_alone: u64,
+    /// Files removed by transactions.
+    pub deleted_mixed: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Transactions.
+    pub transactions: u64,
+    /// From the first creation to the last removal.
+    pub total_secs: f64,
+    /// Of the creations before the transactions.
+    pub create_secs: f64,
+    /// Of the transactions.
+    pub transaction_secs: f64,
+    /// Of the removals after the transactions.
+    pub delete_secs: f64,
+}
+
+impl Report {
+    /// Transactions a second of transaction time.
+    pub fn transactions_per_sec(&self) -> f64 {
+        self.transactions as f64 / self.transaction_secs
+    }
+
+    /// MiB read a second of the total time.
+    pub fn read_mib_per_sec(&self) -> f64 {
+        self.bytes_read as f64 / f64::from(1 << 20) / self.total_secs
+    }
+
+    /// MiB written a second of the total time.
+    pub fn written_mib_per_sec(&self) -> f64 {
+        self.bytes_written as f64 / f64::from(1 << 20) / self.total_secs
+    }
+}
+
+/// Runs the workload on an empty target and leaves it empty.
+///
+/// # Errors
+/// [`Error::Spec`] for a configuration that cannot be carried out, [`Error::Files`] for what the target
+/// says, [`Error::Verify`] for a file that is shorter than it was made.
+pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
+    config.check()?;
+    let mut script = Script::new(config);
+    let mut doing = Doing::new(files, config);
+    for folder in script.folders() {
+        files
+            .mkdir(&folder)
+            .map_err(|e| doing.failed("mkdir", &folder, e))?;
+    }
+    let began = Instant::now();
+    for _ in 0..config.number {
+        let step = script.create();
+        doing.step(&step)?;
+    }
+    doing.settle()?;
+    doing.report.create_secs = began.elapsed().as_secs_f64();
+    doing.report.created_alone = std::mem::take(&mut doing.report.created_mixed);
+    let mixed = Instant::now();
+    for _ in 0..config.transactions {
+        for step in script.transaction() {
+            doing.step(&step)?;
+        }
+    }
+    doing.settle()?;
+    doing.report.transactions = config.transactions;
+    doing.report.transaction_secs = mixed.elapsed().as_secs_f64();
+    let deleted_mixed = std::mem::take(&mut doing.report.deleted_mixed);
+    let rest = Instant::now();
+    for step in script.rest() {
+        doing.step(&step)?;
+    }
+    doing.settle()?;
+    doing.report.delete_secs = rest.elapsed().as_secs_f64();
+    doing.report.total_secs = began.elapsed().as_secs_f64();
+    doing.report.deleted_alone = std::mem::replace(&mut doing.report.deleted_mixed, deleted_mixed);
+    for folder in script.folders() {
+        files
+            .rmdir(&folder)
+            .map_err(|e| doing.failed("rmdir", &folder, e))?;
+    }
+    Ok(doing.report)
+}
+
+/// Carries steps out.
+struct Doing<'a> {
+    files: &'a dyn Files,
+    config: &'a Config,
+    /// What is written: text nobody can compress, two times the largest file, as the original has it.
+    text: Vec<u8>,
+    buffer: Vec<u8>,
+    report: Report,
+}
+
+impl<'a> Doing<'a> {
+    fn new(files: &'a dyn Files, config: &'a Config) -> Doing<'a> {
+        let mut text = vec![0; 2 * config.size_high as usize];
+        crate::rng::Rng::new(u64::from(config.seed)).fill(&mut text);
+        Doing {
+            files,
+            config,
+            text,
+            buffer: vec![0; config.read as usize],
+            report: Report::default(),
+        }
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        match step {
+            Step::Create(name, size) => {
+                self.write(
+                    name,
+                    Open {
+                        truncate: false,
+                        ..Open::CREATE
+                    },
+                    *size,
+                )?;
+                self.report.created_mixed += 1;
+            }
+            Step::Append(name, more) => {
+                self.write(name, Open::APPEND, *more)?;
+                self.report.appended += 1;
+            }
+            Step::Read(name, size) => {
+                self.read(name, *size)?;
+                self.report.read += 1;
+            }
+            Step::Delete(name) => {
+                self.files
+                    .unlink(name)
+                    .map_err(|e| self.failed("unlink", name, e))?;
+                self.report.deleted_mixed += 1;
+            }
+            Step::Nothing => {}
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, name: &str, how: Open, size: u64) -> Result<()> {
+        let file = self
+            .files
+            .open(name, how)
+            .map_err(|e| self.failed("open", name, e))?;
+        // Where in the text a file begins is its own, so that two files are not alike.
+        let start = self.report.bytes_written % self.config.size_high;
+        let text = &self.text[start as usize..][..size as usize];
+        let mut at = 0;
+        for block in text.chunks(self.config.write as usize) {
+            file.write_at(at, block)
+                .map_err(|e| self.failed("write", name, e))?;
+            at += block.len() as u64;
+        }
+        self.report.bytes_written += size;
+        Ok(())
+    }
+
+    fn read(&mut self, name: &str, size: u64) -> Result<()> {
+        let file = self
+            .files
+            .open(name, Open::READ)
+            .map_err(|e| self.failed("open", name, e))?;
+        let mut at = 0;
+        while at < size {
+            let got = file.read_at(at, &mut self.buffer);
+            match got.map_err(|e| self.failed("read", name, e))? {
+                0 => {
+                    return Err(Error::Verify {
+                        arm: self.files.name(),
+                        offset: at,
+                    });
+                }
+                n => at += n as u64,
+            }
+        }
+        self.report.bytes_read += at;
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.config.sync {
+            true => self.files.sync().map_err(|e| self.failed("sync", "", e)),
+            false => Ok(()),
+        }
+    }
+
+    fn failed(&self, call: &'static str, path: &str, source: std::io::Error) -> Error {
+        Error::Files {
+            target: self.files.name(),
+            call,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

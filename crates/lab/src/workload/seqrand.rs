@@ -1,0 +1,524 @@
+//! `seqrand`, after IOzone 3.489 in its throughput mode: some threads, each with a file of its own or
+//! all with one, write it, write it again, read it, read it again, and read and write it at random.
+//!
+//! ```text
+//!   open, buffer ready ──barrier──► records ──► the first to finish stops the others ──► the rest, untimed
+//!                          │ each thread's own time │
+//!                          │ from the release to the last end, with close and sync if asked for │
+//! ```
+//!
+//! Two sums, which differ and are both right: **children** adds up what each thread moved by its own
+//! clock; **parent** is what all had moved when the first was done, by the clock of the whole phase.
+//! Random phases touch every record exactly once, in an order from the seed that is the same in every
+//! thread and every run.
+//!
+//! Differences from the original: threads and not processes, times in nanoseconds, data that no two
+//! blocks share and nobody can compress, and no pause of seconds between phases.
+
+use super::mersenne::Mersenne;
+use crate::files::{Files, Open, OpenFile};
+use crate::rng::Rng;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Records apart in the phase with a stride, as the original has it.
+const STRIDE: u64 = 17;
+const RECORD_MAX: u64 = 64 << 20;
+const THREADS_MAX: usize = 1024;
+
+/// One pass over the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Makes the files.
+    Write,
+    /// Writes over them.
+    Rewrite,
+    /// Reads them from front to back.
+    Read,
+    /// Once more.
+    Reread,
+    /// Every record once, in an order from the seed.
+    RandomRead,
+    /// Likewise.
+    RandomWrite,
+    /// From back to front.
+    BackwardRead,
+    /// Every 17th record, then those beside them, until all were read.
+    StrideRead,
+    /// Odd threads write and even ones read, at random.
+    Mixed,
+}
+
+impl Phase {
+    /// All, in the order of the original.
+    pub const ALL: [Phase; 9] = [
+        Phase::Write,
+        Phase::Rewrite,
+        Phase::Read,
+        Phase::Reread,
+        Phase::RandomRead,
+        Phase::BackwardRead,
+        Phase::StrideRead,
+        Phase::Mixed,
+        Phase::RandomWrite,
+    ];
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Write => "write",
+            Phase::Rewrite => "rewrite",
+            Phase::Read => "read",
+            Phase::Reread => "reread",
+            Phase::RandomRead => "random-read",
+            Phase::RandomWrite => "random-write",
+            Phase::BackwardRead => "backward-read",
+            Phase::StrideRead => "stride-read",
+            Phase::Mixed => "mixed",
+        }
+    }
+
+    fn writes(self, thread: usize) -> bool {
+        match self {
+            Phase::Write | Phase::Rewrite | Phase::RandomWrite => true,
+            Phase::Mixed => thread % 2 == 1,
+            _ => false,
+        }
+    }
+
+    /// The records of a file in the order of this phase.
+    fn order(self, records: u64, seed: u32) -> Vec<u64> {
+        match self {
+            Phase::RandomRead | Phase::RandomWrite | Phase::Mixed => permutation(records, seed),
+            Phase::BackwardRead => (0..records).rev().collect(),
+            Phase::StrideRead => (0..STRIDE)
+                .flat_map(|first| (first..records).step_by(STRIDE as usize))
+                .collect(),
+            _ => (0..records).collect(),
+        }
+    }
+}
+
+fn permutation(records: u64, seed: u32) -> Vec<u64> {
+    let mut order: Vec<u64> = (0..records).collect();
+    let mut numbers = Mersenne::new(seed);
+    for i in (1..records).rev() {
+        let wide = u64::from(numbers.draw()) << 32 | u64::from(numbers.draw());
+        order.swap(i as usize, (wide % (i + 1)) as usize);
+    }
+    order
+}
+
+/// What is run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// Threads.
+    pub threads: usize,
+    /// Bytes of each file.
+    pub file: u64,
+    /// Bytes of a record.
+    pub record: u64,
+    /// All threads work on one file.
+    pub shared: bool,
+    /// Past every cache above the device.
+    pub direct: bool,
+    /// Every write is durable when it returns.
+    pub sync_writes: bool,
+    /// The time of a phase that writes has the sync at its end in it.
+    pub with_sync: bool,
+    /// The time of a phase has the closing of its files in it.
+    pub with_close: bool,
+    /// The first thread that is done stops the clocks of the others. What they have left is done
+    /// untimed, so that a file is always whole.
+    pub stonewall: bool,
+    /// What is read is compared with what was written; the comparing is inside the time.
+    pub verify: bool,
+    /// Order of the random phases, and the data.
+    pub seed: u32,
+}
+
+impl Default for Config {
+    /// One thread, 100 MiB in records of 64 KiB: the size of the published runs.
+    fn default() -> Config {
+        Config {
+            threads: 1,
+            file: 100 << 20,
+            record: 64 << 10,
+            shared: false,
+            direct: false,
+            sync_writes: false,
+            with_sync: false,
+            with_close: false,
+            stonewall: true,
+            verify: false,
+            seed: 42,
+        }
+    }
+}
+
+impl Config {
+    /// Whether it can be carried out.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with the value and its bounds.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |why: String| Err(Error::Spec(why));
+        if !(1..=THREADS_MAX).contains(&self.threads) {
+            return refuse(format!(
+                "threads is {}, and has to be 1 to {THREADS_MAX}",
+                self.threads
+            ));
+        }
+        if !(512..=RECORD_MAX).contains(&self.record) || !self.record.is_multiple_of(512) {
+            return refuse(format!(
+                "the record is {} bytes, and has to be a multiple of 512 up to {RECORD_MAX}",
+                self.record
+            ));
+        }
+        if self.file < self.record || !self.file.is_multiple_of(self.record) {
+            return refuse(format!(
+                "a file of {} bytes is no whole number of records of {}",
+                self.file, self.record
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a phase gave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Which.
+    pub phase: Phase,
+    /// Bytes each thread had moved when its clock stopped.
+    pub bytes: Vec<u64>,
+    /// Seconds of each thread's clock.
+    pub secs: Vec<f64>,
+    /// Seconds from the release to the end of the last.
+    pub parent_secs: f64,
+}
+
+impl Outcome {
+    /// Bytes a second, each thread by its own clock, added up.
+    pub fn children(&self) -> f64 {
+        let rate = |(bytes, secs): (&u64, &f64)| *bytes as f64 / secs;
+        self.bytes.iter().zip(&self.secs).map(rate).sum()
+    }
+
+    /// Bytes a second of all together by the clock of the phase.
+    pub fn parent(&self) -> f64 {
+        self.bytes.iter().sum::<u64>() as f64 / self.parent_secs
+    }
+}
+
+/// Runs phases in the order given. The first has to be [`Phase::Write`] unless the files are there.
+/// The files stay; [`remove`] removes them.
+///
+/// # Errors
+/// [`Error::Spec`], [`Error::Files`], [`Error::Verify`]. What a phase began is left behind.
+pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<Outcome>> {
+    config.check()?;
+    phases
+        .iter()
+        .map(|phase| run_phase(files, config, *phase))
+        .collect()
+}
+
+/// Removes the files of a run.
+///
+/// # Errors
+/// [`Error::Files`].
+pub fn remove(files: &dyn Files, config: &Config) -> Result<()> {
+    let count = if config.shared { 1 } else { config.threads };
+    (0..count).map(|n| name(config, n)).try_for_each(|name| {
+        files
+            .unlink(&name)
+            .map_err(|e| failed(files, "unlink", &name, e))
+    })
+}
+
+fn name(config: &Config, thread: usize) -> String {
+    match config.shared {
+        true => "seqrand.shared".to_owned(),
+        false => format!("seqrand.{thread}"),
+    }
+}
+
+fn failed(files: &dyn Files, call: &'static str, path: &str, source: std::io::Error) -> Error {
+    Error::Files {
+        target: files.name(),
+        call,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// What the threads of a phase share.
+struct Shared<'a> {
+    files: &'a dyn Files,
+    config: &'a Config,
+    phase: Phase,
+    order: Vec<u64>,
+    gate: Barrier,
+    /// A thread is done, or failed: the clocks of the others stop.
+    stop: AtomicBool,
+    began_ns: AtomicU64,
+    zero: Instant,
+}
+
+fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome> {
+    if config.shared && phase == Phase::Write {
+        // One file for all: made once, so that no thread cuts off what another wrote.
+        let name = name(config, 0);
+        files
+            .open(&name, Open::CREATE)
+            .map_err(|e| failed(files, "creat", &name, e))?;
+    }
+    let shared = Shared {
+        files,
+        config,
+        phase,
+        order: phase.order(config.file / config.record, config.seed),
+        gate: Barrier::new(config.threads),
+        stop: AtomicBool::new(false),
+        began_ns: AtomicU64::new(0),
+        zero: Instant::now(),
+    };
+    let done: Vec<Result<Clocked>> = std::thread::scope(|scope| {
+        let spawn = |n| {
+            scope.spawn({
+                let shared = &shared;
+                move || shared.thread(n)
+            })
+        };
+        let threads: Vec<_> = (0..config.threads).map(spawn).collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, Result<Clocked>>| {
+            t.join().unwrap_or_else(|_| {
+                Err(Error::Worker {
+                    arm: files.name(),
+                    detail: format!("a thread of the phase {} panicked", phase.name()),
+                })
+            })
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let done = done.into_iter().collect::<Result<Vec<_>>>()?;
+    let last = done.iter().map(|c| c.end_ns).max().unwrap_or(0);
+    Ok(Outcome {
+        phase,
+        bytes: done.iter().map(|c| c.bytes).collect(),
+        secs: done.iter().map(|c| c.secs).collect(),
+        parent_secs: (last - shared.began_ns.load(Relaxed)) as f64 / 1e9,
+    })
+}
+
+/// What a thread's clock said.
+struct Clocked {
+    bytes: u64,
+    secs: f64,
+    end_ns: u64,
+}
+
+impl Shared<'_> {
+    fn thread(&self, n: usize) -> Result<Clocked> {
+        // Everybody comes to the gate, also who cannot go on: the others wait there.
+        let prepared = self.prepare(n);
+        self.gate.wait();
+        let began = Instant::now();
+        let began_ns = began.duration_since(self.zero).as_nanos() as u64;
+        // Any thread's moment will do: they are released together.
+        let _ = self
+            .began_ns
+            .compare_exchange(0, began_ns.max(1), Relaxed, Relaxed);
+        let done = prepared.and_then(|(file, buffers)| self.records(n, file, buffers, began));
+        self.stop.store(true, Relaxed);
+        done
+    }
+
+    fn prepare(&self, n: usize) -> Result<(Box<dyn OpenFile>, Buffers)> {
+        let (config, name) = (self.config, name(self.config, n));
+        let writes = self.phase.writes(n);
+        let how = Open {
+            write: writes,
+            create: self.phase == Phase::Write && !config.shared,
+            truncate: self.phase == Phase::Write && !config.shared,
+            direct: config.direct,
+            sync: config.sync_writes,
+            append: false,
+        };
+        let file = self
+            .files
+            .open(&name, how)
+            .map_err(|e| failed(self.files, "open", &name, e))?;
+        let part = if config.shared { 0 } else { n as u64 };
+        Ok((file, Buffers::new(config, part)))
+    }
+
+    fn records(
+        &self,
+        n: usize,
+        file: Box<dyn OpenFile>,
+        mut buffers: Buffers,
+        began: Instant,
+    ) -> Result<Clocked> {
+        let (config, name) = (self.config, name(self.config, n));
+        let writes = self.phase.writes(n);
+        // In one file, each thread has its own part of the order, so that all records are touched once.
+        let mine = self
+            .order
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !config.shared || i % config.threads == n);
+        let mut clocked: Option<(u64, f64)> = None;
+        let mut bytes = 0;
+        for (_, record) in mine {
+            if clocked.is_none() && config.stonewall && self.stop.load(Relaxed) {
+                clocked = Some((bytes, began.elapsed().as_secs_f64()));
+                if !writes {
+                    break;
+                }
+            }
+            let at = record * config.record;
+            match writes {
+                true => {
+                    let data = buffers.data(*record);
+                    file.write_at(at, data)
+                        .map_err(|e| failed(self.files, "write", &name, e))?;
+                }
+                false => self.read(&*file, &name, *record, &mut buffers)?,
+            }
+            bytes += config.record;
+        }
+        let first = clocked.is_none();
+        if writes && config.with_sync {
+            file.sync()
+                .map_err(|e| failed(self.files, "fsync", &name, e))?;
+        }
+        if config.with_close {
+            drop(file);
+        }
+        let now = began.elapsed().as_secs_f64();
+        // Who was not stopped was timed to its end, with what belongs to it.
+        let (bytes, secs) = if first {
+            (bytes, now)
+        } else {
+            clocked.unwrap_or((bytes, now))
+        };
+        Ok(Clocked {
+            bytes,
+            secs: secs.max(1e-9),
+            end_ns: self.zero.elapsed().as_nanos() as u64,
+        })
+    }
+
+    fn read(
+        &self,
+        file: &dyn OpenFile,
+        name: &str,
+        record: u64,
+        buffers: &mut Buffers,
+    ) -> Result<()> {
+        let at = record * self.config.record;
+        let mut have = 0;
+        while have < buffers.read().len() {
+            let to = &mut buffers.read()[have..];
+            match file
+                .read_at(at + have as u64, to)
+                .map_err(|e| failed(self.files, "read", name, e))?
+            {
+                0 => break,
+                n => have += n,
+            }
+        }
+        let whole = have == buffers.read().len();
+        if !whole || self.config.verify && !buffers.matches(record) {
+            return Err(Error::Verify {
+                arm: self.files.name(),
+                offset: at,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A record to write and one to read into, both aligned for direct I/O.
+struct Buffers {
+    write: block::Buf,
+    read: block::Buf,
+    part: u64,
+    seed: u64,
+}
+
+impl Buffers {
+    fn new(config: &Config, part: u64) -> Buffers {
+        let seed = u64::from(config.seed);
+        let mut write = block::Buf::zeroed(config.record as usize);
+        Rng::stream(seed, part).fill(&mut write);
+        Buffers {
+            write,
+            read: block::Buf::zeroed(config.record as usize),
+            part,
+            seed,
+        }
+    }
+
+    /// The record's bytes: the thread's text with a stamp in each sector, so that no two are alike.
+    fn data(&mut self, record: u64) -> &[u8] {
+        stamp(&mut self.write, self.part, record);
+        &self.write
+    }
+
+    fn read(&mut self) -> &mut [u8] {
+        &mut self.read
+    }
+
+    fn matches(&mut self, record: u64) -> bool {
+        let mut expected = vec![0; self.read.len()];
+        Rng::stream(self.seed, self.part).fill(&mut expected);
+        stamp(&mut expected, self.part, record);
+        expected[..] == self.read[..]
+    }
+}
+
+fn stamp(bytes: &mut [u8], part: u64, record: u64) {
+    for (n, sector) in bytes.chunks_mut(512).enumerate() {
+        sector[..8].copy_from_slice(&part.to_le_bytes());
+        sector[8..16].copy_from_slice(&record.to_le_bytes());
+        sector[16..24].copy_from_slice(&(n as u64).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_order_has_every_record_once() {
+        for phase in Phase::ALL {
+            for records in [1, 2, 16, 17, 18, 1000] {
+                let order = phase.order(records, 42);
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..records), "{phase:?} {records}");
+            }
+        }
+        assert_eq!(permutation(50, 1), permutation(50, 1));
+        assert_ne!(permutation(50, 1), permutation(50, 2));
+        assert_eq!(Phase::StrideRead.order(40, 0)[..4], [0, 17, 34, 1]);
+    }
+
+    #[test]
+    fn the_two_sums_of_a_phase() {
+        let outcome = Outcome {
+            phase: Phase::Write,
+            bytes: vec![100, 60],
+            secs: vec![2.0, 2.0],
+            parent_secs: 4.0,
+        };
+        assert_eq!((outcome.children(), outcome.parent()), (80.0, 40.0));
+    }
+}

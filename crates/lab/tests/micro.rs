@@ -1,0 +1,22 @@
+//! `micro` does every row and leaves nothing behind.
+
+use lab::files::Folder;
+use lab::workload::micro::run;
+use std::time::Duration;
+
+#[test]
+fn every_row_is_done_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Folder::open(dir.path()).unwrap();
+    let rows = run(&folder, Duration::from_millis(30)).unwrap();
+    let row = |what: &str| rows.iter().find(|r| r.what.starts_with(what)).unwrap();
+    assert!(
+        rows.iter()
+            .all(|r| r.count > 0 && r.wall_us > 0.0 && r.cpu_us > 0.0),
+        "{rows:?}"
+    );
+    // A file of ten mebibytes is never as cheap as one of a kibibyte, nor a switch as a call.
+    assert!(row("create-delete 10 MiB").cpu_us > 10.0 * row("create-delete 1 KiB").cpu_us);
+    assert!(row("round trip, one").cpu_us > row("system call").cpu_us);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

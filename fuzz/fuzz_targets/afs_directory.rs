@@ -1,0 +1,84 @@
+//! Directories of AFS: what another server sent, and what is written here.
+//!
+//! If the first byte is even, the rest is a directory's pages, the last one filled up with zeros. If it
+//! is odd, the rest is names with a line's end between them, then, behind an empty name, damage: two
+//! bytes of a place and one of a value.
+//!
+//! Claims: verification never panics; of a directory that passes it, every name that is listed is
+//! found, and no more is listed than there is room for; what was written passes, has the entries in
+//! their order, and its parts are those of the whole.
+#![no_main]
+
+use afs_proto::dir::{Directory, Entry, Layout, LayoutError, PAGE_BYTES, Plan};
+use libfuzzer_sys::fuzz_target;
+use std::collections::HashSet;
+
+fn verify(image: &[u8]) {
+    let Ok(directory) = Directory::verify(image) else { return };
+    let mut count = 0;
+    for entry in directory.entries() {
+        assert!(directory.lookup(entry.name).is_some());
+        count += 1;
+    }
+    assert!((2..=image.len() / 32).contains(&count));
+}
+
+fn write(layout: &Layout, names: &[&[u8]], range: std::ops::Range<usize>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut pages = layout.pages(range);
+    for n in pages.entries() {
+        let number = n as u32;
+        let entry = Entry { name: names[n], vnode: number, unique: !number };
+        pages.push(entry, &mut bytes).expect("as planned");
+    }
+    pages.finish(&mut bytes).expect("all of them");
+    bytes
+}
+
+fn build(text: &[u8]) {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let (mut names, mut seen) = (Vec::new(), HashSet::new());
+    let mut plan = Plan::new((1, 1), (1, 1));
+    for name in lines.by_ref().take_while(|name| !name.is_empty()) {
+        if !seen.insert(name) {
+            continue;
+        }
+        match plan.push(name) {
+            Ok(()) => names.push(name),
+            Err(error) => assert_eq!(error, LayoutError::Name, "an input is too short to fill a directory"),
+        }
+    }
+    let layout = plan.finish();
+    let mut image = write(&layout, &names, 0..usize::MAX);
+    assert_eq!(image.len(), layout.length());
+    let directory = Directory::verify(&image).expect("what we write is sound");
+    let listed = directory.entries().skip(2).map(|entry| entry.name);
+    assert!(listed.eq(names.iter().copied()));
+    for (n, name) in names.iter().enumerate() {
+        assert_eq!(directory.lookup(name), Some((n as u32, !(n as u32))));
+    }
+
+    let damage: Vec<u8> = lines.flatten().copied().collect();
+    let mut places = Vec::new();
+    for change in damage.chunks_exact(3) {
+        let place = usize::from(u16::from_be_bytes([change[0], change[1]])) % image.len();
+        places.push(place);
+        image[place] = change[2];
+    }
+    if let [from, to, ..] = places[..] {
+        let whole = write(&layout, &names, 0..usize::MAX);
+        let range = from.min(to)..from.max(to);
+        assert_eq!(write(&layout, &names, range.clone()), whole[range]);
+    }
+    verify(&image);
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((mode, rest)) = data.split_first() else { return };
+    if mode % 2 == 1 {
+        return build(rest);
+    }
+    let mut image = rest.to_vec();
+    image.resize(rest.len().next_multiple_of(PAGE_BYTES), 0);
+    verify(&image);
+});

@@ -1,0 +1,175 @@
+//! What only another kernel can show: its NBD client on a volume, and a machine with NUMA nodes.
+//!
+//! `tests/guest/boot.sh` boots the guests; the host's loopback is 10.0.2.2 there.
+
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tests::{Ran, Random, Sandbox, peer, program};
+
+/// Size of the volume, in bytes; the guest makes a file system on half of it.
+const SIZE: usize = 32 << 20;
+
+/// Runs `tests/guest/SCRIPT` in a guest that has `programs` in its /bin, and gives what it printed.
+#[track_caller]
+fn guest<S: AsRef<OsStr>>(options: &[S], script: &str, programs: &[&Path]) -> String {
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+    let built = program();
+    let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
+    let mut boot = Command::new(scripts.join("boot.sh"));
+    boot.arg("--cache").arg(target.join("guest")).args(options);
+    Ran::of(boot.arg(scripts.join(script)).args(programs))
+        .ok()
+        .stdout
+}
+
+/// A program of this machine.
+fn installed(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.exists())
+        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
+}
+
+fn sha256(file: &Path) -> String {
+    let printed = peer("sha256sum", &[file]);
+    printed.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Bytes of storage that a file takes.
+fn allocated(file: &Path) -> u64 {
+    fs::metadata(file).unwrap().blocks() * 512
+}
+
+/// Attaches `a.img` over NBD and gives the URI and its port and name.
+fn attach(s: &Sandbox) -> (String, String, String) {
+    let status = s.attach(&[
+        "a.img",
+        "--nbd",
+        "127.0.0.1:0",
+        "--threads",
+        "2",
+        "--allow-discards",
+    ]);
+    let uri = status["exports"][0]["at"].as_str().unwrap().to_owned();
+    let (port, name) = uri
+        .strip_prefix("nbd://127.0.0.1:")
+        .and_then(|rest| rest.split_once('/'))
+        .unwrap_or_else(|| panic!("{uri}"));
+    let (port, name) = (port.to_owned(), name.to_owned());
+    (uri, port, name)
+}
+
+#[test]
+fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
+    let s = Sandbox::new();
+    let mut random = Random::from_environment();
+    let text = |file: &Path| file.to_str().unwrap().to_owned();
+    let image = s.volume("a.img", "48M", &[]);
+    let share = s.path("share");
+    fs::create_dir_all(share.join("files")).unwrap();
+    let mut manifest = String::new();
+    for (number, size) in [0, 1, 4095, 4096, 100_001, (4 << 20) + 512]
+        .into_iter()
+        .enumerate()
+    {
+        let file = share.join(format!("files/{number}"));
+        fs::write(&file, random.bytes(size)).unwrap();
+        manifest += &format!("{}  {number}\n", sha256(&file));
+    }
+    fs::write(share.join("manifest"), &manifest).unwrap();
+    let before = random.bytes(SIZE);
+    let (_, second_half) = before.split_at(SIZE / 2);
+    fs::write(s.path("before"), &before).unwrap();
+    fs::write(s.path("second_half"), second_half).unwrap();
+
+    let (uri, port, name) = attach(&s);
+    peer("nbdcopy", &["--flush", &text(&s.path("before")), &uri]);
+    let full = allocated(&image);
+    fs::write(share.join("address"), format!("{port} {name}\n")).unwrap();
+    let printed = guest(
+        &[
+            "--modules",
+            "crc32c_generic ext4 nbd",
+            "--share",
+            &text(&share),
+        ],
+        "nbd.sh",
+        &[
+            &installed("nbd-client"),
+            &installed("mkfs.ext4"),
+            &installed("e2fsck"),
+        ],
+    );
+    s.detach("a");
+    let said: HashMap<&str, &str> = printed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .collect();
+    assert_eq!(said["sectors"], (SIZE / 512).to_string());
+    assert_eq!(said["connections_1"], "1");
+    assert_eq!(said["connections_2"], "2");
+    assert_eq!(said["write_cache"], "write back");
+    assert_eq!(said["fua"], "1");
+    let host_wrote = sha256(&s.path("second_half"));
+    assert_eq!(said["host_wrote"], host_wrote, "host to guest");
+    let files = manifest.lines().count().to_string();
+    assert_eq!(said["verified"], files, "guest to guest");
+    // What was trimmed is at least what was deleted.
+    let kept = allocated(&image);
+    assert!(kept + (4 << 20) < full, "trimmed: {full} to {kept}");
+
+    // Attached again, from the disk.
+    let (uri, _, _) = attach(&s);
+    let after = s.path("after");
+    fs::write(&after, []).unwrap();
+    peer("nbdcopy", &[&uri, &text(&after)]);
+    s.detach("a");
+    assert_eq!(said["device"], sha256(&after), "guest to host");
+    assert!(
+        fs::read(&after).unwrap()[SIZE / 2..] == *second_half,
+        "what the guest did not write"
+    );
+    peer("e2fsck", &["-f", "-n", &text(&after)]);
+    let out = s.path("out");
+    fs::create_dir(&out).unwrap();
+    let dump = format!("rdump / {}", text(&out));
+    peer("debugfs", &["-R", &dump, &text(&after)]);
+    for line in manifest.lines() {
+        let (sum, name) = line.split_once("  ").unwrap();
+        assert_eq!(sha256(&out.join("files").join(name)), sum, "{name}");
+    }
+    assert_eq!(
+        fs::read_to_string(out.join("note")).unwrap(),
+        "written in the second session\n"
+    );
+    assert!(!out.join("ballast").exists());
+}
+
+#[test]
+fn a_machine_with_two_numa_nodes_has_two_cells() {
+    let printed = guest(
+        &["--numa", "2", "--cpus", "3"],
+        "topology.sh",
+        &[Path::new(env!("CARGO_BIN_EXE_topology"))],
+    );
+    let cells = json!([
+        {"cell": 0, "cpus": [0, 2], "distances": [10, 20]},
+        {"cell": 1, "cpus": [1], "distances": [20, 10]},
+    ]);
+    let seen: Vec<Value> = printed
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {printed}")))
+        .collect();
+    let expected: Vec<Value> = [0, 1, 0]
+        .iter()
+        .map(|current| json!({"cells": cells, "current": current}))
+        .collect();
+    assert_eq!(seen, expected, "by processor 0, 1 and 2");
+}
