@@ -17,7 +17,7 @@ const LEVELS: &[&[&str]] = &[
         "xts",
         "keyring",
     ],
-    &["path-file", "path-nbd", "path-iscsi"],
+    &["path-file", "path-nbd", "path-iscsi", "rx"],
     &["crypt", "multipath"],
     &[],
     &["export-nbd", "export-fuse"],

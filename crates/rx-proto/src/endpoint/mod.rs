@@ -166,6 +166,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.timers.next()
     }
 
+    /// The epoch of the connections made here: what comes back on them names it, and nothing that is
+    /// not for this endpoint does.
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
     /// What passed through.
     pub const fn stats(&self) -> &Stats {
         &self.stats
