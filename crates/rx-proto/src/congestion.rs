@@ -260,9 +260,12 @@ impl Congestion {
         // At least a twentieth less, so that a rate that was overestimated does not stay.
         let left = f64::from(self.window) * (1.0 - share.max(0.05));
         let floor = f64::from(self.carried(rtt)).min(left);
-        // Between nothing and the window, which is a u32.
-        self.window = (f64::from(self.window) * SHRINK).max(floor) as u32;
-        self.window = self.window.max(WINDOW_MIN);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "between nothing and the window, which is a u32"
+        )]
+        let window = (f64::from(self.window) * SHRINK).max(floor) as u32;
+        self.window = window.max(WINDOW_MIN);
         self.threshold = self.window;
         self.credit = 0;
         self.calm_until = now.plus(rtt.smoothed());

@@ -75,7 +75,7 @@ fn mutated_packets_of_a_conversation() {
     let seed = seed(52);
     let mut random = Random(seed);
     let mut pair = Pair::with([Config::default(), config()], Link::default(), seed);
-    let recorded: Rc<RefCell<Vec<(usize, Vec<u8>)>>> = Rc::default();
+    let recorded = Rc::new(RefCell::new(Vec::<(usize, Vec<u8>)>::new()));
     let sink = recorded.clone();
     pair.net.tap = Some(Box::new(move |to, bytes: &[u8]| {
         let mut all = sink.borrow_mut();

@@ -84,7 +84,6 @@ impl Connection {
 impl Drop for Link {
     fn drop(&mut self) {
         let id = self.id;
-        self.shard
-            .turn(|state, now| state.endpoint.close(now, id));
+        self.shard.turn(|state, now| state.endpoint.close(now, id));
     }
 }

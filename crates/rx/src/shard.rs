@@ -60,7 +60,7 @@ impl Shard {
         workers: &Arc<Workers>,
     ) -> io::Result<Arc<Shard>> {
         let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(io::Error::other)?;
+        getrandom::fill(&mut seed).map_err(|e| io::Error::other(e.to_string()))?;
         let mut endpoint = Endpoint::new(config, seed);
         for service in workers.services() {
             let id = service.id;
@@ -96,10 +96,7 @@ impl Shard {
     }
 
     /// Does something with the endpoint, and what follows from it.
-    pub(crate) fn turn<R>(
-        self: &Arc<Self>,
-        act: impl FnOnce(&mut State, Timestamp) -> R,
-    ) -> R {
+    pub(crate) fn turn<R>(self: &Arc<Self>, act: impl FnOnce(&mut State, Timestamp) -> R) -> R {
         let mut state = self.lock();
         let now = now();
         let result = act(&mut state, now);

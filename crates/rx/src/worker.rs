@@ -94,7 +94,8 @@ impl Workers {
                 continue;
             };
             let service = self.services.iter().find(|s| s.id == call.service());
-            let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
+            let served =
+                service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
             match served {
                 // That it ended meanwhile is the client's doing, who knows it.
                 Some(Ok(Ok(()))) => drop(call.finish()),

@@ -2,11 +2,12 @@
 
 use super::Endpoint;
 use super::connections::Service;
+use crate::ack::Reason;
 use crate::call::Role;
 use crate::config::Timeouts;
 use crate::connection::{After, ConnectionKey};
 use crate::event::{CallId, ConnectionId, End, code};
-use crate::number::CallNumber;
+use crate::number::{CallNumber, Serial};
 use crate::packet::CHANNEL_MASK;
 use crate::payload::{Datagram, Payload};
 use crate::security::{Acceptor, Security};
@@ -106,8 +107,20 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         ConnectionId(self.keep(connection))
     }
 
-    /// Closes a connection of ours and ends its calls, or forgets one that a client made.
+    /// Closes a connection of ours and ends its calls, or forgets one that a client made. A server
+    /// that waits to hear that its reply was received is told.
     pub fn close(&mut self, now: Timestamp, connection: ConnectionId) {
+        let Some(c) = self.connections.get(connection.0) else {
+            return;
+        };
+        let channels = c.channels;
+        for (channel, slot) in channels.iter().enumerate() {
+            if let After::Received { last, tell_at } = slot.after
+                && tell_at != Timestamp::NEVER
+            {
+                self.queue_received(connection.0, channel, last, (Reason::Delay, Serial(0)));
+            }
+        }
         let Some(c) = self.connections.get(connection.0) else {
             return;
         };
