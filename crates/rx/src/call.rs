@@ -120,16 +120,26 @@ impl Call {
     /// Those of [`read`](Call::read); [`Error::Short`] if there are fewer.
     pub fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), Error> {
         while !buffer.is_empty() {
-            let piece = self.read()?.ok_or(Error::Short)?;
-            let fits = piece.len().min(buffer.len());
-            let (filled, rest) = buffer.split_at_mut(fits);
-            filled.copy_from_slice(&piece.as_ref()[..fits]);
+            let piece = self.read_up_to(buffer.len())?.ok_or(Error::Short)?;
+            let (filled, rest) = buffer.split_at_mut(piece.len());
+            filled.copy_from_slice(piece.as_ref());
             buffer = rest;
-            if fits < piece.len() {
-                self.ready.push_front(piece.slice(fits..piece.len()));
-            }
         }
         Ok(())
+    }
+
+    /// The next bytes, at most `max` of them: what follows a part of known length is left.
+    ///
+    /// # Errors
+    /// Those of [`read`](Call::read).
+    pub fn read_up_to(&mut self, max: usize) -> Result<Option<Bytes>, Error> {
+        let Some(piece) = self.read()? else {
+            return Ok(None);
+        };
+        if piece.len() > max {
+            self.ready.push_front(piece.slice(max..piece.len()));
+        }
+        Ok(Some(piece.slice(0..max)))
     }
 
     /// Reads to the end.
