@@ -200,7 +200,7 @@ impl World {
     fn pass(&mut self, time: Duration) -> usize {
         let (end, mut steps) = (self.now + time, 0);
         loop {
-            let timers = self.sides.iter().filter_map(|s| s.endpoint.poll_timeout());
+            let timers = self.sides.iter_mut().filter_map(|s| s.endpoint.poll_timeout());
             let Some(next) = timers.min().filter(|at| *at <= end) else {
                 break;
             };

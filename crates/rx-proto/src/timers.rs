@@ -67,14 +67,14 @@ impl Timers {
         }
     }
 
-    /// When the first entry comes up.
-    pub(crate) fn next(&self) -> Option<Timestamp> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+    /// The first entry, and when it comes up.
+    pub(crate) fn first(&self) -> Option<(Timestamp, Timer)> {
+        self.heap.peek().map(|Reverse(entry)| *entry)
     }
 
     /// Takes an entry that has come up.
     pub(crate) fn pop(&mut self, now: Timestamp) -> Option<(Timestamp, Timer)> {
-        self.next().filter(|at| *at <= now)?;
+        self.first().filter(|(at, _)| *at <= now)?;
         self.heap.pop().map(|Reverse(entry)| entry)
     }
 
@@ -102,7 +102,10 @@ mod tests {
         timers.set(timer, &mut note, at(90));
         assert_eq!(timers.len(), 1);
         timers.set(timer, &mut note, at(20));
-        assert_eq!((timers.next(), timers.pop(at(19))), (Some(at(20)), None));
+        assert_eq!(
+            (timers.first(), timers.pop(at(19))),
+            (Some((at(20), timer)), None)
+        );
         assert_eq!(timers.pop(at(20)), Some((at(20), timer)));
         assert!(note.came_up(at(20)));
         assert_eq!(timers.pop(at(60)), Some((at(50), timer)));

@@ -174,7 +174,7 @@ fn connections_are_forgotten_when_they_are_not_used() {
     assert_eq!(pair.hosts[SERVER].endpoint.connections(), 0);
     assert_eq!(
         pair.hosts
-            .iter()
+            .iter_mut()
             .filter_map(|h| h.endpoint.poll_timeout())
             .count(),
         0

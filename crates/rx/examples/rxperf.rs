@@ -202,7 +202,13 @@ fn repeat(
 ) -> Outcome<()> {
     for _ in 0..options.times {
         let mut call = connection.call()?;
-        let mut head = vec![VERSION, command as u32, PIECE as u32, PIECE as u32, options.bytes];
+        let mut head = vec![
+            VERSION,
+            command as u32,
+            PIECE as u32,
+            PIECE as u32,
+            options.bytes,
+        ];
         if command == Command::Rpc {
             head.push(options.bytes);
         }

@@ -21,6 +21,10 @@ use loss::Sent;
 use recv::Receiver;
 use send::Sender;
 
+/// Time a server waits for the first packet of a request of which it has others: if it does not
+/// come, the request began before the server did.
+pub(crate) const HEAD_NANOS: u64 = 5_000_000_000;
+
 /// Which side of a connection, and of its calls, an endpoint is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
@@ -97,8 +101,14 @@ pub(crate) struct Place {
 }
 
 impl<P: Payload, D: Payload> Call<P, D> {
-    pub(crate) fn new(now: Timestamp, role: Role, place: Place, peer_window: u32) -> Call<P, D> {
-        Call {
+    pub(crate) fn new(
+        now: Timestamp,
+        role: Role,
+        place: Place,
+        peer_window: u32,
+        timeouts: &Timeouts,
+    ) -> Call<P, D> {
+        let mut call = Call {
             role,
             connection: place.connection,
             path: place.path,
@@ -124,7 +134,12 @@ impl<P: Payload, D: Payload> Call<P, D> {
             moved: now,
             slow_at: now,
             note: Note::new(),
+        };
+        call.slow_clocks(now, timeouts);
+        if role == Role::Server {
+            call.slow_at = call.slow_at.min(now.plus(HEAD_NANOS));
         }
+        call
     }
 
     /// Whether its phase lets it send data: a reply follows the whole request.

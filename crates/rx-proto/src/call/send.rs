@@ -392,7 +392,14 @@ impl<P: Payload> Sender<P> {
     /// Whether an acknowledgement is to be asked for in the batch that was put together: if nothing
     /// follows for now (`idle`), if so little is on its way that the peer might wait for more, or if it
     /// is time for another. Else the peer acknowledges by itself, which costs both less.
-    pub(crate) fn asks(&mut self, idle: bool) -> bool {
+    ///
+    /// A request of one packet does not ask, on a path whose round trip is known: the reply says that
+    /// it arrived, and if that takes its time, the probe asks.
+    pub(crate) fn asks(&mut self, idle: bool, server: bool, rtt: &Rtt) -> bool {
+        let alone = self.window.len() == 1 && self.put_last && !server;
+        if alone && rtt.known() && self.first == Seq(1) && self.resent == 0 {
+            return false;
+        }
         let time = self.unasked >= UNASKED_MIN.max(self.in_flight / 4);
         let asks = idle || self.in_flight <= 2 * UNASKED_MIN || time;
         if asks {

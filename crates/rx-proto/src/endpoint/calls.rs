@@ -30,7 +30,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let slot = c.channels.get_mut(channel)?;
         let call = self
             .calls
-            .insert(Call::new(now, role, place, c.peer_window));
+            .insert(Call::new(now, role, place, c.peer_window, &c.timeouts));
         slot.call = Some(call);
         slot.number = number;
         slot.after = After::Nothing;

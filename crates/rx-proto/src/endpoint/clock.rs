@@ -3,7 +3,7 @@
 use super::Endpoint;
 use crate::ack::Reason;
 use crate::call::loss::Expired;
-use crate::call::{Due, Role};
+use crate::call::{Due, HEAD_NANOS, Role};
 use crate::connection::{After, Reach};
 use crate::event::{End, code};
 use crate::number::{Seq, Serial};
@@ -11,10 +11,6 @@ use crate::payload::{Datagram, Payload};
 use crate::slab::Key;
 use crate::time::Timestamp;
 use crate::timers::Timer;
-
-/// Time a server waits for the first packet of a request of which it has others: if it does not
-/// come, the request began before the server did.
-const HEAD_NANOS: u64 = 5_000_000_000;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Does what is due by `now`.

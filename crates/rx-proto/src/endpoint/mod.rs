@@ -44,7 +44,7 @@ use crate::security::Acceptor;
 use crate::slab::{Key, Slab};
 use crate::stats::Stats;
 use crate::time::Timestamp;
-use crate::timers::Timers;
+use crate::timers::{Timer, Timers};
 use connections::Host;
 use control::{Control, Strays};
 use std::collections::{HashMap, VecDeque};
@@ -162,8 +162,20 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// When [`handle_timeout`](Endpoint::handle_timeout) is to be called next. It may turn out that
     /// there is nothing to do then.
-    pub fn poll_timeout(&self) -> Option<Timestamp> {
-        self.timers.next()
+    pub fn poll_timeout(&mut self) -> Option<Timestamp> {
+        // Short calls are over long before their first deadline.
+        while let Some((at, timer)) = self.timers.first() {
+            let exists = match timer {
+                Timer::Call(call) => self.calls.get(call).is_some(),
+                Timer::Connection(connection) => self.connections.get(connection).is_some(),
+                Timer::Path(path) => self.paths.get(path).is_some(),
+            };
+            if exists {
+                return Some(at);
+            }
+            self.timers.pop(at);
+        }
+        None
     }
 
     /// The epoch of the connections made here: what comes back on them names it, and nothing that is

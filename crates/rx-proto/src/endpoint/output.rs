@@ -217,8 +217,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             largest = largest.max(datagram.packets);
         };
         if packets > 0 {
-            if c.sender.asks(stopped == Stopped::Empty) {
-                let skip = c.sender.must_not_ask(c.role == Role::Server);
+            let server = c.role == Role::Server;
+            if c.sender.asks(stopped == Stopped::Empty, server, &path.rtt) {
+                let skip = c.sender.must_not_ask(server);
                 out.flag_last(skip, flag::REQUEST_ACK);
             }
             if largest > 1 {

@@ -117,7 +117,7 @@ impl Echo {
         self.now = self.now + Duration::from_millis(1);
         for (to_server, datagram) in on_the_way {
             self.sent += 1;
-            if self.sent % 10 == 0 {
+            if self.sent.is_multiple_of(10) {
                 continue;
             }
             let route = Echo::route(!to_server);

@@ -95,7 +95,10 @@ impl Pair {
     /// Goes on to the next moment at which something happens; false if there is none.
     pub fn step(&mut self) -> bool {
         self.pump();
-        let timers = self.hosts.iter().filter_map(|h| h.endpoint.poll_timeout());
+        let timers = self
+            .hosts
+            .iter_mut()
+            .filter_map(|h| h.endpoint.poll_timeout());
         let Some(next) = timers.chain(self.net.next()).min() else {
             return false;
         };
@@ -131,7 +134,10 @@ impl Pair {
         let end = self.now + time;
         self.pump();
         loop {
-            let timers = self.hosts.iter().filter_map(|h| h.endpoint.poll_timeout());
+            let timers = self
+                .hosts
+                .iter_mut()
+                .filter_map(|h| h.endpoint.poll_timeout());
             match timers.chain(self.net.next()).min() {
                 Some(next) if next <= end => self.step(),
                 _ => break,
