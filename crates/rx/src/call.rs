@@ -5,10 +5,14 @@ use crate::client::{Connection, Link};
 use crate::error::Error;
 use crate::inbox::Open;
 use crate::shard::Shard;
-use rx_proto::{CallId, Incoming, Route, Timeouts, WriteError};
+use crate::worker::Job;
+use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
+
+/// Small pieces that are written before they are handed on, however few bytes they are.
+const UNSENT_PIECES: usize = 64;
 
 /// A call, at a server or at a client.
 ///
@@ -23,6 +27,9 @@ pub struct Call {
     ready: VecDeque<Bytes>,
     /// All was read.
     at_end: bool,
+    /// Written, and less than a packet.
+    unsent: VecDeque<Bytes>,
+    unsent_bytes: usize,
     /// It is no longer ours.
     over: bool,
     peer: SocketAddr,
@@ -34,27 +41,23 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call that a client made; `None` if it is over already.
-    pub(crate) fn incoming(shard: &Arc<Shard>, incoming: &Incoming) -> Option<Call> {
-        let id = incoming.call;
-        let (wake, local) = shard.turn(|state, _| {
-            let wake = Arc::clone(&state.open.get(&id)?.wake);
-            let route = state.endpoint.route(incoming.connection);
-            Some((wake, route.and_then(|route| route.local)))
-        })?;
-        Some(Call {
-            shard: Arc::clone(shard),
-            id,
-            wake,
-            ready: VecDeque::new(),
-            at_end: false,
+    /// A call that a client made.
+    pub(crate) fn incoming(job: Job) -> Call {
+        Call {
+            shard: job.shard,
+            id: job.incoming.call,
+            wake: job.wake,
+            ready: job.first.into_iter().collect(),
+            at_end: job.at_end,
+            unsent: VecDeque::new(),
+            unsent_bytes: 0,
             over: false,
-            peer: incoming.peer,
-            local,
-            service: incoming.service,
-            user_status: incoming.user_status,
+            peer: job.incoming.peer,
+            local: job.local,
+            service: job.incoming.service,
+            user_status: job.incoming.user_status,
             link: None,
-        })
+        }
     }
 
     /// A call that we make.
@@ -65,6 +68,8 @@ impl Call {
             wake: Arc::clone(&open.wake),
             ready: VecDeque::new(),
             at_end: false,
+            unsent: VecDeque::new(),
+            unsent_bytes: 0,
             over: false,
             peer: link.route.peer,
             local: link.route.local,
@@ -102,14 +107,11 @@ impl Call {
     /// [`Error::Ended`] if the call ended before its time, [`Error::Stopped`].
     pub fn read(&mut self) -> Result<Option<Bytes>, Error> {
         if self.ready.is_empty() && !self.at_end {
-            let (id, ready) = (self.id, &mut self.ready);
-            let more = self
+            let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);
+            self.at_end = self
                 .shard
-                .until(&self.wake, |state, now| state.take(now, id, ready))?;
-            self.at_end = !more;
-            if self.at_end && self.link.is_some() {
-                self.forget();
-            }
+                .until(&self.wake, |state, now| state.take(now, id, client, ready))?;
+            self.over |= client && self.at_end;
         }
         Ok(self.ready.pop_front())
     }
@@ -158,34 +160,21 @@ impl Call {
     }
 
     /// Writes bytes: refers to them until the peer has them. Waits while more than two windows are
-    /// unacknowledged.
+    /// unacknowledged. What is less than a packet leaves with what follows it.
     ///
     /// # Errors
     /// [`Error::Ended`], [`Error::Stopped`]; [`Error::Finished`] after [`finish`](Call::finish).
     pub fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), Error> {
-        let id = self.id;
-        let mut unwritten = Some(bytes.into());
         if self.over {
             return Err(Error::Finished);
         }
-        self.shard.until(&self.wake, |state, now| {
-            if state.stopped {
-                return Some(Err(Error::Stopped));
-            }
-            let bytes = unwritten.take()?;
-            match state.endpoint.write(now, id, bytes) {
-                Ok(_) => Some(Ok(())),
-                Err(WriteError::Blocked(bytes)) => {
-                    unwritten = Some(bytes);
-                    if let Some(open) = state.open.get_mut(&id) {
-                        open.waits = true;
-                    }
-                    None
-                }
-                Err(WriteError::Finished(_)) => Some(Err(Error::Finished)),
-                Err(WriteError::Call(_, error)) => Some(Err(error.into())),
-            }
-        })
+        let bytes = bytes.into();
+        self.unsent_bytes += bytes.len();
+        self.unsent.push_back(bytes);
+        if self.unsent_bytes <= PACKET_DATA_BYTES && self.unsent.len() < UNSENT_PIECES {
+            return Ok(());
+        }
+        self.send(false)
     }
 
     /// Ends what is written. A server's call is over with this, and its reply is delivered; it is
@@ -197,16 +186,42 @@ impl Call {
         if self.over {
             return Ok(());
         }
+        let sent = self.send(true);
+        if sent.is_err() {
+            self.end(code::USER_ABORT);
+        }
+        self.over |= self.link.is_none();
+        sent
+    }
+
+    /// Gives to the endpoint what is written, and, at a finish, the end of it.
+    fn send(&mut self, finish: bool) -> Result<(), Error> {
         let (id, server) = (self.id, self.link.is_none());
-        self.over = server;
-        self.shard.turn(|state, now| {
+        let unsent = &mut self.unsent;
+        self.unsent_bytes = 0;
+        self.shard.until(&self.wake, |state, now| {
+            if state.stopped {
+                return Some(Err(Error::Stopped));
+            }
+            while let Some(bytes) = unsent.pop_front() {
+                match state.endpoint.write(now, id, bytes) {
+                    Ok(_) => {}
+                    Err(WriteError::Blocked(bytes)) => {
+                        unsent.push_front(bytes);
+                        state.open.get_mut(&id)?.waits = true;
+                        return None;
+                    }
+                    Err(WriteError::Finished(_)) => return Some(Err(Error::Finished)),
+                    Err(WriteError::Call(_, error)) => return Some(Err(error.into())),
+                }
+            }
+            if !finish {
+                return Some(Ok(()));
+            }
             if server {
                 state.open.remove(&id);
             }
-            match state.stopped {
-                true => Err(Error::Stopped),
-                false => Ok(state.endpoint.finish(now, id)?),
-            }
+            Some(state.endpoint.finish(now, id).map_err(Error::from))
         })
     }
 
@@ -225,13 +240,6 @@ impl Call {
         Connection::new(&self.shard, route, service, timeouts)
     }
 
-    /// A client's call whose reply was read to its end: the endpoint has forgotten it.
-    fn forget(&mut self) {
-        let id = self.id;
-        self.over = true;
-        self.shard.turn(|state, _| state.open.remove(&id));
-    }
-
     fn end(&mut self, code: i32) {
         if !std::mem::replace(&mut self.over, true) {
             let id = self.id;
@@ -245,6 +253,6 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.end(rx_proto::code::USER_ABORT);
+        self.end(code::USER_ABORT);
     }
 }

@@ -1,8 +1,8 @@
 //! What the program has of a call under the lock: an inbox that the thread of the socket fills while the
 //! call is being read, so that the peer need not wait for the reader.
 //!
-//! **Invariant:** an inbox holds at most [`INBOX_BYTES`] and a datagram, and nothing before the first
-//! read: only as many inboxes are filled as there are workers and callers.
+//! **Invariant:** an inbox holds at most [`INBOX_BYTES`] and a datagram, and no more than two datagrams
+//! before the first read: only as many inboxes are filled as there are workers and callers.
 
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -70,12 +70,13 @@ impl State {
         }
     }
 
-    /// Takes everything out of the inbox of a call into `ready`: whether there was anything before
-    /// the end, or `None` if there is nothing yet.
+    /// Takes everything out of the inbox of a call into `ready`: whether the end was reached, or `None`
+    /// if there is nothing yet. A client's call is over, and forgotten, at the end.
     pub(crate) fn take(
         &mut self,
         now: Timestamp,
         call: CallId,
+        client: bool,
         ready: &mut VecDeque<Bytes>,
     ) -> Option<Result<bool, Error>> {
         if self.stopped {
@@ -86,20 +87,47 @@ impl State {
             return Some(Err(Error::Ended(End::Closed)));
         };
         open.reads = true;
-        if !open.inbox.is_empty() {
-            std::mem::swap(&mut open.inbox, ready);
-            open.bytes = 0;
+        std::mem::swap(&mut open.inbox, ready);
+        open.bytes = 0;
+        if !ready.is_empty() && !open.at_end {
             // What was held back for want of room goes on at once.
             self.fill(now, call);
+        }
+        let open = self.open.get_mut(&call)?;
+        if open.at_end && open.inbox.is_empty() {
+            if client {
+                self.open.remove(&call);
+            }
             return Some(Ok(true));
         }
-        match (open.at_end, open.ended) {
-            (true, _) => Some(Ok(false)),
-            (false, Some(reason)) => Some(Err(Error::Ended(reason))),
-            (false, None) => {
-                open.waits = true;
-                None
-            }
+        if !ready.is_empty() {
+            return Some(Ok(false));
         }
+        if let Some(reason) = open.ended {
+            return Some(Err(Error::Ended(reason)));
+        }
+        open.waits = true;
+        None
+    }
+
+    /// Reads the beginning of a call that a client made, as far as it is one datagram, so that the
+    /// thread that serves a short request need not ask for it; gives whether that was all.
+    pub(crate) fn beginning(&mut self, now: Timestamp, call: CallId) -> (Option<Bytes>, bool) {
+        let first = match self.endpoint.read(now, call) {
+            Ok(Read::Data(first)) => Some(first),
+            Ok(Read::Pending | Read::End) | Err(_) => None,
+        };
+        let mut open = Open::new();
+        match self.endpoint.read(now, call) {
+            Ok(Read::End) => open.at_end = true,
+            Ok(Read::Data(second)) => {
+                open.bytes = second.len();
+                open.inbox.push_back(second);
+            }
+            Ok(Read::Pending) | Err(_) => {}
+        }
+        let at_end = open.at_end;
+        self.open.insert(call, open);
+        (first, at_end)
     }
 }

@@ -167,7 +167,7 @@ struct Intake {
 
 impl Intake {
     fn run(mut self) {
-        while let Some(waits_for_room) = self.own.timer_expired() {
+        while let Some(waits_for_room) = self.own.waits_for_room() {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, waits_for_room);
             let mut ready = [
@@ -180,6 +180,10 @@ impl Intake {
                     tracing::error!("a port's sockets cannot be waited for: {e}");
                     return;
                 }
+            }
+            let [_, timer] = ready.map(|fd| !fd.revents().is_empty());
+            if timer {
+                self.own.timer_expired();
             }
             self.receive();
             self.deliver();

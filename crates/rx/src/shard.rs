@@ -18,7 +18,7 @@
 use crate::bytes::Bytes;
 use crate::inbox::Open;
 use crate::socket::{Sent, Socket};
-use crate::worker::Workers;
+use crate::worker::{Job, Workers};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit};
 use std::collections::HashMap;
@@ -49,8 +49,9 @@ pub(crate) struct State {
     /// What the timer is set to.
     armed: Option<Timestamp>,
     pub(crate) stopped: bool,
-    /// Whom to wake when the lock is free.
+    /// Whom to wake, and what to hand to the workers, when the lock is free.
     wakes: Vec<Arc<Condvar>>,
+    fresh: Vec<Job>,
 }
 
 impl Shard {
@@ -86,6 +87,7 @@ impl Shard {
                 armed: None,
                 stopped: false,
                 wakes: Vec::new(),
+                fresh: Vec::new(),
             }),
         }))
     }
@@ -101,7 +103,7 @@ impl Shard {
         let now = now();
         let result = act(&mut state, now);
         self.settle(&mut state, now);
-        leave(state);
+        self.leave(state);
         result
     }
 
@@ -117,14 +119,39 @@ impl Shard {
             let result = act(&mut state, now);
             self.settle(&mut state, now);
             if let Some(result) = result {
-                leave(state);
+                self.leave(state);
                 return result;
             }
             for other in state.wakes.drain(..) {
                 other.notify_all();
             }
+            for job in state.fresh.drain(..) {
+                self.workers.push(job);
+            }
             state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Unlocks, then wakes: whoever is woken finds the lock free.
+    fn leave(&self, mut state: MutexGuard<'_, State>) {
+        let wakes = std::mem::take(&mut state.wakes);
+        let fresh = std::mem::take(&mut state.fresh);
+        drop(state);
+        for job in fresh {
+            self.workers.push(job);
+        }
+        for wake in wakes {
+            wake.notify_all();
+        }
+    }
+
+    /// Whether a call of ours is over.
+    pub(crate) fn has_ended(&self, call: CallId) -> bool {
+        let state = self.lock();
+        state
+            .open
+            .get(&call)
+            .is_none_or(|open| open.ended.is_some())
     }
 
     /// Takes datagrams in, and does what time brings.
@@ -139,13 +166,16 @@ impl Shard {
         });
     }
 
-    /// Notes that the timer expired, if it did; gives whether to wait for room in the socket, or
-    /// `None` if the port was closed.
-    pub(crate) fn timer_expired(&self) -> Option<bool> {
-        let mut state = self.lock();
+    /// Notes that the timer expired, if it did.
+    pub(crate) fn timer_expired(&self) {
         if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
-            state.armed = None;
+            self.lock().armed = None;
         }
+    }
+
+    /// Whether to wait for room in the socket; `None` if the port was closed.
+    pub(crate) fn waits_for_room(&self) -> Option<bool> {
+        let state = self.lock();
         (!state.stopped).then_some(state.unsent)
     }
 
@@ -177,8 +207,19 @@ impl Shard {
         while let Some(event) = state.endpoint.poll_event() {
             match event {
                 Event::Call(incoming) if !state.stopped => {
-                    state.open.insert(incoming.call, Open::new());
-                    self.workers.push(Arc::clone(self), incoming);
+                    let (first, at_end) = state.beginning(now, incoming.call);
+                    let route = state.endpoint.route(incoming.connection);
+                    let Some(open) = state.open.get(&incoming.call) else {
+                        continue;
+                    };
+                    state.fresh.push(Job {
+                        shard: Arc::clone(self),
+                        incoming,
+                        local: route.and_then(|route| route.local),
+                        wake: Arc::clone(&open.wake),
+                        first,
+                        at_end,
+                    });
                 }
                 Event::Call(incoming) => state.endpoint.release(now, incoming.call),
                 Event::Readable(call) => state.readable(now, call),
@@ -236,15 +277,6 @@ impl State {
                 self.wakes.push(Arc::clone(&open.wake));
             }
         }
-    }
-}
-
-/// Unlocks, then wakes.
-fn leave(mut state: MutexGuard<'_, State>) {
-    let wakes = std::mem::take(&mut state.wakes);
-    drop(state);
-    for wake in wakes {
-        wake.notify_all();
     }
 }
 

@@ -3,12 +3,14 @@
 //! **Invariant:** a call is with one thread from its beginning to its end; there are never more threads
 //! than the setting says, nor fewer than calls up to that number.
 
+use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Abort;
 use crate::settings::Service;
 use crate::shard::Shard;
 use rx_proto::{Incoming, code};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -26,9 +28,16 @@ impl<F: Fn(&mut Call) -> Result<(), Abort> + Send + Sync> Handler for F {
     }
 }
 
-struct Job {
-    shard: Arc<Shard>,
-    incoming: Incoming,
+/// A call that is to be served, with the beginning of its request.
+pub(crate) struct Job {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) incoming: Incoming,
+    /// Which of our addresses was called.
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) wake: Arc<Condvar>,
+    pub(crate) first: Option<Bytes>,
+    /// The request ends with that.
+    pub(crate) at_end: bool,
 }
 
 #[derive(Default)]
@@ -67,12 +76,12 @@ impl Workers {
     }
 
     /// Hands in a call.
-    pub(crate) fn push(self: &Arc<Self>, shard: Arc<Shard>, incoming: Incoming) {
+    pub(crate) fn push(self: &Arc<Self>, job: Job) {
         let mut queue = self.lock();
         if queue.stopped {
             return;
         }
-        queue.jobs.push_back(Job { shard, incoming });
+        queue.jobs.push_back(job);
         if queue.jobs.len() <= queue.idle {
             drop(queue);
             self.wake.notify_one();
@@ -89,10 +98,13 @@ impl Workers {
     }
 
     fn work(&self) {
-        while let Some(job) = self.next() {
-            let Some(mut call) = Call::incoming(&job.shard, &job.incoming) else {
+        while let Some((job, waited)) = self.next() {
+            // A client that gave up while its call waited costs no work.
+            if waited && job.shard.has_ended(job.incoming.call) {
+                Call::incoming(job).abort(code::USER_ABORT);
                 continue;
-            };
+            }
+            let mut call = Call::incoming(job);
             let service = self.services.iter().find(|s| s.id == call.service());
             let served =
                 service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
@@ -109,16 +121,18 @@ impl Workers {
         }
     }
 
-    /// The next call to serve; `None` if there will be no more.
-    fn next(&self) -> Option<Job> {
+    /// The next call to serve, and whether it waited for this thread; `None` if there will be no more.
+    fn next(&self) -> Option<(Job, bool)> {
         let mut queue = self.lock();
+        let mut waited = true;
         loop {
             if queue.stopped {
                 return None;
             }
             if let Some(job) = queue.jobs.pop_front() {
-                return Some(job);
+                return Some((job, waited));
             }
+            waited = false;
             queue.idle += 1;
             queue = self
                 .wake
