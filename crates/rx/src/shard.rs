@@ -20,7 +20,7 @@ use crate::inbox::Open;
 use crate::socket::{Sent, Socket};
 use crate::worker::{Job, Workers};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit};
+use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit, code};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -189,8 +189,7 @@ impl Shard {
         self.turn(|state, now| {
             let calls: Vec<CallId> = state.open.keys().copied().collect();
             for call in calls {
-                let code = rx_proto::code::RESTARTING;
-                state.endpoint.abort(now, call, code);
+                state.endpoint.abort(now, call, code::RESTARTING);
             }
             for (_, open) in state.open.drain() {
                 state.wakes.push(open.wake);
@@ -221,7 +220,9 @@ impl Shard {
                         at_end,
                     });
                 }
-                Event::Call(incoming) => state.endpoint.release(now, incoming.call),
+                Event::Call(incoming) => {
+                    state.endpoint.abort(now, incoming.call, code::RESTARTING);
+                }
                 Event::Readable(call) => state.readable(now, call),
                 Event::Writable(call) => state.news(call, |_| {}),
                 Event::Ended { call, reason } => state.news(call, |open| open.ended = Some(reason)),
