@@ -185,9 +185,15 @@ fn measure(options: &Options, command: Command) -> Outcome<()> {
     let calls = options.threads as f64 * f64::from(options.times);
     let both = if command == Command::Rpc { 2.0 } else { 1.0 };
     let bytes = calls * f64::from(options.bytes) * both;
-    let dropped: u64 = ports.iter().map(|port| port.stats().dropped).sum();
+    let stats: Vec<_> = ports.iter().map(Port::stats).collect();
+    let dropped: u64 = stats.iter().map(|stats| stats.dropped).sum();
+    let resent: u64 = stats
+        .iter()
+        .flat_map(|s| &s.sockets)
+        .map(|s| s.resent)
+        .sum();
     println!(
-        "{{\"seconds\":{seconds:.3},\"mb_s\":{:.1},\"calls_s\":{:.0},\"cpu_s\":{spent:.3},\"dropped\":{dropped}}}",
+        "{{\"seconds\":{seconds:.3},\"mb_s\":{:.1},\"calls_s\":{:.0},\"cpu_s\":{spent:.3},\"dropped\":{dropped},\"resent\":{resent}}}",
         bytes / seconds / 1e6,
         calls / seconds
     );
