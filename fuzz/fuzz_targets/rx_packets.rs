@@ -256,6 +256,7 @@ impl World {
         for side in &self.sides {
             let left = (side.endpoint.calls(), side.endpoint.held_bytes());
             assert_eq!(left, (0, 0));
+            assert_eq!(side.endpoint.unacknowledged_bytes(), 0);
             assert_eq!(side.endpoint.connections(), 2, "those of its own");
         }
     }

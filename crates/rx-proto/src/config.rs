@@ -13,6 +13,9 @@ pub struct Config {
     /// Bytes of a call that the application may write beyond those that arrived. Two windows: one on
     /// its way, one ready to follow.
     pub send_buffer_bytes: usize,
+    /// The same in all calls together. Beyond, a call may have 16 packets: enough to go on, so that
+    /// clients who ask for much and acknowledge nothing do not stop the others.
+    pub send_bytes_max: usize,
     /// References to payloads of a call that are held at once, so that a call of single bytes does
     /// not cost more memory than it sends.
     pub send_buffer_pieces: usize,
@@ -78,6 +81,7 @@ impl Default for Config {
             receive_window: 255,
             send_window: 255,
             send_buffer_bytes: 2 * 255 * 1412,
+            send_bytes_max: 256 << 20,
             send_buffer_pieces: 4096,
             ack_stride: 8,
             ack_stride_start: 2,

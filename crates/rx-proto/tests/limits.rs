@@ -308,6 +308,51 @@ fn a_writer_is_held_back_and_told_when_to_go_on() {
 }
 
 #[test]
+fn what_was_written_and_not_acknowledged_is_limited() {
+    let limit = 500_000;
+    let config = Config {
+        send_bytes_max: limit,
+        ..Config::default()
+    };
+    let mut strangers = Strangers::new(config);
+    let page = Shared::from(vec![7; 4096]);
+    let mut written = Vec::new();
+    for n in 0..40 {
+        let call = strangers.call(stranger(n), b"give").unwrap();
+        while let Ok(Read::Data(_)) = strangers.endpoint.read(strangers.now, call) {}
+        let mut bytes = 0;
+        while strangers
+            .endpoint
+            .write(strangers.now, call, page.clone())
+            .is_ok()
+        {
+            bytes += 4096;
+        }
+        strangers.sent();
+        written.push(bytes);
+    }
+    // The first took all there was; each later one may go on all the same.
+    assert!(
+        written[0] >= limit && written[0] < limit + 2 * 4096,
+        "{written:?}"
+    );
+    let crowded = 16 * PACKET_DATA_BYTES;
+    let later = &written[1..];
+    assert!(
+        later.iter().all(|n| *n >= crowded && *n < crowded + 4096),
+        "{written:?}"
+    );
+    let all: usize = written.iter().sum();
+    assert_eq!(strangers.endpoint.unacknowledged_bytes(), all as u64);
+    // Nobody acknowledges anything: they are given up, and what was written is let go.
+    for _ in 0..200 {
+        strangers.pass(Duration::from_secs(1));
+        strangers.sent();
+    }
+    assert_eq!(strangers.endpoint.unacknowledged_bytes(), 0);
+}
+
+#[test]
 fn a_slow_reader_holds_its_sender_back_to_a_window() {
     let config = Config {
         receive_window: 20,

@@ -5,14 +5,20 @@ use crate::ack::{Ack, Reason};
 use crate::call::Role;
 use crate::call::recv::Placed;
 use crate::call::send::Effect;
+use crate::config::Config;
 use crate::event::{End, code};
 use crate::number::{Seq, Serial};
-use crate::packet::{DataPacket, DataPackets, HEADER_BYTES, Header, PacketType, flag};
+use crate::packet::{
+    DataPacket, DataPackets, HEADER_BYTES, Header, PACKET_DATA_BYTES, PacketType, flag,
+};
 use crate::payload::{Datagram, Payload};
 use crate::security::{PacketPlace, SecurityError};
 use crate::slab::Key;
 use crate::stats::Stats;
 use crate::time::Timestamp;
+
+/// Bytes that a call may write where all calls have written too much.
+const SEND_BYTES_CROWDED: u64 = 16 * PACKET_DATA_BYTES as u64;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// A datagram of one or several DATA packets.
@@ -73,6 +79,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         let bound = c.sender.since_last(now);
+        self.unacknowledged -= c.sender.stream.held();
         let in_flight = c.sender.clear();
         let path = c.path;
         c.moved = now;
@@ -242,7 +249,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 }
             }
         }
-        match c.sender.acknowledge(now, ack, &mut path.rtt) {
+        let held = c.sender.stream.held();
+        let acknowledged = c.sender.acknowledge(now, ack, &mut path.rtt);
+        self.unacknowledged -= held - c.sender.stream.held();
+        match acknowledged {
             Ok(effect) => self.apply(now, call, &effect),
             Err(_) => self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR)),
         }
@@ -301,8 +311,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.stats.late += u64::from(effect.late);
         let room = path.data_bytes();
         let stream = &c.sender.stream;
-        let room_to_write = stream.held() <= self.config.send_buffer_bytes as u64 / 2
-            && stream.pieces() <= self.config.send_buffer_pieces / 2;
+        let limit = send_limit(&self.config, self.unacknowledged);
+        let room_to_write =
+            stream.held() <= limit / 2 && stream.pieces() <= self.config.send_buffer_pieces / 2;
         if c.writer_waits && room_to_write {
             c.writer_waits = false;
             self.tell(call, |news| news.writable = true);
@@ -316,6 +327,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         self.wake_path(now, path);
         self.settle(now, call);
+    }
+}
+
+/// Bytes that a call may have written and not acknowledged, if all calls together have so many.
+pub(super) const fn send_limit(config: &Config, unacknowledged: u64) -> u64 {
+    if unacknowledged < config.send_bytes_max as u64 {
+        config.send_buffer_bytes as u64
+    } else {
+        SEND_BYTES_CROWDED
     }
 }
 

@@ -171,6 +171,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         c.receiver.forget();
         c.acks.spoken();
         let path = c.path;
+        self.unacknowledged -= c.sender.stream.held();
         let in_flight = c.sender.clear();
         if let Some(path) = self.paths.get_mut(path) {
             path.congestion.forgotten(in_flight);

@@ -89,9 +89,10 @@ pub struct Endpoint<P, D> {
     by_peer: HashMap<SocketAddr, Key, Keyed>,
 
     calls: Slab<Call<P, D>>,
-    /// Calls of others, and bytes received and not read in all calls.
+    /// Calls of others, and, in all calls, bytes received and not read, and written and not acknowledged.
     calls_in: usize,
     held_bytes: usize,
+    unacknowledged: u64,
 
     timers: Timers,
     /// Calls that have something to send.
@@ -134,6 +135,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             calls: Slab::new(),
             calls_in: 0,
             held_bytes: 0,
+            unacknowledged: 0,
             timers: Timers::default(),
             ready: VecDeque::new(),
             control: VecDeque::new(),
@@ -202,5 +204,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// What [`Config::receive_bytes_max`](crate::Config::receive_bytes_max) limits, at the moment.
     pub const fn held_bytes(&self) -> usize {
         self.held_bytes
+    }
+
+    /// What [`Config::send_bytes_max`](crate::Config::send_bytes_max) limits, at the moment.
+    pub const fn unacknowledged_bytes(&self) -> u64 {
+        self.unacknowledged
     }
 }

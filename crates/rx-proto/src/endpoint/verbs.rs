@@ -1,6 +1,7 @@
 //! What the application asks for.
 
 use super::Endpoint;
+use super::arrival::send_limit;
 use super::connections::Service;
 use crate::ack::Reason;
 use crate::call::Role;
@@ -196,7 +197,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.sender.is_finished() {
             return Err(WriteError::Finished(payload));
         }
-        let limit = self.config.send_buffer_bytes as u64;
+        let limit = send_limit(&self.config, self.unacknowledged);
         if c.sender.stream.held() >= limit
             || c.sender.stream.pieces() >= self.config.send_buffer_pieces
         {
@@ -206,6 +207,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.ready_to_send(call.0);
             return Err(WriteError::Blocked(payload));
         }
+        self.unacknowledged += payload.len() as u64;
         c.sender.stream.push(payload);
         let room = limit.saturating_sub(c.sender.stream.held());
         self.ready_to_send(call.0);
