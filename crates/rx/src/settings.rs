@@ -28,7 +28,7 @@ pub struct Settings {
     /// 128 times 32 times 1.4 KB is 6 MB. More than the system's limit needs `CAP_NET_ADMIN`.
     pub socket_buffer_bytes: usize,
     /// Receive buffers of 64 KiB for each socket that may be referred to by data that was not read yet;
-    /// beyond, data is copied out. 16 MiB.
+    /// beyond, data is copied out. They are made when they are needed and then kept. 16 MiB.
     pub lent_buffers: usize,
     /// Limits of the protocol, for each socket.
     pub rx: rx_proto::Config,

@@ -122,11 +122,17 @@ impl Shard {
                 self.leave(state);
                 return result;
             }
+            // News that came of the turn itself would find nobody waiting.
+            let mut news = false;
             for other in state.wakes.drain(..) {
+                news |= std::ptr::eq(Arc::as_ptr(&other), wake);
                 other.notify_all();
             }
             for job in state.fresh.drain(..) {
                 self.workers.push(job);
+            }
+            if news {
+                continue;
             }
             state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -201,8 +207,8 @@ impl Shard {
         set_timer(&self.timer, Timestamp::from_nanos(1));
     }
 
-    /// Hears what the endpoint has to say, sends what it has to send, and sets the timer.
-    fn settle(self: &Arc<Self>, state: &mut State, now: Timestamp) {
+    /// Does what the endpoint's events ask for.
+    fn hear(self: &Arc<Self>, state: &mut State, now: Timestamp) {
         while let Some(event) = state.endpoint.poll_event() {
             match event {
                 Event::Call(incoming) if !state.stopped => {
@@ -230,8 +236,15 @@ impl Shard {
                 Event::Closed(_) => {}
             }
         }
+    }
+
+    /// Hears what the endpoint has to say, sends what it has to send, and sets the timer.
+    fn settle(self: &Arc<Self>, state: &mut State, now: Timestamp) {
         let could = !state.unsent;
+        self.hear(state, now);
         state.send(now);
+        // What could not be sealed ended its call.
+        self.hear(state, now);
         if state.unsent && could {
             // The thread of the socket has to wait for room.
             set_timer(&self.timer, Timestamp::from_nanos(1));
