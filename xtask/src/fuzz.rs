@@ -13,6 +13,7 @@ const TARGETS: &[&str] = &[
     "luks2_json",
     "nbd_handshake",
     "nbd_replies",
+    "rx_packets",
     "scsi_data",
 ];
 

@@ -1,8 +1,9 @@
 //! The programs that the tests run against: real peers, never imitations.
 
 use crate::{Outcome, run};
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A program or file that the tests need, and the Debian package that brings it.
 const NEEDED: &[(&str, &str)] = &[
@@ -21,11 +22,13 @@ const NEEDED: &[(&str, &str)] = &[
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
     ("openssl", "openssl"),
+    ("/usr/lib/openafs/vlserver", "openafs-dbserver"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
+    ("rxdebug", "openafs-client"),
     ("ssh-keygen", "openssh-client"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
@@ -37,6 +40,13 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/include/openssl/evp.h", "libssl-dev"),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
+
+/// What packages ask when they are installed: no AFS client is to be started, and its cell is nobody's.
+const ANSWERS: &str = "\
+openafs-client openafs-client/run-client boolean false
+openafs-client openafs-client/thiscell string test.local
+openafs-client openafs-client/cell-info string 127.0.0.1
+";
 
 /// Installs the programs that are missing, for which it takes root, and fetches the kernel that the
 /// tests boot.
@@ -58,6 +68,7 @@ fn programs() -> Outcome {
     if !is_root() {
         return Err(hint);
     }
+    answer_questions()?;
     run(Command::new("apt-get").args(["update", "-qq"]))?;
     run(Command::new("apt-get")
         .args(["install", "-y", "-qq", "--no-install-recommends"])
@@ -67,6 +78,23 @@ fn programs() -> Outcome {
         Ok(())
     } else {
         Err(hint)
+    }
+}
+
+/// Gives [`ANSWERS`] to the system that asks for the packages.
+fn answer_questions() -> Outcome {
+    let failed = |e: std::io::Error| format!("debconf-set-selections: {e}");
+    let mut debconf = Command::new("debconf-set-selections")
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut questions = debconf.stdin.take().expect("it was asked for");
+    questions.write_all(ANSWERS.as_bytes()).map_err(failed)?;
+    drop(questions);
+    let status = debconf.wait().map_err(failed)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(String::from("debconf-set-selections failed")),
     }
 }
 
