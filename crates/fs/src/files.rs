@@ -236,6 +236,11 @@ impl Files {
         self.fileset.remove_xattr(ino, name)
     }
 
+    /// See [`Fileset::raise_version`].
+    pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
+        self.fileset.raise_version(ino)
+    }
+
     /// See [`Fileset::seek`]. Pages that wait to be written count as data.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
         self.fileset.seek(ino, offset, what)

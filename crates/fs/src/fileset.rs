@@ -181,6 +181,19 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
+    /// Says that the content of an inode has changed, as somebody sees it who is shown more than is
+    /// kept here: gives it a further data version.
+    ///
+    /// # Errors
+    /// [`Kind::Stale`], [`Kind::ReadOnly`].
+    pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.change(ino, |inode| inode.data_version += 1)?;
+        let inode = op.look(ino)?;
+        op.finish();
+        Ok(Attr { ino, inode })
+    }
+
     /// Makes the access list of a file, if it has one, say what its mode says.
     fn follow_mode(&self, op: &mut Op, ino: Ino, permissions: u32) -> Result<()> {
         let found = op.xattr(&self.fs.hasher, self.id, ino, acl::ACCESS)?;

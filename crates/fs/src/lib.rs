@@ -46,7 +46,7 @@ mod store;
 mod superblock;
 mod trees;
 
-pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
+pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
 pub use files::{At, Files, Handle, Lane};

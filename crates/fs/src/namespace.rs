@@ -426,6 +426,12 @@ impl Fileset {
                 self.give_name(&mut op, &target, true)?;
             }
         }
+        // Once each, however many names came and went: a version is a change as others see it.
+        let now = op.now;
+        op.change(from.0, |dir| dir.touch(now))?;
+        if to.0 != from.0 {
+            op.change(to.0, |dir| dir.touch(now))?;
+        }
         op.finish();
         let Some((ino, (inode, left))) = replaced else {
             return Ok(None);
@@ -494,18 +500,18 @@ impl Fileset {
         Ok(())
     }
 
-    /// Takes an entry out of its directory. The inode is for the caller to care for.
+    /// Takes an entry out of its directory. The inode is for the caller to care for, and that the
+    /// directory has changed for it to say.
     fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
         op.delete(self.id, named.dir, (Item::Entry, named.place))?;
-        let now = op.now;
         op.change(named.dir, |dir| {
             dir.entries = dir.entries.saturating_sub(1);
             dir.links -= u32::from(named.is_dir());
-            dir.touch(now);
         })
     }
 
-    /// Puts an entry into a directory, for an inode that has just lost another.
+    /// Puts an entry into a directory, for an inode that has just lost another. That the directory has
+    /// changed is for the caller to say.
     fn give_name(&self, op: &mut Op, named: &Named, fresh: bool) -> Result<()> {
         let entry = Entry {
             ino: named.ino,
@@ -523,12 +529,13 @@ impl Fileset {
         op.change(named.dir, |dir| {
             dir.entries += 1;
             dir.links += u32::from(named.is_dir());
-            dir.touch(now);
         })?;
         op.change(named.ino, |inode| {
             inode.changed = now;
-            if inode.is_dir() {
+            if inode.is_dir() && inode.parent != named.dir {
+                // Its `..` leads elsewhere.
                 inode.parent = named.dir;
+                inode.data_version += 1;
             }
         })
     }

@@ -6,7 +6,7 @@ use crate::file::Allocate;
 use crate::fileset::{Attr, SetAttr};
 use crate::key::Ino;
 use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
-use cache::{OpenFile, Session, Volume};
+use cache::{Loan, OpenFile, Session, Volume};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 
@@ -56,12 +56,55 @@ impl Lane {
         Ok(len)
     }
 
+    /// Lends the pages of a range, as far as there are bytes, to whoever sends them: gives each with the
+    /// part of it that counts. What is lent stays as it is and keeps its memory until it is given back,
+    /// so a caller limits how much it has.
+    ///
+    /// # Errors
+    /// A page could not be brought, or lies where programs have it mapped; then [`Lane::read`] has it.
+    pub fn lend(
+        &mut self,
+        file: &Handle,
+        bytes: Range<u64>,
+        mut take: impl FnMut(Loan, Range<usize>),
+    ) -> Result<()> {
+        let bytes = bytes.start..bytes.end.min(file.node.vnode.size());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let open = recent(&mut self.recent, &self.files.volume, &file.node);
+        let first = bytes.start / BLOCK_BYTES;
+        let within = |page: u64, end: u64| end.saturating_sub(page * BLOCK_BYTES).min(BLOCK_BYTES);
+        let pages = self.session.pages(open, bytes.clone())?;
+        for (page, held) in (first..).zip(&pages) {
+            let part = within(page, bytes.start) as usize..within(page, bytes.end) as usize;
+            take(held.lend(), part);
+        }
+        drop(pages);
+        // As for a read.
+        let _ = self.files.note_read(file.ino());
+        Ok(())
+    }
+
     /// Writes; gives the offset. The file grows to hold it.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A page that is only written in part could not be brought: some may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        self.put(file, at, data, true)
+    }
+
+    /// Writes a further part of a change that has begun with [`Lane::write`] or a new length, and leaves
+    /// the data version as that has made it.
+    ///
+    /// # Errors
+    /// As [`Lane::write`].
+    pub fn write_more(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        self.put(file, At::Offset(offset), data, false).map(drop)
+    }
+
+    fn put(&mut self, file: &Handle, at: At, data: &[u8], is_new: bool) -> Result<u64> {
         let node = &file.node;
         let _alone = alone(node);
         let offset = match at {
@@ -75,7 +118,10 @@ impl Lane {
         if data.is_empty() {
             return Ok(offset);
         }
-        self.files.fileset.prepare_write(node.ino, offset..end)?;
+        match is_new {
+            true => self.files.fileset.prepare_write(node.ino, offset..end)?,
+            false => self.files.fileset.prepare_more(node.ino, offset..end)?,
+        }
         let open = recent(&mut self.recent, &self.files.volume, node);
         let written = self.session.write(open, offset, data);
         if written.is_err() {
