@@ -20,7 +20,7 @@ const LEVELS: &[&[&str]] = &[
     &["path-file", "path-nbd", "path-iscsi", "rx"],
     &["crypt", "multipath", "cache"],
     &["fs"],
-    &["export-nbd", "export-fuse"],
+    &["export-nbd", "export-fuse", "afs-server"],
     &["stack"],
     &["lab", "pathsim"],
     &["evfs"],

@@ -55,7 +55,7 @@ pub use fs::{FIRST_FILESET, Fs, Options};
 pub use fs_pager::FsPager;
 pub use fsck::{Repair, Report};
 pub use key::{Ino, TreeId};
-pub use namespace::{DirEntry, New, ROOT, Rename};
+pub use namespace::{DirEntry, INHERITED, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use space::Usage;
 pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Superblock};

@@ -17,6 +17,10 @@ use crate::state::State;
 /// The inode of the topmost directory.
 pub const ROOT: Ino = 1;
 
+/// Extended attributes that a directory has from the one that it is made in: the access list of AFS,
+/// which belongs to directories and is copied to those below when they are made.
+pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];
+
 /// Extents that are freed together with the last name of a file; more are freed after it.
 const EXTENTS_AT_ONCE: usize = 1024;
 
@@ -180,7 +184,7 @@ impl Fileset {
             disk_size: 0,
             blocks: 0,
             data_version: 1,
-            parent: if is_dir { dir } else { 0 },
+            parent: dir,
             entries: 0,
             accessed: op.now,
             modified: op.now,
@@ -191,6 +195,9 @@ impl Fileset {
             inode.permissions |= libc::S_ISGID;
         }
         self.give_acl(op, dir, ino, &mut inode, new.umask)?;
+        if is_dir {
+            self.give_inherited(op, dir, ino)?;
+        }
         op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
         let kind = new.kind;
         let entry = Entry { ino, kind, name };
@@ -234,6 +241,19 @@ impl Fileset {
         }
         if inode.is_dir() {
             give(acl::DEFAULT, &default)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a new directory the attributes that it has from the one above it.
+    fn give_inherited(&self, op: &mut Op, dir: Ino, ino: Ino) -> Result<()> {
+        for name in INHERITED {
+            if let Slot::Taken(_, value) = op.xattr(&self.fs.hasher, self.id, dir, name)? {
+                let place = self.fs.hasher.place(name);
+                let value = &value[..];
+                let xattr = Xattr { name, value }.encode();
+                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?;
+            }
         }
         Ok(())
     }
@@ -532,10 +552,10 @@ impl Fileset {
         })?;
         op.change(named.ino, |inode| {
             inode.changed = now;
-            if inode.is_dir() && inode.parent != named.dir {
-                // Its `..` leads elsewhere.
+            if inode.parent != named.dir {
                 inode.parent = named.dir;
-                inode.data_version += 1;
+                // The `..` of a directory leads elsewhere.
+                inode.data_version += u64::from(inode.is_dir());
             }
         })
     }

@@ -46,6 +46,11 @@ impl Image {
         Some((self.word(at + 4), self.word(at + 8)))
     }
 
+    /// Whether there is room for a name.
+    pub fn fits(&self, name: &[u8]) -> bool {
+        name.len() <= NAME_BYTES_MAX && self.room(blobs(name.len())).is_some()
+    }
+
     /// Adds a name that is not there; that is not looked at.
     ///
     /// # Errors
