@@ -4,7 +4,7 @@ use crate::acl::Allowed;
 use crate::fid::Fid;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, FileType};
-use fs::{Attr, ROOT, Time};
+use fs::{Attr, Time};
 
 /// The status of an inode. `length` is what there is to fetch: of a directory, its pages.
 pub(crate) fn of(
@@ -15,11 +15,8 @@ pub(crate) fn of(
     lock_count: i32,
 ) -> AfsFetchStatus {
     let inode = &attr.inode;
-    let parent = match attr.ino {
-        // Nothing is above a root.
-        ROOT => None,
-        _ => volume.files.attr(inode.parent).ok(),
-    };
+    // A root is its own, which `afsd.fuse` relies on.
+    let parent = volume.files.attr(inode.parent).ok();
     let parent = parent.as_ref().and_then(Fid::of);
     let parent = parent.map_or((0, 0), |fid| (fid.vnode, fid.unique));
     AfsFetchStatus {

@@ -77,9 +77,6 @@ impl FileService {
                 seconds: u32::try_from(now.as_secs()).unwrap_or(u32::MAX),
                 microseconds: now.subsec_micros(),
             },
-            Request::GetCapabilities {} => Reply::GetCapabilities {
-                capabilities: List::new(vec![capability::ERRORTRANS | capability::FILES64])?,
-            },
             Request::GetStatistics {} => volumes::statistics(&self.shared),
             Request::GetStatistics64 { version } => {
                 volumes::statistics64(&self.shared, *version)?
@@ -155,6 +152,10 @@ impl Visit<'_> {
             Request::SetLock { fid, lock } => self.set_lock(fid, *lock),
             Request::ExtendLock { fid } => self.extend_lock(fid),
             Request::ReleaseLock { fid } => self.release_lock(fid),
+            // What clients ask first: they are asked back before they hold anything.
+            Request::GetCapabilities {} => Ok(Reply::GetCapabilities {
+                capabilities: List::new(vec![capability::ERRORTRANS | capability::FILES64])?,
+            }),
             Request::GiveUpCallBacks { fids, .. } => self.give_up(fids),
             Request::GiveUpAllCallBacks {} => {
                 self.host.give_up_all();
