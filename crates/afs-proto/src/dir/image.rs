@@ -46,9 +46,9 @@ impl Image {
         Some((self.word(at + 4), self.word(at + 8)))
     }
 
-    /// Whether there is room for a name.
+    /// Whether there is room for a name; one that is too long counts as the longest.
     pub fn fits(&self, name: &[u8]) -> bool {
-        name.len() <= NAME_BYTES_MAX && self.room(blobs(name.len())).is_some()
+        self.room(blobs(name.len().min(NAME_BYTES_MAX))).is_some()
     }
 
     /// Adds a name that is not there; that is not looked at.

@@ -1,0 +1,167 @@
+//! Callbacks: who is told of changes, when, and what becomes of those who do not answer.
+
+mod common;
+
+use afs_proto::fs::{Reply, Request};
+use afs_proto::{AfsCbs, AfsFid, CallBackType, List};
+use block::{BlockDevice, Mem};
+use common::{Cell, Client, PATIENCE, config};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Something that is done, and the files that others are told of.
+type Change<'c> = (&'c dyn Fn(), &'c [AfsFid]);
+
+/// A file in the root.
+fn file(client: &Client, name: &str) -> AfsFid {
+    client.create(client.root, name).expect("made").0
+}
+
+#[test]
+fn others_are_told_before_a_change_is_answered_and_the_one_who_changes_is_not() {
+    let cell = Cell::new();
+    let (writer, reader) = (cell.client(), cell.client());
+    let (root, fid) = (writer.root, file(&writer, "file"));
+    let (dir, _) = writer.make_dir(root, "dir").expect("made");
+    let watch = || {
+        let (statuses, promises) = reader.bulk(&[root, fid, dir]).expect("there");
+        assert!(promises.iter().all(|promise| promise.kind == CallBackType::Shared));
+        assert!(statuses.iter().all(|status| status.error_code.0 == 0));
+        writer.bulk(&[root, fid, dir]).expect("there");
+    };
+    // Each change, and the files that are no longer as they were.
+    let changes: [Change<'_>; 7] = [
+        (&|| { writer.store(fid, 0, b"new", 3).expect("stored"); }, &[fid]),
+        (&|| { writer.set(fid, common::calls::ANY).expect("set"); }, &[fid]),
+        (&|| { writer.create(dir, "a").expect("made"); }, &[dir]),
+        (&|| { writer.link(root, "more", fid).expect("linked"); }, &[root, fid]),
+        (&|| { writer.rename((root, "more"), (root, "most")).expect("renamed"); }, &[root]),
+        (&|| { writer.remove(root, "most").expect("removed"); }, &[root, fid]),
+        (&|| { writer.remove(dir, "a").expect("removed"); }, &[dir]),
+    ];
+    for (at, (change, expected)) in changes.iter().enumerate() {
+        watch();
+        reader.ears.take();
+        change();
+        let mut told = reader.ears.take();
+        told.sort_unstable();
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        assert_eq!(told, expected, "change {at}");
+        // A promise is for one change.
+        change_again(&writer, root, at);
+        assert_eq!(reader.ears.take(), [], "change {at}");
+    }
+    assert_eq!(writer.ears.take(), []);
+}
+
+/// Changes what nobody watches any more.
+fn change_again(writer: &Client, root: AfsFid, n: usize) {
+    let fid = writer.lookup(root, "file").expect("there");
+    if n < 2 {
+        writer.store(fid, 0, b"newer", 5).expect("stored");
+    }
+}
+
+#[test]
+fn who_gave_up_a_promise_is_not_told() {
+    let cell = Cell::new();
+    let (writer, reader) = (cell.client(), cell.client());
+    let (one, other) = (file(&writer, "one"), file(&writer, "other"));
+    reader.bulk(&[one, other]).expect("there");
+    let request = Request::GiveUpCallBacks {
+        fids: List::new(vec![one]).expect("one"),
+        callbacks: AfsCbs::new(Vec::new()).expect("none"),
+    };
+    let answer = reader.ask(&request).expect("given up");
+    assert_eq!(answer.reply(), Reply::GiveUpCallBacks {});
+    writer.store(one, 0, b"x", 1).expect("stored");
+    writer.store(other, 0, b"x", 1).expect("stored");
+    assert_eq!(reader.ears.take(), [other]);
+    reader.bulk(&[one, other]).expect("there");
+    reader.ask(&Request::GiveUpAllCallBacks {}).expect("given up");
+    writer.store(one, 0, b"y", 1).expect("stored");
+    assert_eq!(reader.ears.take(), []);
+}
+
+#[test]
+fn a_client_is_asked_once_who_it_is_and_told_that_old_promises_are_over() {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 4096));
+    common::format(&device);
+    for _ in 0..2 {
+        let cell = Cell::on(&device, config());
+        let client = cell.client();
+        for _ in 0..3 {
+            client.status(client.root).expect("there");
+        }
+        let told = client.ears.told.lock().expect("told");
+        assert_eq!((told.asked, told.ended), (1, 1));
+    }
+}
+
+/// Goal: a client that does not answer costs one writer the time there is, and nobody anything after
+/// that; when it is heard of again, it is told that it missed something, before it has an answer.
+#[test]
+fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
+    let cell = Cell::with(afs_server::Config {
+        answer_time: Duration::from_millis(300),
+        ..config()
+    });
+    let (writer, dead) = (cell.client(), cell.client());
+    let fids: Vec<AfsFid> = (0..20).map(|n| file(&writer, &format!("f{n}"))).collect();
+    dead.bulk(&fids).expect("there");
+    dead.ears.deaf.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    for fid in &fids {
+        writer.store(*fid, 0, b"x", 1).expect("stored");
+    }
+    // Twenty times would be six seconds; the rest is what a loaded machine takes.
+    assert!(begun.elapsed() < PATIENCE);
+    let stats = cell.server.stats();
+    assert_eq!(stats.counts.breaks, 1, "{stats:?}");
+    let ended = || dead.ears.told.lock().expect("told").ended;
+    dead.ears.deaf.store(false, Ordering::Relaxed);
+    let before = ended();
+    let (_, promise) = dead.status_and_promise(fids[0]).expect("there");
+    assert_eq!(promise.kind, CallBackType::Shared);
+    assert!(ended() > before);
+    dead.ears.take();
+    writer.store(fids[0], 0, b"y", 1).expect("stored");
+    assert_eq!(dead.ears.take(), [fids[0]]);
+}
+
+#[test]
+fn who_does_not_say_who_it_is_is_served_without_promises() {
+    let cell = Cell::with(afs_server::Config {
+        answer_time: Duration::from_millis(200),
+        ..config()
+    });
+    let (writer, mute) = (cell.client(), cell.client());
+    let fid = file(&writer, "file");
+    mute.ears.deaf.store(true, Ordering::Relaxed);
+    let (_, promise) = mute.status_and_promise(fid).expect("there");
+    assert_eq!(promise.kind, CallBackType::Dropped);
+    assert_eq!(promise.expires, 0);
+    mute.ears.deaf.store(false, Ordering::Relaxed);
+    writer.store(fid, 0, b"x", 1).expect("stored");
+    assert_eq!(mute.ears.take(), []);
+}
+
+#[test]
+fn many_clients_are_told_at_once() {
+    let cell = Cell::new();
+    let writer = cell.client();
+    let readers: Vec<Client> = (0..40).map(|_| cell.client()).collect();
+    let fid = file(&writer, "file");
+    for round in 0..5_u8 {
+        for reader in &readers {
+            reader.status(fid).expect("there");
+        }
+        writer.store(fid, 0, &[round], 1).expect("stored");
+        for reader in &readers {
+            assert_eq!(reader.ears.take(), [fid]);
+            assert_eq!(reader.fetch(fid, 0, 1).expect("fetched").0, [round]);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What the tests share: a cell in memory, and clients of it that speak for themselves.
+#![allow(dead_code)] // Each test uses a part of it.
+
+pub mod calls;
+
+use afs_proto::cb::{self, InterfaceAddr};
+use afs_proto::fs::{Reply, Request};
+use afs_proto::{Abort, AfsFid, List, Reader, Uuid, capability, prefix, to_bytes};
+use afs_server::{Config, Kind, Server};
+use block::{BlockDevice, Mem};
+use cache::Cache;
+use fs::{Fs, Options};
+use rx::{Call, Connection, End, Port, Service, Settings, Timeouts};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that must happen, on a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The volume that tests work in.
+pub const VOLUME: &str = "root.cell";
+
+/// A file system with the volume.
+pub fn format(device: &Arc<dyn BlockDevice>) {
+    Fs::format(Arc::clone(device), "cell").expect("formatted");
+    let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
+    fs.create_fileset(VOLUME).expect("a fileset");
+    fs.close().expect("closed");
+}
+
+/// A server on a device.
+pub struct Cell {
+    pub server: Server,
+    pub fs: Arc<Fs>,
+}
+
+/// Where anonymous clients may write.
+pub fn config() -> Config {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    Config {
+        file_service: any,
+        location_service: any,
+        anonymous_write: true,
+        workers: 16,
+        ..Config::default()
+    }
+}
+
+impl Cell {
+    /// A new cell in memory.
+    pub fn new() -> Cell {
+        Cell::with(config())
+    }
+
+    pub fn with(config: Config) -> Cell {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(256 << 20, 4096));
+        format(&device);
+        Cell::on(&device, config)
+    }
+
+    /// A cell on a device that has one.
+    pub fn on(device: &Arc<dyn BlockDevice>, config: Config) -> Cell {
+        let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
+        let fs = Arc::new(fs);
+        let cache = Cache::new(cache::Config::new(32 << 20)).expect("a cache");
+        let server = Server::start(config, Arc::clone(&fs), cache).expect("a server");
+        Cell { server, fs }
+    }
+
+    /// Number of the volume, or of one that belongs to it.
+    pub fn volume(&self, kind: Kind) -> u32 {
+        let name = format!("{VOLUME}{}", kind.suffix());
+        let found = self.server.volumes().find(name.as_bytes());
+        found.expect("the volume").id
+    }
+
+    pub fn root(&self) -> AfsFid {
+        AfsFid {
+            volume: self.volume(Kind::ReadWrite),
+            vnode: 1,
+            unique: 1,
+        }
+    }
+
+    /// A client that answers.
+    pub fn client(&self) -> Client {
+        Client::at(self, [127, 0, 0, 1].into())
+    }
+}
+
+/// What a client was told.
+#[derive(Default)]
+pub struct Told {
+    /// Files that have changed.
+    pub broken: Vec<AfsFid>,
+    /// Times that all promises ended.
+    pub ended: usize,
+    /// Times that it was asked who it is.
+    pub asked: usize,
+}
+
+/// The callback service of a client.
+pub struct Ears {
+    pub told: Mutex<Told>,
+    changed: Condvar,
+    /// It hears and says nothing, and neither does its port.
+    pub deaf: AtomicBool,
+    uuid: Uuid,
+}
+
+impl Ears {
+    fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
+        let bytes = call.read_to_end(4096)?;
+        while self.deaf.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (request, _) = prefix::<cb::Request>(&bytes).expect("a request");
+        let address = InterfaceAddr {
+            uuid: self.uuid,
+            interfaces: List::new(Vec::new()).expect("none"),
+        };
+        let mut told = self.told.lock().expect("told");
+        let reply = match request {
+            cb::Request::CallBack { fids, .. } => {
+                told.broken.extend(fids.iter().copied());
+                cb::Reply::CallBack {}
+            }
+            cb::Request::TellMeAboutYourself {} => {
+                told.asked += 1;
+                let capabilities = List::new(vec![capability::ERRORTRANS]).expect("one");
+                cb::Reply::TellMeAboutYourself {
+                    address,
+                    capabilities,
+                }
+            }
+            cb::Request::InitCallBackState3 { .. } => {
+                told.ended += 1;
+                cb::Reply::InitCallBackState3 {}
+            }
+            other => panic!("a client was asked {other:?}"),
+        };
+        drop(told);
+        self.changed.notify_all();
+        let mut bytes = Vec::new();
+        reply.write(&mut bytes);
+        Ok(call.write(bytes)?)
+    }
+
+    /// Waits for something that it is to be told.
+    pub fn wait(&self, what: impl Fn(&Told) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        let mut told = self.told.lock().expect("told");
+        while !what(&told) {
+            let left = until.checked_duration_since(Instant::now());
+            let left = left.expect("it was not told in time");
+            told = self.changed.wait_timeout(told, left).expect("told").0;
+        }
+    }
+
+    /// Files that it was told of, which are forgotten with this.
+    pub fn take(&self) -> Vec<AfsFid> {
+        std::mem::take(&mut self.told.lock().expect("told").broken)
+    }
+}
+
+/// A client of the file service.
+pub struct Client {
+    pub files: Connection,
+    pub ears: Arc<Ears>,
+    pub root: AfsFid,
+    _port: Port,
+}
+
+impl Client {
+    /// A client at that address.
+    pub fn at(cell: &Cell, address: Ipv4Addr) -> Client {
+        let mut uuid = [7; 16];
+        getrandom::fill(&mut uuid).expect("random numbers");
+        let ears = Arc::new(Ears {
+            told: Mutex::default(),
+            changed: Condvar::new(),
+            deaf: AtomicBool::new(false),
+            uuid: Uuid(uuid),
+        });
+        let settings = Settings {
+            listen: (address, 0).into(),
+            ..Settings::default()
+        };
+        let hears = Arc::clone(&ears);
+        let service = Service {
+            id: cb::SERVICE,
+            handler: Arc::new(move |call: &mut Call| hears.serve(call)),
+        };
+        let port = Port::open(&settings, vec![service]).expect("a port");
+        let to = cell.server.file_service();
+        Client {
+            files: port.connect(to, afs_proto::fs::SERVICE, Timeouts::default()),
+            ears,
+            root: cell.root(),
+            _port: port,
+        }
+    }
+
+    /// Makes a call without file data.
+    pub fn ask(&self, request: &Request<'_>) -> Result<Answer, Abort> {
+        let bytes = self.exchange(to_bytes(request), &[], 64 << 10)?;
+        let opcode = request.opcode();
+        Ok(Answer { opcode, bytes })
+    }
+
+    /// Makes a call: sends bytes and data, gives all that comes.
+    pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>, Abort> {
+        let mut call = self.files.call().expect("a call");
+        let sent = call.write(head).and_then(|()| {
+            let parts = data.chunks(1 << 20);
+            parts.into_iter().try_for_each(|part| call.write(part))?;
+            call.finish()
+        });
+        let answer = match sent {
+            Ok(()) => call.read_to_end(most),
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(bytes) => Ok(bytes),
+            Err(rx::Error::Ended(End::Aborted(code))) => Err(Abort(code)),
+            Err(error) => panic!("a call broke: {error}"),
+        }
+    }
+}
+
+/// What a call gave.
+pub struct Answer {
+    opcode: u32,
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    pub fn reply(&self) -> Reply<'_> {
+        let mut from = Reader::new(&self.bytes);
+        let reply = afs_proto::fs::read_reply(self.opcode, &mut from).expect("a reply");
+        assert!(from.rest().is_empty(), "more than the reply");
+        reply
+    }
+}
+
+/// Seed of a random test: `EVFS_SEED`, or this one.
+pub fn seed(default: u64) -> u64 {
+    let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
+    let seed = seed.unwrap_or(default);
+    println!("EVFS_SEED={seed}");
+    seed
+}
