@@ -5,8 +5,8 @@
 //! added.
 
 use afs_proto::dir::{
-    BLOBS_SURE, Directory, DirectoryError, Entry, Image, Layout, LayoutError, PAGE_BYTES, PAGES_MAX, Plan,
-    blobs,
+    BLOBS_SURE, Directory, DirectoryError, Entry, Image, Layout, LayoutError, PAGE_BYTES,
+    PAGES_MAX, Plan, blobs,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;

@@ -133,7 +133,13 @@ mod tests {
             address: [10, 1, 2, 3].into(),
         };
         assert!(caller.is("system:anyuser") && caller.is("10.1.0.0/16") && caller.is("10.1.2.3"));
-        for other in ["system:administrators", "system:authuser", "alice", "10.2.0.0/16", ""] {
+        for other in [
+            "system:administrators",
+            "system:authuser",
+            "alice",
+            "10.2.0.0/16",
+            "",
+        ] {
             assert!(!caller.is(other), "{other}");
         }
     }

@@ -14,10 +14,7 @@ thread_local! {
 }
 
 /// Does something with the calling thread's lane to a volume.
-pub(crate) fn with<R>(
-    volume: &Arc<Volume>,
-    act: impl FnOnce(&mut Lane) -> R,
-) -> fs::Result<R> {
+pub(crate) fn with<R>(volume: &Arc<Volume>, act: impl FnOnce(&mut Lane) -> R) -> fs::Result<R> {
     LANES.with_borrow_mut(|lanes| {
         let is_this = |(of, _): &(Weak<Volume>, Lane)| std::ptr::eq(of.as_ptr(), &**volume);
         match lanes.iter().position(is_this) {

@@ -46,7 +46,12 @@ impl Locks {
         self.files.lock().expect("no panic under this lock")
     }
 
-    pub(crate) fn set(&self, now: Instant, file: (VolumeId, Ino), kind: LockType) -> Result<(), Refused> {
+    pub(crate) fn set(
+        &self,
+        now: Instant,
+        file: (VolumeId, Ino),
+        kind: LockType,
+    ) -> Result<(), Refused> {
         let mut files = self.files();
         if files.len() >= LOCKS_MAX {
             files.retain(|_, lock| lock.until > now);

@@ -28,7 +28,8 @@ const UNIQUE: u32 = 1;
 
 impl Handler for Location {
     fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
-        self.answer(call).map_err(|fault| rx::Abort(fault.code(true).0))
+        self.answer(call)
+            .map_err(|fault| rx::Abort(fault.code(true).0))
     }
 }
 

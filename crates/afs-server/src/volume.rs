@@ -204,7 +204,10 @@ impl Volumes {
     pub fn refresh(&self) -> fs::Result<Vec<VolumeId>> {
         let _alone = self.refreshing.lock().expect("no panic under this lock");
         let trees = self.fs.filesets();
-        let wanted: Vec<_> = trees.iter().filter_map(|tree| place(tree, &trees)).collect();
+        let wanted: Vec<_> = trees
+            .iter()
+            .filter_map(|tree| place(tree, &trees))
+            .collect();
         let mut first = Ok(());
         let mut changed = Vec::new();
         for (tree, record, kind, parent) in &wanted {
@@ -229,8 +232,11 @@ impl Volumes {
             }
         }
         let mut table = self.table.write().expect("no panic under this lock");
-        let is_wanted =
-            |id: &VolumeId| wanted.iter().any(|(_, _, kind, parent)| *id == parent + *kind as u32);
+        let is_wanted = |id: &VolumeId| {
+            wanted
+                .iter()
+                .any(|(_, _, kind, parent)| *id == parent + *kind as u32)
+        };
         changed.extend(table.by_id.keys().copied().filter(|id| !is_wanted(id)));
         table.by_id.retain(|id, _| is_wanted(id));
         table.trees.retain(|id, _| is_wanted(id));

@@ -26,19 +26,60 @@ fn others_are_told_before_a_change_is_answered_and_the_one_who_changes_is_not() 
     let (dir, _) = writer.make_dir(root, "dir").expect("made");
     let watch = || {
         let (statuses, promises) = reader.bulk(&[root, fid, dir]).expect("there");
-        assert!(promises.iter().all(|promise| promise.kind == CallBackType::Shared));
+        assert!(
+            promises
+                .iter()
+                .all(|promise| promise.kind == CallBackType::Shared)
+        );
         assert!(statuses.iter().all(|status| status.error_code.0 == 0));
         writer.bulk(&[root, fid, dir]).expect("there");
     };
     // Each change, and the files that are no longer as they were.
     let changes: [Change<'_>; 7] = [
-        (&|| { writer.store(fid, 0, b"new", 3).expect("stored"); }, &[fid]),
-        (&|| { writer.set(fid, common::calls::ANY).expect("set"); }, &[fid]),
-        (&|| { writer.create(dir, "a").expect("made"); }, &[dir]),
-        (&|| { writer.link(root, "more", fid).expect("linked"); }, &[root, fid]),
-        (&|| { writer.rename((root, "more"), (root, "most")).expect("renamed"); }, &[root]),
-        (&|| { writer.remove(root, "most").expect("removed"); }, &[root, fid]),
-        (&|| { writer.remove(dir, "a").expect("removed"); }, &[dir]),
+        (
+            &|| {
+                writer.store(fid, 0, b"new", 3).expect("stored");
+            },
+            &[fid],
+        ),
+        (
+            &|| {
+                writer.set(fid, common::calls::ANY).expect("set");
+            },
+            &[fid],
+        ),
+        (
+            &|| {
+                writer.create(dir, "a").expect("made");
+            },
+            &[dir],
+        ),
+        (
+            &|| {
+                writer.link(root, "more", fid).expect("linked");
+            },
+            &[root, fid],
+        ),
+        (
+            &|| {
+                writer
+                    .rename((root, "more"), (root, "most"))
+                    .expect("renamed");
+            },
+            &[root],
+        ),
+        (
+            &|| {
+                writer.remove(root, "most").expect("removed");
+            },
+            &[root, fid],
+        ),
+        (
+            &|| {
+                writer.remove(dir, "a").expect("removed");
+            },
+            &[dir],
+        ),
     ];
     for (at, (change, expected)) in changes.iter().enumerate() {
         watch();
@@ -80,7 +121,9 @@ fn who_gave_up_a_promise_is_not_told() {
     writer.store(other, 0, b"x", 1).expect("stored");
     assert_eq!(reader.ears.take(), [other]);
     reader.bulk(&[one, other]).expect("there");
-    reader.ask(&Request::GiveUpAllCallBacks {}).expect("given up");
+    reader
+        .ask(&Request::GiveUpAllCallBacks {})
+        .expect("given up");
     writer.store(one, 0, b"y", 1).expect("stored");
     assert_eq!(reader.ears.take(), []);
 }

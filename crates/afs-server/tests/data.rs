@@ -28,7 +28,10 @@ fn what_is_fetched_is_what_was_stored_and_each_store_is_one_version() {
     let mut random = Random::new(seed(1));
     let (mut model, mut version) = (Vec::new(), client.status(fid).expect("there").data_version);
     for step in 0..120 {
-        let (at, len) = (random.below(3 << 20), random.below(2 << 20) * (step % 4 % 3));
+        let (at, len) = (
+            random.below(3 << 20),
+            random.below(2 << 20) * (step % 4 % 3),
+        );
         let data = bytes(&mut random, len);
         let length = match random.below(3) {
             0 => model.len() as u64,
@@ -36,23 +39,39 @@ fn what_is_fetched_is_what_was_stored_and_each_store_is_one_version() {
             _ => at + len,
         };
         let status = client.store(fid, at, &data, length).expect("stored");
-        // What was beyond the length is cut off; then the data; then it is as long as was said.
+        // What was beyond the length is cut off; then it is as long as was said; then the data.
         model.truncate(length as usize);
-        let end = length.max(at + len) as usize;
+        let end = if len == 0 {
+            length
+        } else {
+            length.max(at + len)
+        } as usize;
         model.resize(model.len().max(end), 0);
-        model[at as usize..][..data.len()].copy_from_slice(&data);
+        if !data.is_empty() {
+            model[at as usize..][..data.len()].copy_from_slice(&data);
+        }
         version += 1;
-        assert_eq!((status.length, status.data_version), (model.len() as u64, version), "{step}");
+        assert_eq!(
+            (status.length, status.data_version),
+            (model.len() as u64, version),
+            "{step}"
+        );
         let from = random.below(model.len() as u64 + 10);
         let wanted = random.below(1 << 20);
         let (got, status, _) = client.fetch(fid, from, wanted).expect("fetched");
         let from = model.len().min(from as usize);
-        assert!(got == model[from..model.len().min(from + wanted as usize)], "{step}");
+        let expected = &model[from..model.len().min(from + wanted as usize)];
+        let differs = got.iter().zip(expected).position(|(a, b)| a != b);
+        let place = (got.len(), expected.len(), differs.map(|at| from + at));
+        assert!(got == expected, "step {step}, from {from}: {place:?}");
         assert_eq!(status.data_version, version);
     }
     let (all, ..) = client.fetch(fid, 0, u64::MAX).expect("fetched");
     assert!(all == model);
-    assert_eq!(client.fetch(fid, u64::MAX, u64::MAX).expect("nothing").0, b"");
+    assert_eq!(
+        client.fetch(fid, u64::MAX, u64::MAX).expect("nothing").0,
+        b""
+    );
 }
 
 #[test]
@@ -63,9 +82,14 @@ fn a_position_beyond_four_gib_is_one() {
     let far = (5 << 30) + 7;
     let status = client.store(fid, far, b"far away", 0).expect("stored");
     assert_eq!(status.length, far + 8);
-    assert_eq!(client.fetch(fid, far - 2, 100).expect("fetched").0, b"\0\0far away");
+    assert_eq!(
+        client.fetch(fid, far - 2, 100).expect("fetched").0,
+        b"\0\0far away"
+    );
     for (position, length) in [(u64::MAX, 0), (fs::FILE_SIZE_MAX, 0), (0, u64::MAX)] {
-        let refused = client.store(fid, position, b"x", length).expect_err("too large");
+        let refused = client
+            .store(fid, position, b"x", length)
+            .expect_err("too large");
         assert_eq!(refused.errno(), Some(libc::EFBIG));
     }
 }
@@ -82,7 +106,10 @@ fn attributes_change_and_are_no_version() {
         ..ANY
     };
     let after = client.set(fid, wanted).expect("set");
-    assert_eq!((after.unix_mode_bits, after.client_mod_time), (0o640, 1_000_000_000));
+    assert_eq!(
+        (after.unix_mode_bits, after.client_mod_time),
+        (0o640, 1_000_000_000)
+    );
     assert_eq!(after.data_version, before.data_version);
     let gift = AfsStoreStatus {
         owner: Some(0),
@@ -114,7 +141,9 @@ fn a_version_has_one_content_while_clients_store() {
         });
         let mut version = 0;
         for round in 0..20_u8 {
-            let status = writer.store(fid, 0, &vec![round; len], len as u64).expect("stored");
+            let status = writer
+                .store(fid, 0, &vec![round; len], len as u64)
+                .expect("stored");
             version = status.data_version;
         }
         over.store(true, Ordering::Relaxed);
@@ -164,11 +193,17 @@ fn locks_exclude_and_show_in_the_status() {
     let fid = file(&one);
     let busy = |outcome: Result<(), Abort>| outcome.map_err(|code| code.errno());
     one.lock(fid, LockType::Write).expect("locked");
-    assert_eq!(busy(other.lock(fid, LockType::Read)), Err(Some(libc::EAGAIN)));
+    assert_eq!(
+        busy(other.lock(fid, LockType::Read)),
+        Err(Some(libc::EAGAIN))
+    );
     assert_eq!(one.status(fid).expect("there").lock_count, -1);
     one.unlock(fid).expect("unlocked");
     one.lock(fid, LockType::Read).expect("locked");
     other.lock(fid, LockType::Read).expect("locked");
     assert_eq!(one.status(fid).expect("there").lock_count, 2);
-    assert_eq!(busy(other.lock(fid, LockType::Write)), Err(Some(libc::EAGAIN)));
+    assert_eq!(
+        busy(other.lock(fid, LockType::Write)),
+        Err(Some(libc::EAGAIN))
+    );
 }

@@ -77,7 +77,9 @@ fn a_client_that_changes_its_own_copy_has_the_servers_pages() {
         match (random.below(6), picked) {
             (0..=2, _) | (_, None) => {
                 let (fid, status) = client.create(copies[at].fid, &new).expect("made");
-                copies[at].changed(&status, |image| image.insert(entry(&new, fid)).expect("room"));
+                copies[at].changed(&status, |image| {
+                    image.insert(entry(&new, fid)).expect("room")
+                });
                 names[at].insert(new, fid);
             }
             (3, Some(old)) => {
@@ -87,11 +89,17 @@ fn a_client_that_changes_its_own_copy_has_the_servers_pages() {
             }
             (_, Some(old)) => {
                 // To a new name, or to one that is there.
-                let replaced = names[other].keys().next().filter(|_| step % 3 == 0).cloned();
+                let replaced = names[other]
+                    .keys()
+                    .next()
+                    .filter(|_| step % 3 == 0)
+                    .cloned();
                 let to = replaced.clone().unwrap_or(new);
                 let moved = names[at][&old];
                 let dirs = (copies[at].fid, copies[other].fid);
-                let (from, into) = client.rename((dirs.0, &old), (dirs.1, &to)).expect("renamed");
+                let (from, into) = client
+                    .rename((dirs.0, &old), (dirs.1, &to))
+                    .expect("renamed");
                 if at == other && old == to {
                     assert_eq!(from.data_version, copies[at].version);
                     continue;
@@ -139,14 +147,19 @@ fn a_directory_that_moves_has_another_parent_and_another_version() {
         assert!(image.replace(b"..", (to.vnode, to.unique)));
     });
     copy.check(&client);
-    assert_eq!((status.parent_vnode, status.parent_unique), (to.vnode, to.unique));
+    assert_eq!(
+        (status.parent_vnode, status.parent_unique),
+        (to.vnode, to.unique)
+    );
     assert_eq!(client.lookup(to, "e"), Ok(moved));
     // Not below itself, and not over what has names.
     let (below, _) = client.make_dir(moved, "below").expect("made");
     let refused = client.rename((to, "e"), (below, "x")).expect_err("a loop");
     assert_eq!(errno(refused), libc::EINVAL);
     client.make_dir(from, "d").expect("made");
-    let refused = client.rename((from, "d"), (to, "e")).expect_err("it has names");
+    let refused = client
+        .rename((from, "d"), (to, "e"))
+        .expect_err("it has names");
     assert_eq!(errno(refused), libc::ENOTEMPTY);
 }
 
@@ -164,14 +177,23 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (client.create(dir, "..").map(drop), libc::EINVAL),
         (client.create(dir, "a/b").map(drop), libc::EINVAL),
         (client.create(dir, "").map(drop), libc::EINVAL),
-        (client.create(dir, &"n".repeat(256)).map(drop), libc::ENAMETOOLONG),
+        (
+            client.create(dir, &"n".repeat(256)).map(drop),
+            libc::ENAMETOOLONG,
+        ),
         (client.create(file, "x").map(drop), libc::ENOTDIR),
         (client.remove(dir, "none").map(drop), libc::ENOENT),
         (client.remove(root, "dir").map(drop), libc::EISDIR),
         (client.remove_dir(dir, "file").map(drop), libc::ENOTDIR),
         (client.remove_dir(root, "dir").map(drop), libc::ENOTEMPTY),
-        (client.rename((dir, "none"), (dir, "x")).map(drop), libc::ENOENT),
-        (client.rename((dir, "file"), (root, "dir")).map(drop), libc::EISDIR),
+        (
+            client.rename((dir, "none"), (dir, "x")).map(drop),
+            libc::ENOENT,
+        ),
+        (
+            client.rename((dir, "file"), (root, "dir")).map(drop),
+            libc::EISDIR,
+        ),
         (client.link(root, "elsewhere", file).map(drop), libc::EXDEV),
         (client.link(dir, "again", dir).map(drop), libc::EPERM),
         (client.lookup(dir, "none").map(drop), libc::ENOENT),
@@ -182,20 +204,33 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     before.check(&client);
     // Of files that are no longer there, or never were.
     client.remove(dir, "file").expect("removed");
-    let other = AfsFid { unique: file.unique + 1, ..file };
+    let other = AfsFid {
+        unique: file.unique + 1,
+        ..file
+    };
     let elsewhere = AfsFid { volume: 5, ..file };
     for (fid, expected) in [
         (file, Abort::VNOVNODE),
         (other, Abort::VNOVNODE),
         (AfsFid { vnode: 0, ..file }, Abort::VNOVNODE),
-        (AfsFid { vnode: u32::MAX, unique: u32::MAX, ..file }, Abort::VNOVNODE),
+        (
+            AfsFid {
+                vnode: u32::MAX,
+                unique: u32::MAX,
+                ..file
+            },
+            Abort::VNOVNODE,
+        ),
         (elsewhere, Abort::VNOVOL),
     ] {
         assert_eq!(client.status(fid), Err(expected));
         assert_eq!(client.fetch(fid, 0, 10).map(drop), Err(expected));
         assert_eq!(client.store(fid, 0, b"x", 1).map(drop), Err(expected));
         let (statuses, _) = client.bulk(&[root, fid]).expect("each for itself");
-        assert_eq!((statuses[0].error_code, statuses[1].error_code), (Abort(0), expected));
+        assert_eq!(
+            (statuses[0].error_code, statuses[1].error_code),
+            (Abort(0), expected)
+        );
     }
 }
 
@@ -213,15 +248,24 @@ fn links_count_and_symbolic_links_say_what_they_were_told() {
     assert_eq!(refused.map_err(errno).map(drop), Err(libc::EXDEV));
     client.remove(root, "file").expect("removed");
     assert_eq!(client.status(file).expect("there").link_count, 1);
-    client.rename((root, "other"), (dir, "other")).expect("it has one name");
+    client
+        .rename((root, "other"), (dir, "other"))
+        .expect("it has one name");
     assert_eq!(client.status(file).expect("there").parent_vnode, dir.vnode);
 
-    let (link, _) = client.symlink(root, "link", "dir/other", 0o777).expect("made");
+    let (link, _) = client
+        .symlink(root, "link", "dir/other", 0o777)
+        .expect("made");
     let status = client.status(link).expect("there");
-    assert_eq!((status.file_type, status.length), (FileType::SymbolicLink, 9));
+    assert_eq!(
+        (status.file_type, status.length),
+        (FileType::SymbolicLink, 9)
+    );
     assert_eq!(client.fetch(link, 0, 1000).expect("read").0, b"dir/other");
     // A mount point is a link that may not be executed.
-    let (point, _) = client.symlink(root, "point", "#root.cell.", 0o644).expect("made");
+    let (point, _) = client
+        .symlink(root, "point", "#root.cell.", 0o644)
+        .expect("made");
     let status = client.status(point).expect("there");
     assert_eq!((status.unix_mode_bits, status.length), (0o644, 11));
     assert!(file.vnode % 2 == 0 && link.vnode % 2 == 0 && dir.vnode % 2 == 1);
@@ -236,7 +280,9 @@ fn pages_that_are_made_anew_have_a_version_of_their_own() {
         let cell = Cell::on(&device, common::config());
         let client = cell.client();
         for n in names {
-            client.create(client.root, &format!("name {n}")).expect("made");
+            client
+                .create(client.root, &format!("name {n}"))
+                .expect("made");
         }
         client.remove(client.root, "name 3").ok();
         Copy::fetch(&client, client.root)

@@ -51,9 +51,7 @@ impl Visit<'_> {
         let sent = range.end - range.start;
         let mut head = Vec::new();
         let length = DataLength::answer(request, sent);
-        length
-            .expect("no more than was asked for")
-            .write(&mut head);
+        length.expect("no more than was asked for").write(&mut head);
         call.write(head)?;
         match content {
             Content::Bytes(bytes) => {

@@ -17,7 +17,10 @@ impl Visit<'_> {
             let (what, value) = ("lock type", kind as u32);
             return Err(WireError::Undefined { what, value }.into());
         }
-        self.shared.locks.set(Instant::now(), file, kind).map_err(refused)?;
+        self.shared
+            .locks
+            .set(Instant::now(), file, kind)
+            .map_err(refused)?;
         Ok(Reply::SetLock {
             sync: volume.sync(),
         })
@@ -25,7 +28,10 @@ impl Visit<'_> {
 
     pub(super) fn extend_lock(&self, fid: &AfsFid) -> Outcome<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
-        self.shared.locks.extend(Instant::now(), file).map_err(refused)?;
+        self.shared
+            .locks
+            .extend(Instant::now(), file)
+            .map_err(refused)?;
         Ok(Reply::ExtendLock {
             sync: volume.sync(),
         })
@@ -33,7 +39,10 @@ impl Visit<'_> {
 
     pub(super) fn release_lock(&self, fid: &AfsFid) -> Outcome<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
-        self.shared.locks.release(Instant::now(), file).map_err(refused)?;
+        self.shared
+            .locks
+            .release(Instant::now(), file)
+            .map_err(refused)?;
         Ok(Reply::ReleaseLock {
             sync: volume.sync(),
         })

@@ -51,8 +51,8 @@ impl FileService {
         self.shared.check_allowed(call).map_err(plain)?;
         let parse = |bytes: &[u8]| prefix::<Request<'_>>(bytes).map(drop);
         let head = receive(call, parse).map_err(plain)?;
-        let (request, taken) = prefix::<Request<'_>>(head.as_ref())
-            .map_err(|error| error.server_abort())?;
+        let (request, taken) =
+            prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
         if let Some(reply) = self.about_server(&request).map_err(plain)? {
             return write(call, &reply).map_err(plain);
         }
@@ -78,9 +78,7 @@ impl FileService {
                 microseconds: now.subsec_micros(),
             },
             Request::GetStatistics {} => volumes::statistics(&self.shared),
-            Request::GetStatistics64 { version } => {
-                volumes::statistics64(&self.shared, *version)?
-            }
+            Request::GetStatistics64 { version } => volumes::statistics64(&self.shared, *version)?,
             _ => return Ok(None),
         }))
     }
@@ -102,14 +100,26 @@ pub(crate) struct Visit<'s> {
 impl Visit<'_> {
     fn answer(&self, call: &mut Call, request: &Request<'_>, data: rx::Bytes) -> Outcome<()> {
         match request {
-            Request::FetchData { fid, position, length } => {
+            Request::FetchData {
+                fid,
+                position,
+                length,
+            } => {
                 let range = (u64::from(*position), u64::from(*length));
                 self.fetch_data(call, request, fid, range)
             }
-            Request::FetchData64 { fid, position, length } => {
-                self.fetch_data(call, request, fid, (*position, *length))
-            }
-            Request::StoreData { fid, wanted, position, length, file_length } => {
+            Request::FetchData64 {
+                fid,
+                position,
+                length,
+            } => self.fetch_data(call, request, fid, (*position, *length)),
+            Request::StoreData {
+                fid,
+                wanted,
+                position,
+                length,
+                file_length,
+            } => {
                 let place = store::Place {
                     position: (*position).into(),
                     length: (*length).into(),
@@ -117,7 +127,13 @@ impl Visit<'_> {
                 };
                 self.store_data(call, data, fid, wanted, &place)
             }
-            Request::StoreData64 { fid, wanted, position, length, file_length } => {
+            Request::StoreData64 {
+                fid,
+                wanted,
+                position,
+                length,
+                file_length,
+            } => {
                 let place = store::Place {
                     position: *position,
                     length: *length,
@@ -215,7 +231,9 @@ impl Visit<'_> {
         let mut breaks = Breaks::default();
         for (ino, fid) in changed {
             let file = (volume.id, *ino);
-            self.shared.promises.take(file, *fid, &self.host, &mut breaks);
+            self.shared
+                .promises
+                .take(file, *fid, &self.host, &mut breaks);
         }
         let told = breaks.tell(&self.shared.hosts);
         add(&self.shared.counters.breaks, told);

@@ -153,10 +153,7 @@ impl Visit<'_> {
         pages.insert(name, Fid::from(existing));
         let directory_status = self.settle(&volume, &mut pages)?;
         drop(pages);
-        let changed = [
-            (dir.ino, Fid::from(directory)),
-            (ino, Fid::from(existing)),
-        ];
+        let changed = [(dir.ino, Fid::from(directory)), (ino, Fid::from(existing))];
         self.durable(&volume, &changed)?;
         Ok(Reply::Link {
             status: self.status(&volume, ino)?,

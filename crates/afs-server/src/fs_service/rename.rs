@@ -75,7 +75,9 @@ impl Visit<'_> {
         if target.is_some() && !may_replace {
             return Err(crate::error::DENIED);
         }
-        let same = target.as_ref().is_some_and(|target| target.ino == moved.ino);
+        let same = target
+            .as_ref()
+            .is_some_and(|target| target.ino == moved.ino);
         if dirs.0 != dirs.1 && !same && !moved.inode.is_dir() && moved.inode.links > 1 {
             // It would be in two directories, with an access list each.
             return Err(Fault::Errno(libc::EXDEV));
@@ -141,7 +143,10 @@ impl Locked {
     }
 
     fn lock(&self) -> Vec<(Ino, MutexGuard<'_, Pages>)> {
-        let locked = self.0.iter().map(|(ino, directory)| (*ino, directory.lock()));
+        let locked = self
+            .0
+            .iter()
+            .map(|(ino, directory)| (*ino, directory.lock()));
         locked.collect()
     }
 }

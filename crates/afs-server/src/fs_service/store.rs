@@ -175,13 +175,8 @@ fn write_all(
     let cuts = place.file_length < size;
     let grows = place.file_length > size.max(end);
     if cuts || grows || place.length == 0 {
-        // Without data, the end of the file is at least where data would have been.
-        let size = match place.length {
-            0 => place.file_length.max(place.position),
-            _ => place.file_length,
-        };
         let set = SetAttr {
-            size: Some(size),
+            size: Some(place.file_length),
             ..SetAttr::default()
         };
         lane.set_attr(file.ino(), &set)?;
