@@ -97,7 +97,7 @@ impl Visit<'_> {
                 if attr.inode.uid != ANONYMOUS && attr.inode.permissions & MAY_READ == 0 {
                     return Err(DENIED);
                 }
-                Ok((attr, Content::File(handle)))
+                Ok((attr, Content::File(Box::new(handle))))
             }
         }
     }
@@ -134,7 +134,7 @@ impl Visit<'_> {
 
 /// What a client fetches.
 enum Content {
-    File(Handle),
+    File(Box<Handle>),
     /// The pages of a directory, or the target of a link.
     Bytes(Bytes),
 }
