@@ -39,9 +39,14 @@ fn main() -> Outcome<()> {
     let time = Duration::from_secs(seconds.parse()?);
     let mib: usize = rest.first().map_or(Ok(1), |mib| mib.parse())?;
     let all = (0..clients).map(|n| Client::new(server, root, n));
-    let all: Vec<Client> = all.collect::<Outcome<_>>()?;
-    for client in &all {
-        client.prepare(what, mib)?;
+    let mut all: Vec<Client> = all.collect::<Outcome<_>>()?;
+    for at in 0..all.len() {
+        match &what[..] {
+            "share" if at > 0 => all[at].file = all[0].file,
+            "fetch" | "share" | "store" => all[at].prepare(mib)?,
+            // Known before it counts.
+            _ => all[at].once("status", mib)?,
+        }
     }
     let (calls, worst) = (AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();
@@ -55,11 +60,20 @@ fn main() -> Outcome<()> {
             }
             Ok(())
         };
-        let threads: Vec<_> = all.iter().map(|client| scope.spawn(move || run(client))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        let threads: Vec<_> = all
+            .iter()
+            .map(|client| scope.spawn(move || run(client)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("no panic"))
     })?;
     let (took, calls) = (begun.elapsed().as_secs_f64(), calls.load(Relaxed) as f64);
-    let moved = if matches!(&what[..], "fetch" | "share" | "store") { mib } else { 0 };
+    let moved = if matches!(&what[..], "fetch" | "share" | "store") {
+        mib
+    } else {
+        0
+    };
     println!(
         "{what} {clients} clients: {:.0} calls/s, {:.0} MB/s, longest {:.1} ms",
         calls / took,
@@ -74,6 +88,7 @@ struct Client {
     files: Connection,
     root: AfsFid,
     name: String,
+    file: AfsFid,
 }
 
 impl Client {
@@ -95,16 +110,14 @@ impl Client {
             _port: port,
             root,
             name: format!("load-{n}"),
+            file: AfsFid::default(),
         })
     }
 
     /// Makes the file that is fetched.
-    fn prepare(&self, what: &str, mib: usize) -> Outcome<()> {
-        self.call(&Request::FetchStatus { fid: self.root }, &[], 4096)?;
-        if matches!(what, "fetch" | "share" | "store") {
-            self.store(what, mib)?;
-        }
-        Ok(())
+    fn prepare(&mut self, mib: usize) -> Outcome<()> {
+        self.file = self.make()?;
+        self.store(mib)
     }
 
     fn once(&self, what: &str, mib: usize) -> Outcome<()> {
@@ -113,24 +126,19 @@ impl Client {
             "status" => self
                 .call(&Request::FetchStatus { fid: self.root }, &[], 4096)
                 .map(drop),
-            "fetch" | "share" => self.fetch(what, mib),
-            "store" => self.store(what, mib),
+            "fetch" | "share" => self.fetch(mib),
+            "store" => self.store(mib),
             "names" => self.names(),
             other => Err(format!("{other}?").into()),
         }
     }
 
-    fn file(&self, what: &str) -> Outcome<AfsFid> {
-        let name = if what == "share" { "load-all" } else { &self.name };
+    /// Makes the client's file anew.
+    fn make(&self) -> Outcome<AfsFid> {
+        let (directory, name) = (self.root, Name::new(self.name.as_bytes())?);
+        // It may be there from another time.
+        let _ = self.call(&Request::RemoveFile { directory, name }, &[], 4096);
         let wanted = nothing();
-        let (directory, name) = (self.root, Name::new(name.as_bytes())?);
-        let lookup = Request::Lookup { directory, name };
-        if let Ok(bytes) = self.call(&lookup, &[], 4096) {
-            return match afs_proto::fs::read_reply(lookup.opcode(), &mut Reader::new(&bytes))? {
-                Reply::Lookup { fid, .. } => Ok(fid),
-                other => Err(format!("{other:?}").into()),
-            };
-        }
         let create = Request::CreateFile {
             directory,
             name,
@@ -143,8 +151,8 @@ impl Client {
         }
     }
 
-    fn fetch(&self, what: &str, mib: usize) -> Outcome<()> {
-        let fid = self.file_once(what)?;
+    fn fetch(&self, mib: usize) -> Outcome<()> {
+        let fid = self.file;
         let request = Request::FetchData64 {
             fid,
             position: 0,
@@ -163,8 +171,8 @@ impl Client {
         }
     }
 
-    fn store(&self, what: &str, mib: usize) -> Outcome<()> {
-        let fid = self.file_once(what)?;
+    fn store(&self, mib: usize) -> Outcome<()> {
+        let fid = self.file;
         let request = Request::StoreData64 {
             fid,
             wanted: nothing(),
@@ -173,20 +181,6 @@ impl Client {
             file_length: (mib << 20) as u64,
         };
         self.call(&request, &vec![7; mib << 20], 4096).map(drop)
-    }
-
-    fn file_once(&self, what: &str) -> Outcome<AfsFid> {
-        thread_local! {
-            static FILE: std::cell::Cell<Option<(AfsFid, u64)>> = const { std::cell::Cell::new(None) };
-        }
-        let mine = std::ptr::from_ref(self) as u64;
-        if let Some((fid, of)) = FILE.get().filter(|(_, of)| *of == mine) {
-            let _ = of;
-            return Ok(fid);
-        }
-        let fid = self.file(what)?;
-        FILE.set(Some((fid, mine)));
-        Ok(fid)
     }
 
     fn names(&self) -> Outcome<()> {

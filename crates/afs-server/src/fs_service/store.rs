@@ -161,7 +161,8 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
     }
 }
 
-/// Writes everything, as one change of the file's version.
+/// Writes everything, as one change of the file's version. Bytes that are overwritten go to where they were,
+/// so the new version is durable first: a crash in between leaves no old version with other bytes.
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
@@ -181,6 +182,13 @@ fn write_all(
         };
         lane.set_attr(file.ino(), &set)?;
         store.raised = true;
+    }
+    if place.length > 0 && place.position < size.min(place.file_length) {
+        if !store.raised {
+            lane.files().raise_version(file.ino())?;
+            store.raised = true;
+        }
+        lane.files().sync_names()?;
     }
     let (mut at, mut part) = (place.position, first);
     while !part.is_empty() {

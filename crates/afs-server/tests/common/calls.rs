@@ -177,10 +177,27 @@ impl Client {
             file_length,
         };
         let bytes = self.exchange(to_bytes(&request), data, 4096)?;
-        let mut from = Reader::new(&bytes);
-        match afs_proto::fs::read_reply(request.opcode(), &mut from).expect("a reply") {
-            Reply::StoreData64 { status, .. } => Ok(status),
-            other => panic!("{other:?}"),
-        }
+        Ok(stored(&request, &bytes))
+    }
+
+    /// Makes a file these bytes, where the server may go.
+    pub fn try_store(&self, fid: AfsFid, data: &[u8]) -> Result<AfsFetchStatus, rx::Error> {
+        let request = Request::StoreData64 {
+            fid,
+            wanted: ANY,
+            position: 0,
+            length: data.len() as u64,
+            file_length: data.len() as u64,
+        };
+        let bytes = self.try_exchange(to_bytes(&request), data, 4096)?;
+        Ok(stored(&request, &bytes))
+    }
+}
+
+fn stored(request: &Request<'_>, bytes: &[u8]) -> AfsFetchStatus {
+    let mut from = Reader::new(bytes);
+    match afs_proto::fs::read_reply(request.opcode(), &mut from).expect("a reply") {
+        Reply::StoreData64 { status, .. } => status,
+        other => panic!("{other:?}"),
     }
 }

@@ -176,6 +176,29 @@ pub struct Client {
 impl Client {
     /// A client at that address.
     pub fn at(cell: &Cell, address: Ipv4Addr) -> Client {
+        Client::new(
+            address,
+            cell.server.file_service(),
+            cell.root(),
+            Timeouts::default(),
+        )
+    }
+
+    /// A client of a server in another process, which gives it up soon.
+    pub fn of(server: SocketAddr, volume: u32) -> Client {
+        let root = AfsFid {
+            volume,
+            vnode: 1,
+            unique: 1,
+        };
+        let timeouts = Timeouts {
+            dead: Duration::from_secs(2),
+            ..Timeouts::default()
+        };
+        Client::new(Ipv4Addr::LOCALHOST, server, root, timeouts)
+    }
+
+    fn new(address: Ipv4Addr, server: SocketAddr, root: AfsFid, timeouts: Timeouts) -> Client {
         let mut uuid = [7; 16];
         getrandom::fill(&mut uuid).expect("random numbers");
         let ears = Arc::new(Ears {
@@ -194,11 +217,10 @@ impl Client {
             handler: Arc::new(move |call: &mut Call| hears.serve(call)),
         };
         let port = Port::open(&settings, vec![service]).expect("a port");
-        let to = cell.server.file_service();
         Client {
-            files: port.connect(to, afs_proto::fs::SERVICE, Timeouts::default()),
+            files: port.connect(server, afs_proto::fs::SERVICE, timeouts),
             ears,
-            root: cell.root(),
+            root,
             _port: port,
         }
     }
@@ -212,21 +234,25 @@ impl Client {
 
     /// Makes a call: sends bytes and data, gives all that comes.
     pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>, Abort> {
-        let mut call = self.files.call().expect("a call");
-        let sent = call.write(head).and_then(|()| {
-            let parts = data.chunks(1 << 20);
-            parts.into_iter().try_for_each(|part| call.write(part))?;
-            call.finish()
-        });
-        let answer = match sent {
-            Ok(()) => call.read_to_end(most),
-            Err(error) => Err(error),
-        };
-        match answer {
+        match self.try_exchange(head, data, most) {
             Ok(bytes) => Ok(bytes),
             Err(rx::Error::Ended(End::Aborted(code))) => Err(Abort(code)),
             Err(error) => panic!("a call broke: {error}"),
         }
+    }
+
+    /// The same, where the server may go.
+    pub fn try_exchange(
+        &self,
+        head: Vec<u8>,
+        data: &[u8],
+        most: usize,
+    ) -> Result<Vec<u8>, rx::Error> {
+        let mut call = self.files.call()?;
+        call.write(head)?;
+        data.chunks(1 << 20).try_for_each(|part| call.write(part))?;
+        call.finish()?;
+        call.read_to_end(most)
     }
 }
 
