@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Each client has a port of its own and answers callbacks. Prints calls and MB in a second, and the
-//! longest call. The files lie in the root of the volume, where anybody must be allowed to write.
+//! longest call. The files lie in the root of the volume, where anybody must be allowed to write, and stay
+//! there.
 
 use afs_proto::cb::{self, InterfaceAddr};
 use afs_proto::fs::{AfsStoreStatus, Reply, Request};
@@ -109,7 +110,7 @@ impl Client {
             files: port.connect(to, afs_proto::fs::SERVICE, Timeouts::default()),
             _port: port,
             root,
-            name: format!("load-{n}"),
+            name: format!("load-{}-{n}", std::process::id()),
             file: AfsFid::default(),
         })
     }
@@ -133,11 +134,9 @@ impl Client {
         }
     }
 
-    /// Makes the client's file anew.
+    /// Makes the client's file.
     fn make(&self) -> Outcome<AfsFid> {
         let (directory, name) = (self.root, Name::new(self.name.as_bytes())?);
-        // It may be there from another time.
-        let _ = self.call(&Request::RemoveFile { directory, name }, &[], 4096);
         let wanted = nothing();
         let create = Request::CreateFile {
             directory,
