@@ -43,14 +43,7 @@ fn options() -> Options {
 }
 
 fn new(kind: FileType) -> New {
-    New {
-        kind,
-        permissions: 0o644,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-    }
+    New::of_root(kind, 0o644)
 }
 
 fn fill(tree: &Fileset, from: u32, to: u32) {

@@ -37,6 +37,20 @@ pub struct New {
     pub rdev: u32,
 }
 
+impl New {
+    /// An object of root's with exactly these permissions.
+    pub const fn of_root(kind: FileType, permissions: u32) -> New {
+        New {
+            kind,
+            permissions,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+        }
+    }
+}
+
 /// What [`Fileset::rename`] does about a name that is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rename {
@@ -148,12 +162,9 @@ impl Fileset {
             return Err(Error::new(Kind::Invalid, "no target for a symbolic link"));
         }
         let new = New {
-            kind: FileType::Symlink,
-            permissions: 0o777,
-            umask: 0,
             uid,
             gid,
-            rdev: 0,
+            ..New::of_root(FileType::Symlink, 0o777)
         };
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;

@@ -15,14 +15,7 @@ use fs::{
 use std::sync::Arc;
 use std::time::Duration;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;
 
 fn cache() -> Arc<Cache> {
