@@ -22,8 +22,16 @@ pub fn image(s: &Sandbox, name: &str, bytes: u64) -> std::path::PathBuf {
 
 /// A port that nobody uses now.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its number").port()
+    // Below those that the kernel gives to clients: whoever waits for a server by connecting could be
+    // given the very port he connects to, and would talk to himself. And never one twice.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = (10_000 + number % 22_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn spawn(command: &mut Command) -> Killed {
@@ -70,6 +78,26 @@ pub fn nbdkit(image: &Path, port: u16) -> Killed {
             .arg(image)
             .arg(format!("exportdesc=fixed:wwid={WWID}")),
     );
+    answers(port);
+    child
+}
+
+/// `nbdkit` on a port, with an export `e`, that fails every write with EIO while the
+/// file `broken` exists.
+pub fn nbdkit_that_fails(image: &Path, port: u16, broken: &Path) -> Killed {
+    let mut command = Command::new("nbdkit");
+    command
+        .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-e", "e"])
+        .args(["--filter=exportname", "--filter=error", "file"])
+        .arg(image)
+        .arg(format!("exportdesc=fixed:wwid={WWID}"));
+    for what in ["pwrite", "zero", "trim"] {
+        command
+            .arg(format!("error-{what}=EIO"))
+            .arg(format!("error-{what}-rate=100%"))
+            .arg(format!("error-{what}-file={}", broken.display()));
+    }
+    let child = spawn(&mut command);
     answers(port);
     child
 }

@@ -14,6 +14,8 @@ fn tour(command: &mut Command, store: &str) {
     assert_eq!(report["store"], store, "{report}");
     assert_eq!(report["verified"], true);
     assert!(report["files"].as_u64().unwrap() > 20, "{report}");
+    // Whoever may open /dev/fuse and has fusermount3 may mount.
+    assert_eq!(report["mounted"]["files"], report["files"], "{report}");
     let cost = report["cost"].as_array().unwrap();
     assert!(
         cost.iter()

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 const TARGETS: &[&str] = &[
     "afs_directory",
     "afs_requests",
+    "fs_image",
     "iscsi_pdus",
     "luks2_header",
     "luks2_json",

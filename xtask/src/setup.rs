@@ -2,7 +2,7 @@
 
 use crate::{Outcome, run};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A program or file that the tests need, and the Debian package that brings it.
@@ -13,7 +13,9 @@ const NEEDED: &[(&str, &str)] = &[
     ("cryptsetup", "cryptsetup-bin"),
     ("fio", "fio"),
     ("fusermount3", "fuse3"),
+    ("getcap", "libcap2-bin"),
     ("gdb", "gdb"),
+    ("git", "git"),
     ("losetup", "mount"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
@@ -23,17 +25,24 @@ const NEEDED: &[(&str, &str)] = &[
     ("nbdkit", "nbdkit"),
     ("openssl", "openssl"),
     ("/usr/lib/openafs/vlserver", "openafs-dbserver"),
+    ("pg_ctlcluster", "postgresql"),
+    ("python3", "python3-minimal"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("rxdebug", "openafs-client"),
+    ("rsync", "rsync"),
+    ("setfacl", "acl"),
+    ("setfattr", "attr"),
+    ("sqlite3", "sqlite3"),
     ("ssh-keygen", "openssh-client"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
     ("xz", "xz-utils"),
     ("cc", "build-essential"),
+    ("make", "build-essential"),
     ("clang", "clang"),
     ("pkg-config", "pkg-config"),
     ("postmark", "postmark"),
@@ -48,10 +57,14 @@ openafs-client openafs-client/thiscell string test.local
 openafs-client openafs-client/cell-info string 127.0.0.1
 ";
 
-/// Installs the programs that are missing, for which it takes root, and fetches the kernel that the
-/// tests boot.
+/// Suites that are programs on crates.io, and their versions.
+const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
+
+/// Installs the programs that are missing, for which it takes root, builds the suites, and fetches the
+/// kernel that the tests boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
+    suites()?;
     kernel(root)
 }
 
@@ -98,13 +111,41 @@ fn answer_questions() -> Outcome {
     }
 }
 
-/// Puts the kernel where the tests look for it: in the folder that this program was built in too.
+/// Builds the suites that are missing into the folder where the tests look for them.
+fn suites() -> Outcome {
+    let tools = target()?.join("tools");
+    for (name, version) in SUITES {
+        let mut installed = Command::new(tools.join("bin").join(name));
+        let says = installed.arg("--version").output();
+        let wanted = format!("{name} {version}");
+        if says.is_ok_and(|says| String::from_utf8_lossy(&says.stdout).trim() == wanted) {
+            continue;
+        }
+        run(Command::new(env!("CARGO"))
+            .args(["install", "--locked", "--quiet", name, "--version", version])
+            .arg("--root")
+            .arg(&tools)
+            .env("CARGO_TARGET_DIR", tools.join("build")))?;
+    }
+    // What was built on the way is of no use once the programs are there.
+    match std::fs::remove_dir_all(tools.join("build")) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{tools:?}: {e}")),
+        _ => Ok(()),
+    }
+}
+
+/// Puts the kernel where the tests look for it.
 fn kernel(root: &Path) -> Outcome {
-    let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
-    let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");
     run(Command::new(root.join("tests/guest/boot.sh"))
         .args(["--fetch", "--cache"])
-        .arg(target.join("guest")))
+        .arg(target()?.join("guest")))
+}
+
+/// The folder that this program was built in, and the tests are.
+fn target() -> Result<PathBuf, String> {
+    let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
+    let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");
+    Ok(target.to_owned())
 }
 
 fn missing() -> Vec<&'static str> {

@@ -45,6 +45,7 @@ impl DevicePager {
             numa_node: below.numa_node,
             read_only: below.read_only,
             discard: below.discard,
+            flushes_all: false,
         };
         Ok(DevicePager { device, info })
     }

@@ -19,21 +19,23 @@ use crate::stream::Ahead;
 use crate::vnode::Vnode;
 use crate::wait::Waker;
 use block::Result;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// What a volume's background is to do.
 pub(crate) struct Errands {
     waker: Arc<Waker>,
-    /// Vnodes with dirty pages, by number.
-    dirty: Mutex<BTreeSet<u64>>,
+    dirty: Mutex<DirtyVnodes>,
+    /// The shortest sync interval that a vnode was ever given of its own.
+    own_sync_ms: AtomicU64,
     /// Vnodes of which something was written that no flush has followed.
     unflushed: Mutex<BTreeSet<u64>>,
     ahead: Mutex<VecDeque<Bring>>,
@@ -45,6 +47,29 @@ pub(crate) struct Errands {
     /// There is more to write out than there should be.
     write_out: AtomicBool,
     stop: AtomicBool,
+}
+
+/// Vnodes with dirty pages, so that those that are due are found without a look at the others. The
+/// time is when the oldest of a vnode's pages became dirty, or earlier.
+#[derive(Default)]
+struct DirtyVnodes {
+    by_age: BTreeSet<(u64, u64)>,
+    since: HashMap<u64, u64>,
+}
+
+impl DirtyVnodes {
+    fn insert(&mut self, number: u64, since: u64) {
+        if let Entry::Vacant(place) = self.since.entry(number) {
+            place.insert(since);
+            self.by_age.insert((since, number));
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(since) = self.since.remove(&number) {
+            self.by_age.remove(&(since, number));
+        }
+    }
 }
 
 /// Pages to bring.
@@ -71,6 +96,7 @@ impl Errands {
         Ok(Errands {
             waker: Waker::new()?,
             dirty: Mutex::default(),
+            own_sync_ms: AtomicU64::new(u64::MAX),
             unflushed: Mutex::default(),
             ahead: Mutex::default(),
             behind: Mutex::default(),
@@ -85,25 +111,41 @@ impl Errands {
         &self.waker
     }
 
-    /// A vnode has dirty pages now.
-    pub(crate) fn dirty_vnode(&self, number: u64) {
-        self.dirty
-            .lock()
-            .expect("no panic under this lock")
-            .insert(number);
+    /// A vnode has dirty pages since `now`, a time of the cache's clock in milliseconds.
+    pub(crate) fn dirty_vnode(&self, number: u64, now: u64) {
+        self.lock_dirty().insert(number, now);
     }
 
-    /// Vnodes that have, or had, dirty pages.
+    /// Vnodes that have, or had, dirty pages, in the order in which they were first seen.
     pub(crate) fn dirty_vnodes(&self) -> Vec<u64> {
-        let dirty = self.dirty.lock().expect("no panic under this lock");
-        dirty.iter().copied().collect()
+        let mut numbers: Vec<u64> = self.lock_dirty().since.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// A vnode has a sync interval of its own.
+    pub(crate) fn sync_within(&self, ms: u64) {
+        self.own_sync_ms.fetch_min(ms, Relaxed);
+    }
+
+    /// The first vnode by age from here on: since when it is dirty, and its number.
+    fn oldest_dirty(&self, from: (u64, u64)) -> Option<(u64, u64)> {
+        self.lock_dirty().by_age.range(from..).next().copied()
+    }
+
+    /// The oldest dirty page of a vnode is from then.
+    fn dirty_since(&self, number: u64, since: u64) {
+        let mut dirty = self.lock_dirty();
+        dirty.remove(number);
+        dirty.insert(number, since);
     }
 
     fn clean_vnode(&self, number: u64) {
-        self.dirty
-            .lock()
-            .expect("no panic under this lock")
-            .remove(&number);
+        self.lock_dirty().remove(number);
+    }
+
+    fn lock_dirty(&self) -> MutexGuard<'_, DirtyVnodes> {
+        self.dirty.lock().expect("no panic under this lock")
     }
 
     /// Something of a vnode was written, and nobody is going to flush it.
@@ -281,34 +323,39 @@ fn write_behind(session: &mut Session, vnode: &Weak<Vnode>, pages: &Range<u64>) 
     }
 }
 
-/// Writes out what is due. Says whether there is more that could not be sent yet.
+/// Writes out what is due, the oldest first. Says whether there is more that could not be sent yet.
 fn write_due(below: &Below, session: &mut Session) -> bool {
     let core = &below.core;
-    let clean = below.errands.clean.swap(false, AcqRel);
+    let errands = &below.errands;
+    let clean = errands.clean.swap(false, AcqRel);
     let now = core.now_ms();
-    let mut vnodes: Vec<(u64, Arc<Vnode>)> = Vec::new();
-    for number in below.errands.dirty_vnodes() {
-        let vnode = core.vnode(number);
-        match &vnode {
-            Some(vnode) if vnode.dirty_pages() > 0 => {
-                let since = vnode.oldest_dirty_ms().unwrap_or(now);
-                vnodes.push((since, Arc::clone(vnode)));
-            }
-            _ => {
-                below.errands.clean_vnode(number);
-                // It may have become dirty between the look and the removal.
-                if vnode.is_some_and(|v| v.dirty_pages() > 0) {
-                    below.errands.dirty_vnode(number);
-                }
-            }
-        }
-    }
-    vnodes.sort_unstable_by_key(|(since, _)| *since);
+    let soonest = core.live.sync_ms.load(Relaxed);
+    let soonest = soonest.min(errands.own_sync_ms.load(Relaxed));
     let mut forced = core.dirty_pages().saturating_sub(core.background_pages());
     if clean {
         forced = forced.max(CLEAN_PAGES);
     }
-    for (_, vnode) in vnodes {
+    let mut from = (0, 0);
+    while let Some((since, number)) = errands.oldest_dirty(from) {
+        if forced == 0 && since + soonest > now {
+            break;
+        }
+        from = (since, number + 1);
+        let vnode = core.vnode(number);
+        let Some(vnode) = vnode.filter(|vnode| vnode.dirty_pages() > 0) else {
+            errands.clean_vnode(number);
+            // It may have become dirty between the look and the removal.
+            if core.vnode(number).is_some_and(|v| v.dirty_pages() > 0) {
+                errands.dirty_vnode(number, now);
+            }
+            continue;
+        };
+        let oldest = vnode.oldest_dirty_ms().unwrap_or(since);
+        if oldest > since {
+            // It comes again in its turn.
+            errands.dirty_since(number, oldest);
+            continue;
+        }
         if !vnode.may_retry() {
             continue;
         }
@@ -357,11 +404,16 @@ fn send_back(below: &Below) -> bool {
 
 /// Flushes below what was written behind everybody's back.
 fn flush_behind(below: &Below, session: &mut Session) {
-    for number in below.errands.take_unflushed() {
-        // A vnode that is gone was flushed when its volume was, or removed.
-        if let Some(vnode) = below.core.vnode(number) {
-            session.flush_behind(vnode);
-        }
+    let numbers = below.errands.take_unflushed().into_iter();
+    // A vnode that is gone was flushed when its volume was, or removed.
+    let vnodes: Vec<Arc<Vnode>> = numbers.filter_map(|n| below.core.vnode(n)).collect();
+    let together = if below.info.flushes_all {
+        vnodes.len().max(1)
+    } else {
+        1
+    };
+    for some in vnodes.chunks(together) {
+        session.flush_behind(some.to_vec());
     }
 }
 

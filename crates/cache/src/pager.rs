@@ -29,6 +29,8 @@ pub struct PagerInfo {
     pub read_only: bool,
     /// [`block::Op::Discard`] does something.
     pub discard: bool,
+    /// A flush of one file covers the writes of all files.
+    pub flushes_all: bool,
 }
 
 /// Files below a cache.

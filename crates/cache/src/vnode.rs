@@ -201,6 +201,9 @@ impl Vnode {
             quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
         }
         self.quick.store(quick, Relaxed);
+        if let Some(ms) = attributes.sync_ms {
+            self.below.errands.sync_within(ms.into());
+        }
     }
 
     /// Pages may be read ahead.
@@ -357,10 +360,11 @@ impl Vnode {
     /// A page became dirty. By the holder of its latch, or by who brings it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
         let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
-        let before = leaf.set_dirty(index, self.below.core.now_ms());
+        let now = self.below.core.now_ms();
+        let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
             if self.dirty_pages.fetch_add(1, Relaxed) == 0 {
-                self.below.errands.dirty_vnode(self.number);
+                self.below.errands.dirty_vnode(self.number, now);
             }
             self.below.core.add_dirty(&self.below);
         }

@@ -289,7 +289,27 @@ impl Volume {
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
-        first_error(all.iter().map(|vnode| session.flush(&mut self.open(vnode))))
+        let flush = |vnode| session.flush(&mut self.open(vnode));
+        if !self.below.info.flushes_all {
+            return first_error(all.iter().map(flush));
+        }
+        let written = self.write_out();
+        let flushed = all.first().map_or(Ok(()), flush);
+        written.and(flushed)
+    }
+
+    /// Sends everything that is dirty below, without a flush below.
+    ///
+    /// # Errors
+    /// The first file of which something could not be written; the others were tried all the same.
+    pub fn write_out(&self) -> Result<()> {
+        let mut session = self.session()?;
+        let core = &self.below.core;
+        let numbers = self.below.errands.dirty_vnodes();
+        let dirty: Vec<Arc<Vnode>> = numbers.into_iter().filter_map(|n| core.vnode(n)).collect();
+        session.store_many(&dirty)?;
+        let wait = |vnode| session.write_out(&mut self.open(vnode), 0..FILE_BYTES_MAX);
+        first_error(dirty.iter().map(wait))
     }
 
     /// Flushes a file; one that the cache does not know has nothing to flush.

@@ -349,6 +349,7 @@ fn who_wants_a_page_that_is_on_its_way_joins() {
         numa_node: None,
         read_only: true,
         discard: false,
+        flushes_all: false,
     };
     let cache = Cache::new(Config::new(1 << 20)).unwrap();
     let open = Arc::clone(&gate);

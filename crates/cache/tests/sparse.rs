@@ -84,6 +84,7 @@ fn memory_of_the_process_follows_the_pages_in_use() {
         numa_node: None,
         read_only: false,
         discard: false,
+        flushes_all: false,
     };
     let volume = cache.volume(Arc::new(Nothing(info))).unwrap();
     let vnode = volume.vnode(FileId(0), SIZE);

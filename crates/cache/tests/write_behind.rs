@@ -202,6 +202,39 @@ fn a_volume_that_cannot_be_written_out_is_not_closed() {
     assert_eq!(back, [7; 5000]);
 }
 
+#[test]
+fn many_files_are_written_out_together_and_one_that_cannot_be_does_not_keep_the_others() {
+    const FILES: u64 = 200;
+    let disk = Arc::new(Mem::new(FILES * 8192, 512));
+    let (device, errors) = ErrorDevice::new(disk.clone());
+    let slow = Config {
+        sync_interval: Duration::from_secs(3600),
+        ..config(8 << 20)
+    };
+    let cache = Cache::new(slow).unwrap();
+    let volume = cache.volume(Arc::new(Parts::new(Arc::new(device), 8192)));
+    let volume = volume.unwrap();
+    let mut session = volume.session().unwrap();
+    let contents: Vec<Vec<u8>> = (0..FILES).map(|file| content(file, 5000)).collect();
+    for (file, data) in (0..).zip(&contents) {
+        let mut open = volume.open(&volume.vnode(FileId(file), 0));
+        session.write(&mut open, 0, data).unwrap();
+    }
+    errors.set(Some(Failure::every(3, ErrorKind::Media).of(OpKind::Write)));
+    assert!(volume.write_out().is_err());
+    let dirty = |stats: &cache::FileStats| stats.dirty_bytes > 0;
+    let left = volume.files().iter().filter(|file| dirty(file)).count();
+    assert!((1..FILES as usize / 2).contains(&left), "{left} files left");
+    errors.set(None);
+    volume.write_out().unwrap();
+    assert!(!volume.files().iter().any(dirty));
+    for (file, data) in (0..).zip(&contents) {
+        let mut back = vec![0; data.len()];
+        disk.peek(file * 8192, &mut back);
+        assert!(back == *data, "file {file}");
+    }
+}
+
 /// The background has a page on its way, which fails, while a direct read of it waits: what is below
 /// then is old, and must not be what the read gives.
 #[test]

@@ -2,14 +2,25 @@
 //! answer it would have seen and its exit code.
 //!
 //! The fork comes first, while the process has one thread; the child keeps the terminal until it
-//! has asked its questions, and lets go of it when it is ready.
+//! has asked its questions, and lets go of it when it is ready, and of every descriptor that its
+//! caller left open: a lock, or a pipe that somebody waits on, is not to be held for as long as it runs.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 /// The child's side: whom to tell that it is ready.
-pub struct Ready(File);
+pub struct Ready {
+    caller: File,
+    inherited: Vec<Inherited>,
+}
+
+/// A descriptor that the caller left open.
+struct Inherited {
+    fd: i32,
+    device: libc::dev_t,
+    inode: libc::ino_t,
+}
 
 /// Which side of the fork this is.
 pub enum Side {
@@ -21,6 +32,7 @@ pub enum Side {
 
 /// Splits off a child. Must be called while the process has a single thread.
 pub fn split() -> std::io::Result<Side> {
+    let inherited = inherited();
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for two descriptors.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
@@ -33,11 +45,48 @@ pub fn split() -> std::io::Result<Side> {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
             drop(read);
-            Ok(Side::Child(Ready(File::from(write))))
+            Ok(Side::Child(Ready {
+                caller: File::from(write),
+                inherited,
+            }))
         }
         pid => {
             drop(write);
             Ok(Side::Parent(wait_for(pid, File::from(read))))
+        }
+    }
+}
+
+/// What is open besides the terminal. A key may still be read from one of them.
+fn inherited() -> Vec<Inherited> {
+    let listed = std::fs::read_dir("/proc/self/fd");
+    let numbers = listed.into_iter().flatten().flatten();
+    numbers
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|fd| *fd > 2)
+        .filter_map(Inherited::of)
+        .collect()
+}
+
+impl Inherited {
+    fn of(fd: i32) -> Option<Inherited> {
+        // SAFETY: plain numbers, for which zeros will do.
+        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: `about` has room, and any number may be asked about.
+        (unsafe { libc::fstat(fd, &raw mut about) } == 0).then_some(Inherited {
+            fd,
+            device: about.st_dev,
+            inode: about.st_ino,
+        })
+    }
+
+    /// Closes it, unless that was done and the number is another file's now.
+    fn close(&self) {
+        let now = Inherited::of(self.fd);
+        if now.is_some_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
+            // SAFETY: nothing in this process owns what its caller left open, but for secrets that
+            // come by a descriptor, which is closed once they are read.
+            unsafe { libc::close(self.fd) };
         }
     }
 }
@@ -76,6 +125,7 @@ impl Ready {
                 libc::close(null);
             }
         }
-        let _ = self.0.write_all(format!("+{text}\n").as_bytes());
+        self.inherited.iter().for_each(Inherited::close);
+        let _ = self.caller.write_all(format!("+{text}\n").as_bytes());
     }
 }

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: secret::ZeroingAlloc = secret::ZeroingAlloc;
 
-/// Encrypted volumes in user space: LUKS2 on disk, given out over NBD, FUSE and loop devices.
+/// Encrypted storage in user space: LUKS2 volumes as block devices, file systems as mounts.
 #[derive(Parser)]
 #[command(name = "evfs", version, propagate_version = true, after_help = EXAMPLES)]
 struct Cli {
@@ -35,6 +35,7 @@ Examples:
   evfs attach disk.img --loop --background      prints the block device
   evfs status
   evfs detach disk
+  evfs format disk.img && evfs mount disk.img /mnt --background      a file system of its own
 
 Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
 13 key right but role refuses, 20 header damaged but repairable, 21 not repairable,

@@ -1,5 +1,6 @@
 //! What is printed: data to standard output, words to standard error, JSON when asked for.
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use stack::Error;
 use std::error::Error as _;
@@ -15,6 +16,33 @@ pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
         text().trim_end().to_owned()
     };
     line(&text);
+}
+
+/// A bar on standard error for work that takes a while; not shown with `--json`, nor where there is no
+/// terminal.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// Begins with nothing done; `what` says what is done.
+    pub fn new(json: bool, what: &'static str) -> Bar {
+        if json {
+            return Bar(ProgressBar::hidden());
+        }
+        let style = ProgressStyle::with_template("{msg:<12} [{bar:30}] {percent} %");
+        let bar = ProgressBar::new(1).with_message(what);
+        Bar(bar.with_style(style.expect("a template that is known")))
+    }
+
+    /// So much of so much is done.
+    pub fn at(&self, done: u64, of: u64) {
+        self.0.set_length(of);
+        self.0.set_position(done);
+    }
+
+    /// Takes it away.
+    pub fn end(&self) {
+        self.0.finish_and_clear();
+    }
 }
 
 /// Prints one line of data. A reader that went away (`| head`) is no reason to panic.

@@ -1,6 +1,6 @@
 //! Mounts a file system that lies in a file or on a device, until it is unmounted.
 //!
-//! `cargo run --release -p export-fuse --example mount -- [--format] FILE DIR [CACHE_MIB]`
+//! `cargo run --release -p export-fuse --example mount -- [--format] [--exclusive] FILE DIR [CACHE_MIB]`
 
 use cache::{Cache, Config};
 use export_fuse::{Mount, TreeConfig};
@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 fn main() {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
-    let format = args.first().is_some_and(|arg| arg == "--format");
-    if format {
-        args.remove(0);
-    }
+    let mut option = |name: &str| {
+        let at = args.iter().position(|arg| arg == name);
+        at.map(|at| args.remove(at)).is_some()
+    };
+    let (format, exclusive) = (option("--format"), option("--exclusive"));
     let cache_mib: u64 = args
         .get(2)
         .map_or(1024, |n| n.parse().expect("a number of MiB"));
@@ -27,7 +28,8 @@ fn main() {
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let cache = Cache::new(Config::new(cache_mib << 20)).expect("a cache");
     let files = Files::new(&main, &cache).expect("files");
-    let config = TreeConfig::new(PathBuf::from(&args[1]));
+    let mut config = TreeConfig::new(PathBuf::from(&args[1]));
+    config.exclusive = exclusive;
     let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
     println!("mounted");
     mount.wait();

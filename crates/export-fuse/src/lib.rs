@@ -24,8 +24,9 @@ mod io;
 pub mod loopdev;
 mod mount;
 mod tree;
+mod users;
 
-pub use mount::{Config, Export, Mount, TreeConfig};
+pub use mount::{Config, Export, Mount, TreeConfig, clear_dead};
 
 /// Kernel requests that are in flight for each thread of the configuration.
 pub const REQUESTS_PER_THREAD: usize = 4;

@@ -1,18 +1,23 @@
 //! Mounting and unmounting.
 
 use crate::files::Files;
-use crate::tree::Tree;
-use crate::{Error, REQUESTS_PER_THREAD};
+use crate::tree::{Recall, Tree};
+use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::UnmountFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+/// How long the end of a mount may take that nobody uses any more.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A device under a name.
 #[derive(Clone)]
@@ -59,6 +64,12 @@ pub struct TreeConfig {
     /// Let other users than the one who mounts in; the permissions of the files count for them. An
     /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
+    /// Nothing but this mount uses the files, so the kernel may keep what is written to itself, until
+    /// the file is closed or synced, or for about 30 seconds. Many small writes to a large file are
+    /// several times faster; small files take longer. A full device is an error of fsync(2) or
+    /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
+    /// holes of files are not told from data.
+    pub exclusive: bool,
 }
 
 impl TreeConfig {
@@ -70,6 +81,7 @@ impl TreeConfig {
             ttl: Duration::from_secs(3600),
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
+            exclusive: false,
         }
     }
 }
@@ -78,6 +90,10 @@ impl TreeConfig {
 pub struct Mount {
     mountpoint: PathBuf,
     session: Option<BackgroundSession>,
+    /// Readable when the last request is done, where anybody wants to know.
+    ended: Option<Arc<OwnedFd>>,
+    /// Tells the kernel what others change, for a mounted file system.
+    recall: Option<Arc<Recall>>,
 }
 
 impl Mount {
@@ -88,14 +104,12 @@ impl Mount {
     /// a user who may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
+        settings.mount_options = options();
+        settings.mount_options.extend([
             MountOption::NoSuid,
             MountOption::NoDev,
             MountOption::NoExec,
-        ];
+        ]);
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
         Mount::begin(&config.mountpoint, settings, Files::new(exports))
     }
@@ -106,11 +120,7 @@ impl Mount {
     /// As [`Mount::start`].
     pub fn start_tree(config: TreeConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
-        settings.mount_options = vec![
-            MountOption::FSName("evfs".into()),
-            MountOption::Subtype("evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
+        settings.mount_options = options();
         if config.read_only {
             settings.mount_options.push(MountOption::RO);
         }
@@ -124,7 +134,18 @@ impl Mount {
             settings.acl = SessionACL::All;
         }
         settings.n_threads = Some(config.threads.max(1));
-        Mount::begin(&config.mountpoint, settings, Tree::new(files, config.ttl))
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
+        let recall = Arc::new(Recall::default());
+        let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
+        let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
+        if let Some(session) = &mount.session {
+            let started = recall.start(session.notifier());
+            started.map_err(|e| Error::io("cannot start a thread", e))?;
+        }
+        mount.recall = Some(recall);
+        mount.ended = Some(ended);
+        Ok(mount)
     }
 
     fn begin(
@@ -150,6 +171,8 @@ impl Mount {
         Ok(Mount {
             mountpoint,
             session: Some(session),
+            ended: None,
+            recall: None,
         })
     }
 
@@ -158,19 +181,61 @@ impl Mount {
         self.mountpoint.join(name)
     }
 
-    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it.
+    /// Readable when the last request is done, however it came about. Only a file system knows.
+    pub fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.ended.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// Whether [`Mount::ended`] is readable.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some() && self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits for the last request, no longer than `time`. What nobody is told of counts as ended.
+    fn ends_within(&self, time: Duration) -> bool {
+        let Some(ended) = &self.ended else {
+            return true;
+        };
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+
+    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it:
+    /// then it gives false, and they go on until they close what they have open. So it does where
+    /// another mount namespace, a container's for example, has a copy of the mount.
     ///
     /// # Errors
     /// The mount comes back with the error; nothing has changed then.
-    pub fn unmount(mut self, force: bool) -> Result<(), Box<(Mount, Error)>> {
-        if let Err(e) = unmount(&self.mountpoint, force) {
+    pub fn unmount(mut self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
+        let unmounted = match unmount(&self.mountpoint, false) {
+            Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
+            unmounted => unmounted.map(|()| true),
+        };
+        let over = match unmounted {
+            Ok(over) => over,
             // Unmounted by somebody else, by hand for example, is unmounted.
-            if mounted_at(&self.mountpoint).is_some() {
-                return Err(Box::new((self, e)));
+            Err(_) if mounted_at(&self.mountpoint).is_none() => true,
+            Err(e) => return Err(Box::new((self, e))),
+        };
+        let over = over && self.ends_within(ENDS_WITHIN);
+        match (self.session.take(), over) {
+            (Some(session), true) => drop(session.join()),
+            // The kernel ends it when the last user goes, which may be never; until then they are
+            // to see what others change.
+            (Some(session), false) => {
+                self.recall = None;
+                std::mem::forget(session);
             }
+            (None, _) => {}
         }
-        self.finish();
-        Ok(())
+        Ok(over)
     }
 
     /// Waits until somebody unmounts it.
@@ -180,16 +245,6 @@ impl Mount {
             let _ = session.join();
         }
     }
-
-    fn finish(&mut self) {
-        if let Some(session) = self.session.take() {
-            // After a lazy unmount the kernel ends the session when the last user goes, which may
-            // be never; only an unmount that took effect is waited for.
-            if mounted_at(&self.mountpoint).is_none() {
-                let _ = session.join();
-            }
-        }
-    }
 }
 
 impl Drop for Mount {
@@ -197,7 +252,31 @@ impl Drop for Mount {
         if self.session.is_some() {
             let _ = unmount(&self.mountpoint, true);
         }
+        if let Some(recall) = &self.recall {
+            recall.close();
+        }
     }
+}
+
+/// Takes away what a killed process has left mounted. Says whether there was such a thing.
+///
+/// # Errors
+/// What the system says.
+pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
+    match mounted_at(mountpoint) {
+        Some(At::Dead) => unmount(mountpoint, true).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+/// What every mount has.
+fn options() -> Vec<MountOption> {
+    vec![
+        MountOption::FSName("evfs".into()),
+        // The library has an option for this that does not reach the kernel.
+        MountOption::CUSTOM("subtype=evfs".into()),
+        MountOption::DefaultPermissions,
+    ]
 }
 
 enum At {
@@ -207,9 +286,10 @@ enum At {
 
 /// Whether a file system of ours, or another one, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
-    // A mount whose server died answers everything, also this, with ENOTCONN.
-    match std::fs::metadata(path) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Some(At::Dead),
+    // A mount whose server died answers ENOTCONN to what the kernel has to ask the server. It would
+    // give attributes, which it may remember; it never remembers how full a file system is.
+    match rustix::fs::statfs(path) {
+        Err(rustix::io::Errno::NOTCONN) => return Some(At::Dead),
         Err(_) => return None,
         Ok(_) => {}
     }
@@ -272,6 +352,9 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
 fn busy(path: &Path) -> Error {
     Error::Busy {
         what: path.display().to_string(),
-        hint: "somebody has a file in it open".into(),
+        hint: match users::of(path) {
+            Some(users) => format!("used by {users}"),
+            None => "somebody has a file in it open".into(),
+        },
     }
 }

@@ -5,25 +5,40 @@
 //! ```
 //!
 //! The kernel decides who may do what (`default_permissions`, with access lists), keeps names,
-//! attributes and pages, and asks again when its own requests have changed them. **Invariant:** the
-//! kernel remembers nothing for longer than [`crate::TreeConfig::ttl`] that somebody else could change;
-//! and no request waits while it holds a lock that another one needs, but for that of its file.
+//! attributes and pages, and asks again when its own requests have changed them. **Invariant:** what
+//! another client of the files changes, another mount or a server, the kernel is told to forget (see
+//! `recall`); and no request waits while it holds a lock that another one needs, but for that of its
+//! file.
 //!
-//! Absent on purpose: the kernel's own write-back cache (a write is in our cache when write(2)
-//! returns, so that other front ends see it), locks (the kernel keeps those of one mount).
+//! What a program opens with O_DIRECT goes past the kernel's pages and past our cache; both write out
+//! first what is dirty in the range, and forget it where it changes.
+//!
+//! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
+//! the only client and was told so.
+//!
+//! Absent on purpose: locks, which the kernel keeps for one mount; and FUSE_PASSTHROUGH, which would have
+//! the kernel read the very pages of our cache. A mapping that is made so outlives the opening, so nobody
+//! could tell when its pages may go; a program that opens the file to write could not map it; and a
+//! read of pages that the kernel has of its own costs the same.
 
 mod convert;
+mod gone;
 mod handles;
 mod ops;
 mod privileges;
+mod recall;
 
-use crate::mount::PIECE_BYTES;
-use fs::{Files, Lane};
+pub(crate) use recall::Recall;
+
+use crate::mount::{PIECE_BYTES, TreeConfig};
+use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
+use gone::Gone;
 use handles::Handles;
 use privileges::Capabilities;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,17 +66,36 @@ pub(crate) struct Tree {
     files: Arc<Files>,
     handles: Handles,
     capabilities: Capabilities,
+    gone: Gone,
     ttl: Duration,
+    exclusive: bool,
+    recall: Arc<Recall>,
+    _watch: Watch,
+    /// Told when the last request is done.
+    ended: Arc<OwnedFd>,
 }
 
 impl Tree {
-    pub(crate) fn new(files: Arc<Files>, ttl: Duration) -> Tree {
+    /// The files as a client of its own, who has `recall` told of what others change. `ended` is
+    /// written to when the last request is done.
+    pub(crate) fn new(
+        files: &Arc<Files>,
+        config: &TreeConfig,
+        recall: Arc<Recall>,
+        ended: Arc<OwnedFd>,
+    ) -> Tree {
+        let files = files.client();
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            _watch: files.watch(Arc::clone(&recall) as Arc<dyn Watcher>),
+            recall,
             files,
             handles: Handles::default(),
             capabilities: Capabilities::default(),
-            ttl,
+            gone: Gone::default(),
+            ttl: config.ttl,
+            exclusive: config.exclusive,
+            ended,
         }
     }
 

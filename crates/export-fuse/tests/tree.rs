@@ -1,40 +1,12 @@
 //! A mounted file system, used through the kernel. Needs `/dev/fuse` and the right to mount.
 
-use block::{BlockDevice, Mem};
-use cache::{Cache, Config};
-use export_fuse::{Mount, TreeConfig};
-use fs::{FIRST_FILESET, Files, Fs, Options};
+mod common;
+
+use common::{device, device_of, mounted};
 use std::fs as sys;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::Arc;
-
-/// Mounts, lets `work` use the folder, unmounts, and checks what is left.
-fn mounted(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path)) {
-    let fs = Fs::open(Arc::clone(device), Options::default()).expect("it opens");
-    let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
-    let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
-    let files = Files::new(&main, &cache).expect("files");
-    let folder = tempfile::tempdir().expect("a folder");
-    let config = TreeConfig::new(folder.path().to_owned());
-    let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
-    work(folder.path());
-    if let Err(failed) = mount.unmount(false) {
-        panic!("it does not unmount: {}", failed.1);
-    }
-    files.close().expect("everything is written");
-    drop((files, main));
-    let report = fs.check().expect("it can be checked");
-    assert!(report.is_clean(), "{:#?}", report.problems);
-    fs.close().expect("it closes");
-}
-
-fn device() -> Arc<dyn BlockDevice> {
-    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(256 << 20, 4096));
-    Fs::format(Arc::clone(&device), "").expect("it formats");
-    device
-}
 
 #[test]
 fn what_programs_write_is_there_for_them_and_after_a_remount() {
@@ -136,9 +108,7 @@ fn appends_from_many_threads_and_openings_are_whole() {
 
 #[test]
 fn a_full_device_says_so_and_goes_on() {
-    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 4096));
-    Fs::format(Arc::clone(&device), "").expect("it formats");
-    mounted(&device, |dir| {
+    mounted(&device_of(16), |dir| {
         let error = sys::write(dir.join("large"), vec![1; 32 << 20]).expect_err("too much");
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
         sys::remove_file(dir.join("large")).expect("removed");

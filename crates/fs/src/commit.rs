@@ -19,6 +19,7 @@ use crate::fs::Inner;
 use crate::journal::{Delta, Writer};
 use crate::state::State;
 use crate::store::Frozen;
+use crate::superblock::SEGMENTS_MAX;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -31,6 +32,9 @@ const BACKLOG_MIN: usize = 32;
 
 /// Pages that are put aside for each changed key.
 const PAGES_PER_KEY: usize = 8;
+
+/// Segments of the metadata that nobody counts on: for the next opening.
+const SEGMENTS_SPARE: usize = 4;
 
 /// The end of the journal, and what is durable.
 pub(crate) struct Log {
@@ -48,6 +52,18 @@ impl Log {
             durable: 0,
             blocked: false,
         }
+    }
+
+    /// The epoch of a commit that makes every record so far a thing of the past.
+    pub fn epoch_after_all(&self) -> u64 {
+        self.writer.epoch() + 1
+    }
+
+    /// That commit is there.
+    pub fn skip_all(&mut self) {
+        self.writer.next_epoch();
+        self.writer.next_epoch();
+        self.blocked = false;
     }
 }
 
@@ -75,7 +91,7 @@ struct Taken {
 }
 
 impl Inner {
-    fn log(&self) -> MutexGuard<'_, Log> {
+    pub fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().expect("no panic under this lock")
     }
 
@@ -184,7 +200,8 @@ impl Inner {
             };
             self.backlog.store(0, Relaxed);
             let epoch = log.writer.epoch();
-            // Whatever goes wrong with the record: the commit will have it.
+            // A record that does not fit is no loss: the commit will have it. One that could not be
+            // written makes the commit fail too, because nothing is called durable after that.
             let logged = !log.blocked && self.log_taken(&mut log, &taken).unwrap_or(false);
             log.blocked = !logged;
             log.writer.next_epoch();
@@ -217,8 +234,9 @@ impl Inner {
         let segments = self.superblock.lock().segments.clone();
         let blocks: u64 = segments.iter().map(|s| u64::from(s.blocks)).sum();
         // A commit writes what it changes to other pages, so that the items need twice their room.
-        self.space
-            .set_slack(blocks.saturating_sub(2 * db.item_pages()?));
+        let slack = blocks.saturating_sub(2 * db.item_pages()?);
+        let runs = SEGMENTS_MAX.saturating_sub(segments.len() + SEGMENTS_SPARE);
+        self.space.set_slack(slack, runs);
         Ok(())
     }
 
@@ -262,6 +280,8 @@ impl Inner {
             .active
             .len()
             .max(state.store.active.bytes() / 1024);
+        // An inode that is not in the store yet becomes a record there, and another one for a snapshot.
+        let now = now + 2 * state.dirty_cores.len();
         let before = self.backlog.swap(now, Relaxed);
         if now > self.backlog_max && before <= self.backlog_max {
             self.wake.set(|wanted| wanted.commit = true);
@@ -278,7 +298,8 @@ impl Inner {
         // Each key changed may take a page of the tree, and as much again on the way to it and until
         // the pages of the commit before can be used again. So the fuller the device, the smaller the
         // commits, and a tree on a device with only the reserve left can still be changed.
-        let room = self.space.usage().free as usize / PAGES_PER_KEY;
+        let enough = (backlog * PAGES_PER_KEY) as u64;
+        let room = self.space.metadata_room(enough) as usize / PAGES_PER_KEY;
         match backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
             true => self.checkpoint(),
             false => Ok(()),

@@ -15,6 +15,8 @@ pub(crate) struct Core {
     pub listed: bool,
     /// How often it is open.
     pub opens: u64,
+    /// It was made without a name, and may be given its first.
+    pub unnamed: bool,
     /// Dirty blocks of the cache with a promise of space each.
     pub promised: Blocks,
     /// Dirty blocks of the cache that will be written where they are.
@@ -48,6 +50,7 @@ impl Core {
             dirty: false,
             listed: false,
             opens: 0,
+            unnamed: false,
             promised: Blocks::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),

@@ -7,16 +7,18 @@
 //! walks no tree.
 //!
 //! **Invariant:** nothing that the device says makes the program panic. `redb` checks its pages only
-//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`].
+//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`], which makes an
+//! error of the assertion.
 
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key};
-use crate::metafile::MetaFile;
 use crate::overlay::{Change, Overlay};
 use crate::space::Run;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 type ItemKey = &'static [u8; KEY_BYTES];
 type Items = ReadOnlyTable<ItemKey, &'static [u8]>;
@@ -53,11 +55,36 @@ pub(crate) struct Base {
     items: Option<Items>,
 }
 
+thread_local! {
+    /// A call into `redb` is running on this thread.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs a call into `redb`. A panic in it says that the metadata is damaged.
 fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Result<T> {
-    match catch_unwind(AssertUnwindSafe(call)) {
+    // Such a panic is an error like any other, and the error says what it said; the program's own way to
+    // report panics would make it look like a defect, and a repair that feels its way through a
+    // damaged tree would report thousands.
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !GUARDED.get() {
+                report(panic);
+            }
+        }));
+    });
+    let before = GUARDED.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(before);
+    match result {
         Ok(result) => result.map_err(of_redb),
-        Err(_) => Err(Error::corrupt("the metadata is damaged: it cannot be read")),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+            let said = said.unwrap_or("it cannot be read");
+            Err(Error::corrupt(format!("the metadata is damaged: {said}")))
+        }
     }
 }
 
@@ -79,7 +106,7 @@ fn of_redb(error: redb::Error) -> Error {
 impl Db {
     /// Opens the database, or makes it if the file is empty. `verify` reads every page of it first,
     /// and compares its checksum.
-    pub fn open(file: MetaFile, cache_bytes: usize, verify: bool) -> Result<Db> {
+    pub fn open(file: impl redb::StorageBackend, cache_bytes: usize, verify: bool) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
         builder.set_check_integrity_on_open(verify);
@@ -111,9 +138,29 @@ impl Db {
         self.number(EPOCH)
     }
 
+    /// Reads every page of the last commit, compares its checksum, and counts anew which are in use.
+    /// Nobody reads or writes meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Corrupt`]: something of it is damaged.
+    pub fn verify(&mut self) -> Result<()> {
+        let database = self.database.as_mut().expect("there until it is dropped");
+        match guard(|| Ok(database.check_integrity()?))? {
+            true => Ok(()),
+            false => Err(Error::corrupt(
+                "the count of its pages in use is not what they are",
+            )),
+        }
+    }
+
+    /// Bytes of all items, keys included.
+    pub fn item_bytes(&self) -> Result<u64> {
+        self.number(ITEM_BYTES)
+    }
+
     /// Pages that all items need, as far as one can tell from their bytes.
     pub fn item_pages(&self) -> Result<u64> {
-        Ok(self.number(ITEM_BYTES)? / ITEM_BYTES_PER_PAGE)
+        Ok(self.item_bytes()? / ITEM_BYTES_PER_PAGE)
     }
 
     fn number(&self, name: &str) -> Result<u64> {
@@ -130,7 +177,7 @@ impl Db {
     /// Every run of blocks in use, in order; one run may be given in parts.
     pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
-        let mut beyond = false;
+        let (mut next, mut beyond) = (0, false);
         guard(|| {
             let read = self.database().begin_read()?;
             let space = match read.open_table(SPACE) {
@@ -139,11 +186,14 @@ impl Db {
             };
             for record in space.iter()? {
                 let (number, bits) = record?;
-                let Some(first) = number.value().checked_mul(CHUNK_BLOCKS) else {
+                // A damaged tree may be out of order, or lead in a circle.
+                let number = number.value();
+                if number < next || number >= device_blocks.div_ceil(CHUNK_BLOCKS) {
                     beyond = true;
                     return Ok(());
-                };
-                add_runs(first, bits.value(), &mut runs);
+                }
+                next = number + 1;
+                add_runs(number * CHUNK_BLOCKS, bits.value(), &mut runs);
             }
             Ok(())
         })?;
@@ -208,7 +258,10 @@ impl Drop for Db {
     fn drop(&mut self) {
         // What goes wrong here was an error of a commit before, or will be one of the next opening.
         let database = self.database.take();
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+        let _ = guard(|| {
+            drop(database);
+            Ok(())
+        });
     }
 }
 
@@ -327,4 +380,17 @@ fn change_bits(
         block = end;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_under_guard_is_an_error_that_says_the_same() {
+        let error = guard::<()>(|| panic!("page {}", 7)).unwrap_err();
+        assert_eq!(error.kind(), crate::Kind::Corrupt);
+        assert_eq!(error.to_string(), "the metadata is damaged: page 7");
+        assert!(!GUARDED.get(), "whatever comes next is reported again");
+    }
 }

@@ -77,13 +77,14 @@ impl Fileset {
         }
         drop(state);
         match is_orphan && !self.fs.options.read_only {
-            true => self.remove_orphan(ino).map(|()| true),
+            true => self.remove_orphan(ino),
             false => Ok(false),
         }
     }
 
-    /// Removes an inode without a name, a part of a large one at a time.
-    pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<()> {
+    /// Removes an inode without a name, a part of a large one at a time. Says no if it has been given
+    /// one, was opened again, or is gone already.
+    pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<bool> {
         /// Blocks of the file whose extents go in one operation.
         const STEP_EXTENTS: usize = 4096;
         loop {
@@ -91,7 +92,7 @@ impl Fileset {
             let found = op.get(self.id, 0, (Item::Orphan, ino), |_| Ok(()))?;
             let is_open = |op: &Op| op.cores.get(&(self.id, ino)).is_some_and(|c| c.opens > 0);
             if found.is_none() || is_open(&op) {
-                return Ok(());
+                return Ok(false);
             }
             let mut ends = Vec::new();
             let places = (Item::Extent, 0, crate::key::PLACE_MAX);
@@ -110,7 +111,7 @@ impl Fileset {
             op.delete(self.id, 0, (Item::Orphan, ino))?;
             op.destroy(ino)?;
             op.finish();
-            return Ok(());
+            return Ok(true);
         }
     }
 
@@ -136,6 +137,7 @@ impl Fileset {
 
     fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, is_new: bool) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
         let (now, inode) = (op.now, op.look(ino)?);
         if bytes.start > inode.size {
@@ -181,12 +183,18 @@ impl Fileset {
             return Ok(());
         }
         let (mut new, mut own) = (Blocks::default(), Blocks::default());
+        let mut splits = false;
         for range in core.promised.missing(blocks) {
             new.insert(range.clone());
             for part in op.own_parts(self.id, ino, range)? {
+                splits |= part.1.unwritten;
                 new.remove(part.0..end_of(&part));
                 own.insert(part.0..end_of(&part));
             }
+        }
+        if splits {
+            // What was never written needs no new block, but may become three records.
+            op.check_last_room()?;
         }
         op.promise(new.count())?;
         let core = op.core(ino)?;
@@ -222,6 +230,7 @@ impl Fileset {
         let cut = blocks_for(size)..FILE_SIZE_MAX / BLOCK_BYTES;
         let now = op.now;
         if size > inode.size {
+            op.check_kept_room()?;
             self.cover_tail(op, ino, inode.disk_size, inode.size)?;
             return op.change(ino, |inode| {
                 (inode.size, inode.disk_size) = (size, size);
@@ -277,6 +286,7 @@ impl Fileset {
 
     fn try_allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         let inode = op.look(ino)?;
         if inode.kind != FileType::File {
             return Err(Kind::Invalid.into());

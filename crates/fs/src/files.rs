@@ -11,11 +11,14 @@
 //! the cache; what the cache writes out late, behind an end that has moved, is not wanted any more.
 //! No lock but the file's own is held while somebody waits for the device.
 //!
-//! Deliberately absent: who may do what, and who else has to be told of a change.
+//! A mount and a file server of the same files are two clients, and each is told what the other
+//! changes: see [`Watcher`]. Deliberately absent: who may do what.
 
 mod lane;
+mod watch;
 
 pub use lane::{At, Lane};
+pub use watch::{Change, Watch, Watcher};
 
 use crate::error::{Kind, Result};
 use crate::file::Seek;
@@ -23,16 +26,24 @@ use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
 use crate::fs_pager::FsPager;
 use crate::key::Ino;
 use crate::namespace::{DirEntry, New, Rename};
-use crate::record::FILE_SIZE_MAX;
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
+use watch::Watchers;
 
-/// See the module.
+/// One client's view of the files. See the module.
 pub struct Files {
+    shared: Arc<Shared>,
+    /// Whose changes those through this view are.
+    client: u64,
+}
+
+/// What all clients share.
+struct Shared {
     fileset: Fileset,
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
+    watchers: Watchers,
 }
 
 /// What everybody shares who works with one file's content.
@@ -68,22 +79,27 @@ impl Files {
     /// [`Kind::NotFound`]; the cache gives no volume.
     pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
         let pager = Arc::new(FsPager::new(fileset)?);
-        Ok(Arc::new(Files {
+        let shared = Shared {
             fileset: fileset.clone(),
             volume: cache.volume(pager)?,
             nodes: Mutex::default(),
+            watchers: Watchers::default(),
+        };
+        Ok(Arc::new(Files {
+            shared: Arc::new(shared),
+            client: 0,
         }))
     }
 
     /// The fileset, for its id and record, and for reading. Names and content change through this
     /// type only.
     pub fn fileset(&self) -> &Fileset {
-        &self.fileset
+        &self.shared.fileset
     }
 
     /// The volume in the cache, for its numbers.
     pub fn volume(&self) -> &Arc<Volume> {
-        &self.volume
+        &self.shared.volume
     }
 
     /// Opens the calling thread's way to the content.
@@ -99,13 +115,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn open(self: &Arc<Files>, ino: Ino) -> Result<Handle> {
-        let attr = self.fileset.open(ino)?;
-        let node = self.node(&attr);
-        Ok(Handle {
-            files: Arc::clone(self),
-            told: Mutex::new(self.volume.open(&node.vnode)),
-            node,
-        })
+        Ok(self.handle(&self.shared.fileset.open(ino)?))
     }
 
     /// Keeps an inode that is no regular file, a directory that is being listed for example, until
@@ -114,7 +124,7 @@ impl Files {
     /// # Errors
     /// [`Kind::Stale`].
     pub fn pin(&self, ino: Ino) -> Result<Attr> {
-        self.fileset.open(ino)
+        self.shared.fileset.open(ino)
     }
 
     /// Ends one [`Files::pin`].
@@ -122,25 +132,34 @@ impl Files {
     /// # Errors
     /// As [`Fileset::release`].
     pub fn unpin(&self, ino: Ino) -> Result<()> {
-        if self.fileset.release(ino)? {
-            self.volume.forget(FileId(ino));
+        if self.shared.fileset.release(ino)? {
+            self.shared.volume.forget(FileId(ino));
         }
         Ok(())
     }
 
     /// All about an inode. See [`Fileset::attr`].
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.fileset.attr(ino)
+        self.shared.fileset.attr(ino)
     }
 
     /// See [`Fileset::lookup`].
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.fileset.lookup(dir, name)
+        self.shared.fileset.lookup(dir, name)
     }
 
     /// See [`Fileset::create`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
-        self.fileset.create(dir, name, new)
+        let attr = self.shared.fileset.create(dir, name, new)?;
+        self.tell(&[Change::Entry(dir, name)]);
+        Ok(attr)
+    }
+
+    /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
+    pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
+        let attr = self.shared.fileset.create_unnamed(dir, new)?;
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
     }
 
     /// See [`Fileset::symlink`].
@@ -152,29 +171,36 @@ impl Files {
         uid: u32,
         gid: u32,
     ) -> Result<Attr> {
-        self.fileset.symlink(dir, name, target, uid, gid)
+        let attr = self.shared.fileset.symlink(dir, name, target, uid, gid)?;
+        self.tell(&[Change::Entry(dir, name)]);
+        Ok(attr)
     }
 
     /// See [`Fileset::read_link`].
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.fileset.read_link(ino)
+        self.shared.fileset.read_link(ino)
     }
 
     /// See [`Fileset::link`].
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.fileset.link(ino, dir, name)
+        let attr = self.shared.fileset.link(ino, dir, name)?;
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(ino)]);
+        Ok(attr)
     }
 
     /// See [`Fileset::unlink`].
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        let attr = self.fileset.unlink(dir, name)?;
+        let attr = self.shared.fileset.unlink(dir, name)?;
         self.forget_if_gone(&attr);
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
         Ok(attr)
     }
 
     /// See [`Fileset::rmdir`].
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.fileset.rmdir(dir, name)
+        let attr = self.shared.fileset.rmdir(dir, name)?;
+        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
+        Ok(attr)
     }
 
     /// See [`Fileset::rename`].
@@ -184,9 +210,16 @@ impl Files {
         to: (Ino, &[u8]),
         how: Rename,
     ) -> Result<Option<Attr>> {
-        let replaced = self.fileset.rename(from, to, how)?;
+        let replaced = self.shared.fileset.rename(from, to, how)?;
         if let Some(attr) = &replaced {
             self.forget_if_gone(attr);
+        }
+        if self.is_watched() {
+            self.tell(&[Change::Entry(from.0, from.1), Change::Entry(to.0, to.1)]);
+            let moved = [to, from].map(|(dir, name)| self.lookup(dir, name).ok());
+            for attr in moved.into_iter().flatten().chain(replaced.clone()) {
+                self.tell(&[Change::Attributes(attr.ino)]);
+            }
         }
         Ok(replaced)
     }
@@ -198,7 +231,7 @@ impl Files {
         after: u64,
         take: impl FnMut(DirEntry) -> Result<bool>,
     ) -> Result<()> {
-        self.fileset.read_dir(dir, after, take)
+        self.shared.fileset.read_dir(dir, after, take)
     }
 
     /// See [`Fileset::read_dir_attrs`].
@@ -208,53 +241,57 @@ impl Files {
         after: u64,
         take: impl FnMut(DirEntry, Attr) -> Result<bool>,
     ) -> Result<()> {
-        self.fileset.read_dir_attrs(dir, after, take)
+        self.shared.fileset.read_dir_attrs(dir, after, take)
     }
 
     /// See [`Fileset::note_read`].
     pub fn note_read(&self, ino: Ino) -> Result<()> {
-        self.fileset.note_read(ino)
+        self.shared.fileset.note_read(ino)
     }
 
     /// See [`Fileset::xattr`].
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.fileset.xattr(ino, name)
+        self.shared.fileset.xattr(ino, name)
     }
 
     /// See [`Fileset::xattrs`].
     pub fn xattrs(&self, ino: Ino, take: impl FnMut(&[u8])) -> Result<()> {
-        self.fileset.xattrs(ino, take)
+        self.shared.fileset.xattrs(ino, take)
     }
 
     /// See [`Fileset::set_xattr`].
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
-        self.fileset.set_xattr(ino, name, value, how)
+        self.shared.fileset.set_xattr(ino, name, value, how)?;
+        self.tell(&[Change::Attributes(ino)]);
+        Ok(())
     }
 
     /// See [`Fileset::remove_xattr`].
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.fileset.remove_xattr(ino, name)
+        self.shared.fileset.remove_xattr(ino, name)?;
+        self.tell(&[Change::Attributes(ino)]);
+        Ok(())
     }
 
     /// See [`Fileset::raise_version`].
     pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
-        self.fileset.raise_version(ino)
+        self.shared.fileset.raise_version(ino)
     }
 
     /// See [`Fileset::seek`]. Pages that wait to be written count as data.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
-        self.fileset.seek(ino, offset, what)
+        self.shared.fileset.seek(ino, offset, what)
     }
 
     /// See [`Fileset::statfs`].
     pub fn statfs(&self) -> Result<StatFs> {
-        self.fileset.statfs()
+        self.shared.fileset.statfs()
     }
 
     /// Makes the names and attributes of everything durable that has happened so far; of content, what
     /// has been written out. Many callers at once share the work.
     pub fn sync_names(&self) -> Result<()> {
-        self.fileset.sync()
+        self.shared.fileset.sync()
     }
 
     /// Writes everything out, and makes it and all that has happened durable.
@@ -262,20 +299,8 @@ impl Files {
     /// # Errors
     /// The first file that could not be written; the others were tried all the same.
     pub fn sync(&self) -> Result<()> {
-        let mut session = self.volume.session()?;
-        let mut first = Ok(());
-        for stats in self
-            .volume
-            .files()
-            .into_iter()
-            .filter(|stats| stats.dirty_bytes > 0)
-        {
-            let mut open = self.volume.open(&self.volume.vnode(stats.file, stats.size));
-            let written = session.write_out(&mut open, 0..FILE_SIZE_MAX);
-            first = first.and(written);
-        }
-        first?;
-        self.fileset.sync()
+        self.shared.volume.write_out()?;
+        self.shared.fileset.sync()
     }
 
     /// Writes everything out and takes the pages out of the cache. Nobody uses the files any more.
@@ -285,15 +310,25 @@ impl Files {
     pub fn close(&self) -> Result<()> {
         self.sync()?;
         // Everything is below; the volume need not flush each file on its own.
-        for stats in self.volume.files() {
-            self.volume.forget(stats.file);
+        for stats in self.shared.volume.files() {
+            self.shared.volume.forget(stats.file);
         }
-        Ok(self.volume.close()?)
+        Ok(self.shared.volume.close()?)
+    }
+
+    /// A handle to a file that was opened for it.
+    fn handle(self: &Arc<Files>, attr: &Attr) -> Handle {
+        let node = self.node(attr);
+        Handle {
+            files: Arc::clone(self),
+            told: Mutex::new(self.shared.volume.open(&node.vnode)),
+            node,
+        }
     }
 
     /// The node of a file, made if nobody has one.
     fn node(&self, attr: &Attr) -> Arc<Node> {
-        let mut nodes = self.nodes.lock().expect("no panic under this lock");
+        let mut nodes = self.shared.nodes.lock().expect("no panic under this lock");
         if let Some(node) = nodes.by_ino.get(&attr.ino).and_then(Weak::upgrade) {
             return node;
         }
@@ -301,9 +336,12 @@ impl Files {
             nodes.by_ino.retain(|_, node| node.strong_count() > 0);
             nodes.kept = nodes.by_ino.len();
         }
+        // Nobody else has the file now; but somebody may have had it since the caller looked.
+        let now = self.shared.fileset.attr(attr.ino);
+        let size = now.map_or(attr.inode.size, |now| now.inode.size);
         let node = Arc::new(Node {
             ino: attr.ino,
-            vnode: self.volume.vnode(FileId(attr.ino), attr.inode.size),
+            vnode: self.shared.volume.vnode(FileId(attr.ino), size),
             change: Mutex::new(()),
         });
         nodes.by_ino.insert(attr.ino, Arc::downgrade(&node));
@@ -314,8 +352,8 @@ impl Files {
     /// open.
     fn forget_if_gone(&self, attr: &Attr) {
         let gone = |e: crate::Error| e.kind() == Kind::Stale;
-        if attr.inode.links == 0 && self.fileset.attr(attr.ino).is_err_and(gone) {
-            self.volume.forget(FileId(attr.ino));
+        if attr.inode.links == 0 && self.shared.fileset.attr(attr.ino).is_err_and(gone) {
+            self.shared.volume.forget(FileId(attr.ino));
         }
     }
 }

@@ -57,6 +57,8 @@ pub struct SetAttr {
     pub accessed: Option<SetTime>,
     /// Last change of content.
     pub modified: Option<SetTime>,
+    /// Last change of anything, by a client that has kept the time itself; otherwise it is now.
+    pub changed: Option<SetTime>,
 }
 
 /// What [`Fileset::set_xattr`] expects to find.
@@ -130,7 +132,9 @@ impl Fileset {
         };
         let state = self.fs.read();
         let inode = state.inode(self.id, ino)?;
-        let fixed = self.fs.options.read_only || state.tree(self.id)?.record.origin != 0;
+        let tree = state.tree(self.id)?;
+        let full = !tree.snapshots.is_empty() && !self.fs.space.has_last_room();
+        let fixed = self.fs.options.read_only || tree.record.origin != 0 || full;
         drop(state);
         if fixed || !is_old(&inode) {
             return Ok(());
@@ -158,12 +162,15 @@ impl Fileset {
             Some(_) => Err(Error::from(Kind::Invalid)),
         };
         let mut inode = op.look(ino)?;
+        if set.size.is_none_or(|size| size > inode.size) {
+            op.check_kept_room()?;
+        }
         inode.permissions = set.permissions.map_or(inode.permissions, |p| p & 0o7777);
         inode.uid = set.uid.unwrap_or(inode.uid);
         inode.gid = set.gid.unwrap_or(inode.gid);
         inode.accessed = time(set.accessed, inode.accessed)?;
         inode.modified = time(set.modified, inode.modified)?;
-        inode.changed = now;
+        inode.changed = time(set.changed, now)?;
         let permissions = inode.permissions;
         op.set_inode(self.id, ino, inode)?;
         if set.permissions.is_some() {

@@ -17,7 +17,7 @@ use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
 use crate::names::Hasher;
 use crate::record::{BLOCK_BYTES, Time, TreeRecord};
-use crate::space::{Run, Space, Usage, reserve_blocks};
+use crate::space::{Run, Space, reserve_blocks};
 use crate::state::{State, Tree};
 use crate::store::Store;
 use crate::superblock::Superblock;
@@ -38,6 +38,9 @@ pub struct Options {
     pub read_only: bool,
     /// Every page of the metadata is read and compared with its checksum first.
     pub verify: bool,
+    /// It is opened even if it cannot be told which blocks are free, so that [`Fs::repair`] can find
+    /// out; until then nothing can be allocated.
+    pub rescue: bool,
     /// How long a change may wait for its commit when nobody asks for one.
     pub commit_interval: Duration,
     /// Memory for pages of metadata, in bytes.
@@ -51,12 +54,34 @@ impl Default for Options {
         Options {
             read_only: false,
             verify: false,
+            rescue: false,
             // As ext4 and its kin: what a power cut may cost.
             commit_interval: Duration::from_secs(5),
             metadata_cache_bytes: 256 << 20,
             clock: Time::now,
         }
     }
+}
+
+/// How full a file system is, in blocks of 4096 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Usage {
+    /// Of the device, those of the superblocks and the journal included.
+    pub blocks: u64,
+    /// That the metadata has.
+    pub metadata: u64,
+    /// That the journal has.
+    pub journal: u64,
+    /// Not in use.
+    pub free: u64,
+    /// Not in use, not promised, and not kept for the metadata.
+    pub available: u64,
+    /// The largest run of free blocks.
+    pub largest_free: u64,
+    /// Runs of free blocks.
+    pub free_runs: u64,
+    /// Inodes of all filesets.
+    pub inodes: u64,
 }
 
 /// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
@@ -105,7 +130,7 @@ impl Fs {
         space.set_loaded();
         keep_spare(&mut superblock, &space);
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
-        superblock.write_both()?;
+        superblock.write()?;
         let file = MetaFile::new(io, superblock, space, false);
         Db::open(file, 1 << 20, false)?.close()?;
         let fs = Fs::open(device, Options::default())?;
@@ -140,7 +165,16 @@ impl Fs {
         let found = Found::read(&io, &db, &place)?;
         // A copy, because reading the metadata looks into the superblock.
         let now = superblock.lock().clone();
-        found.load_space(&db, &now, &space)?;
+        match found.load_space(&db, &now, &space) {
+            Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
+                tracing::warn!(
+                    "{}: which blocks are free is not known: {error}",
+                    io.info().name
+                );
+                space.replace(std::iter::empty());
+            }
+            loaded => loaded?,
+        }
         let generation = match options.read_only {
             true => superblock.lock().openings,
             false => note_opening(&superblock, &space)?,
@@ -207,9 +241,40 @@ impl Fs {
         self.inner.checkpoint()
     }
 
-    /// How full the device is.
+    /// How full the device is. What each fileset has is in its record; see [`Fs::filesets`].
     pub fn usage(&self) -> Usage {
-        self.inner.space.usage()
+        let free = self.inner.space.usage();
+        let inodes = {
+            let state = self.inner.read();
+            let filesets = state.trees.values().filter(|t| t.record.origin == 0);
+            filesets.map(|tree| tree.record.used_inodes).sum()
+        };
+        let superblock = self.inner.superblock.lock();
+        let segments = superblock.segments.iter();
+        Usage {
+            blocks: superblock.device_blocks,
+            metadata: segments.map(|s| u64::from(s.blocks)).sum(),
+            journal: superblock.journal_blocks,
+            free: free.free,
+            available: free.available,
+            largest_free: free.largest_run,
+            free_runs: free.runs,
+            inodes,
+        }
+    }
+
+    /// Why nothing can be changed, if nothing can: it was opened so, or there was an error after
+    /// which going on could lose what is durable. Reading goes on.
+    pub fn read_only_because(&self) -> Option<Error> {
+        let asked = self.inner.check_writable().err();
+        asked.or_else(|| self.inner.read().failed.clone())
+    }
+
+    /// Bytes of the device that [`Fs::grow`] would add.
+    pub fn growable_bytes(&self) -> u64 {
+        let now = self.inner.device.info().size / BLOCK_BYTES;
+        let used = self.inner.superblock.lock().device_blocks;
+        now.saturating_sub(used) * BLOCK_BYTES
     }
 
     /// What the superblock says.
@@ -321,7 +386,7 @@ impl Inner {
                 let fileset = Fileset { fs, id };
                 orphans
                     .into_iter()
-                    .try_for_each(|ino| fileset.remove_orphan(ino))?;
+                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
             }
         }
         Ok(())
@@ -374,8 +439,12 @@ impl Found {
         }
         space.add_between(at, superblock.device_blocks)?;
         for change in &self.space {
-            if change.run.end() > superblock.device_blocks {
-                return Err(Error::corrupt("the journal reaches beyond the device"));
+            let inside = change.run.start >= superblock.first_block()
+                && change.run.end() <= superblock.device_blocks;
+            if !inside {
+                return Err(Error::corrupt(
+                    "the journal names blocks that are not for data",
+                ));
             }
             match change.used {
                 true => space.remove(change.run)?,

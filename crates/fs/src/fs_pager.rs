@@ -45,6 +45,7 @@ impl FsPager {
             numa_node: device.numa_node,
             read_only: fs.options.read_only || fileset.is_snapshot()?,
             discard: true,
+            flushes_all: true,
         };
         Ok(FsPager {
             fileset: fileset.clone(),

@@ -1,29 +1,36 @@
 //! The check of everything, on a file system that is open; nothing is changed by it. `repair` does that.
 //!
-//! Two walks: over every tree as its readers see it (each name leads to an inode, each inode has the
-//! links, entries and blocks that it says, everything hangs from a root), and over every record in
+//! Three passes: over the pages of the metadata as the device has them, each compared with its
+//! checksum; over every tree as its readers see it (each name leads to an inode, each inode has the
+//! links, entries and blocks that it says, everything hangs from a root); and over every record in
 //! every layer (each block is in use exactly as often as it says). **Invariant:** the state stands
-//! still meanwhile: changes wait, readers do not.
+//! still meanwhile: changes wait, readers do not. What is called clean can be used without an error
+//! of the metadata.
 
 mod blocks;
+mod finding;
+mod meter;
+mod pages;
+mod rebuild;
 mod repair;
 mod tree;
 
+pub use finding::{Finding, FindingKind};
 pub use repair::Repair;
 
 use crate::error::{Error, Result};
 use crate::fs::{Fs, Inner};
-use crate::key::Key;
+use crate::key::{Key, PLACE_MAX, Section, TreeId};
 use crate::state::State;
-
-/// Problems that are listed; more are only counted.
-const PROBLEMS_MAX: usize = 1000;
+use finding::Findings;
+use meter::Meter;
+use serde::Serialize;
 
 /// What a check has found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// What contradicts itself, one sentence each; at most 1000.
-    pub problems: Vec<String>,
+    /// What contradicts itself; at most 1000.
+    pub problems: Vec<Finding>,
     /// All of them, those not listed included.
     pub problem_count: u64,
     /// Filesets and snapshots.
@@ -34,6 +41,9 @@ pub struct Report {
     pub entries: u64,
     /// Records of extents, those that snapshots keep included.
     pub extents: u64,
+    /// Files of filesets by their extents: at place n those with 2^n of them or more, and fewer than
+    /// 2^(n + 1).
+    pub files_by_extents: Vec<u64>,
     /// Blocks in use for file data.
     pub data_blocks: u64,
     /// Blocks with more than one reference.
@@ -48,19 +58,21 @@ impl Report {
         self.problem_count == 0
     }
 
-    fn problem(&mut self, text: impl Into<String>) {
+    fn problem(&mut self, kind: FindingKind, text: impl Into<String>) {
+        self.found(Finding::new(kind, text));
+    }
+
+    fn found(&mut self, finding: Finding) {
         self.problem_count += 1;
-        if self.problems.len() < PROBLEMS_MAX {
-            self.problems.push(text.into());
-        }
+        self.problems.add(finding);
     }
 
     /// Notes an error as a problem and goes on, if it is one of what was read.
-    fn note<T>(&mut self, what: &str, result: Result<T>) -> Result<Option<T>> {
+    fn note<T>(&mut self, kind: FindingKind, what: &str, result: Result<T>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.kind() == crate::Kind::Corrupt => {
-                self.problem(format!("{what}: {error}"));
+                self.problem(kind, format!("{what}: {error}"));
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -74,52 +86,88 @@ impl Fs {
     /// # Errors
     /// The device failed. What contradicts itself is in the report.
     pub fn check(&self) -> Result<Report> {
-        self.inner().check()
+        self.check_with(&mut |_, _| {})
+    }
+
+    /// The same; `progress` is told now and then how much is done, and of how much.
+    ///
+    /// # Errors
+    /// As [`Fs::check`].
+    pub fn check_with(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
+        self.inner().check(progress)
     }
 }
 
 impl Inner {
-    fn check(&self) -> Result<Report> {
-        // Nobody commits meanwhile, so that the bitmap on disk stands still too.
+    fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
+        // Nobody commits meanwhile, so that the pages and the bitmap on disk stand still too.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db
             .as_ref()
             .ok_or_else(|| Error::new(crate::Kind::Io, "the file system is closed"))?;
         let state = self.read();
+        let superblock = self.superblock.lock().clone();
         let mut report = Report::default();
-        check_keys(&state, &mut report)?;
+        for text in self.superblock.damaged_copies() {
+            report.problem(FindingKind::Pages, text);
+        }
+        // Where these cannot be read the pages say why.
+        let item_bytes = db.item_bytes().unwrap_or(0);
+        let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
+        let epoch = db.epoch();
+        let pages = epoch.and_then(|epoch| pages::verify(&self.io, &superblock, epoch, meter));
+        report.note(FindingKind::Pages, "the metadata", pages)?;
+        let keys = check_keys(&state, &mut report, meter);
+        report.note(FindingKind::Pages, "the records", keys)?;
         for (id, tree) in &state.trees {
             report.trees += 1;
             if !tree.record.removing {
                 let walk = tree::Walk::new(&state, &self.hasher, *id, &mut report);
-                walk.run()?;
+                let walked = walk.run(meter);
+                let what = format!("'{}'", tree.record.name);
+                report.note(FindingKind::Pages, &what, walked)?;
             }
         }
-        let superblock = self.superblock.lock().clone();
-        blocks::check(&state, db, &superblock, &self.space, &mut report)?;
+        let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
+        report.note(FindingKind::Space, "the blocks", blocks)?;
+        meter.end();
         Ok(report)
     }
 }
 
-/// Every key belongs to something.
-fn check_keys(state: &State, report: &mut Report) -> Result<()> {
-    let known = |key: &Key| match key.layer {
-        0 => (1..=3).contains(&key.object),
-        layer => key.kind().is_some() && state.trees.contains_key(&layer),
-    };
-    let from = Key::layer(0).0;
-    state.store.scan(from, Key::layer(u32::MAX).1, |key, _| {
-        if !known(&key) {
-            report.problem(format!("{key:?}: belongs to nothing"));
+/// Whether there is something that a key can belong to.
+fn belongs(state: &State, key: &Key) -> bool {
+    let is = |section: Section| key.object == section as u64;
+    match key.layer {
+        0 if is(Section::NextTree) => key.item == 0,
+        0 => is(Section::Trees) || is(Section::Shared),
+        layer => {
+            let can_be = key.kind().is_some() && key.object <= PLACE_MAX;
+            can_be && state.trees.contains_key(&layer)
         }
-        Ok(true)
-    })?;
+    }
+}
+
+/// Every key belongs to something.
+fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
+    meter.begin(meter.items());
+    let from = Key::layer(0).0;
+    state
+        .store
+        .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
+            meter.item(bytes);
+            if !belongs(state, &key) {
+                report.problem(FindingKind::Record, format!("{key:?}: belongs to nothing"));
+            }
+            Ok(true)
+        })?;
     let last = state.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= state.next_tree {
-        report.problem(format!(
+        let text = format!(
             "the next fileset would be {}, and there is {last}",
             state.next_tree
-        ));
+        );
+        report.problem(FindingKind::Record, text);
     }
     Ok(())
 }

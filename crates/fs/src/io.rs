@@ -2,12 +2,14 @@
 //!
 //! A queue belongs to one thread, and the metadata is read by whoever looks up a name. So the callers
 //! hand their operations over and sleep. **Invariant:** the operations of a job are all over when its
-//! answer comes. Deliberately absent: file data, which goes through queues of its callers' own.
+//! answer comes. The other invariant: after a flush that failed none goes well any more, because a
+//! device says once, and to whoever asks first, that it has lost what it had answered. Deliberately
+//! absent: file data, which goes through queues of its callers' own.
 
 use crate::error::{Error, Kind, Result};
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Wait};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 /// Threads: one may be busy with a commit while the other reads.
@@ -38,6 +40,7 @@ impl DeviceIo {
     pub fn start(device: Arc<dyn BlockDevice>) -> Result<DeviceIo> {
         let (jobs, todo) = channel();
         let todo = Arc::new(Mutex::new(todo));
+        let lost = Arc::new(Lost::new());
         let mut io = DeviceIo {
             info: device.info().clone(),
             jobs: Some(jobs),
@@ -45,9 +48,10 @@ impl DeviceIo {
         };
         for _ in 0..THREADS {
             let (device, todo) = (Arc::clone(&device), Arc::clone(&todo));
+            let lost = Arc::clone(&lost);
             let thread = std::thread::Builder::new()
                 .name("fs-metadata".into())
-                .spawn(move || serve(&*device, &todo))
+                .spawn(move || serve(&*device, &todo, &lost))
                 .map_err(|e| Error::from(block::Error::from_io(&io.info.name, e)))?;
             io.threads.push(thread);
         }
@@ -83,6 +87,15 @@ impl DeviceIo {
         let steps = Steps {
             ops,
             flush_after: true,
+            ..Steps::default()
+        };
+        self.run(steps).map(drop)
+    }
+
+    /// Carries out writes; they need not be durable afterwards.
+    pub fn write(&self, ops: Vec<Op>) -> block::Result<()> {
+        let steps = Steps {
+            ops,
             ..Steps::default()
         };
         self.run(steps).map(drop)
@@ -131,15 +144,18 @@ impl Drop for DeviceIo {
     }
 }
 
+/// The error of the first flush that failed.
+type Lost = OnceLock<block::Error>;
+
 /// Does one job after the other until nobody can send any more.
-fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>) {
+fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>, lost: &Lost) {
     let mut queue: Option<Box<dyn Queue>> = None;
     loop {
         let next = todo.lock().expect("no panic under this lock").recv();
         let Ok(Job { steps, answer }) = next else {
             return;
         };
-        let result = open(device, &mut queue).and_then(|queue| carry_out(queue, steps));
+        let result = open(device, &mut queue).and_then(|queue| carry_out(queue, steps, lost));
         if result.is_err() {
             // It may be the queue that is beyond use.
             queue = None;
@@ -159,15 +175,31 @@ fn open<'a>(
     Ok(queue.as_deref_mut().expect("opened above"))
 }
 
-fn carry_out(queue: &mut dyn Queue, steps: Steps) -> block::Result<Vec<Op>> {
+fn carry_out(queue: &mut dyn Queue, steps: Steps, lost: &Lost) -> block::Result<Vec<Op>> {
     if steps.flush_before {
-        run_ops(queue, vec![Op::Flush])?;
+        run_durable(queue, vec![Op::Flush], lost)?;
     }
-    let done = run_ops(queue, steps.ops)?;
+    // Where the device knows no FUA, whoever leads there makes a write and a flush of it.
+    let fua = |op: &Op| matches!(op, Op::Write { fua: true, .. });
+    let done = match steps.ops.iter().any(fua) {
+        true => run_durable(queue, steps.ops, lost)?,
+        false => run_ops(queue, steps.ops)?,
+    };
     if steps.flush_after {
-        run_ops(queue, vec![Op::Flush])?;
+        run_durable(queue, vec![Op::Flush], lost)?;
     }
     Ok(done)
+}
+
+/// Runs operations that make something durable, unless one such has failed before.
+fn run_durable(queue: &mut dyn Queue, ops: Vec<Op>, lost: &Lost) -> block::Result<Vec<Op>> {
+    if let Some(error) = lost.get() {
+        return Err(error.clone());
+    }
+    run_ops(queue, ops).inspect_err(|error| {
+        // It may have been set by the other thread meanwhile.
+        let _ = lost.set(error.clone());
+    })
 }
 
 /// Runs operations, as many at a time as the queue takes, and gives them back in order. Waits for

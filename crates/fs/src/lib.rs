@@ -3,7 +3,7 @@
 //! ```text
 //!   Files, Handle, Lane: all of it, with the pages in a cache
 //!        |                                       |
-//!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, grow)
+//!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, defrag, grow)
 //!        \________________ op ________________/                       |
 //!                           |                                         |
 //!   state  = overlay over overlay over redb;  core: what only memory knows of an inode
@@ -22,6 +22,7 @@ mod acl;
 mod commit;
 mod core;
 mod db;
+mod defrag;
 mod error;
 mod file;
 mod files;
@@ -47,16 +48,16 @@ mod superblock;
 mod trees;
 
 pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
+pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
-pub use files::{At, Files, Handle, Lane};
+pub use files::{At, Change, Files, Handle, Lane, Watch, Watcher};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
-pub use fs::{FIRST_FILESET, Fs, Options};
+pub use fs::{FIRST_FILESET, Fs, Options, Usage};
 pub use fs_pager::FsPager;
-pub use fsck::{Repair, Report};
+pub use fsck::{Finding, FindingKind, Repair, Report};
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, INHERITED, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
-pub use space::Usage;
-pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Superblock};
+pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Segment, Superblock};
 pub use trees::Quota;

@@ -31,6 +31,8 @@ const UNIT_BLOCKS_MAX: u64 = 16_384;
 pub(crate) struct SuperblockFile {
     io: Arc<DeviceIo>,
     current: Mutex<Superblock>,
+    /// It is written by nobody: what it says is not true yet.
+    held: bool,
 }
 
 impl SuperblockFile {
@@ -38,6 +40,15 @@ impl SuperblockFile {
         SuperblockFile {
             io,
             current: Mutex::new(superblock),
+            held: false,
+        }
+    }
+
+    /// One that stays in memory, for a metadata file that is being made.
+    pub fn held(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            held: true,
+            ..SuperblockFile::new(io, superblock)
         }
     }
 
@@ -60,23 +71,39 @@ impl SuperblockFile {
         }
     }
 
+    /// What is wrong with a copy on the device, though the other one serves. The next opening for
+    /// writing writes both.
+    pub fn damaged_copies(&self) -> Vec<String> {
+        let device_blocks = self.io.info().size / BLOCK_BYTES;
+        let mut wrong = Vec::new();
+        for offset in COPIES {
+            let mut bytes = vec![0; BLOCK];
+            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
+            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
+                wrong.push(format!("the superblock at byte {offset}: {error}"));
+            }
+        }
+        wrong
+    }
+
     pub fn lock(&self) -> MutexGuard<'_, Superblock> {
         self.current.lock().expect("no panic under this lock")
     }
 
-    /// Writes the next copy; it is durable when this returns.
+    /// Writes both copies, one after the other, so that one is always whole and either will do. They are
+    /// durable when this returns.
     pub fn write(&self) -> block::Result<()> {
+        if self.held {
+            return Ok(());
+        }
         let mut superblock = self.lock();
-        superblock.generation += 1;
-        let place = COPIES[(superblock.generation % 2) as usize];
-        self.io
-            .write_through(true, place, Buf::copy_of(&superblock.encode()))
-    }
-
-    /// Writes both copies, one after the other.
-    pub fn write_both(&self) -> block::Result<()> {
-        self.write()?;
-        self.write()
+        for _ in COPIES {
+            superblock.generation += 1;
+            let place = COPIES[(superblock.generation % 2) as usize];
+            self.io
+                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+        }
+        Ok(())
     }
 }
 

@@ -41,6 +41,20 @@ pub struct New {
     pub rdev: u32,
 }
 
+impl New {
+    /// An object of root's with exactly these permissions.
+    pub const fn of_root(kind: FileType, permissions: u32) -> New {
+        New {
+            kind,
+            permissions,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+        }
+    }
+}
+
 /// What [`Fileset::rename`] does about a name that is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rename {
@@ -107,6 +121,32 @@ impl Fileset {
         })
     }
 
+    /// Makes a regular file without a name, open once already (`O_TMPFILE` of open(2)): it goes with its last
+    /// [`Fileset::release`], or with a crash, unless [`Fileset::link`] gives it a name before. The
+    /// directory is where it inherits from.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn create_unnamed(&self, dir: Ino, new: &New) -> Result<Attr> {
+        if new.kind != FileType::File {
+            return Err(Error::new(
+                Kind::Invalid,
+                "only a file can be without a name",
+            ));
+        }
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let mut attr = self.make_inode(&mut op, dir, new)?;
+            attr.inode.links = 0;
+            op.set_inode(self.id, attr.ino, attr.inode.clone())?;
+            op.put(self.id, 0, (Item::Orphan, attr.ino), Vec::new(), true)?;
+            let core = op.core(attr.ino)?;
+            (core.opens, core.unnamed) = (1, true);
+            op.finish();
+            Ok(attr)
+        })
+    }
+
     /// Makes a symbolic link; its permissions are 0777.
     ///
     /// # Errors
@@ -126,12 +166,9 @@ impl Fileset {
             return Err(Error::new(Kind::Invalid, "no target for a symbolic link"));
         }
         let new = New {
-            kind: FileType::Symlink,
-            permissions: 0o777,
-            umask: 0,
             uid,
             gid,
-            rdev: 0,
+            ..New::of_root(FileType::Symlink, 0o777)
         };
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
@@ -161,10 +198,26 @@ impl Fileset {
 
     fn make(&self, op: &mut Op, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         check_name(name)?;
-        let parent = op.directory(self.id, dir)?;
+        op.directory(self.id, dir)?;
         let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
             return Err(Kind::Exists.into());
         };
+        let attr = self.make_inode(op, dir, new)?;
+        let (ino, kind) = (attr.ino, new.kind);
+        let entry = Entry { ino, kind, name };
+        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        let now = op.now;
+        op.change(dir, |parent| {
+            parent.entries += 1;
+            parent.links += u32::from(kind == FileType::Directory);
+            parent.touch(now);
+        })?;
+        Ok(attr)
+    }
+
+    /// Makes an inode as a directory has it, and its attributes; its name is for the caller to make.
+    fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
+        let parent = op.directory(self.id, dir)?;
         op.check_new_inode()?;
         let is_dir = new.kind == FileType::Directory;
         if is_dir && parent.links >= LINKS_MAX {
@@ -199,15 +252,6 @@ impl Fileset {
             self.give_inherited(op, dir, ino)?;
         }
         op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
-        let kind = new.kind;
-        let entry = Entry { ino, kind, name };
-        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
-        let now = op.now;
-        op.change(dir, |parent| {
-            parent.entries += 1;
-            parent.links += u32::from(is_dir);
-            parent.touch(now);
-        })?;
         op.use_inodes(1);
         Ok(Attr { ino, inode })
     }
@@ -258,10 +302,10 @@ impl Fileset {
         Ok(())
     }
 
-    /// Gives a file another name.
+    /// Gives a file another name, or its first.
     ///
     /// # Errors
-    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file without a name.
+    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost its names.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -269,7 +313,9 @@ impl Fileset {
         if inode.is_dir() {
             return Err(Error::new(Kind::NotPermitted, "a directory has one name"));
         }
-        if inode.links == 0 {
+        let name_of = (self.id, ino);
+        let unnamed = op.cores.get(&name_of).is_some_and(|core| core.unnamed);
+        if inode.links == 0 && !unnamed {
             return Err(Kind::NotFound.into());
         }
         if inode.links >= LINKS_MAX {
@@ -292,7 +338,13 @@ impl Fileset {
             inode.links += 1;
             inode.changed = now;
         })?;
+        if unnamed {
+            op.delete(self.id, 0, (Item::Orphan, ino))?;
+        }
         let inode = op.look(ino)?;
+        if let Some(core) = op.cores.get_mut(&name_of) {
+            core.unnamed = false;
+        }
         op.finish();
         Ok(Attr { ino, inode })
     }
@@ -334,7 +386,7 @@ impl Fileset {
         let now = op.now;
         op.change(dir, |parent| {
             parent.entries = parent.entries.saturating_sub(1);
-            parent.links -= u32::from(is_dir);
+            parent.links = parent.links.saturating_sub(is_dir.into());
             parent.touch(now);
         })?;
         let (inode, left) = self.drop_link(&mut op, ino)?;
@@ -400,6 +452,7 @@ impl Fileset {
         check_name(from.1)?;
         check_name(to.1)?;
         let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
         op.directory(self.id, from.0)?;
         op.directory(self.id, to.0)?;
         let Slot::Taken(place, moved) = op.entry(&self.fs.hasher, self.id, from.0, from.1)? else {
@@ -526,7 +579,7 @@ impl Fileset {
         op.delete(self.id, named.dir, (Item::Entry, named.place))?;
         op.change(named.dir, |dir| {
             dir.entries = dir.entries.saturating_sub(1);
-            dir.links -= u32::from(named.is_dir());
+            dir.links = dir.links.saturating_sub(named.is_dir().into());
         })
     }
 

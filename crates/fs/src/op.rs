@@ -124,6 +124,13 @@ impl<'a> Op<'a> {
         &self.taken
     }
 
+    /// Gives back what the operation has allocated; its promises revive.
+    pub fn return_taken(&mut self) {
+        for run in self.taken.drain(..) {
+            self.fs.space.give_back(run, true);
+        }
+    }
+
     /// Notes that files of the tree have got so many blocks more.
     pub fn use_blocks(&mut self, by: i64) {
         self.used_blocks += by;
@@ -160,7 +167,7 @@ impl<'a> Op<'a> {
             .saturating_add_signed(self.used_blocks);
         match tree.record.quota_blocks {
             0 => Ok(()),
-            quota if used + tree.promised + blocks <= quota => Ok(()),
+            quota if used.saturating_add(tree.promised + blocks) <= quota => Ok(()),
             _ => Err(Error::new(
                 Kind::Quota,
                 "the quota of the fileset is used up",
@@ -188,6 +195,22 @@ impl<'a> Op<'a> {
         match self.fs.space.has_room() {
             true => Ok(()),
             false => Err(crate::space::full()),
+        }
+    }
+
+    /// Refuses what multiplies the records of what is there, when there is hardly room left for it.
+    pub fn check_last_room(&self) -> Result<()> {
+        match self.fs.space.has_last_room() {
+            true => Ok(()),
+            false => Err(crate::space::full()),
+        }
+    }
+
+    /// The same for a change that a snapshot may make a second record of.
+    pub fn check_kept_room(&self) -> Result<()> {
+        match self.state.tree(self.tree)?.snapshots.is_empty() {
+            true => Ok(()),
+            false => self.check_last_room(),
         }
     }
 

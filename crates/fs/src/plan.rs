@@ -115,17 +115,15 @@ impl Fileset {
         if needed > promised {
             op.promise_at_last(needed - promised)?;
         }
-        let mut new = Vec::new();
-        for hole in rest.iter() {
-            let mut at = hole.start;
-            let mut goal = op.goal(ino, at)?;
-            while at < hole.end {
-                let run = op.take(goal, hole.end - at)?;
-                new.push((at, run));
-                at += run.blocks;
-                goal = Some(run.end());
+        let new = match op.take_for(ino, &rest) {
+            Ok(new) => new,
+            Err(error) => {
+                // The pages stay dirty, and their promises stand.
+                op.return_taken();
+                op.forgo(needed.saturating_sub(promised));
+                return Err(error);
             }
-        }
+        };
         let core = op.core(ino)?;
         core.promised.remove(blocks.clone());
         core.in_place.remove(blocks.clone());
@@ -331,6 +329,22 @@ impl Op<'_> {
             tree.promised += blocks;
         }
         Ok(())
+    }
+
+    /// Allocates promised blocks for blocks of a file.
+    fn take_for(&mut self, ino: Ino, blocks: &Blocks) -> Result<Vec<(u64, Run)>> {
+        let mut new = Vec::new();
+        for hole in blocks.iter() {
+            let mut at = hole.start;
+            let mut goal = self.goal(ino, at)?;
+            while at < hole.end {
+                let run = self.take(goal, hole.end - at)?;
+                new.push((at, run));
+                at += run.blocks;
+                goal = Some(run.end());
+            }
+        }
+        Ok(new)
     }
 
     /// Ends a promise of the fileset whose blocks were allocated.

@@ -153,7 +153,7 @@ impl Inode {
     pub(crate) fn touch(&mut self, now: Time) {
         self.modified = now;
         self.changed = now;
-        self.data_version += 1;
+        self.data_version = self.data_version.wrapping_add(1);
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -18,6 +18,12 @@ use std::sync::{Mutex, MutexGuard};
 /// Free runs that the search for a fitting one looks at before it takes the best of all.
 const SEARCH_RUNS: usize = 16;
 
+/// Extents in the tree that take one block, with the room that a commit needs to change them: some
+/// ninety bytes each in pages that are half full, twice.
+const EXTENTS_PER_BLOCK: u64 = 16;
+/// Promised blocks for each block of the reserve that it has room to name; that takes half of it.
+const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
+
 /// A run of blocks on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
@@ -66,15 +72,21 @@ struct Inner {
     loaded: bool,
     /// Blocks of the metadata that its items do not need.
     slack: u64,
+    /// Runs that the metadata may still take.
+    runs_left: usize,
 }
 
-/// Blocks of a device, for statfs.
+/// What of the device is free, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Free {
     /// Not in use, those that rest included.
     pub free: u64,
     /// That a file could still be promised.
     pub available: u64,
+    /// The largest run of them.
+    pub largest_run: u64,
+    /// Runs of them.
+    pub runs: u64,
 }
 
 impl Space {
@@ -83,6 +95,7 @@ impl Space {
         let inner = Inner {
             reserve,
             current: 1,
+            runs_left: usize::MAX,
             ..Inner::default()
         };
         Space {
@@ -153,18 +166,22 @@ impl Space {
     }
 
     /// How full the device is.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Free {
         let inner = self.lock();
-        Usage {
+        Free {
             free: inner.free + inner.resting_blocks,
-            available: inner.available() + inner.resting_blocks,
+            // In the end; at once it may be a little less, see `available`.
+            available: inner.free.saturating_sub(inner.promised + inner.reserve)
+                + inner.resting_blocks,
+            largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
+            runs: inner.by_blocks.len() as u64,
         }
     }
 
     /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
-        let kept = inner.available() >= blocks;
+        let kept = inner.available() >= blocks && inner.has_room(inner.reserve);
         if kept {
             inner.promised += blocks;
         }
@@ -197,19 +214,37 @@ impl Space {
     /// Whether there is room for more metadata, so that something may be created.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
-        inner.available() > 0 || inner.slack > inner.reserve
+        inner.has_room(inner.reserve)
     }
 
-    /// Notes how many blocks of the metadata its items do not need.
-    pub fn set_slack(&self, blocks: u64) {
-        self.lock().slack = blocks;
+    /// Whether there is room for what is there already to take more metadata: half of what is put
+    /// aside. The other half is for removing things.
+    pub fn has_last_room(&self) -> bool {
+        let inner = self.lock();
+        inner.has_room(inner.reserve / 2)
+    }
+
+    /// Blocks that the metadata could have; counted up to `enough`.
+    pub fn metadata_room(&self, enough: u64) -> u64 {
+        let inner = self.lock();
+        inner.slack.saturating_add(inner.metadata_room(enough))
+    }
+
+    /// Notes how many blocks of the metadata its items do not need, and how many more runs it may
+    /// take.
+    pub fn set_slack(&self, blocks: u64, runs_left: usize) {
+        let mut inner = self.lock();
+        (inner.slack, inner.runs_left) = (blocks, runs_left);
     }
 
     /// Allocates a run of at most `want` promised blocks, at `goal` if that is free.
     pub fn allocate(&self, goal: Option<u64>, want: u64) -> Option<Run> {
         let mut inner = self.lock();
         let want = want.min(inner.promised);
-        let run = inner.choose(goal, want)?;
+        let run = match inner.is_crumbled() {
+            true => inner.crumb(want)?,
+            false => inner.choose(goal, want)?,
+        };
         inner.remove(run)?;
         inner.promised -= run.blocks;
         Some(run)
@@ -315,8 +350,54 @@ impl Space {
 }
 
 impl Inner {
+    /// Blocks that could be promised now. Naming promised blocks may take metadata, at worst an extent
+    /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
     fn available(&self) -> u64 {
-        self.free.saturating_sub(self.promised + self.reserve)
+        let room = self.free.saturating_sub(self.reserve);
+        let covered = room.min(PROMISES_PER_RESERVE * self.reserve);
+        // Each full set of the others takes one block more.
+        let others = room - covered;
+        let (sets, rest) = (
+            others / (EXTENTS_PER_BLOCK + 1),
+            others % (EXTENTS_PER_BLOCK + 1),
+        );
+        let most = covered + sets * EXTENTS_PER_BLOCK + rest.min(EXTENTS_PER_BLOCK - 1);
+        most.saturating_sub(self.promised)
+    }
+
+    /// Blocks that the metadata could have in as many runs as it may still take; counted up to
+    /// `enough`.
+    fn metadata_room(&self, enough: u64) -> u64 {
+        let mut blocks = 0;
+        for (run, _) in self.by_blocks.iter().rev().take(self.runs_left) {
+            blocks += run;
+            if blocks >= enough {
+                break;
+            }
+        }
+        blocks.min(self.free.saturating_sub(self.promised))
+    }
+
+    fn has_room(&self, beyond: u64) -> bool {
+        self.slack > beyond || self.metadata_room(beyond + 1) > beyond
+    }
+
+    /// Whether the large runs are so few that the metadata needs them all.
+    fn is_crumbled(&self) -> bool {
+        let few = 2 * self.reserve;
+        let large = self.by_blocks.iter().rev().take(self.runs_left);
+        let mut blocks = 0;
+        !large.map(|(run, _)| run).any(|run| {
+            blocks += run;
+            blocks > few
+        })
+    }
+
+    /// At most `want` blocks of the smallest run.
+    fn crumb(&self, want: u64) -> Option<Run> {
+        let &(blocks, start) = self.by_blocks.first().filter(|_| want > 0)?;
+        let blocks = want.min(blocks);
+        Some(Run { start, blocks })
     }
 
     fn insert(&mut self, start: u64, blocks: u64) {
@@ -453,9 +534,27 @@ mod tests {
     }
 
     #[test]
+    fn promises_leave_room_for_the_metadata_that_will_name_them() {
+        let space = Space::new(10);
+        space.add(run(0, 1000));
+        let mut promised = 0;
+        while space.promise(1) {
+            promised += 1;
+        }
+        assert!(space.metadata_room(u64::MAX) >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
+        assert!(promised > 900, "{promised}");
+        // Once they are named there is room for as many again as the metadata did not need.
+        assert_eq!(
+            space.allocate(None, promised).map(|r| r.blocks),
+            Some(promised)
+        );
+        assert!(space.promise(1000 - promised - 10) && !space.promise(1));
+    }
+
+    #[test]
     fn a_goal_is_followed_and_runs_grow_together_again() {
         let space = space(100);
-        space.promise(100);
+        assert!(space.promise_reserve(100));
         assert_eq!(space.allocate(Some(50), 10), Some(run(50, 10)));
         assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
         assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));

@@ -490,6 +490,29 @@ impl State {
         self.set_inode(tree, ino, inode)
     }
 
+    /// Refuses what nobody else may see, and forgets what is known of inodes beyond their records.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files are open, or wait to be written.
+    pub fn refuse_use(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if self.cores.values().any(|core| !core.is_idle()) {
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            ));
+        }
+        self.cores.clear();
+        Ok(())
+    }
+
+    /// Everything is in a new tree.
+    pub fn rebuilt(&mut self, base: crate::db::Base) {
+        self.store.rebuilt(base);
+    }
+
     /// Puts into the store what only memory has: times and sizes of written files, usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
         while let Some(name) = self.dirty_cores.pop() {

@@ -166,6 +166,11 @@ impl Store {
         }
     }
 
+    /// Everything is in a new tree.
+    pub fn rebuilt(&mut self, base: Base) {
+        *self = Store::new(base);
+    }
+
     /// The commit is durable. Gives what is no longer needed, to be dropped without a lock held.
     pub fn committed(&mut self, base: Base) -> impl Sized + use<> {
         let frozen = self.frozen.take();

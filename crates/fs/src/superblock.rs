@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out};
+use crate::space::Run;
 
 /// Bytes of a copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
@@ -92,6 +93,14 @@ impl Segment {
 
     pub(crate) fn is_spare(&self) -> bool {
         self.logical == SPARE
+    }
+
+    /// Its blocks on the device.
+    pub(crate) fn run(&self) -> Run {
+        Run {
+            start: self.start,
+            blocks: self.blocks.into(),
+        }
     }
 }
 

@@ -266,12 +266,12 @@ impl Inner {
         })?;
         if items.is_empty() {
             op.delete_key(Key::global(Section::Trees, id.into()));
-            op.finish();
-            let mut state = self.write();
-            state.trees.remove(&id);
-            if let Some(origin) = state.trees.get_mut(&origin) {
+            // Before anybody else has the lock, who would keep something in a layer that is gone.
+            op.trees.remove(&id);
+            if let Some(origin) = op.trees.get_mut(&origin) {
                 origin.snapshots.retain(|snapshot| *snapshot != id);
             }
+            op.finish();
             return Ok(true);
         }
         for (key, bytes) in items {

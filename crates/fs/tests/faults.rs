@@ -3,21 +3,15 @@
 mod common;
 
 use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use cache::{Cache, Config};
 use common::client::Client;
 use common::model::Kind;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
-use fs::{FIRST_FILESET, Fs};
+use fs::{FIRST_FILESET, Files, Fs};
 use std::sync::Arc;
 
-const NEW: fs::New = fs::New {
-    kind: fs::FileType::File,
-    permissions: 0,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: fs::New = fs::New::of_root(fs::FileType::File, 0);
 
 /// Works on a device whose n-th write or flush from some moment on fails, and then on what is left.
 fn fail_nth(seed: u64, n: u64, kind: OpKind) {
@@ -40,22 +34,51 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         let data = vec![1; 9000];
         let name = format!("new {}", pair.random.next_u64());
         let made = pair.fileset().create(fs::ROOT, name.as_bytes(), &NEW);
-        let Ok(attr) = made else {
-            failed = true;
-            break;
+        let attr = match made {
+            Ok(attr) => attr,
+            Err(error) => {
+                assert_eq!(error.errno(), libc::EROFS, "{context}: {error}");
+                failed = true;
+                break;
+            }
         };
-        let written = pair.client.write(attr.ino, 0, &data);
-        failed |= written.is_err();
-        failed |= pair.client.sync(&mut pair.random).is_err();
-        failed |= pair.fs.commit().is_err();
+        let io = [libc::EIO, libc::EROFS];
+        let mut expect = |result: Result<(), i32>| {
+            failed |= result.is_err();
+            assert!(
+                !result.is_err_and(|errno| !io.contains(&errno)),
+                "{context}: {result:?}"
+            );
+        };
+        expect(pair.client.write(attr.ino, 0, &data));
+        expect(pair.client.sync(&mut pair.random));
+        expect(pair.fs.commit().map_err(|error| error.errno()));
     }
     assert_eq!(
         failed,
         handle.failed() > 0,
         "{context}: an error is told, and only a real one"
     );
-    // What is in memory can be read still, and nothing of it contradicts itself.
+    // What is in memory can be read still. Either all goes on, or nothing can be changed any more and
+    // the reason says why.
     handle.set(None);
+    if let Some(why) = pair.fs.read_only_because() {
+        assert!(failed, "{context}: {why}");
+        assert_eq!(why.kind(), fs::Kind::ReadOnly, "{context}");
+        assert!(
+            why.to_string().contains("since an error"),
+            "{context}: {why}"
+        );
+        let refused = pair.fileset().create(fs::ROOT, b"refused", &NEW);
+        assert_eq!(refused.expect_err("it is read-only").errno(), libc::EROFS);
+    } else {
+        let name = format!("new {}", pair.random.next_u64());
+        let made = pair.fileset().create(fs::ROOT, name.as_bytes(), &NEW);
+        made.unwrap_or_else(|error| panic!("{context}: it goes on: {error}"));
+        pair.fs
+            .sync()
+            .expect("what failed before can be tried again");
+    }
     assert!(pair.client.fileset.attr(fs::ROOT).is_ok(), "{context}");
     let Pair {
         fs, client, inodes, ..
@@ -97,6 +120,52 @@ fn the_nth_write_or_flush_fails_and_what_was_synced_is_there_afterwards() {
     for n in 1..12 {
         fail_nth(seed + n, n, OpKind::Flush);
     }
+}
+
+#[test]
+fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    format(&mem);
+    let (device, handle) = ErrorDevice::new(mem.clone());
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open(&device);
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let files = Files::new(&main, &cache).expect("files");
+    let mut lane = files.lane().expect("a lane");
+    let ino = files.create(fs::ROOT, b"file", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.sync(&file).expect("synced");
+    let mut written = |byte: u8, nth: u64| {
+        let data = vec![byte; 50_000];
+        lane.write(&file, fs::At::Offset(0), &data).expect("taken");
+        handle.set(Some(Failure::nth(nth, ErrorKind::Media).of(OpKind::Write)));
+        let error = lane.sync(&file).expect_err("it cannot be written");
+        assert_eq!(error.errno(), libc::EIO, "{error}");
+        handle.set(None);
+        let again = lane.sync(&file);
+        let mut back = vec![0; 50_000];
+        let len = lane.read(&file, 0, &mut back).expect("readable");
+        assert!(back[..len] == data);
+        again
+    };
+    // The first write is of data: it stays, and is tried again.
+    written(1, 1).expect("it is tried again");
+    assert!(fs.read_only_because().is_none(), "the metadata is sound");
+    // The second is the journal's. What the device did with it nobody knows, so nothing is called
+    // durable after it.
+    written(2, 2).expect_err("not durable");
+    drop((file, lane));
+    files.close().expect_err("not everything is durable");
+    fs.commit().expect_err("not everything is durable");
+    assert!(fs.read_only_because().is_some());
+    drop(files);
+    fs.close().expect_err("not everything is durable");
+    let fs = open(&mem);
+    assert_clean(&fs, "after failed writes");
+    let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
+    let found = client.read(ino, 0, 60_000).expect("readable");
+    assert!(found.len() == 50_000 && found.iter().all(|byte| [1, 2].contains(byte)));
 }
 
 #[test]

@@ -9,19 +9,13 @@ use block::{BlockDevice, Mem, Random};
 use cache::{Cache, Config};
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek, SetAttr,
+    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek,
+    SetAttr, Watcher,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;
 
 fn cache() -> Arc<Cache> {
@@ -69,15 +63,26 @@ fn same(lane: &mut Lane, file: &Handle, model: &[u8], context: &str) {
 fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>) {
     let at = random.below(SIZE_MAX);
     let end = at + 1 + random.below(60_000);
-    match random.below(10) {
-        0..=3 => {
-            let mut data = vec![0; 1 + random.below(30_000) as usize];
-            random.fill(&mut data);
-            let to = match random.below(3) {
-                0 => At::End,
-                _ => At::Offset(at),
+    match random.below(13) {
+        what @ (0..=3 | 10..=11) => {
+            let direct = what >= 10;
+            let blocks = 4096 * (1 + random.below(7));
+            let len = match direct {
+                true => blocks,
+                false => 1 + random.below(30_000),
             };
-            let at = lane.write(file, to, &data).expect("written") as usize;
+            let mut data = vec![0; len as usize];
+            random.fill(&mut data);
+            let to = match (random.below(3), direct) {
+                (0, _) => At::End,
+                (_, true) => At::Offset(at / 4096 * 4096),
+                (_, false) => At::Offset(at),
+            };
+            let written = match direct {
+                true => lane.write_direct(file, to, &data),
+                false => lane.write(file, to, &data),
+            };
+            let at = written.expect("written") as usize;
             if model.len() < at + data.len() {
                 model.resize(at + data.len(), 0);
             }
@@ -109,6 +114,12 @@ fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>
             }
         }
         8 => lane.sync(file).expect("synced"),
+        12 => {
+            let (at, mut out) = (at / 4096 * 4096, vec![0; 20_480]);
+            let len = lane.read_direct(file, at, &mut out).expect("readable");
+            let from = model.len().min(at as usize);
+            assert!(out[..len] == model[from..model.len().min(from + 20_480)]);
+        }
         _ => {
             let mut out = vec![0; 20_000];
             let len = lane.read(file, at, &mut out).expect("readable");
@@ -187,6 +198,52 @@ fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
     files.close().expect("closed");
     fs.commit().expect("committed");
     assert_clean(&fs, "gone");
+    assert!(fs.usage().free + 64 >= free);
+}
+
+#[test]
+fn a_file_made_without_a_name_is_given_one_or_goes() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let free = fs.usage().free;
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    assert_eq!((attr.inode.links, files.fileset().id()), (0, 1));
+    lane.write(&file, At::End, &[5; 70_000]).expect("written");
+    files
+        .link(attr.ino, ROOT, b"named")
+        .expect("its first name");
+    let found = files.lookup(ROOT, b"named").expect("there");
+    assert_eq!((found.ino, found.inode.links), (attr.ino, 1));
+    files.unlink(ROOT, b"named").expect("removed");
+    let error = files.link(attr.ino, ROOT, b"again").unwrap_err();
+    assert_eq!(error.errno(), libc::ENOENT, "it has lost its name for good");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
+    lane.write(&file, At::End, &[6; 70_000]).expect("written");
+    drop(file);
+    assert!(files.open(attr.ino).is_err());
+    let dir = New {
+        kind: FileType::Directory,
+        ..NEW
+    };
+    let refused = files.fileset().create_unnamed(ROOT, &dir).unwrap_err();
+    assert_eq!(refused.errno(), libc::EINVAL);
+    // Nobody closes this one: it goes when the file system is next opened.
+    let left = files.fileset().create_unnamed(ROOT, &NEW).expect("made");
+    assert_clean(&fs, "with a file that has no name yet");
+    drop(lane);
+    files.close().expect("closed");
+    drop(files);
+    fs.close().expect("closed");
+    let fs = open(&device);
+    assert_clean(&fs, "opened again");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    assert!(main.attr(left.ino).is_err());
+    assert_eq!(main.record().expect("there").used_inodes, 1);
     assert!(fs.usage().free + 64 >= free);
 }
 
@@ -331,4 +388,97 @@ fn directories_have_the_access_list_of_the_one_they_are_made_in() {
     assert_eq!(files.xattr(below, name).expect("there"), b"text");
     assert!(files.xattr(before, name).is_err() && files.xattr(file, name).is_err());
     assert_clean(&fs, "inherited");
+}
+
+/// Remembers what it was told.
+#[derive(Default)]
+struct Told(std::sync::Mutex<Vec<String>>);
+
+impl Watcher for Told {
+    fn changed(&self, change: &Change<'_>) {
+        let text = match change {
+            Change::Content(ino, bytes) => format!("{ino}: {bytes:?}"),
+            Change::Attributes(ino) => format!("{ino}"),
+            Change::Entry(dir, name) => format!("{dir}/{}", String::from_utf8_lossy(name)),
+        };
+        self.0.lock().expect("no panic").push(text);
+    }
+}
+
+impl Told {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("no panic"))
+    }
+}
+
+#[test]
+fn every_change_is_told_to_the_other_clients_and_to_nobody_else() {
+    let (device, cache) = (device(), cache());
+    let fs = open(&device);
+    let mount = files(&fs, &cache);
+    let server = mount.client();
+    let (at_mount, at_server) = (Arc::new(Told::default()), Arc::new(Told::default()));
+    let watch = mount.watch(at_mount.clone());
+    let _watch = server.watch(at_server.clone());
+
+    let ino = server.create(ROOT, b"a", &NEW).expect("made").ino;
+    assert_eq!(at_mount.take(), [format!("{ROOT}/a")]);
+    let (file, mut lane) = (
+        server.open(ino).expect("open"),
+        server.lane().expect("a lane"),
+    );
+    lane.write(&file, At::Offset(100), &[1; 50])
+        .expect("written");
+    lane.write_direct(&file, At::Offset(0), &[2; 4096])
+        .expect("written");
+    lane.allocate(&file, 10..20, Allocate::Punch)
+        .expect("punched");
+    lane.allocate(&file, 10..9000, Allocate::KeepSize)
+        .expect("allocated");
+    cut(&mut lane, &file, 30);
+    cut(&mut lane, &file, 60);
+    let expected = [
+        format!("{ino}: 100..150"),
+        format!("{ino}: 0..4096"),
+        format!("{ino}: 10..20"),
+        format!("{ino}"),
+        format!("{ino}: 30..{}", u64::MAX),
+        format!("{ino}: 30..{}", u64::MAX),
+    ];
+    assert_eq!(at_mount.take(), expected);
+
+    server
+        .set_xattr(ino, b"user.a", b"1", fs::SetXattr::Any)
+        .expect("set");
+    server.remove_xattr(ino, b"user.a").expect("removed");
+    server.link(ino, ROOT, b"b").expect("linked");
+    server
+        .rename((ROOT, b"b"), (ROOT, b"c"), fs::Rename::Replace)
+        .expect("renamed");
+    server.unlink(ROOT, b"c").expect("removed");
+    let told = at_mount.take();
+    let (number, entry) = (ino.to_string(), |name: &str| format!("{ROOT}/{name}"));
+    let expected = [
+        number.clone(),
+        number.clone(),
+        entry("b"),
+        number.clone(),
+        entry("b"),
+        entry("c"),
+        number.clone(),
+        entry("c"),
+        number,
+    ];
+    assert_eq!(told, expected);
+
+    let mut own = mount.lane().expect("a lane");
+    let file = mount.open(ino).expect("open");
+    let len = own.read(&file, 0, &mut [0; 100]).expect("readable");
+    assert_eq!(len, 60);
+    own.write(&file, At::End, b"x").expect("written");
+    assert_eq!(at_mount.take(), Vec::<String>::new());
+    assert_eq!(at_server.take(), [format!("{ino}: 60..61")]);
+    drop(watch);
+    lane.write(&file, At::End, b"x").expect("written");
+    assert_eq!(at_mount.take(), Vec::<String>::new());
 }

@@ -3,20 +3,14 @@
 mod common;
 
 use block::{BlockDevice, Mem, Random};
+use cache::{Cache, Config};
 use common::client::Client;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
-use fs::{FIRST_FILESET, FileType, Fs, Kind, New, Quota, ROOT};
+use fs::{At, FIRST_FILESET, FileType, Files, Fs, Kind, New, Quota, ROOT};
 use std::sync::Arc;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 
 fn small() -> (Arc<dyn BlockDevice>, Fs) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(12 << 20, 512));
@@ -152,6 +146,57 @@ fn random_operations_on_a_full_disk_lose_nothing() {
         let mut pair = Pair::new(open(&device), 0);
         (pair.model, pair.inodes) = (model, inodes);
         pair.compare_all();
+    }
+}
+
+#[test]
+fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
+    let (device, fs) = small();
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    let limited = fs.create_fileset("limited").expect("made");
+    let quota = Quota {
+        blocks: 100,
+        inodes: 0,
+    };
+    fs.set_quota(limited.id(), quota).expect("set");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let mut kept = Vec::new();
+    for (fileset, errno) in [(limited, libc::EDQUOT), (main, libc::ENOSPC)] {
+        let files = Files::new(&fileset, &cache).expect("files");
+        let mut lane = files.lane().expect("a lane");
+        let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
+        let file = files.open(ino).expect("open");
+        let mut data = Vec::new();
+        loop {
+            let part = [data.len() as u8; 30_000];
+            match lane.write(&file, At::End, &part) {
+                Ok(_) => data.extend(part),
+                Err(error) => break assert_eq!(error.errno(), errno, "{error}"),
+            }
+        }
+        assert!(data.len() >= 300_000);
+        lane.sync(&file).expect("what was taken is written");
+        let inode = files.attr(ino).expect("there").inode;
+        assert_eq!(inode.size, data.len() as u64);
+        lane.write(&file, At::Offset(5), b"in place").expect("room");
+        data[5..13].copy_from_slice(b"in place");
+        lane.sync(&file).expect("written");
+        drop((file, lane));
+        files.close().expect("closed");
+        kept.push((fileset.record().expect("there").name, ino, data));
+    }
+    assert!(fs.read_only_because().is_none());
+    fs.close().expect("closed");
+    let fs = open(&device);
+    assert_clean(&fs, "full");
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    for (name, ino, data) in kept {
+        let files = Files::new(&fs.fileset_named(&name).expect("there"), &cache).expect("files");
+        let file = files.open(ino).expect("open");
+        let mut all = vec![0; data.len() + 1];
+        let len = files.lane().expect("a lane").read(&file, 0, &mut all);
+        assert_eq!(len.expect("readable"), data.len());
+        assert!(all[..data.len()] == data, "{name}");
     }
 }
 

@@ -3,12 +3,14 @@
 //! Goal: every operation gives what the model gives, and everything reads back, also after the file
 //! system was closed and opened. Method: random operations on few names and small files, so that they
 //! meet; errno compared after each, single inodes now and then, everything and `check` at each closing.
+//!
+//! `EVFS_OPERATIONS` is the number of operations.
 
 mod common;
 
 use block::{BlockDevice, Mem};
 use common::pair::Pair;
-use common::{assert_clean, format, open, seed};
+use common::{amount, assert_clean, format, open, seed};
 use std::sync::Arc;
 
 fn run(seed: u64, rounds: usize, steps: usize) {
@@ -55,8 +57,8 @@ fn reopen(pair: Pair, device: &Arc<dyn BlockDevice>) -> Pair {
 
 #[test]
 fn two_hundred_thousand_operations_give_what_the_model_gives() {
-    let seed = seed(1);
-    for part in 0..8 {
-        run(seed + part, 25, 1000);
+    let parts = amount("EVFS_OPERATIONS", 200_000).div_ceil(25_000);
+    for seed in (seed(1)..).take(parts) {
+        run(seed, 25, 1000);
     }
 }

@@ -8,15 +8,15 @@
 use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, valid_name};
 use crate::device::OpenLun;
+use crate::serve::{Kept, Serving};
+use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use cache::CachedDevice;
 use export_fuse::loopdev::LoopDevice;
-use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What to attach, and how to give it out.
 #[derive(Debug, Clone)]
@@ -86,62 +86,6 @@ impl AttachSpec {
     }
 }
 
-/// One way by which an attached volume is given out.
-#[derive(Debug, Clone, Serialize)]
-pub struct ExportAt {
-    /// `nbd`, `fuse` or `loop`.
-    pub kind: &'static str,
-    /// URI or path.
-    pub at: String,
-}
-
-/// What `evfs status` shows of an attached volume.
-#[derive(Debug, Clone, Serialize)]
-pub struct Status {
-    /// Name of the attached volume.
-    pub name: String,
-    /// File, disk or LUN, as it was named.
-    pub device: String,
-    /// Name of the LUN, if it is one.
-    pub lun: Option<String>,
-    /// UUID in the header.
-    pub uuid: String,
-    /// Label in the header.
-    pub label: String,
-    /// Bytes of data.
-    pub size: u64,
-    /// Bytes enciphered together.
-    pub sector_size: u32,
-    /// 128 or 256.
-    pub key_bits: u32,
-    /// Cipher kernel at work.
-    pub kernel: String,
-    /// Keyslot that opened it.
-    pub keyslot: u32,
-    /// Role of the key that opened it.
-    pub role: String,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// Discards are passed on.
-    pub discards: bool,
-    /// The page cache below is passed by.
-    pub direct: bool,
-    /// Pages are kept in the cache of the process.
-    pub cached: bool,
-    /// Threads of each export.
-    pub threads: usize,
-    /// Process that serves it.
-    pub pid: u32,
-    /// Seconds since 1970 when it was attached.
-    pub since: u64,
-    /// Where it is given out.
-    pub exports: Vec<ExportAt>,
-    /// Configuration file it came from.
-    pub config: Option<PathBuf>,
-    /// What its user should know.
-    pub warning: Option<String>,
-}
-
 /// A running graph. Dropping it without [`Attachment::stop`] closes the exports all the same.
 pub struct Attachment {
     status: Status,
@@ -172,7 +116,7 @@ impl Attachment {
     ) -> Result<Attachment> {
         let listener = Listener::bind(run_dir, &spec.name)?;
         let lun = open.disk.lun().cloned();
-        let mut device: Arc<dyn BlockDevice> = Arc::new(open.device);
+        let mut device = Arc::clone(&open.device);
         let mut cached = None;
         if spec.cached {
             let over = cache.device(device)?;
@@ -184,29 +128,9 @@ impl Attachment {
         let info = device.info();
         let mut attachment = Attachment {
             status: Status {
-                name: spec.name.clone(),
-                device: spec.device.display().to_string(),
-                lun: lun.as_ref().map(|l| l.lun().name().to_owned()),
-                uuid: open.uuid,
-                label: open.label,
-                size: info.size,
-                sector_size: open.sector_size,
-                key_bits: open.key_bits,
-                kernel: open.kernel.to_string(),
-                keyslot: open.keyslot,
-                role: open.role.to_string(),
-                read_only: info.read_only,
-                discards: info.discard,
-                direct: open.direct,
                 cached: spec.cached,
-                threads: spec.threads,
-                pid: std::process::id(),
-                since: SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .map_or(0, |d| d.as_secs()),
-                exports: Vec::new(),
                 config: spec.config.clone(),
-                warning: open.warning,
+                ..Status::of(&spec.name, &spec.device, spec.threads, &open, info)
             },
             listener,
             loop_device: None,
@@ -289,72 +213,6 @@ impl Attachment {
         Ok(())
     }
 
-    /// Name of the volume.
-    pub fn name(&self) -> &str {
-        &self.status.name
-    }
-
-    /// What `evfs status` shows.
-    pub fn status(&self) -> &Status {
-        &self.status
-    }
-
-    /// Where questions come in.
-    pub fn listener(&self) -> &Listener {
-        &self.listener
-    }
-
-    /// Answers a question.
-    ///
-    /// # Errors
-    /// What was asked for cannot be done.
-    pub fn answer(&self, ask: &Ask) -> Result<serde_json::Value> {
-        let value = match ask {
-            Ask::Stats => serde_json::to_value(self.stats.snapshot()),
-            Ask::Status | Ask::Detach => serde_json::to_value(&self.status),
-            Ask::Lun(ask) => {
-                let none = || Error::NotFound(format!("{} is not on a LUN", self.status.name));
-                let lun = self.lun.as_ref().ok_or_else(none)?;
-                return crate::lun::answer(lun.lun(), ask, &self.settings);
-            }
-            Ask::Cache(ask) => {
-                let none = || {
-                    Error::NotFound(format!(
-                        "{} is attached with --direct: nothing of it is cached",
-                        self.status.name
-                    ))
-                };
-                let (device, cache) = self.cached.as_ref().ok_or_else(none)?;
-                return cache.answer(device, ask);
-            }
-        };
-        Ok(value.expect("counters and names become JSON"))
-    }
-
-    /// Closes the exports, makes everything durable and lets the device go.
-    ///
-    /// With `force` an export that is in use is taken away from its users; without it the volume
-    /// stays attached and the error says who holds it.
-    ///
-    /// # Errors
-    /// The attachment comes back with the error when it is still in use.
-    pub fn stop(mut self, force: bool) -> std::result::Result<(), (Box<Attachment>, Error)> {
-        if let (true, Some(lun)) = (force, &self.lun) {
-            lun.lun().hurry();
-        }
-        if let Err(error) = self.close_exports(force) {
-            return Err((Box::new(self), error));
-        }
-        match self.flush() {
-            Ok(()) => Ok(()),
-            Err(error) if force => {
-                tracing::error!(volume = self.status.name, "the last flush failed: {error}");
-                Ok(())
-            }
-            Err(error) => Err((Box::new(self), error.into())),
-        }
-    }
-
     /// Makes everything durable, and wipes what the cache has of it.
     fn flush(&self) -> block::Result<()> {
         if let Some((cached, _)) = &self.cached {
@@ -386,5 +244,71 @@ impl Attachment {
             server.shutdown()?;
         }
         Ok(())
+    }
+}
+
+impl Serving for Attachment {
+    fn status(&self) -> &Status {
+        &self.status
+    }
+
+    fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    fn answer(&self, ask: &Ask) -> Result<serde_json::Value> {
+        match ask {
+            Ask::Stats => {
+                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
+            }
+            Ask::Status | Ask::Detach { .. } => Ok(self.status.to_value()),
+            Ask::Lun(ask) => {
+                crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
+            }
+            Ask::Cache(ask) => {
+                let none = || {
+                    Error::NotFound(format!(
+                        "{} is attached with --direct: nothing of it is cached",
+                        self.status.name
+                    ))
+                };
+                let (device, cache) = self.cached.as_ref().ok_or_else(none)?;
+                let vnode = |path: Option<&str>| match path {
+                    None => Ok(Arc::clone(device.vnode())),
+                    Some(_) => Err(Error::Usage(format!(
+                        "{} is a block device: all of it is one file, leave --file away",
+                        self.status.name
+                    ))),
+                };
+                cache.answer(device.volume(), &vnode, ask)
+            }
+            Ask::Files(_) => Err(Error::NotFound(format!(
+                "{} is given out as a block device; what file system is on it is for others to know",
+                self.status.name
+            ))),
+        }
+    }
+
+    fn stop(mut self: Box<Self>, force: bool) -> std::result::Result<(), Kept> {
+        if let (true, Some(lun)) = (force, &self.lun) {
+            lun.lun().hurry();
+        }
+        if let Err(error) = self.close_exports(force) {
+            return Err(Kept {
+                serving: Some(self),
+                error,
+            });
+        }
+        match self.flush() {
+            Ok(()) => Ok(()),
+            Err(error) if force => {
+                tracing::error!(volume = self.status.name, "the last flush failed: {error}");
+                Ok(())
+            }
+            Err(error) => Err(Kept {
+                serving: Some(self),
+                error: error.into(),
+            }),
+        }
     }
 }

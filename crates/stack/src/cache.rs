@@ -11,6 +11,7 @@ pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
 use cache::{
     Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
+    Vnode, Volume,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -34,8 +35,11 @@ pub enum Ask {
     Flush,
     /// Flushes, then makes the volume's pages leave.
     Drop,
-    /// Changes attributes of the volume's pages.
+    /// Changes attributes of the pages of a volume, or of a file in a mounted file system.
     Advise {
+        /// The file, from the root of what is mounted; nothing for a volume.
+        #[serde(default)]
+        path: Option<String>,
         /// Names and values, as [`ADVICE`] has them.
         changes: Vec<(String, String)>,
     },
@@ -87,6 +91,14 @@ impl ProcessCache {
         Ok(CachedDevice::new(&self.running()?.cache, device)?)
     }
 
+    /// The cache itself, for files.
+    ///
+    /// # Errors
+    /// The system has no memory for a cache.
+    pub fn cache(&self) -> Result<Arc<Cache>> {
+        Ok(Arc::clone(&self.running()?.cache))
+    }
+
     /// The cache, made if there is none yet.
     fn running(&self) -> Result<Arc<Running>> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,11 +121,16 @@ impl ProcessCache {
         Ok(made)
     }
 
-    /// Answers a question about the cache, or about `volume` in it.
+    /// Answers a question about the cache, or about `volume` in it. `vnode` finds what is to be advised.
     ///
     /// # Errors
     /// What was asked for cannot be done.
-    pub fn answer(&self, volume: &CachedDevice, ask: &Ask) -> Result<Value> {
+    pub fn answer(
+        &self,
+        volume: &Volume,
+        vnode: &dyn Fn(Option<&str>) -> Result<Arc<Vnode>>,
+        ask: &Ask,
+    ) -> Result<Value> {
         let running = self.running()?;
         match ask {
             Ask::Show { files } => Ok(self.show(&running, volume, *files)),
@@ -126,24 +143,25 @@ impl ProcessCache {
                 Ok(settings(cache))
             }
             Ask::Flush => {
-                volume.volume().flush()?;
-                Ok(json!({ "dirty_bytes": volume.vnode().stats().dirty_bytes }))
+                volume.flush()?;
+                Ok(json!({ "dirty_bytes": sum(volume, |file| file.dirty_bytes) }))
             }
             Ask::Drop => {
-                let before = volume.vnode().stats().resident_bytes;
-                volume.volume().drop_pages()?;
-                let after = volume.vnode().stats().resident_bytes;
+                let before = sum(volume, |file| file.resident_bytes);
+                volume.drop_pages()?;
+                let after = sum(volume, |file| file.resident_bytes);
                 Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
             }
-            Ask::Advise { changes } => {
-                let mut attributes = volume.vnode().attributes();
+            Ask::Advise { path, changes } => {
+                let vnode = vnode(path.as_deref())?;
+                let mut attributes = vnode.attributes();
                 for (name, value) in changes {
                     advise(&mut attributes, name, value).map_err(Error::Usage)?;
                 }
                 if let Some(node) = attributes.numa_node {
                     self.has_node(node)?;
                 }
-                volume.vnode().set_attributes(attributes);
+                vnode.set_attributes(attributes);
                 Ok(shown_attributes(&attributes))
             }
         }
@@ -160,7 +178,7 @@ impl ProcessCache {
         }))
     }
 
-    fn show(&self, running: &Running, volume: &CachedDevice, files: bool) -> Value {
+    fn show(&self, running: &Running, volume: &Volume, files: bool) -> Value {
         let stats = running.cache.stats();
         let shortage = match &running.watch {
             Ok(_) => "watched".to_owned(),
@@ -184,10 +202,14 @@ impl ProcessCache {
             "settings": settings(&running.cache),
         });
         if files {
-            shown["files"] = volume.volume().files().iter().map(of_file).collect();
+            shown["files"] = volume.files().iter().map(of_file).collect();
         }
         shown
     }
+}
+
+fn sum(volume: &Volume, of: impl Fn(&FileStats) -> u64) -> u64 {
+    volume.files().iter().map(of).sum()
 }
 
 fn settings(cache: &Cache) -> Value {

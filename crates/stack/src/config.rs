@@ -1,4 +1,5 @@
-//! The configuration of `evfs up`: a TOML file with a table for each volume.
+//! The configuration of `evfs up`: a TOML file with a table for each volume that is attached and each
+//! file system that is mounted.
 //!
 //! ```toml
 //! [volume.data]
@@ -11,9 +12,14 @@
 //! key = "alice"
 //! nbd = "127.0.0.1:10809"
 //! threads = 4
+//!
+//! [mount.home]
+//! device = "/srv/home.img"
+//! at = "/home"
 //! ```
 
 use crate::attach::AttachSpec;
+use crate::mounted::MountSpec;
 use crate::settings::did_you_mean;
 use crate::{Error, Result};
 use serde::Deserialize;
@@ -21,7 +27,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Keys of a volume's table, for the hint at a misspelt one.
+/// Keys of the tables, for the hint at a misspelt one.
 const KEYS: &[&str] = &[
     "device",
     "key",
@@ -37,6 +43,10 @@ const KEYS: &[&str] = &[
     "read-only",
     "allow-discards",
     "direct",
+    "at",
+    "fileset",
+    "allow-other",
+    "exclusive",
 ];
 
 #[derive(Deserialize)]
@@ -44,6 +54,8 @@ const KEYS: &[&str] = &[
 struct File {
     #[serde(default)]
     volume: BTreeMap<String, Volume>,
+    #[serde(default)]
+    mount: BTreeMap<String, MountTable>,
 }
 
 #[derive(Deserialize)]
@@ -69,10 +81,36 @@ struct Volume {
     direct: bool,
 }
 
-/// A volume of the file: what to attach, and with which key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct MountTable {
+    device: PathBuf,
+    at: PathBuf,
+    key: Option<String>,
+    key_file: Option<PathBuf>,
+    fileset: Option<String>,
+    threads: Option<usize>,
+    #[serde(default)]
+    read_only: bool,
+    allow_other: Option<bool>,
+    #[serde(default)]
+    exclusive: bool,
+    #[serde(default)]
+    allow_discards: bool,
+}
+
+/// What a table asks for.
+pub enum What {
+    /// A volume is attached.
+    Attach(AttachSpec),
+    /// A file system is mounted.
+    Mount(MountSpec),
+}
+
+/// A table of the file: what to serve, and with which key.
 pub struct Entry {
-    /// What to attach.
-    pub spec: AttachSpec,
+    /// What to serve.
+    pub what: What,
     /// Name of the key pair, where one is given.
     pub key: Option<String>,
     /// Key file, where one is given.
@@ -102,16 +140,56 @@ fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
             format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
         )
     })?;
-    if file.volume.is_empty() {
+    if file.volume.is_empty() && file.mount.is_empty() {
         return Err(Error::config(
             path,
-            "no volume in it; a [volume.NAME] table makes one".into(),
+            "nothing in it; a [volume.NAME] or [mount.NAME] table makes something".into(),
         ));
     }
-    file.volume
-        .into_iter()
+    let volumes = file.volume.into_iter();
+    let mounts = file.mount.into_iter();
+    volumes
         .map(|(name, v)| entry(path, name, v, threads))
+        .chain(mounts.map(|(name, m)| mount_entry(path, name, m)))
         .collect()
+}
+
+fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
+    one_key(path, "mount", &name, &m.key, &m.key_file)?;
+    let defaults = MountSpec::new(&m.device, &m.at);
+    Ok(Entry {
+        what: What::Mount(MountSpec {
+            name,
+            fileset: m.fileset.unwrap_or(defaults.fileset),
+            read_only: m.read_only,
+            threads: m.threads,
+            allow_other: m.allow_other,
+            exclusive: m.exclusive,
+            allow_discards: m.allow_discards,
+            config: Some(full(path)),
+            ..MountSpec::new(&m.device, &m.at)
+        }),
+        key: m.key,
+        key_file: m.key_file,
+    })
+}
+
+fn one_key(
+    path: &Path,
+    table: &str,
+    name: &str,
+    key: &Option<String>,
+    key_file: &Option<PathBuf>,
+) -> Result<()> {
+    if key.is_some() && key_file.is_some() {
+        let detail = format!("{table}.{name}: key and key-file exclude each other");
+        return Err(Error::config(path, detail));
+    }
+    Ok(())
+}
+
+fn full(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> {
@@ -127,10 +205,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
             return Err(Error::config(path, detail));
         }
     };
-    if v.key.is_some() && v.key_file.is_some() {
-        let detail = format!("volume.{name}: key and key-file exclude each other");
-        return Err(Error::config(path, detail));
-    }
+    one_key(path, "volume", &name, &v.key, &v.key_file)?;
     let spec = AttachSpec {
         name,
         nbd: v.nbd,
@@ -141,11 +216,11 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         read_only: v.read_only,
         allow_discards: v.allow_discards,
         cached: !v.direct,
-        config: Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
+        config: Some(full(path)),
         ..AttachSpec::new(&v.device, v.threads.unwrap_or(threads))
     };
     Ok(Entry {
-        spec,
+        what: What::Attach(spec),
         key: v.key,
         key_file: v.key_file,
     })
@@ -159,13 +234,22 @@ mod tests {
     fn reads_the_example_of_the_module() {
         let text = "[volume.data]\ndevice = \"/d\"\nkey-file = \"/k\"\nloop = true\n\
                     [volume.scratch]\ndevice = \"/s\"\nkey = \"alice\"\nnbd = \"127.0.0.1:10809\"\nthreads = 4\n";
-        let entries = parse(Path::new("x.toml"), text, 2).unwrap();
-        let names: Vec<_> = entries
+        let text = format!("{text}[mount.home]\ndevice = \"/h\"\nat = \"/home\"\nthreads = 3\n");
+        let entries = parse(Path::new("x.toml"), &text, 2).unwrap();
+        let seen: Vec<_> = entries
             .iter()
-            .map(|e| (e.spec.name.as_str(), e.spec.threads))
+            .map(|e| match &e.what {
+                What::Attach(spec) => (spec.name.as_str(), Some(spec.threads), spec.loop_device),
+                What::Mount(spec) => (spec.name.as_str(), spec.threads, false),
+            })
             .collect();
-        assert_eq!(names, [("data", 2), ("scratch", 4)]);
-        assert!(entries[0].spec.loop_device && entries[1].key.as_deref() == Some("alice"));
+        let wanted = [
+            ("data", Some(2), true),
+            ("scratch", Some(4), false),
+            ("home", Some(3), false),
+        ];
+        assert_eq!(seen, wanted);
+        assert_eq!(entries[1].key.as_deref(), Some("alice"));
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// Longest line either side accepts, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// How long a client waits for an answer; a detach flushes first, which may take long.
+/// How long a client waits for an answer. That to a detach is waited for without end, because it comes
+/// when everything is written out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What can be asked of an attached volume.
@@ -25,11 +26,16 @@ pub enum Ask {
     /// Counters of the data path.
     Stats,
     /// Flush, close the exports and end.
-    Detach,
+    Detach {
+        /// Also when somebody uses them.
+        force: bool,
+    },
     /// Something about the LUN below.
     Lun(crate::lun::Ask),
     /// Something about the cache above.
     Cache(crate::cache::Ask),
+    /// Something about the file system.
+    Files(crate::filesystem::Ask),
 }
 
 /// The folder of control sockets, made if it is missing.
@@ -168,9 +174,11 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<serde_json::Value> {
         _ => Error::io("cannot reach", &path, e),
     })?;
     let failed = |e| Error::io("no answer from", &path, e);
-    stream
-        .set_read_timeout(Some(ANSWER_TIMEOUT))
-        .map_err(failed)?;
+    let patience = match ask {
+        Ask::Detach { .. } => None,
+        _ => Some(ANSWER_TIMEOUT),
+    };
+    stream.set_read_timeout(patience).map_err(failed)?;
     let question = serde_json::to_string(ask).expect("an enum becomes JSON");
     writeln!(stream, "{question}").map_err(failed)?;
     let mut line = String::new();

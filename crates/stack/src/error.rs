@@ -24,6 +24,22 @@ pub enum Error {
     /// The mounted folder or the loop device.
     #[error(transparent)]
     Fuse(#[from] export_fuse::Error),
+    /// The file system.
+    #[error("{what}: {source}")]
+    Files {
+        /// What was tried, with what.
+        what: String,
+        /// What the file system says.
+        source: fs::Error,
+    },
+    /// A file system that is damaged beyond what a repair can mend.
+    #[error("{what} cannot be opened even to be repaired; only a backup helps: {source}")]
+    BeyondRepair {
+        /// What it is.
+        what: String,
+        /// What the file system says.
+        source: fs::Error,
+    },
     /// There is no object of this name.
     #[error("{0}")]
     NotFound(String),
@@ -46,6 +62,14 @@ pub enum Error {
         "{device} carries a signature: {found}; --force overwrites it, and leaves a backup of what it overwrites"
     )]
     WouldDestroy {
+        /// The device.
+        device: String,
+        /// Name of the signature.
+        found: String,
+    },
+    /// As [`Error::WouldDestroy`], where no backup can undo it.
+    #[error("{device} carries a signature: {found}; --force overwrites it for good")]
+    WouldDestroyForGood {
         /// The device.
         device: String,
         /// Name of the signature.
@@ -91,12 +115,20 @@ impl Error {
         }
     }
 
+    /// An error of the file system, with what was tried.
+    pub(crate) fn files(what: impl Into<String>) -> impl FnOnce(fs::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Files { what, source }
+    }
+
     /// The exit code of the program. The table is part of the interface: see the guide.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Block(e) => of_block(e),
             Error::Volume(e) => of_volume(e),
             Error::Key(e) => of_key(e),
+            Error::Files { source, .. } => of_files(source),
+            Error::BeyondRepair { .. } => exit::NOT_REPAIRABLE,
             Error::NotFound(_) => exit::NOT_FOUND,
             Error::Busy(_) => exit::BUSY,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
@@ -112,6 +144,16 @@ fn of_block(error: &block::Error) -> u8 {
     match error.kind() {
         block::ErrorKind::Busy | block::ErrorKind::NotNow => exit::BUSY,
         block::ErrorKind::NotFound => exit::NOT_FOUND,
+        _ => exit::FAILURE,
+    }
+}
+
+fn of_files(error: &fs::Error) -> u8 {
+    match error.kind() {
+        fs::Kind::NotFound => exit::NOT_FOUND,
+        fs::Kind::Busy => exit::BUSY,
+        fs::Kind::Corrupt => exit::REPAIRABLE,
+        fs::Kind::Invalid | fs::Kind::Exists => exit::USAGE,
         _ => exit::FAILURE,
     }
 }
@@ -156,7 +198,7 @@ pub mod exit {
     pub const FAILURE: u8 = 1;
     /// The command line or the configuration makes no sense.
     pub const USAGE: u8 = 2;
-    /// No such key, device, keyslot or attached volume.
+    /// No such key, device, keyslot, attached volume or fileset.
     pub const NOT_FOUND: u8 = 10;
     /// Held by somebody else.
     pub const BUSY: u8 = 11;
@@ -164,9 +206,10 @@ pub mod exit {
     pub const WRONG_KEY: u8 = 12;
     /// The key is right, its role does not allow this.
     pub const ROLE_REFUSES: u8 = 13;
-    /// The header is damaged, and `evfs volume repair` can mend it.
+    /// The header is damaged, and `evfs volume repair` can mend it; or the file system, and `evfs fsck`
+    /// can say more.
     pub const REPAIRABLE: u8 = 20;
-    /// The header is damaged beyond repair; restore a backup.
+    /// The header, or the file system, is damaged beyond repair; restore a backup.
     pub const NOT_REPAIRABLE: u8 = 21;
     /// A check ran and found errors.
     pub const CHECK_FOUND_ERRORS: u8 = 26;

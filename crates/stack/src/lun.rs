@@ -66,7 +66,14 @@ pub enum Ask {
 }
 
 /// Answers, in the process that has the LUN open.
-pub(crate) fn answer(lun: &Lun, ask: &Ask, settings: &Settings) -> Result<Value> {
+pub(crate) fn answer(
+    of: &str,
+    lun: Option<&crate::device::OpenLun>,
+    ask: &Ask,
+    settings: &Settings,
+) -> Result<Value> {
+    let none = || Error::NotFound(format!("{of} is not on a LUN"));
+    let lun = lun.ok_or_else(none)?.lun();
     match ask {
         Ask::Show => return Ok(json_of(&lun.status())),
         Ask::Clear => lun.clear_stat(),

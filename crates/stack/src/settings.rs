@@ -36,6 +36,19 @@ const TABLE: &[Row] = &[
         check: crate::cache::check_tunables,
     },
     Row {
+        key: "fs.commit-interval-ms",
+        env: "EVFS_FS_COMMIT_INTERVAL_MS",
+        unit: "ms",
+        reason: "how long a change of a file system may wait for its commit when nobody asks for one, as ext4 has it",
+        default: |_| {
+            fs::Options::default()
+                .commit_interval
+                .as_millis()
+                .to_string()
+        },
+        check: |v| within(v, 100, 300_000),
+    },
+    Row {
         key: "iscsi.chap-secret-file",
         env: "EVFS_ISCSI_CHAP_SECRET_FILE",
         unit: "path",
@@ -330,6 +343,11 @@ impl Settings {
     /// Settings of the file cache, as `evfs cache set` takes them.
     pub fn cache_tunables(&self) -> &str {
         self.text("cache.tunables")
+    }
+
+    /// How long a change of a file system may wait for its commit.
+    pub fn fs_commit_interval(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(self.number("fs.commit-interval-ms"))
     }
 
     /// Folder of control sockets.

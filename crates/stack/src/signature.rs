@@ -2,11 +2,20 @@
 
 use block::{BlockDevice, Blocking};
 
+const VOLUME: &str = "LUKS";
+const VOLUME_SECOND: &str = "LUKS (second header)";
+
 /// A magic number and where it stands. Offsets as in the formats' own headers (the list is the
 /// common subset of what `blkid` knows).
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
-    ("LUKS", 0, b"LUKS\xba\xbe"),
-    ("LUKS (second header)", 0x4000, b"SKUL\xba\xbe"),
+    (VOLUME, 0, b"LUKS\xba\xbe"),
+    ("EVFS file system", 0, b"EVFS\xf5\r\n\x1a"),
+    (
+        "EVFS file system (second superblock)",
+        255 * 4096,
+        b"EVFS\xf5\r\n\x1a",
+    ),
+    (VOLUME_SECOND, 0x4000, b"SKUL\xba\xbe"),
     ("ext2/ext3/ext4", 0x438, b"\x53\xef"),
     ("XFS", 0, b"XFSB"),
     ("btrfs", 0x10040, b"_BHRfS_M"),
@@ -33,12 +42,21 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
 /// Bytes from the start of the device that are looked at.
 const LOOK_BYTES: u64 = 4 * 1024 * 1024;
 
+/// Bytes that [`find`] looks at, from the start.
+pub fn looked_at(device: &dyn BlockDevice) -> u64 {
+    let info = device.info();
+    let len = LOOK_BYTES.min(info.size);
+    len - len % u64::from(info.logical_block_size)
+}
+
+/// Whether what was found is an encrypted volume.
+pub fn is_volume(found: &str) -> bool {
+    found == VOLUME || found == VOLUME_SECOND
+}
+
 /// The name of the first known signature on `device`, if there is one.
 pub fn find(device: &dyn BlockDevice) -> block::Result<Option<&'static str>> {
-    let info = device.info();
-    let block = u64::from(info.logical_block_size);
-    let len = LOOK_BYTES.min(info.size);
-    let mut head = vec![0; (len - len % block) as usize];
+    let mut head = vec![0; looked_at(device) as usize];
     Blocking::open(device)?.read_at(0, &mut head)?;
     Ok(find_in(&head))
 }

@@ -6,11 +6,13 @@
 
 use crate::device::{self, Disk, Guard, Share};
 use crate::{Error, Result, Settings, signature};
-use crypt::{CryptDevice, Identified, Role, Unlocked, Volume};
+use block::BlockDevice;
+use crypt::{Identified, Role, Unlocked, Volume};
 use keyring::{Keyring, Private};
 use path_file::FileDevice;
 use secret::SecretBytes;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a command means to do with a volume.
@@ -93,36 +95,41 @@ pub fn create(
         .iter()
         .map(|name| Ok(Identified::of(name, keyring.recipient(name)?)))
         .collect::<Result<Vec<_>>>()?;
-    let there = create.path.exists() || device::is_lun(create.path);
-    let (disk, made) = match (there, create.size) {
-        (false, None) => {
-            return Err(Error::NotFound(format!(
-                "{} does not exist; --size SIZE makes a file of that size",
-                create.path.display()
-            )));
-        }
-        (false, Some(size)) => {
-            let file = FileDevice::create(create.path, size, &path_file::Options::default())?;
-            (Disk::File(file), true)
-        }
-        (true, Some(_)) if device::is_lun(create.path) => {
-            return Err(Error::Usage(
-                "--size makes files; the size of a LUN is its target's to give".into(),
-            ));
-        }
-        (true, Some(_)) if create.path.is_file() && !create.force => {
-            return Err(Error::Usage(format!(
-                "{} exists already, so --size does not apply; leave it out to use the file as it is",
-                create.path.display()
-            )));
-        }
-        (true, _) => (open_disk(create.path, Intent::Replace, settings)?, false),
-    };
+    let (disk, made) = open_or_make(create.path, create.size, create.force, settings)?;
     let result = format_over(create, &disk, made, &owner, &recovery, settings);
     if result.is_err() && made {
         let _ = std::fs::remove_file(create.path);
     }
     result
+}
+
+/// Opens the DEVICE `path` alone, to be formatted; a file that is missing is made with `size` bytes.
+/// Says whether it was.
+pub(crate) fn open_or_make(
+    path: &Path,
+    size: Option<u64>,
+    force: bool,
+    settings: &Settings,
+) -> Result<(Disk, bool)> {
+    let there = path.exists() || device::is_lun(path);
+    match (there, size) {
+        (false, None) => Err(Error::NotFound(format!(
+            "{} does not exist; --size SIZE makes a file of that size",
+            path.display()
+        ))),
+        (false, Some(size)) => {
+            let file = FileDevice::create(path, size, &path_file::Options::default())?;
+            Ok((Disk::File(file), true))
+        }
+        (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
+            "--size makes files; the size of a LUN is its target's to give".into(),
+        )),
+        (true, Some(_)) if path.is_file() && !force => Err(Error::Usage(format!(
+            "{} exists already, so --size does not apply; leave it out to use the file as it is",
+            path.display()
+        ))),
+        (true, _) => Ok((open_disk(path, Intent::Replace, settings)?, false)),
+    }
 }
 
 fn format_over(
@@ -355,10 +362,21 @@ fn ask_key(
     prompt(&p.to_string()).map_err(|e| keyring::Error::NoPassphrase(e.to_string()))
 }
 
-/// A volume that is open: the device above the cipher, and what to say about it.
+/// A DEVICE that is open for its data: what reads clear, and what to say about it.
 pub struct Open {
-    /// Reads clear, lies enciphered.
-    pub device: CryptDevice,
+    /// Reads clear.
+    pub device: Arc<dyn BlockDevice>,
+    /// How it lies enciphered, if it does.
+    pub cipher: Option<Cipher>,
+    /// Whether the file is read past the page cache.
+    pub direct: bool,
+    /// What it lies on.
+    pub disk: Disk,
+}
+
+/// What there is to say about an encrypted volume that is open.
+#[derive(Debug, Clone)]
+pub struct Cipher {
     /// UUID in the header.
     pub uuid: String,
     /// Label in the header.
@@ -373,10 +391,6 @@ pub struct Open {
     pub keyslot: u32,
     /// The role of the key that opened it.
     pub role: Role,
-    /// Whether the file is read past the page cache.
-    pub direct: bool,
-    /// What it lies on.
-    pub disk: Disk,
     /// What the person who attaches should know.
     pub warning: Option<String>,
 }
@@ -401,36 +415,80 @@ pub fn open(
     options: OpenOptions,
     settings: &Settings,
 ) -> Result<Open> {
+    let disk = open_for_data(path, options, settings)?;
+    decipher(disk, opener, source, options)
+}
+
+/// Opens the DEVICE `path` for its data, whether it is an encrypted volume or holds its data in the
+/// clear. `source` is asked for a key only if it takes one.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_any(
+    path: &Path,
+    opener: &Opener,
+    source: &dyn Fn() -> Result<KeySource>,
+    options: OpenOptions,
+    settings: &Settings,
+) -> Result<Open> {
+    let disk = open_for_data(path, options, settings)?;
+    of_disk(disk, opener, source, options)
+}
+
+/// The same for a DEVICE that has been opened already.
+pub(crate) fn of_disk(
+    disk: Disk,
+    opener: &Opener,
+    source: &dyn Fn() -> Result<KeySource>,
+    options: OpenOptions,
+) -> Result<Open> {
+    let device = disk.device();
+    if signature::find(&*device)?.is_some_and(signature::is_volume) {
+        return decipher(disk, opener, &source()?, options);
+    }
+    Ok(Open {
+        device,
+        cipher: None,
+        direct: disk.direct(),
+        disk,
+    })
+}
+
+fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Result<Disk> {
     let share = match options.read_only {
         true => Share::Readers,
         false => Share::Exclusive,
     };
-    let disk = device::open(path, settings, options.read_only, share)?;
+    device::open(path, settings, options.read_only, share)
+}
+
+fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
     let volume = {
         // The header is read once, under its lock; from here on only this copy is used.
         let _guard = disk.header_lock(false)?;
         Volume::open(disk.device())?
     };
     let unlocked = opener.unlock(&volume, source, crypt::Action::Attach)?;
-    let warning = unlocked.seal.warning();
     let crypt_options = crypt::Options {
         read_only: options.read_only,
         allow_discards: options.allow_discards || volume.persistent_discards(),
     };
     let device = volume.device(&unlocked, crypt_options)?;
-    let open = Open {
-        kernel: device.kernel(),
-        device,
+    let cipher = Cipher {
         uuid: volume.uuid().to_owned(),
         label: volume.label().to_owned(),
         sector_size: volume.sector_size(),
         key_bits: volume.key_bits(),
+        kernel: device.kernel(),
         keyslot: unlocked.keyslot,
         role: unlocked.role,
-        direct: disk.direct(),
-        disk,
-        warning,
+        warning: unlocked.seal.warning(),
     };
     secret::burn_stack();
-    Ok(open)
+    Ok(Open {
+        device: Arc::new(device),
+        cipher: Some(cipher),
+        direct: disk.direct(),
+        disk,
+    })
 }

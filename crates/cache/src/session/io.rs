@@ -23,7 +23,7 @@ pub(super) enum Io {
     /// A flush below, for a job.
     Flush(usize),
     /// A flush below for what was written behind everybody's back.
-    FlushBehind(Arc<Vnode>),
+    FlushBehind(Vec<Arc<Vnode>>),
     /// A request of a job that goes past the cache.
     Through(usize),
 }
@@ -114,10 +114,9 @@ impl Session {
                 }
                 self.runnable.push(id);
             }
-            Io::FlushBehind(vnode) => {
+            Io::FlushBehind(vnodes) => {
                 if let Err(error) = result {
-                    vnode.errors.record(error);
-                    self.below.errands.unflushed(vnode.number());
+                    self.not_flushed(&vnodes, &error);
                 }
             }
             Io::Through(id) => {
@@ -156,10 +155,7 @@ impl Session {
                 Some(Io::Flush(job) | Io::Through(job)) => {
                     self.job_io_done(Some(job), Err(error.clone()));
                 }
-                Some(Io::FlushBehind(vnode)) => {
-                    vnode.errors.record(error.clone());
-                    self.below.errands.unflushed(vnode.number());
-                }
+                Some(Io::FlushBehind(vnodes)) => self.not_flushed(&vnodes, error),
                 None => {}
             }
         }

@@ -12,7 +12,7 @@ use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
 use crate::stats::Reason;
 use crate::vnode::Vnode;
-use block::{Error, Op, Result};
+use block::{Error, Op, Result, Wait};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -321,10 +321,33 @@ impl Session {
         count
     }
 
-    /// Makes what was written of a file behind everybody's back survive a power cut.
-    pub(crate) fn flush_behind(&mut self, vnode: Arc<Vnode>) {
-        let file = vnode.file();
-        self.submit_below(file, Io::FlushBehind(vnode), Op::Flush);
+    /// Sends dirty pages of many files below, those of several on their way together. What could not
+    /// be sent, or not all of a large file, is left; so is the waiting for the last of it.
+    pub(crate) fn store_many(&mut self, vnodes: &[Arc<Vnode>]) -> Result<()> {
+        for vnode in vnodes {
+            while self.runs_in_flight().1 >= STORES_MAX {
+                self.turn(Wait::Block)?;
+            }
+            let leaves = vnode.dirty_leaves(0..=u64::MAX);
+            self.store_leaves(vnode, &leaves, self.below.cluster_pages());
+        }
+        Ok(())
+    }
+
+    /// Makes what was written behind everybody's back survive a power cut: of one file, or of several
+    /// where the flush of one covers all.
+    pub(crate) fn flush_behind(&mut self, vnodes: Vec<Arc<Vnode>>) {
+        if let Some(vnode) = vnodes.first() {
+            let file = vnode.file();
+            self.submit_below(file, Io::FlushBehind(vnodes), Op::Flush);
+        }
+    }
+
+    pub(super) fn not_flushed(&self, vnodes: &[Arc<Vnode>], error: &Error) {
+        for vnode in vnodes {
+            vnode.errors.record(error.clone());
+            self.below.errands.unflushed(vnode.number());
+        }
     }
 
     /// The write of a run has ended.

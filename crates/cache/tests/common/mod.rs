@@ -32,6 +32,7 @@ impl Parts {
             numa_node: None,
             read_only: false,
             discard: below.discard,
+            flushes_all: false,
         };
         Parts {
             device,

@@ -4,11 +4,10 @@ use super::Context;
 use super::unlock::UnlockArgs;
 use crate::{background, output};
 use serde_json::json;
-use stack::attach::Status;
 use stack::volume::{OpenOptions, open};
 use stack::{
-    AttachSpec, Attachment, Ended, Error, KeySource, ProcessCache, Result, StopSignals, control,
-    exit,
+    AttachSpec, Attachment, Ended, Error, KeySource, ProcessCache, Result, Serving, Status,
+    StopSignals, control, exit,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -123,8 +122,19 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     let source = args.unlock.source(&spec.name)?;
     let cache = ProcessCache::new(&context.settings)?;
     let attachment = start(context, &spec, &source, &run_dir, &cache)?;
-    announce(context.json, &[attachment.status()], ready);
-    end(stack::serve(vec![attachment], &signals)?)
+    serve(context, Box::new(attachment), &signals, ready)
+}
+
+/// Says what is served, and serves it to its end.
+pub fn serve(
+    context: &Context,
+    serving: Box<dyn Serving>,
+    signals: &StopSignals,
+    ready: Option<background::Ready>,
+) -> Result<u8> {
+    let all = vec![serving];
+    announce(context.json, &all, ready);
+    end(stack::serve(all, signals)?)
 }
 
 /// Takes the signals over before anything is started that an early one would leave behind.
@@ -155,12 +165,13 @@ pub fn start(
 }
 
 /// Says what is attached where, and lets go of the terminal if this is to be in the background.
-pub fn announce(json: bool, attached: &[&Status], ready: Option<background::Ready>) {
+pub fn announce(json: bool, all: &[Box<dyn Serving>], ready: Option<background::Ready>) {
+    let attached: Vec<&Status> = all.iter().map(|serving| serving.status()).collect();
     for warning in attached.iter().filter_map(|s| s.warning.as_deref()) {
         output::say(json, &format!("warning: {warning}"));
     }
     let text = if json {
-        let value = match attached {
+        let value = match attached.as_slice() {
             [one] => json!(one),
             many => json!({ "volumes": many }),
         };

@@ -43,8 +43,11 @@ Examples:
     /// Say how a volume's pages are to be treated
     #[command(after_help = advice_help())]
     Advise {
-        /// Name of an attached volume
+        /// Name of an attached volume, or of a mounted file system
         volume: String,
+        /// File in a mounted file system, from its root
+        #[arg(long = "file", value_name = "PATH")]
+        path: Option<String>,
         /// Attributes
         #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
         changes: Vec<(String, String)>,
@@ -106,9 +109,13 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 })
             });
         }
-        Command::Advise { volume, changes } => {
+        Command::Advise {
+            volume,
+            path,
+            changes,
+        } => {
             let dir = context.settings.run_dir();
-            let ask = control::Ask::Cache(Ask::Advise { changes });
+            let ask = control::Ask::Cache(Ask::Advise { path, changes });
             let value = control::ask(&dir, &volume, &ask)?;
             output::show(context.json, &value, || attributes(&value));
         }

@@ -5,6 +5,8 @@ mod benchmark;
 mod cache;
 mod config;
 mod detach;
+mod files;
+mod fileset;
 mod key;
 mod lab;
 mod lun;
@@ -48,11 +50,26 @@ pub enum Command {
     Volume(volume::Command),
     /// Open a volume and give it out as a block device
     Attach(attach::Args),
-    /// Flush and close an attached volume
+    /// Flush and close an attached volume or a mounted file system
     Detach(detach::Args),
-    /// List attached volumes
+    /// Make a file system on a volume or a disk
+    Format(files::FormatArgs),
+    /// Mount a file system on a folder
+    Mount(files::MountArgs),
+    /// Unmount a file system, with everything durable
+    Unmount(files::UnmountArgs),
+    /// Check a file system, and repair it
+    Fsck(files::FsckArgs),
+    /// Rewrite files of many extents into few
+    Defrag(files::DefragArgs),
+    /// Make, limit, snapshot and remove the filesets of a file system
+    #[command(subcommand)]
+    Fileset(fileset::Command),
+    /// Show how full a file system is
+    Df(files::DfArgs),
+    /// List attached volumes and mounted file systems
     Status,
-    /// Show the counters of an attached volume
+    /// Show the counters of an attached volume or a mounted file system
     Stats(stats::Args),
     /// Look at the file cache, change its settings, empty it
     #[command(subcommand)]
@@ -63,7 +80,7 @@ pub enum Command {
     /// Add, remove, enable and disable the paths of a LUN
     #[command(subcommand)]
     Path(path::Command),
-    /// Attach all volumes of a configuration file
+    /// Attach all volumes and mount all file systems of a configuration file
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down,
@@ -86,6 +103,13 @@ impl Command {
             Command::Volume(command) => volume::run(context, command),
             Command::Attach(args) => attach::run(context, args),
             Command::Detach(args) => detach::run(context, args),
+            Command::Format(args) => files::format(context, &args),
+            Command::Mount(args) => files::mount(context, args),
+            Command::Unmount(args) => files::unmount(context, &args),
+            Command::Fsck(args) => files::fsck(context, &args),
+            Command::Defrag(args) => files::defrag(context, &args),
+            Command::Fileset(command) => fileset::run(context, command),
+            Command::Df(args) => files::df(context, &args),
             Command::Status => status::run(context),
             Command::Stats(args) => stats::run(context, args),
             Command::Cache(command) => cache::run(context, command),

@@ -14,7 +14,7 @@ pub fn run(context: &Context) -> Result<u8> {
         .collect();
     output::show(context.json, &json!({ "volumes": volumes }), || {
         if volumes.is_empty() {
-            return "no volume is attached".into();
+            return "nothing is attached or mounted".into();
         }
         volumes.iter().map(describe).collect::<Vec<_>>().join("\n")
     });
@@ -23,13 +23,15 @@ pub fn run(context: &Context) -> Result<u8> {
 
 fn describe(v: &Value) -> String {
     let text = |key: &str| v[key].as_str().unwrap_or("-").to_owned();
+    let cipher = match v["key_bits"].as_u64() {
+        Some(bits) => format!("aes-{bits}-xts ({})", text("kernel")),
+        None => "clear".into(),
+    };
     let mut out = format!(
-        "{}  {}  {}  aes-{}-xts ({})  {} threads  pid {}{}\n",
+        "{}  {}  {}  {cipher}  {} threads  pid {}{}\n",
         text("name"),
         text("device"),
         output::size(v["size"].as_u64().unwrap_or(0)),
-        v["key_bits"],
-        text("kernel"),
         v["threads"],
         v["pid"],
         if v["read_only"] == true {

@@ -22,6 +22,11 @@ pub struct UnlockArgs {
 }
 
 impl UnlockArgs {
+    /// Whether any of them is given.
+    pub fn is_given(&self) -> bool {
+        self.key.is_some() || self.key_file.is_some() || self.passphrase_fd.is_some()
+    }
+
     /// Reads the secrets that these options name. `volume` names the credential to look for.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
         source(

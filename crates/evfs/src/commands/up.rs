@@ -1,10 +1,13 @@
-//! `evfs up` and `evfs down`: all volumes of a configuration file.
+//! `evfs up` and `evfs down`: all volumes and mounts of a configuration file.
 
 use super::Context;
 use super::attach::{announce, end, in_background, install_signals, start};
-use crate::{background, output, secrets};
+use super::files::mount_as;
+use super::unlock::UnlockArgs;
+use crate::{background, output};
 use serde_json::{Value, json};
-use stack::{Error, KeySource, ProcessCache, Result, config, control, exit};
+use stack::config::What;
+use stack::{Error, ProcessCache, Result, Serving, config, control, exit};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -15,14 +18,20 @@ Example of a configuration:
   key-file = \"/etc/evfs/data.key\"
   loop = true
 
-All volumes share one file cache, but for those with `direct = true`.
+  [mount.home]
+  device = \"/srv/home.img\"
+  key = \"alice\"
+  at = \"/home\"
 
-A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
+All share one file cache, but for volumes with `direct = true`.
+
+A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other,
+exclusive and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
 threads, read-only, allow-discards and direct.")]
 pub struct UpArgs {
     /// Configuration file
     config: PathBuf,
-    /// Go on in the background once all volumes are ready
+    /// Go on in the background once all are ready
     #[arg(long)]
     background: bool,
 }
@@ -35,25 +44,24 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     let signals = install_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let cache = ProcessCache::new(&context.settings)?;
-    let mut attached = Vec::new();
+    let mut attached: Vec<Box<dyn Serving>> = Vec::new();
     for entry in config::read(&args.config, context.settings.threads())? {
-        let spec = entry.spec.complete(&run_dir)?;
-        let source = match (&entry.key, &entry.key_file) {
-            (Some(name), _) => KeySource::Pair {
-                name: name.clone(),
-                passphrase: None,
-            },
-            (_, Some(path)) => KeySource::Secret(secrets::from_key_file(path)?),
-            _ => match secrets::from_credential(&spec.name)? {
-                Some(secret) => KeySource::Secret(secret),
-                None => KeySource::Any,
-            },
-        };
         // When one fails, dropping the others closes what they had opened.
-        attached.push(start(context, &spec, &source, &run_dir, &cache)?);
+        let unlock = UnlockArgs {
+            key: entry.key,
+            key_file: entry.key_file,
+            passphrase_fd: None,
+        };
+        attached.push(match entry.what {
+            What::Attach(spec) => {
+                let spec = spec.complete(&run_dir)?;
+                let source = unlock.source(&spec.name)?;
+                Box::new(start(context, &spec, &source, &run_dir, &cache)?)
+            }
+            What::Mount(spec) => Box::new(mount_as(context, &spec, unlock, &run_dir, &cache)?),
+        });
     }
-    let statuses: Vec<_> = attached.iter().map(|a| a.status()).collect();
-    announce(context.json, &statuses, ready);
+    announce(context.json, &attached, ready);
     end(stack::serve(attached, &signals)?)
 }
 
@@ -69,7 +77,7 @@ pub fn down(context: &Context) -> Result<u8> {
         if status["config"] == Value::Null {
             continue;
         }
-        match control::ask(&dir, &name, &control::Ask::Detach) {
+        match control::ask(&dir, &name, &control::Ask::Detach { force: false }) {
             Ok(_) => detached.push(name),
             Err(error) => {
                 output::say(context.json, &format!("{name}: {error}"));

@@ -4,7 +4,9 @@ use super::handles::Open;
 use super::privileges::{CAPABILITY, without_set_ids};
 use super::{Tree, convert, errno};
 use crate::mount::PIECE_BYTES;
-use fs::{Allocate, At, Attr, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr};
+use fs::{
+    Allocate, At, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
+};
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
     KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -43,11 +45,7 @@ impl Tree {
             had_capabilities: writes && self.has_capabilities(ino),
         };
         // What the kernel has of the file is right still: it was told of every change.
-        let mut keep = FopenFlags::FOPEN_KEEP_CACHE;
-        if flags & libc::O_DIRECT != 0 {
-            keep = FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        }
-        Ok((self.handles.insert(open), keep))
+        Ok((self.handles.insert(open), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
     fn write_to(
@@ -55,20 +53,38 @@ impl Tree {
         number: FileHandle,
         offset: u64,
         data: &[u8],
-        (kill, durable): (bool, bool),
+        (flags, how): (i32, WriteFlags),
     ) -> Result<(), Errno> {
         let open = self.handles.get(number).ok_or(Errno::EBADF)?;
         let ino = open.handle.ino();
-        if kill {
+        if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_set_ids(ino)?;
         }
         if open.had_capabilities || self.capabilities.were_given(ino) {
             self.drop_capabilities(ino)?;
         }
+        // What the kernel writes out of its own pages has nothing of the flags of an opening.
+        let flags = match how.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            true => 0,
+            false => flags,
+        };
+        let at = match flags & libc::O_APPEND != 0 {
+            true => At::End,
+            false => At::Offset(offset),
+        };
         self.with_lane(|lane, _| {
-            lane.write(&open.handle, At::Offset(offset), data)
-                .map_err(errno)?;
-            match durable {
+            let written = match flags & libc::O_DIRECT != 0 {
+                true => lane.write_direct(&open.handle, at, data),
+                false => lane.write(&open.handle, at, data),
+            }
+            .map_err(errno)?;
+            if written != offset {
+                // Another client has appended, or cut, and the kernel has put the bytes of this
+                // write where it thought the end was.
+                let wrong = Change::Content(ino, offset.min(written)..u64::MAX);
+                self.recall.changed(&wrong);
+            }
+            match flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
                 true => lane.sync(&open.handle).map_err(errno),
                 false => Ok(()),
             }
@@ -131,6 +147,9 @@ impl Filesystem for Tree {
         ] {
             let _ = config.add_capabilities(capability);
         }
+        if self.exclusive {
+            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+        }
         Ok(())
     }
 
@@ -141,6 +160,16 @@ impl Filesystem for Tree {
             }
             found => self.enter(reply, found),
         }
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
+        self.forgotten(ino.0);
+    }
+
+    fn destroy(&mut self) {
+        self.all_forgotten();
+        // The write of a number to an eventfd that nobody has filled does not fail.
+        let _ = rustix::io::write(&*self.ended, &1u64.to_ne_bytes());
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -160,7 +189,7 @@ impl Filesystem for Tree {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
+        ctime: Option<SystemTime>,
         _fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -175,6 +204,7 @@ impl Filesystem for Tree {
             size,
             accessed: atime.map(convert::set_time),
             modified: mtime.map(convert::set_time),
+            changed: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
         };
         match self.change(req, ino.0, set) {
             Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
@@ -227,8 +257,9 @@ impl Filesystem for Tree {
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let result = self.files.rmdir(parent.0, name.as_bytes());
-        finish(reply, result.map(drop).map_err(errno));
+        let (parent, name) = (parent.0, name.as_bytes());
+        let removed = self.removing((parent, name), || self.files.rmdir(parent, name));
+        finish(reply, removed.map(drop));
     }
 
     fn symlink(
@@ -266,10 +297,8 @@ impl Filesystem for Tree {
             (parent.0, name.as_bytes()),
             (newparent.0, newname.as_bytes()),
         );
-        finish(
-            reply,
-            self.files.rename(from, to, how).map(drop).map_err(errno),
-        );
+        let renamed = self.removing(to, || self.files.rename(from, to, how));
+        finish(reply, renamed.map(drop));
     }
 
     fn link(
@@ -324,7 +353,7 @@ impl Filesystem for Tree {
         fh: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
@@ -334,9 +363,12 @@ impl Filesystem for Tree {
         let mut reply = Some(reply);
         let read = self.with_lane(|lane, buf| {
             let size = (size as usize).min(buf.len());
-            let len = lane
-                .read(&open.handle, offset, &mut buf[..size])
-                .map_err(errno)?;
+            let out = &mut buf[..size];
+            let len = match flags.0 & libc::O_DIRECT != 0 {
+                true => lane.read_direct(&open.handle, offset, out),
+                false => lane.read(&open.handle, offset, out),
+            }
+            .map_err(errno)?;
             if let Some(reply) = reply.take() {
                 reply.data(&buf[..len]);
             }
@@ -359,9 +391,7 @@ impl Filesystem for Tree {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let durable = flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0;
-        match self.write_to(fh, offset, data, (kill, durable)) {
+        match self.write_to(fh, offset, data, (flags.0, write_flags)) {
             Ok(()) => reply.written(data.len() as u32),
             Err(e) => reply.error(e),
         }
@@ -427,7 +457,9 @@ impl Filesystem for Tree {
             let (kind, name) = (convert::kind(entry.kind), OsStr::from_bytes(entry.name));
             Ok(!reply.add(INodeNo(entry.ino), entry.cookie, kind, name))
         });
-        match listed.and_then(|()| self.files.note_read(ino.0)) {
+        // A time that cannot be noted is no reason to refuse the names.
+        let _ = self.files.note_read(ino.0);
+        match listed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
@@ -453,7 +485,9 @@ impl Filesystem for Tree {
                 generation,
             ))
         });
-        match listed.and_then(|()| self.files.note_read(ino.0)) {
+        // A time that cannot be noted is no reason to refuse the names.
+        let _ = self.files.note_read(ino.0);
+        match listed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
@@ -604,6 +638,11 @@ impl Filesystem for Tree {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        if self.exclusive {
+            // The kernel does not hand its dirty pages over before it asks; without an answer it
+            // takes everything for data.
+            return reply.error(Errno::ENOSYS);
+        }
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,

@@ -1,17 +1,23 @@
 //! One thread's way to the content of files.
 
-use super::{Files, Handle, Node};
+use super::{Change, Files, Handle, Node};
 use crate::error::{Error, Kind, Result};
 use crate::file::Allocate;
 use crate::fileset::{Attr, SetAttr};
 use crate::key::Ino;
 use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
-use cache::{Loan, OpenFile, Session, Volume};
+use block::Buf;
+use cache::{Loan, OpenFile, Session};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 
 /// Files whose last access is remembered.
 const RECENT: usize = 8;
+
+/// Bytes that go past the cache in one request.
+const DIRECT_BYTES: usize = 1 << 20;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Where a write goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,15 +33,28 @@ pub struct Lane {
     files: Arc<Files>,
     session: Session,
     /// The files of the last accesses, the last one first.
-    recent: Vec<(Ino, OpenFile)>,
+    recent: Recent,
+    /// Memory for what goes past the cache.
+    direct: Option<Buf>,
 }
+
+/// Whether content goes through the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Cached,
+    Direct,
+}
+
+#[derive(Default)]
+struct Recent(Vec<(Ino, OpenFile)>);
 
 impl Lane {
     pub(super) fn open(files: &Arc<Files>) -> Result<Lane> {
         Ok(Lane {
             files: Arc::clone(files),
-            session: files.volume.session()?,
-            recent: Vec::new(),
+            session: files.shared.volume.session()?,
+            recent: Recent::default(),
+            direct: None,
         })
     }
 
@@ -49,7 +68,7 @@ impl Lane {
     /// # Errors
     /// A page could not be brought.
     pub fn read(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let open = recent(&mut self.recent, &self.files.volume, &file.node);
+        let open = self.recent.open(&self.files, &file.node);
         let len = self.session.read(open, offset, out)?;
         // A time that cannot be noted is no reason to refuse the bytes.
         let _ = self.files.note_read(file.ino());
@@ -72,7 +91,7 @@ impl Lane {
         if bytes.is_empty() {
             return Ok(());
         }
-        let open = recent(&mut self.recent, &self.files.volume, &file.node);
+        let open = self.recent.open(&self.files, &file.node);
         let first = bytes.start / BLOCK_BYTES;
         let within = |page: u64, end: u64| end.saturating_sub(page * BLOCK_BYTES).min(BLOCK_BYTES);
         let pages = self.session.pages(open, bytes.clone())?;
@@ -86,13 +105,51 @@ impl Lane {
         Ok(())
     }
 
+    /// Reads past the cache, with what is dirty written out first. Anything but whole blocks is read
+    /// through the cache.
+    ///
+    /// # Errors
+    /// The device's; a dirty page could not be written.
+    pub fn read_direct(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let size = file.node.vnode.size();
+        let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
+        if !are_blocks(offset, out.len()) || len == 0 {
+            return self.read(file, offset, out);
+        }
+        let (mut done, open) = (0, self.recent.open(&self.files, &file.node));
+        while done < len {
+            let part = (len - done).min(DIRECT_BYTES);
+            let buf = match self.direct.take() {
+                Some(mut buf) if buf.capacity() >= part.next_multiple_of(BLOCK) => {
+                    buf.set_len(part.next_multiple_of(BLOCK));
+                    buf
+                }
+                _ => Buf::zeroed(part.next_multiple_of(BLOCK)),
+            };
+            let at = offset + done as u64;
+            let bufs = self.session.read_direct(open, at, buf.into())?;
+            let Some(buf) = bufs.into_first() else { break };
+            out[done..done + part].copy_from_slice(&buf[..part]);
+            self.direct = Some(buf);
+            done += part;
+        }
+        let _ = self.files.note_read(file.ino());
+        // What was cut off meanwhile is no part of the file any more.
+        Ok(file
+            .node
+            .vnode
+            .size()
+            .saturating_sub(offset)
+            .min(len as u64) as usize)
+    }
+
     /// Writes; gives the offset. The file grows to hold it.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A page that is only written in part could not be brought: some may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        self.put(file, at, data, true)
+        self.change_content(file, at, data, Way::Cached, true)
     }
 
     /// Writes a further part of a change that has begun with [`Lane::write`] or a new length, and leaves
@@ -101,12 +158,32 @@ impl Lane {
     /// # Errors
     /// As [`Lane::write`].
     pub fn write_more(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
-        self.put(file, At::Offset(offset), data, false).map(drop)
+        self.change_content(file, At::Offset(offset), data, Way::Cached, false)
+            .map(drop)
     }
 
-    fn put(&mut self, file: &Handle, at: At, data: &[u8], is_new: bool) -> Result<u64> {
+    /// Writes past the cache, which forgets what it has of the range. Anything but whole blocks is
+    /// written through the cache. When this returns, the bytes are with the device; a power cut may
+    /// still take them.
+    ///
+    /// # Errors
+    /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
+    /// later.
+    pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
+        self.change_content(file, at, data, Way::Direct, true)
+    }
+
+    /// `is_new`: the change gets a data version.
+    fn change_content(
+        &mut self,
+        file: &Handle,
+        at: At,
+        data: &[u8],
+        way: Way,
+        is_new: bool,
+    ) -> Result<u64> {
         let node = &file.node;
-        let _alone = alone(node);
+        let alone = alone(node);
         let offset = match at {
             At::Offset(offset) => offset,
             At::End => self.files.attr(node.ino)?.inode.size,
@@ -118,16 +195,22 @@ impl Lane {
         if data.is_empty() {
             return Ok(offset);
         }
+        let fileset = &self.files.shared.fileset;
         match is_new {
-            true => self.files.fileset.prepare_write(node.ino, offset..end)?,
-            false => self.files.fileset.prepare_more(node.ino, offset..end)?,
+            true => fileset.prepare_write(node.ino, offset..end)?,
+            false => fileset.prepare_more(node.ino, offset..end)?,
         }
-        let open = recent(&mut self.recent, &self.files.volume, node);
-        let written = self.session.write(open, offset, data);
+        let open = self.recent.open(&self.files, &file.node);
+        let written = match way == Way::Direct && are_blocks(offset, data.len()) {
+            true => write_past(&mut self.session, open, offset, data),
+            false => self.session.write(open, offset, data),
+        };
         if written.is_err() {
             // The metadata has the new size already, and some of the pages may be there.
             node.vnode.extend(end);
         }
+        drop(alone);
+        self.files.tell(&[Change::Content(node.ino, offset..end)]);
         written?;
         Ok(offset)
     }
@@ -137,34 +220,44 @@ impl Lane {
     /// # Errors
     /// As [`crate::Fileset::set_attr`]; the last page of a file that is cut could not be brought.
     pub fn set_attr(&mut self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let Some(size) = set.size else {
-            return self.files.fileset.set_attr(ino, set);
+        let old = self.files.attr(ino)?;
+        let (attr, change) = match set.size {
+            // A size of anything else is refused there.
+            Some(size) if old.inode.kind == FileType::File => {
+                let attr = self.set_size(&old, set, size)?;
+                let from = size.min(old.inode.size);
+                (attr, Change::Content(ino, from..u64::MAX))
+            }
+            _ => {
+                let attr = self.files.shared.fileset.set_attr(ino, set)?;
+                (attr, Change::Attributes(ino))
+            }
         };
-        let attr = self.files.attr(ino)?;
-        if attr.inode.kind != FileType::File {
-            // It is refused there.
-            return self.files.fileset.set_attr(ino, set);
-        }
-        let node = self.files.node(&attr);
+        self.files.tell(&[change]);
+        Ok(attr)
+    }
+
+    fn set_size(&mut self, attr: &Attr, set: &SetAttr, size: u64) -> Result<Attr> {
+        let (ino, node) = (attr.ino, self.files.node(attr));
         let _alone = alone(&node);
         if size >= node.vnode.size() {
-            let attr = self.files.fileset.set_attr(ino, set)?;
+            let attr = self.files.shared.fileset.set_attr(ino, set)?;
             node.vnode.extend(size);
             return Ok(attr);
         }
         // What could fail about the last page comes before the metadata says that the rest is gone.
-        let mut held = self.files.volume.open(&node.vnode);
+        let mut held = self.files.shared.volume.open(&node.vnode);
         let last = match size % BLOCK_BYTES {
             0 => None,
             _ => {
                 let page = size / BLOCK_BYTES;
                 let bytes = page * BLOCK_BYTES..(page + 1) * BLOCK_BYTES;
-                self.files.fileset.will_write(ino, bytes)?;
+                self.files.shared.fileset.will_write(ino, bytes)?;
                 Some(self.session.page(&mut held, page)?)
             }
         };
-        let attr = self.files.fileset.set_attr(ino, set)?;
-        let open = recent(&mut self.recent, &self.files.volume, &node);
+        let attr = self.files.shared.fileset.set_attr(ino, set)?;
+        let open = self.recent.open(&self.files, &node);
         self.session.truncate(open, size)?;
         drop(last);
         Ok(attr)
@@ -176,7 +269,7 @@ impl Lane {
     /// As [`crate::Fileset::allocate`]; a page at the edge could not be brought.
     pub fn allocate(&mut self, file: &Handle, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let node = &file.node;
-        let _alone = alone(node);
+        let alone = alone(node);
         if bytes.is_empty() {
             return Err(Kind::Invalid.into());
         }
@@ -186,7 +279,7 @@ impl Lane {
         let then = match how {
             Allocate::Grow | Allocate::KeepSize => how,
             Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize => {
-                let open = recent(&mut self.recent, &self.files.volume, node);
+                let open = self.recent.open(&self.files, node);
                 self.session.punch(open, bytes.clone())?;
                 match how {
                     Allocate::Zero => Allocate::Grow,
@@ -195,8 +288,14 @@ impl Lane {
                 }
             }
         };
-        let attr = self.files.fileset.allocate(node.ino, bytes, then)?;
+        let fileset = &self.files.shared.fileset;
+        let attr = fileset.allocate(node.ino, bytes.clone(), then)?;
         node.vnode.extend(attr.inode.size);
+        drop(alone);
+        self.files.tell(&[match how {
+            Allocate::Grow | Allocate::KeepSize => Change::Attributes(node.ino),
+            _ => Change::Content(node.ino, bytes),
+        }]);
         Ok(attr)
     }
 
@@ -215,18 +314,43 @@ fn alone(node: &Node) -> MutexGuard<'_, ()> {
     node.change.lock().expect("no panic under this lock")
 }
 
-/// The file as this thread has it open.
-fn recent<'a>(
-    recent: &'a mut Vec<(Ino, OpenFile)>,
-    volume: &Volume,
-    node: &Arc<Node>,
-) -> &'a mut OpenFile {
-    match recent.iter().position(|(ino, _)| *ino == node.ino) {
-        Some(at) => recent[..=at].rotate_right(1),
-        None => {
-            recent.truncate(RECENT - 1);
-            recent.insert(0, (node.ino, volume.open(&node.vnode)));
+/// Whether a range of a file is whole blocks.
+fn are_blocks(offset: u64, len: usize) -> bool {
+    offset.is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK)
+}
+
+/// Writes whole blocks past the cache; what the device refuses goes into it, because the metadata
+/// knows of a write that is to come.
+fn write_past(
+    session: &mut Session,
+    open: &mut OpenFile,
+    offset: u64,
+    data: &[u8],
+) -> block::Result<()> {
+    let mut at = offset;
+    for part in data.chunks(DIRECT_BYTES) {
+        let written = session.write_direct(open, at, Buf::copy_of(part).into());
+        if written.is_err() {
+            session.write(open, at, &data[(at - offset) as usize..])?;
+            return written;
         }
+        at += part.len() as u64;
     }
-    &mut recent[0].1
+    Ok(())
+}
+
+impl Recent {
+    /// The file as this thread has it open.
+    fn open(&mut self, files: &Files, node: &Arc<Node>) -> &mut OpenFile {
+        let recent = &mut self.0;
+        match recent.iter().position(|(ino, _)| *ino == node.ino) {
+            Some(at) => recent[..=at].rotate_right(1),
+            None => {
+                recent.truncate(RECENT - 1);
+                let open = files.shared.volume.open(&node.vnode);
+                recent.insert(0, (node.ino, open));
+            }
+        }
+        &mut recent[0].1
+    }
 }

@@ -1,6 +1,8 @@
 //! Every block: how often records name it, and what the counts, the bitmap and the allocator say.
 
 use super::Report;
+use super::finding::FindingKind;
+use super::meter::Meter;
 use crate::db::Db;
 use crate::error::{Error, Result};
 use crate::key::{Item, Key, Section};
@@ -17,8 +19,10 @@ pub(super) fn check(
     superblock: &Superblock,
     space: &Space,
     report: &mut Report,
+    meter: &mut Meter,
 ) -> Result<()> {
-    let counted = counted(state, report)?;
+    meter.begin(meter.items());
+    let counted = counted(state, report, &mut |bytes| meter.item(bytes))?;
     let shared = shared(state, report)?;
     for (run, count) in &counted {
         report.data_blocks += run.blocks;
@@ -32,7 +36,8 @@ pub(super) fn check(
         .filter(|(_, count)| *count > 1)
         .collect();
     if joined(many) != joined(shared) {
-        report.problem("the counts of shared blocks are not what the records add up to");
+        let text = "the counts of shared blocks are not what the records add up to";
+        report.problem(FindingKind::Space, text);
     }
     let mut used: Vec<Run> = counted.iter().map(|(run, _)| *run).collect();
     let bitmap = bitmap(state, db, superblock.device_blocks)?;
@@ -47,7 +52,7 @@ pub(super) fn check(
     used.sort_unstable();
     if let Some(two) = used.windows(2).find(|two| two[0].end() > two[1].start) {
         let text = format!("block {}: data and metadata at once", two[1].start);
-        report.problem(text);
+        report.problem(FindingKind::Space, text);
     }
     // Blocks that are being written belong to the allocator no more and to no record yet.
     let writing = state.cores.values().any(|core| !core.writes.is_empty());
@@ -60,13 +65,19 @@ pub(super) fn check(
 }
 
 /// The runs that records name, cut where the number of references changes.
-pub(super) fn counted(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
+/// `read` is told of every item.
+pub(super) fn counted(
+    state: &State,
+    report: &mut Report,
+    read: &mut dyn FnMut(&[u8]),
+) -> Result<Vec<(Run, u64)>> {
     // At each block, by how much the number of references changes.
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
     let mut records = 0;
-    let mut broken: Vec<String> = Vec::new();
+    let mut broken: Vec<(FindingKind, String)> = Vec::new();
     state.store.scan(from, to, |key, bytes| {
+        read(bytes);
         if key.kind() != Some(Item::Extent) {
             return Ok(true);
         }
@@ -83,19 +94,21 @@ pub(super) fn counted(state: &State, report: &mut Report) -> Result<Vec<(Run, u6
                 records += 1;
                 let run = extent.run();
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
-                    broken.push(format!("{key:?}: outside the device"));
+                    broken.push((FindingKind::Extent, format!("{key:?}: outside the device")));
                     return Ok(true);
                 }
                 *edges.entry(run.start).or_default() += 1;
                 *edges.entry(run.end()).or_default() -= 1;
             }
             Ok(None) => {}
-            Err(error) => broken.push(format!("{key:?}: {error}")),
+            Err(error) => broken.push((FindingKind::Record, format!("{key:?}: {error}"))),
         }
         Ok(true)
     })?;
     report.extents = records;
-    broken.into_iter().for_each(|text| report.problem(text));
+    for (kind, text) in broken {
+        report.problem(kind, text);
+    }
     let mut runs: Vec<(Run, u64)> = Vec::new();
     let (mut at, mut count) = (0, 0i64);
     for (edge, by) in edges {
@@ -121,7 +134,7 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
                 };
                 runs.push((run, u64::from(shared.count)));
             }
-            Err(error) => report.problem(format!("{key:?}: {error}")),
+            Err(error) => report.problem(FindingKind::Record, format!("{key:?}: {error}")),
         }
         Ok(true)
     })?;
@@ -225,11 +238,12 @@ fn compare(records: &[Run], other: &[Run], name: &str, report: &mut Report) {
             longer[records.len().min(other.len())].start
         }
     };
-    report.problem(format!(
+    let text = format!(
         "{name} has {} blocks in use and the records {}; the first difference is block {at}",
         blocks(other),
         blocks(records)
-    ));
+    );
+    report.problem(FindingKind::Space, text);
 }
 
 #[cfg(test)]
@@ -248,7 +262,7 @@ mod tests {
         let check = |one: &[Run], two: &[Run], at: Option<u64>| {
             let mut report = Report::default();
             compare(one, two, "x", &mut report);
-            let text = report.problems.first();
+            let text = report.problems.first().map(ToString::to_string);
             assert_eq!(text.is_some(), at.is_some());
             if let (Some(text), Some(at)) = (text, at) {
                 assert!(text.ends_with(&format!("block {at}")), "{text}");

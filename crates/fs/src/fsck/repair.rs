@@ -7,31 +7,35 @@
 //! ```
 //!
 //! **Invariant:** data that a record names is kept; of two files that name a block both keep it, and
-//! share it from then on. What a snapshot says is left as it is, but for records that are none.
-//! Deliberately absent: the tree below the records, and its pages. Where they are damaged the file
-//! system does not open, or says so when it reads them.
+//! share it from then on. What a snapshot says is left as it is, but for records that are none: one that
+//! contradicts itself can be read as far as it goes, and removed.
+//! Where pages of the tree below the records are damaged, a new one comes first (`rebuild.rs`).
+//! Deliberately absent: a file system that cannot even be opened.
 
 mod tree;
 
-use super::{Report, blocks};
+use super::finding::{Finding, FindingKind, Findings};
+use super::meter::Meter;
+use super::{Report, belongs, blocks};
 use crate::core::Blocks;
 use crate::db::{Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Fs, Inner};
-use crate::key::{Item, Key, Section, TreeId};
+use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::op::Op;
 use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, Xattr};
 use crate::space::Run;
 use crate::state::{State, kept};
+use serde::Serialize;
 
-/// Repairs that are listed; more are only counted.
-const DONE_MAX: usize = 1000;
+/// What the three parts of a repair are worth each: the pages, the records, and the check after it.
+const PART: u64 = 1 << 20;
 
 /// What a repair has done.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Repair {
-    /// One sentence each; at most 1000.
-    pub done: Vec<String>,
+    /// What was wrong, and what became of it; at most 1000.
+    pub done: Vec<Finding>,
     /// All of it, what is not listed included.
     pub done_count: u64,
     /// What a check has found afterwards.
@@ -39,11 +43,13 @@ pub struct Repair {
 }
 
 impl Repair {
-    fn did(&mut self, text: impl Into<String>) {
+    pub(super) fn did(&mut self, kind: FindingKind, text: impl Into<String>) {
+        self.add(Finding::new(kind, text));
+    }
+
+    fn add(&mut self, finding: Finding) {
         self.done_count += 1;
-        if self.done.len() < DONE_MAX {
-            self.done.push(text.into());
-        }
+        self.done.add(finding);
     }
 }
 
@@ -55,34 +61,44 @@ impl Fs {
     /// [`Kind::Busy`]: files are open, or wait to be written. [`Kind::ReadOnly`]. The device failed, or
     /// the metadata cannot be read at all.
     pub fn repair(&self) -> Result<Repair> {
+        self.repair_with(&mut |_, _| {})
+    }
+
+    /// The same; `progress` is told now and then how much is done, and of how much.
+    ///
+    /// # Errors
+    /// As [`Fs::repair`].
+    pub fn repair_with(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Repair> {
         let inner = self.inner();
         inner.check_writable()?;
-        inner.checkpoint()?;
         let mut repair = Repair::default();
-        inner.repair(&mut repair)?;
+        let mut tell = |part: u64, done: u64, total: u64| {
+            let share = done as f64 / total.max(1) as f64;
+            progress(part * PART + (share * PART as f64) as u64, 3 * PART);
+        };
+        inner.rebuild_if_damaged(&mut repair, &mut |done, total| tell(0, done, total))?;
         inner.checkpoint()?;
-        repair.left = self.check()?;
+        inner.repair(&mut repair, &mut |done, total| {
+            tell(1, done, total);
+        })?;
+        inner.checkpoint()?;
+        repair.left = self.check_with(&mut |done, total| tell(2, done, total))?;
         Ok(repair)
     }
 }
 
 impl Inner {
-    fn repair(&self, repair: &mut Repair) -> Result<()> {
+    fn repair(&self, repair: &mut Repair, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         // In this order, as a commit takes them.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db
             .as_ref()
             .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
         let mut op = Op::locked(self, 0)?;
-        if op.cores.values().any(|core| !core.is_idle()) {
-            return Err(Error::new(
-                Kind::Busy,
-                "files are open, or wait to be written",
-            ));
-        }
-        op.cores.clear();
+        op.refuse_use()?;
         let metadata = metadata(self);
-        drop_broken(&mut op, &metadata, repair)?;
+        let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
+        drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
             all.filter(|(_, tree)| tree.record.origin == 0 && !tree.record.removing)
@@ -90,11 +106,11 @@ impl Inner {
                 .collect()
         };
         for id in filesets {
-            tree::repair(&mut op, &self.hasher, id, repair)?;
+            tree::repair(&mut op, &self.hasher, id, repair, meter)?;
         }
         repair_next_tree(&mut op, repair);
-        repair_counts(&mut op, repair)?;
-        let changes = repair_space(&mut op, db, &metadata, repair)?;
+        repair_counts(&mut op, repair, meter)?;
+        let changes = repair_space(&mut op, db, &metadata, repair, meter)?;
         // These are not what an operation freed: the allocator has them from here.
         op.store.note_space(&changes);
         op.finish();
@@ -112,27 +128,43 @@ fn metadata(fs: &Inner) -> Blocks {
 }
 
 /// Removes records that are none, and extents that lie where no data can.
-fn drop_broken(op: &mut Op, metadata: &Blocks, repair: &mut Repair) -> Result<()> {
+fn drop_broken(
+    op: &mut Op,
+    metadata: &Blocks,
+    repair: &mut Repair,
+    meter: &mut Meter,
+) -> Result<()> {
+    meter.begin(meter.items());
     let state: &State = op;
     let mut broken = Vec::new();
-    let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
+    let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
     state.store.scan(from, to, |key, bytes| {
+        meter.item(bytes);
         if !is_sound(state, metadata, &key, bytes) {
             broken.push(key);
         }
         Ok(true)
     })?;
     for key in broken {
-        repair.did(format!("{key:?}: no record that could be; removed"));
+        let text = format!("{key:?}: no record that could be; removed");
+        repair.did(FindingKind::Record, text);
         op.delete_key(key);
     }
     Ok(())
 }
 
 fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
-    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+    if !belongs(state, key) {
         return false;
+    }
+    // Those of the whole file system are seen to elsewhere.
+    let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
+        return key.layer == 0;
     };
+    // The last numbers are never given, so that there is one for lost+found.
+    if key.object >> 1 >= PLACE_MAX >> 1 {
+        return false;
+    }
     let value = match tree.record.origin {
         0 => Ok(Some(bytes)),
         _ => kept(bytes),
@@ -161,7 +193,8 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
 fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
     let last = op.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= op.next_tree && last < TreeId::MAX {
-        repair.did(format!("the next fileset is {}", last + 1));
+        let text = format!("the next fileset is {}", last + 1);
+        repair.did(FindingKind::Record, text);
         op.next_tree = last + 1;
         let mut out = Out::with(4);
         out.u32(last + 1);
@@ -170,9 +203,10 @@ fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
 }
 
 /// Counts the references of blocks anew.
-fn repair_counts(op: &mut Op, repair: &mut Repair) -> Result<()> {
+fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<()> {
+    meter.begin(meter.items());
     let mut ignored = Report::default();
-    let counted = blocks::counted(op, &mut ignored)?;
+    let counted = blocks::counted(op, &mut ignored, &mut |bytes| meter.item(bytes))?;
     let mut shared: Vec<(u64, Shared)> = Vec::new();
     for (run, count) in counted.into_iter().filter(|(_, count)| *count > 1) {
         let mut at = run.start;
@@ -193,7 +227,10 @@ fn repair_counts(op: &mut Op, repair: &mut Repair) -> Result<()> {
     if same {
         return Ok(());
     }
-    repair.did("the references of shared blocks are counted anew");
+    repair.did(
+        FindingKind::Space,
+        "the references of shared blocks are counted anew",
+    );
     for (at, _) in there {
         op.delete_key(Key::global(Section::Shared, at));
     }
@@ -209,10 +246,12 @@ fn repair_space(
     db: &Db,
     metadata: &Blocks,
     repair: &mut Repair,
+    meter: &mut Meter,
 ) -> Result<Vec<SpaceChange>> {
+    meter.begin(meter.items());
     let mut used = Blocks::default();
     let mut ignored = Report::default();
-    for (run, _) in blocks::counted(op, &mut ignored)? {
+    for (run, _) in blocks::counted(op, &mut ignored, &mut |bytes| meter.item(bytes))? {
         used.insert(run.start..run.end());
     }
     let mut bitmap = Blocks::default();
@@ -238,15 +277,32 @@ fn repair_space(
         }));
     }
     if !changes.is_empty() {
-        repair.did(format!("the bitmap was wrong in {} places", changes.len()));
+        let text = format!(
+            "the bitmap was wrong in {} places; put right",
+            changes.len()
+        );
+        repair.did(FindingKind::Space, text);
     }
     let bounds = op.bounds.clone();
-    used.extend(metadata);
-    let free = used.missing(bounds).into_iter().map(|range| Run {
+    let run = |range: std::ops::Range<u64>| Run {
         start: range.start,
         blocks: range.end - range.start,
-    });
-    op.space().replace(free);
+    };
+    used.extend(metadata);
+    // What the last commit has in use may not be used before the next one is durable: a crash between
+    // the two would find it in use twice.
+    let mut resting = Blocks::default();
+    for range in bitmap.within(bounds.clone()) {
+        used.missing(range).into_iter().for_each(|part| {
+            resting.insert(part);
+        });
+    }
+    used.extend(&resting);
+    op.space()
+        .replace(used.missing(bounds).into_iter().map(run));
+    let resting: Vec<Run> = resting.iter().map(run).collect();
+    op.space().free(&resting);
+    op.space().set_loaded();
     Ok(changes)
 }
 

@@ -1,7 +1,9 @@
 //! One tree as its readers see it: names, links, sizes, blocks, quotas.
 
 use super::Report;
-use crate::error::Result;
+use super::finding::{Finding, FindingKind, Findings};
+use super::meter::Meter;
+use crate::error::{Kind, Result};
 use crate::key::{Ino, Item, Key, TreeId};
 use crate::mapping::end_of;
 use crate::names::Hasher;
@@ -21,10 +23,20 @@ pub(super) struct Walk<'a> {
     current: Option<Current>,
     /// What is known of each inode.
     inodes: HashMap<Ino, Seen>,
-    /// What names say about inodes: how many there are, the type, and the directory of the last.
-    named: HashMap<Ino, (u32, FileType, Ino)>,
+    /// What names say about inodes.
+    named: HashMap<Ino, Named>,
     orphans: HashSet<Ino>,
     blocks: u64,
+}
+
+/// What the names of an inode say.
+#[derive(Clone, Copy)]
+struct Named {
+    count: u32,
+    kind: FileType,
+    /// The directory and the place of the first.
+    dir: Ino,
+    place: u64,
 }
 
 struct Seen {
@@ -43,6 +55,7 @@ struct Current {
     entries: u64,
     directories: u32,
     blocks: u64,
+    extents: u64,
     reached: u64,
     names: HashSet<Vec<u8>>,
 }
@@ -55,7 +68,7 @@ impl<'a> Walk<'a> {
             hasher,
             tree,
             report,
-            name: format!("'{}'", record.name),
+            name: record.name.clone(),
             current: None,
             inodes: HashMap::new(),
             named: HashMap::new(),
@@ -64,9 +77,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub fn run(mut self) -> Result<()> {
+    pub fn run(mut self, meter: &mut Meter) -> Result<()> {
         let state = self.state;
+        let first = self.report.problems.len();
+        meter.begin(meter.of_tree(state.trees[&self.tree].record.used_inodes));
         state.scan_tree(self.tree, |key, bytes| {
+            meter.item(bytes);
             self.item(key, bytes)?;
             Ok(true)
         })?;
@@ -74,12 +90,36 @@ impl<'a> Walk<'a> {
         self.check_names();
         self.check_ways_up();
         self.check_usage();
+        let Walk {
+            report,
+            named,
+            tree,
+            ..
+        } = self;
+        let name = |bytes: &[u8]| Ok(Entry::decode(bytes)?.name.to_vec());
+        report.problems.add_paths(first, |ino| {
+            let Named { dir, place, .. } = *named.get(&ino)?;
+            let found = state.get(tree, dir, (Item::Entry, place), name);
+            Some((dir, found.ok()??))
+        });
         Ok(())
     }
 
-    fn problem(&mut self, ino: Ino, text: &str) {
-        let text = format!("{}: inode {ino}: {text}", self.name);
-        self.report.problem(text);
+    fn problem(&mut self, kind: FindingKind, ino: Ino, text: &str) {
+        let finding = Finding::of_inode(kind, &self.name, ino, text);
+        self.report.found(finding);
+    }
+
+    /// What a record says, or that it is none.
+    fn decoded<T>(&mut self, ino: Ino, record: Result<T>) -> Result<Option<T>> {
+        match record {
+            Ok(record) => Ok(Some(record)),
+            Err(error) if error.kind() == Kind::Corrupt => {
+                self.problem(FindingKind::Record, ino, &error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn item(&mut self, key: Key, bytes: &[u8]) -> Result<()> {
@@ -91,37 +131,38 @@ impl<'a> Walk<'a> {
         {
             self.end_inode();
         }
-        let what = format!("{}: inode {ino}", self.name);
         match key.kind() {
             Some(Item::Orphan) if ino == 0 => {
                 self.orphans.insert(key.place());
             }
             Some(Item::Inode) => {
-                if let Some(inode) = self.report.note(&what, Inode::decode(bytes))? {
+                if let Some(inode) = self.decoded(ino, Inode::decode(bytes))? {
                     self.begin_inode(ino, inode);
                 }
             }
-            Some(_) if self.current.is_none() => self.problem(ino, "has items and no record"),
+            Some(_) if self.current.is_none() => {
+                self.problem(FindingKind::Record, ino, "has items and no record");
+            }
             Some(Item::Target) => self.target(bytes),
             Some(Item::Xattr) => {
-                if let Some(xattr) = self.report.note(&what, Xattr::decode(bytes))? {
+                if let Some(xattr) = self.decoded(ino, Xattr::decode(bytes))? {
                     let name = [b"x", xattr.name].concat();
                     self.place(ino, key, xattr.name, name);
                 }
             }
             Some(Item::Entry) => {
-                if let Some(entry) = self.report.note(&what, Entry::decode(bytes))? {
+                if let Some(entry) = self.decoded(ino, Entry::decode(bytes))? {
                     let name = [b"e", entry.name].concat();
                     self.place(ino, key, entry.name, name);
-                    self.entry(ino, &entry);
+                    self.entry(ino, key.place(), &entry);
                 }
             }
             Some(Item::Extent) => {
-                if let Some(extent) = self.report.note(&what, Extent::decode(bytes))? {
+                if let Some(extent) = self.decoded(ino, Extent::decode(bytes))? {
                     self.extent(ino, key.place(), &extent);
                 }
             }
-            _ => self.problem(ino, "has an item of no kind"),
+            _ => self.problem(FindingKind::Record, ino, "has an item of no kind"),
         }
         Ok(())
     }
@@ -129,10 +170,10 @@ impl<'a> Walk<'a> {
     fn begin_inode(&mut self, ino: Ino, inode: Inode) {
         self.report.inodes += 1;
         if (ino & 1 == 1) != inode.is_dir() {
-            self.problem(ino, "its number does not fit its type");
+            self.problem(FindingKind::Record, ino, "its number does not fit its type");
         }
         if ino >> 1 >= self.state.trees[&self.tree].record.next_ino {
-            self.problem(ino, "its number could be given again");
+            self.problem(FindingKind::Usage, ino, "its number could be given again");
         }
         self.current = Some(Current {
             ino,
@@ -141,6 +182,7 @@ impl<'a> Walk<'a> {
             entries: 0,
             directories: 0,
             blocks: 0,
+            extents: 0,
             reached: 0,
             names: HashSet::new(),
         });
@@ -154,34 +196,47 @@ impl<'a> Walk<'a> {
         let fits = current.inode.disk_size == bytes.len() as u64;
         let ino = current.ino;
         if !fits {
-            self.problem(ino, "its size is not that of its target");
+            self.problem(
+                FindingKind::Count,
+                ino,
+                "its size is not that of its target",
+            );
         }
     }
 
     fn place(&mut self, ino: Ino, key: Key, name: &[u8], unique: Vec<u8>) {
         let first = self.hasher.place(name);
         if !(first..first + 256).contains(&key.place()) {
-            self.problem(ino, "has a name where it is not looked for");
+            self.problem(
+                FindingKind::Name,
+                ino,
+                "has a name where it is not looked for",
+            );
         }
         let new = self
             .current
             .as_mut()
             .is_none_or(|current| current.names.insert(unique));
         if !new {
-            self.problem(ino, "has a name twice");
+            self.problem(FindingKind::Name, ino, "has a name twice");
         }
     }
 
-    fn entry(&mut self, dir: Ino, entry: &Entry) {
+    fn entry(&mut self, dir: Ino, place: u64, entry: &Entry) {
         self.report.entries += 1;
         if let Some(current) = &mut self.current {
             current.entries += 1;
             current.directories += u32::from(entry.kind == FileType::Directory);
         }
-        let named = self.named.entry(entry.ino).or_insert((0, entry.kind, dir));
-        named.0 += 1;
-        if named.1 != entry.kind {
-            self.problem(entry.ino, "has two types");
+        let named = self.named.entry(entry.ino).or_insert(Named {
+            count: 0,
+            kind: entry.kind,
+            dir,
+            place,
+        });
+        named.count += 1;
+        if named.kind != entry.kind {
+            self.problem(FindingKind::Name, entry.ino, "has two types");
         }
     }
 
@@ -190,10 +245,11 @@ impl<'a> Walk<'a> {
             return;
         };
         current.blocks += u64::from(extent.blocks);
+        current.extents += 1;
         let overlaps = first < current.reached;
         current.reached = end_of(&(first, *extent));
         if overlaps {
-            self.problem(ino, "its extents overlap");
+            self.problem(FindingKind::Extent, ino, "its extents overlap");
         }
     }
 
@@ -204,25 +260,30 @@ impl<'a> Walk<'a> {
         let Current { ino, inode, .. } = &current;
         let ino = *ino;
         self.blocks += current.blocks;
+        self.count_extents(current.extents);
         if current.blocks != inode.blocks {
             let text = format!("counts {} blocks and has {}", inode.blocks, current.blocks);
-            self.problem(ino, &text);
+            self.problem(FindingKind::Count, ino, &text);
         }
         if current.entries != inode.entries {
             let text = format!(
                 "counts {} entries and has {}",
                 inode.entries, current.entries
             );
-            self.problem(ino, &text);
+            self.problem(FindingKind::Count, ino, &text);
         }
         if current.entries > 0 && !inode.is_dir() {
-            self.problem(ino, "has entries and is no directory");
+            self.problem(FindingKind::Record, ino, "has entries and is no directory");
         }
         if current.blocks > 0 && inode.kind != FileType::File {
-            self.problem(ino, "has blocks and is no file");
+            self.problem(FindingKind::Extent, ino, "has blocks and is no file");
         }
         if current.has_target != (inode.kind == FileType::Symlink) {
-            self.problem(ino, "a link without a target, or a target without a link");
+            self.problem(
+                FindingKind::Record,
+                ino,
+                "a link without a target, or a target without a link",
+            );
         }
         let seen = Seen {
             kind: inode.kind,
@@ -233,20 +294,34 @@ impl<'a> Walk<'a> {
         self.inodes.insert(ino, seen);
     }
 
+    fn count_extents(&mut self, extents: u64) {
+        let is_fileset = self.state.trees[&self.tree].record.origin == 0;
+        if let (true, Some(place)) = (is_fileset, extents.checked_ilog2()) {
+            let counts = &mut self.report.files_by_extents;
+            let place = place as usize;
+            counts.resize(counts.len().max(place + 1), 0);
+            counts[place] += 1;
+        }
+    }
+
     /// Names lead to inodes, and inodes count their names.
     fn check_names(&mut self) {
-        let mut problems: Vec<(Ino, String)> = Vec::new();
-        for (ino, (_, _, dir)) in &self.named {
+        let mut problems: Vec<(Ino, FindingKind, String)> = Vec::new();
+        let mut wrong = |ino, kind, text: String| problems.push((ino, kind, text));
+        for (ino, Named { dir, .. }) in &self.named {
             if !self.inodes.contains_key(ino) {
-                problems.push((*ino, format!("is named in {dir} and does not exist")));
+                let text = format!("is named in {dir} and does not exist");
+                wrong(*ino, FindingKind::Name, text);
             }
         }
         let is_snapshot = self.state.trees[&self.tree].record.origin != 0;
         for (ino, seen) in &self.inodes {
             let is_dir = seen.kind == FileType::Directory;
-            let (names, kind, dir) = self.named.get(ino).copied().unwrap_or((0, seen.kind, 0));
-            if kind != seen.kind {
-                problems.push((*ino, "is of another type than its name says".into()));
+            let named = self.named.get(ino);
+            let names = named.map_or(0, |named| named.count);
+            if named.is_some_and(|named| named.kind != seen.kind) {
+                let text = "is of another type than its name says";
+                wrong(*ino, FindingKind::Name, text.into());
             }
             let expected = match (is_dir, *ino == ROOT || names > 0) {
                 (true, true) => 2 + seen.directories,
@@ -254,40 +329,42 @@ impl<'a> Walk<'a> {
                 (false, _) => names,
             };
             if seen.links != expected {
-                problems.push((
-                    *ino,
-                    format!("counts {} links and has {expected}", seen.links),
-                ));
+                let text = format!("counts {} links and has {expected}", seen.links);
+                wrong(*ino, FindingKind::Count, text);
             }
             if is_dir && names > u32::from(*ino != ROOT) {
-                problems.push((*ino, format!("a directory with {names} names")));
+                let text = format!("a directory with {names} names");
+                wrong(*ino, FindingKind::Name, text);
             }
-            let parent = if *ino == ROOT { ROOT } else { dir };
+            let parent = match *ino {
+                ROOT => ROOT,
+                _ => named.map_or(0, |named| named.dir),
+            };
             if is_dir && seen.links > 0 && seen.parent != parent {
                 let text = format!("says it is in {}, and is in {parent}", seen.parent);
-                problems.push((*ino, text));
+                wrong(*ino, FindingKind::Name, text);
             }
             let is_orphan = self.orphans.contains(ino);
             if is_orphan != (seen.links == 0) && !is_snapshot {
-                problems.push((
-                    *ino,
-                    "no name, or one, and its place among the orphans differ".into(),
-                ));
+                let text = "no name, or one, and its place among the orphans differ";
+                wrong(*ino, FindingKind::Name, text.into());
             }
         }
-        for ino in self
-            .orphans
-            .iter()
-            .filter(|ino| !self.inodes.contains_key(ino))
-        {
-            problems.push((*ino, "an orphan that does not exist".into()));
+        for ino in &self.orphans {
+            if !self.inodes.contains_key(ino) {
+                wrong(
+                    *ino,
+                    FindingKind::Name,
+                    "an orphan that does not exist".into(),
+                );
+            }
         }
         if !self.inodes.contains_key(&ROOT) {
-            problems.push((ROOT, "there is no root".into()));
+            wrong(ROOT, FindingKind::Name, "there is no root".into());
         }
-        problems.sort();
-        for (ino, text) in problems {
-            self.problem(ino, &text);
+        problems.sort_by_key(|problem| problem.0);
+        for (ino, kind, text) in problems {
+            self.problem(kind, ino, &text);
         }
     }
 
@@ -295,15 +372,15 @@ impl<'a> Walk<'a> {
     fn check_ways_up(&mut self) {
         let mut below: HashSet<Ino> = HashSet::from([ROOT]);
         let mut lost: Vec<Ino> = Vec::new();
-        for (ino, (_, kind, _)) in &self.named {
-            if *kind != FileType::Directory {
+        for (ino, named) in &self.named {
+            if named.kind != FileType::Directory {
                 continue;
             }
             let (mut way, mut at) = (Vec::new(), *ino);
             let mut seen = HashSet::new();
             while !below.contains(&at) && seen.insert(at) {
                 way.push(at);
-                at = self.named.get(&at).map_or(0, |named| named.2);
+                at = self.named.get(&at).map_or(0, |named| named.dir);
             }
             match below.contains(&at) {
                 true => below.extend(way),
@@ -312,7 +389,11 @@ impl<'a> Walk<'a> {
         }
         lost.sort_unstable();
         for ino in lost {
-            self.problem(ino, "a directory that is not below the root");
+            self.problem(
+                FindingKind::Name,
+                ino,
+                "a directory that is not below the root",
+            );
         }
     }
 
@@ -321,10 +402,13 @@ impl<'a> Walk<'a> {
         let counted = (self.blocks, self.inodes.len() as u64);
         if counted != (record.used_blocks, record.used_inodes) {
             let text = format!(
-                "{}: counts {} blocks and {} inodes, and has {} and {}",
-                self.name, record.used_blocks, record.used_inodes, counted.0, counted.1
+                "counts {} blocks and {} inodes, and has {} and {}",
+                record.used_blocks, record.used_inodes, counted.0, counted.1
             );
-            self.report.problem(text);
+            self.report.found(Finding {
+                fileset: Some(self.name.clone()),
+                ..Finding::new(FindingKind::Usage, text)
+            });
         }
     }
 }

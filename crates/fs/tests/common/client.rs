@@ -51,7 +51,11 @@ impl Client {
         let offset = first * PAGE;
         let bufs = bufs.into();
         match self.run(ino, Op::Read { offset, bufs })? {
-            Op::Read { bufs, .. } => Ok(bufs.iter().flat_map(|b| b.to_vec()).collect()),
+            Op::Read { bufs, .. } => {
+                let mut all = Vec::with_capacity((pages * PAGE) as usize);
+                bufs.iter().for_each(|buf| all.extend_from_slice(buf));
+                Ok(all)
+            }
             _ => unreachable!("a read comes back as a read"),
         }
     }

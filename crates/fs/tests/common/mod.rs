@@ -37,6 +37,12 @@ pub fn assert_clean(fs: &Fs, context: &str) {
     assert!(report.is_clean(), "{context}: {:#?}", report.problems);
 }
 
+/// How much of something a test does: the variable of this name, or what suits every run.
+pub fn amount(variable: &str, default: usize) -> usize {
+    let amount = std::env::var(variable).ok().and_then(|n| n.parse().ok());
+    amount.unwrap_or(default)
+}
+
 /// The seed of a random test: `EVFS_SEED`, or this one.
 pub fn seed(default: u64) -> u64 {
     let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());

@@ -1,6 +1,7 @@
 //! `evfs quickstart`: the main job on built-in defaults, shown step by step with the commands that
 //! do it, on a file in a folder of its own.
 
+mod mounted;
 mod paths;
 mod store;
 mod tree;
@@ -67,6 +68,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     let report = tour.run(args.size);
     // Whatever happened, nothing stays attached.
     let _ = tour.evfs(&["detach", NAME]);
+    let _ = tour.evfs(&["detach", mounted::NAME, "--force"]);
     let report = report?;
     output::show(context.json, &report, || {
         summary(&report, args.dir.as_deref())
@@ -154,10 +156,13 @@ impl Tour {
         self.step("what encryption costs here, clear and encrypted in turn");
         self.say("      $ evfs lab compare clear encrypted");
         let cost = self.cost()?;
+
+        self.step("a file system of its own on a second volume, mounted, with a snapshot");
+        let mounted = mounted::show(self, &size_text, &tree)?;
         Ok(json!({
             "dir": self.dir, "size": size, "store": store.name(),
             "files": copied.files, "bytes": copied.bytes, "verified": true, "paths": paths,
-            "cost": cost,
+            "cost": cost, "mounted": mounted,
         }))
     }
 

@@ -22,7 +22,7 @@ pub enum Store {
 }
 
 /// Asked now and then during long work; an error ends it.
-type Stopped<'a> = &'a dyn Fn() -> Result<()>;
+pub type Stopped<'a> = &'a dyn Fn() -> Result<()>;
 
 impl Store {
     /// A file system where this user may make loop devices and mount them.
@@ -83,12 +83,7 @@ impl Store {
                 let device = export(attached, "loop")?;
                 checked(system("mkfs.ext4").args(["-q", "-F"]).arg(&device))?;
                 let mount = Mounted::mount(dir, &device, "rw")?;
-                let amount = each_file(tree, stopped, |file, from| {
-                    let to = mount.path.join(file);
-                    let folder = to.parent().unwrap_or(&mount.path);
-                    std::fs::create_dir_all(folder)?;
-                    io::copy(from, &mut File::create(to)?)
-                })?;
+                let amount = copy_into(&mount.path, tree, stopped)?;
                 mount.unmount()?;
                 Ok(amount)
             }
@@ -122,9 +117,7 @@ impl Store {
         match self {
             Store::FileSystem => {
                 let mount = Mounted::mount(dir, &export(attached, "loop")?, "ro")?;
-                let amount = each_file(tree, stopped, |file, from| {
-                    same(from, &mut File::open(mount.path.join(file))?, file)
-                })?;
+                let amount = compare_with(&mount.path, tree, stopped)?;
                 mount.unmount()?;
                 Ok(amount)
             }
@@ -147,6 +140,22 @@ impl Store {
             }
         }
     }
+}
+
+/// Copies the tree into a folder.
+pub fn copy_into(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+    each_file(tree, stopped, |file, from| {
+        let to = folder.join(file);
+        std::fs::create_dir_all(to.parent().unwrap_or(folder))?;
+        io::copy(from, &mut File::create(to)?)
+    })
+}
+
+/// Compares what is in a folder with the tree.
+pub fn compare_with(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
+    each_file(tree, stopped, |file, from| {
+        same(from, &mut File::open(folder.join(file))?, file)
+    })
 }
 
 /// Runs `work` on each file of the tree and adds up what it did.
@@ -194,7 +203,7 @@ fn nbd(e: io::Error) -> Error {
 }
 
 /// A system program, also where an ordinary user's PATH does not reach.
-fn system(name: &str) -> Command {
+pub fn system(name: &str) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
     command

@@ -14,12 +14,9 @@ use std::sync::Arc;
 
 fn new(kind: FileType) -> New {
     New {
-        kind,
-        permissions: 0o755,
-        umask: 0,
         uid: 1,
         gid: 2,
-        rdev: 0,
+        ..New::of_root(kind, 0o755)
     }
 }
 
@@ -187,7 +184,15 @@ fn a_sound_file_system_is_left_alone() {
     let device = sample();
     let fs = open(&device);
     let before = records(&Op::locked(fs.inner(), 1).unwrap(), 1);
-    let repair = fs.repair().unwrap();
+    let mut told = Vec::new();
+    let repair = fs
+        .repair_with(&mut |done, total| told.push((done, total)))
+        .unwrap();
+    assert!(
+        told.windows(2)
+            .all(|w| w[0].0 <= w[1].0 && w[0].1 == w[1].1)
+    );
+    assert!(told.len() > 5 && told.last().is_some_and(|(done, total)| done == total));
     assert_eq!(
         (repair.done_count, repair.left.is_clean()),
         (0, true),
@@ -220,4 +225,9 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
         (found.ino, found.inode.blocks, found.inode.links),
         (ino, before, 1)
     );
+    let path = format!("/lost+found/#{ino}");
+    let said = repair.done.iter().find(|done| done.inode == Some(ino));
+    let said = said.expect("it is listed");
+    assert_eq!(said.fileset.as_deref(), Some(FIRST_FILESET));
+    assert_eq!(said.path, Some(path));
 }

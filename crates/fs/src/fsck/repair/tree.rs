@@ -3,6 +3,8 @@
 //! What is wrong with single records goes first; then the tree of directories is followed from the
 //! root, and what it does not reach is named in `lost+found`; then every count is made what it counts.
 
+use super::super::finding::{Finding, FindingKind, Findings};
+use super::super::meter::Meter;
 use super::Repair;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Ino, Item, Key, PLACE_MAX, TreeId};
@@ -39,6 +41,7 @@ struct Tree<'a, 'b> {
     op: &'a mut Op<'b>,
     hasher: &'a Hasher,
     id: TreeId,
+    name: String,
     repair: &'a mut Repair,
     inodes: BTreeMap<Ino, Found>,
     names: Vec<Name>,
@@ -46,30 +49,46 @@ struct Tree<'a, 'b> {
 }
 
 /// Repairs a fileset.
-pub(super) fn repair(op: &mut Op, hasher: &Hasher, id: TreeId, repair: &mut Repair) -> Result<()> {
+pub(super) fn repair(
+    op: &mut Op,
+    hasher: &Hasher,
+    id: TreeId,
+    repair: &mut Repair,
+    meter: &mut Meter,
+) -> Result<()> {
+    let record = op.state().tree(id)?.record.clone();
+    let first = repair.done.len();
+    meter.begin(meter.of_tree(record.used_inodes));
     let mut tree = Tree {
         op,
         hasher,
         id,
+        name: record.name,
         repair,
         inodes: BTreeMap::new(),
         names: Vec::new(),
         orphans: BTreeSet::new(),
     };
-    tree.gather()?;
+    tree.gather(meter)?;
     tree.ensure_root()?;
     tree.check_names()?;
     tree.save_unreached()?;
     tree.settle_orphans()?;
     tree.settle_inodes()?;
     tree.settle_usage();
+    let Tree { repair, names, .. } = tree;
+    let up: HashMap<Ino, &Name> = names.iter().map(|name| (name.ino, name)).collect();
+    repair.done.add_paths(first, |ino| {
+        let name = up.get(&ino)?;
+        Some((name.dir, name.name.clone()))
+    });
     Ok(())
 }
 
 impl Tree<'_, '_> {
-    fn did(&mut self, ino: Ino, text: &str) {
-        let text = format!("fileset {}: inode {ino}: {text}", self.id);
-        self.repair.did(text);
+    fn did(&mut self, kind: FindingKind, ino: Ino, text: &str) {
+        let finding = Finding::of_inode(kind, &self.name, ino, text);
+        self.repair.add(finding);
     }
 
     fn delete(&mut self, ino: Ino, item: Item, place: u64) -> Result<()> {
@@ -77,7 +96,7 @@ impl Tree<'_, '_> {
     }
 
     /// Reads everything, and removes what belongs to no inode, or to none of its kind.
-    fn gather(&mut self) -> Result<()> {
+    fn gather(&mut self, meter: &mut Meter) -> Result<()> {
         let mut unwanted: Vec<(Key, &str)> = Vec::new();
         let (mut inodes, mut names) = (BTreeMap::new(), Vec::new());
         let mut orphans = BTreeSet::new();
@@ -87,6 +106,7 @@ impl Tree<'_, '_> {
         let state: &State = self.op;
         let (from, to) = Key::layer(self.id);
         state.store.scan(from, to, |key, bytes| {
+            meter.item(bytes);
             let (ino, place) = (key.object, key.place());
             let Some(item) = key.kind() else {
                 return Ok(true);
@@ -151,13 +171,17 @@ impl Tree<'_, '_> {
         })?;
         (self.inodes, self.names, self.orphans) = (inodes, names, orphans);
         for (key, what) in unwanted {
-            self.did(key.object, &format!("{what}; removed"));
+            self.did(FindingKind::Record, key.object, &format!("{what}; removed"));
             if let Some(item) = key.kind() {
                 self.delete(key.object, item, key.place())?;
             }
         }
         for (ino, place, bytes) in strays {
-            self.did(ino, "an attribute with a wrong place; put right");
+            self.did(
+                FindingKind::Name,
+                ino,
+                "an attribute with a wrong place; put right",
+            );
             self.delete(ino, Item::Xattr, place)?;
             let name = Xattr::decode(&bytes)?.name;
             let found = self.op.xattr(self.hasher, self.id, ino, name)?;
@@ -185,7 +209,7 @@ impl Tree<'_, '_> {
         };
         let gone: Vec<Ino> = self.inodes.iter().filter_map(impossible).collect();
         for ino in gone {
-            self.did(ino, "cannot be what it says; removed");
+            self.did(FindingKind::Record, ino, "cannot be what it says; removed");
             self.inodes.remove(&ino);
             self.names.retain(|name| name.dir != ino);
             let mut keys = Vec::new();
@@ -207,7 +231,7 @@ impl Tree<'_, '_> {
         if self.inodes.contains_key(&ROOT) {
             return Ok(());
         }
-        self.did(ROOT, "there is no root; made");
+        self.did(FindingKind::Name, ROOT, "there is no root; made");
         let now = self.op.now;
         let root = directory(ROOT, now, 0o755);
         self.op
@@ -241,13 +265,17 @@ impl Tree<'_, '_> {
                 Some(_) => None,
             };
             if let Some(why) = why {
-                self.did(name.dir, &format!("{why}; removed"));
+                self.did(FindingKind::Name, name.dir, &format!("{why}; removed"));
                 self.delete(name.dir, Item::Entry, name.place)?;
                 continue;
             }
             named.insert(name.ino);
             if !self.is_place(&name.name, name.place) || kind != Some(name.kind) {
-                self.did(name.dir, "a name with a wrong place or type; put right");
+                self.did(
+                    FindingKind::Name,
+                    name.dir,
+                    "a name with a wrong place or type; put right",
+                );
                 self.delete(name.dir, Item::Entry, name.place)?;
                 name.kind = kind.unwrap_or(name.kind);
                 let (dir, ino) = (name.dir, name.ino);
@@ -330,7 +358,7 @@ impl Tree<'_, '_> {
         while let Slot::Taken(..) = self.op.entry(self.hasher, self.id, dir, &name)? {
             name.push(b'+');
         }
-        self.did(ino, "has no name; it is in lost+found");
+        self.did(FindingKind::Name, ino, "has no name; it is in lost+found");
         let place = self.enter(dir, &name, ino, kind)?;
         self.names.push(Name {
             dir,
@@ -389,7 +417,7 @@ impl Tree<'_, '_> {
             if self.inodes.contains_key(&ino) && !named.contains(&ino) && ino != ROOT {
                 self.orphans.insert(ino);
             } else {
-                self.did(ino, "is no orphan");
+                self.did(FindingKind::Name, ino, "is no orphan; taken off their list");
                 self.delete(0, Item::Orphan, ino)?;
             }
         }
@@ -437,7 +465,11 @@ impl Tree<'_, '_> {
             }
         }
         for (ino, inode) in wrong {
-            self.did(ino, "its links, entries, blocks or parent were wrong");
+            self.did(
+                FindingKind::Count,
+                ino,
+                "its links, entries, blocks or parent were wrong; put right",
+            );
             self.op
                 .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
         }
@@ -458,8 +490,10 @@ impl Tree<'_, '_> {
             (record.used_blocks, record.used_inodes) = (blocks, inodes);
             record.next_ino = record.next_ino.max(next);
             tree.changed = true;
-            self.repair
-                .did(format!("fileset {}: its usage was wrong", self.id));
+            self.repair.add(Finding {
+                fileset: Some(self.name.clone()),
+                ..Finding::new(FindingKind::Usage, "its usage was wrong; counted anew")
+            });
         }
     }
 }

@@ -1,0 +1,369 @@
+//! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
+
+use super::attach::{in_background, install_signals, serve};
+use super::unlock::UnlockArgs;
+use super::{Context, volume::volume_name};
+use crate::{background, output};
+use clap::builder::NonEmptyStringValueParser;
+use serde_json::{Value, json};
+use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
+use stack::volume::OpenOptions;
+use stack::{Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+DEVICE may be an encrypted volume, which a key opens, or be formatted in the clear. Whoever formats it
+owns its root directory.
+
+Examples:
+  evfs volume create disk.img --size 10G --owner alice && evfs format disk.img
+  evfs format clear.img --size 10G
+  evfs format disk7 --label archive --key alice")]
+pub struct FormatArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// Label of the file system
+    #[arg(long, default_value = "", hide_default_value = true)]
+    label: String,
+    /// Size of a new file, like 10G; it is not encrypted
+    #[arg(long, value_parser = output::parse_size)]
+    size: Option<u64>,
+    /// Overwrite what is there
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evfs mount disk.img /mnt --background
+  evfs mount disk.img /mnt --fileset monday          a snapshot, or another fileset
+  evfs unmount /mnt
+
+An ordinary user needs fusermount3, and a folder of his own to mount at.")]
+pub struct MountArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// Folder to mount at
+    dir: PathBuf,
+    /// Fileset or snapshot
+    #[arg(long, value_name = "F", default_value = fs_first())]
+    fileset: String,
+    /// Name of the mounted file system for `status`, `stats` and `cache` [default: from the device's]
+    #[arg(long, value_name = "N")]
+    name: Option<String>,
+    /// Refuse changes
+    #[arg(long)]
+    read_only: bool,
+    /// Requests that are worked on at the same time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Let other users in, as the files' permissions say (root: the default); needs
+    /// `user_allow_other` in /etc/fuse.conf
+    #[arg(long)]
+    allow_other: bool,
+    /// Let the kernel keep what is written to itself for up to 30 seconds: many small writes to large
+    /// files are faster, a full disk shows at fsync or close only, and a killed process loses them
+    #[arg(long)]
+    exclusive: bool,
+    /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
+    #[arg(long)]
+    allow_discards: bool,
+    /// Go on in the background once it is mounted
+    #[arg(long)]
+    background: bool,
+}
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit code 11 means that somebody still uses it; --force takes it away from them.\n\nExamples:\n  evfs unmount /mnt"
+)]
+pub struct UnmountArgs {
+    /// Folder that a file system is mounted at
+    dir: PathBuf,
+    /// Also when somebody uses it: it vanishes, and they go on until they close what they have open
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without --repair nothing is changed. Exit code 26 means that something is wrong.
+
+Examples:
+  evfs fsck disk.img
+  evfs fsck disk.img --repair          what has no place goes to lost+found")]
+pub struct FsckArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// Mend what is wrong
+    #[arg(long)]
+    repair: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+The file system must not be mounted. Data that a snapshot shares stays where it is.
+
+Examples:
+  evfs defrag disk.img
+  evfs defrag disk.img /var/lib/database")]
+pub struct DefragArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+    /// File or folder, from the root of the fileset [default: all of every fileset]
+    path: Option<String>,
+    /// Fileset [default: main with PATH, else all]
+    #[arg(long, value_name = "F")]
+    fileset: Option<String>,
+}
+
+#[derive(clap::Args)]
+pub struct DfArgs {
+    #[command(flatten)]
+    on: DeviceArgs,
+}
+
+/// A DEVICE with a file system, and the key to it.
+#[derive(clap::Args, Debug, Clone)]
+pub struct DeviceArgs {
+    /// Encrypted volume, or file, disk or LUN in the clear, as for `attach`
+    device: PathBuf,
+    #[command(flatten)]
+    unlock: UnlockArgs,
+    /// Name of the systemd credential, where it is not the device's.
+    #[arg(skip)]
+    credential: Option<String>,
+}
+
+fn fs_first() -> &'static str {
+    filesystem::FIRST_FILESET
+}
+
+impl DeviceArgs {
+    /// Does something with it.
+    pub fn with<T>(
+        &self,
+        context: &Context,
+        work: impl FnOnce(&Target<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let opener = context.opener();
+        let source = || self.source();
+        work(&Target {
+            path: &self.device,
+            opener: &opener,
+            source: &source,
+            key_given: self.unlock.is_given(),
+            settings: &context.settings,
+        })
+    }
+
+    fn source(&self) -> Result<KeySource> {
+        let name = self.credential.clone();
+        self.unlock
+            .source(&name.unwrap_or_else(|| volume_name(&self.device)))
+    }
+}
+
+pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
+    let made = args.on.with(context, |target| {
+        filesystem::format(target, &args.label, args.size, args.force)
+    })?;
+    output::show(context.json, &json!(made), || {
+        format!(
+            "formatted {}: {}, {}, uuid {}",
+            args.on.device.display(),
+            output::size(made.size),
+            match made.encrypted {
+                true => "encrypted",
+                false => "in the clear",
+            },
+            made.uuid
+        )
+    });
+    Ok(exit::OK)
+}
+
+pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
+    in_background(args.background, |ready| mount_it(context, &args, ready))
+}
+
+fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
+    let signals = install_signals()?;
+    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let mut spec = MountSpec::new(&args.on.device, &args.dir);
+    if let Some(name) = &args.name {
+        spec.name.clone_from(name);
+    }
+    spec.fileset.clone_from(&args.fileset);
+    spec.read_only = args.read_only;
+    spec.threads = args.threads.map(usize::from);
+    spec.allow_other = args.allow_other.then_some(true);
+    spec.exclusive = args.exclusive;
+    spec.allow_discards = args.allow_discards;
+    spec.check()?;
+    let cache = ProcessCache::new(&context.settings)?;
+    let mounted = mount_on(context, &args.on, &spec, &run_dir, &cache)?;
+    serve(context, Box::new(mounted), &signals, ready)
+}
+
+/// Mounts what a table of a configuration asks for.
+pub fn mount_as(
+    context: &Context,
+    spec: &MountSpec,
+    unlock: UnlockArgs,
+    run_dir: &Path,
+    cache: &Arc<ProcessCache>,
+) -> Result<Mounted> {
+    spec.check()?;
+    let on = DeviceArgs {
+        device: spec.device.clone(),
+        unlock,
+        credential: Some(spec.name.clone()),
+    };
+    mount_on(context, &on, spec, run_dir, cache)
+}
+
+fn mount_on(
+    context: &Context,
+    on: &DeviceArgs,
+    spec: &MountSpec,
+    run_dir: &Path,
+    cache: &Arc<ProcessCache>,
+) -> Result<Mounted> {
+    let options = OpenOptions {
+        read_only: spec.read_only,
+        allow_discards: spec.allow_discards,
+    };
+    on.with(context, |target| {
+        let open = target.open(options)?;
+        Mounted::start(spec, open, run_dir, &context.settings, cache)
+    })
+}
+
+pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
+    let run_dir = context.settings.run_dir();
+    let unmounted = json!({ "unmounted": args.dir });
+    if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
+        let ask = control::Ask::Detach { force: args.force };
+        control::ask(&run_dir, &name, &ask)?;
+    } else if !filesystem::clear_dead(&args.dir)? {
+        return Err(Error::NotFound(format!(
+            "no file system that this user has mounted is at {}; `evfs status` lists them",
+            args.dir.display()
+        )));
+    }
+    output::show(context.json, &unmounted, || {
+        format!("unmounted {}", args.dir.display())
+    });
+    Ok(exit::OK)
+}
+
+pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
+    let bar = output::Bar::new(context.json, "checked");
+    let checked = args.on.with(context, |target| {
+        filesystem::fsck(target, args.repair, &mut |done, of| bar.at(done, of))
+    });
+    bar.end();
+    let checked = checked?;
+    let clean = checked.left().is_clean();
+    let value = json!({ "clean": clean, "found": checked.found, "repair": checked.repair });
+    output::show(context.json, &value, || {
+        describe_check(&checked, args.repair)
+    });
+    Ok(match clean {
+        true => exit::OK,
+        false => exit::CHECK_FOUND_ERRORS,
+    })
+}
+
+fn describe_check(checked: &Checked, repair: bool) -> String {
+    let mut text = String::new();
+    let mut list = |title: &str, lines: &[Finding], count: u64| {
+        for line in lines {
+            let _ = writeln!(text, "{title}: {line}");
+        }
+        let more = count.saturating_sub(lines.len() as u64);
+        if more > 0 {
+            let _ = writeln!(text, "{title}: {more} more");
+        }
+    };
+    let found = &checked.found;
+    list("found", &found.problems, found.problem_count);
+    if let Some(repair) = &checked.repair {
+        list("done", &repair.done, repair.done_count);
+        list("left", &repair.left.problems, repair.left.problem_count);
+    }
+    let now = checked.left();
+    let _ = writeln!(
+        text,
+        "{} filesets and snapshots, {} files and folders, {} extents, {} of data, {} of metadata",
+        now.trees,
+        now.inodes,
+        now.extents,
+        output::size(now.data_blocks * BLOCK_BYTES),
+        output::size(now.metadata_blocks * BLOCK_BYTES),
+    );
+    text + match (now.is_clean(), repair, found.is_clean()) {
+        (true, _, true) => "clean",
+        (true, ..) => "repaired",
+        (false, true, _) => "not everything could be repaired",
+        (false, false, _) => "`evfs fsck --repair` mends it; what has no place goes to lost+found",
+    }
+}
+
+pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
+    let bar = output::Bar::new(context.json, "defragmented");
+    let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
+    let done = args.on.with(context, |target| {
+        filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))
+    });
+    bar.end();
+    let done = done?;
+    output::show(context.json, &json!(done), || {
+        format!(
+            "{} files in {} extents, before in {}; {} of them improved, {} moved",
+            done.files,
+            done.extents_after,
+            done.extents_before,
+            done.improved,
+            output::size(done.moved_blocks * BLOCK_BYTES),
+        )
+    });
+    Ok(exit::OK)
+}
+
+pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
+    let value = args
+        .on
+        .with(context, |target| filesystem::ask(target, &Ask::Usage))?;
+    output::show(context.json, &value, || {
+        describe_usage(&args.on.device, &value)
+    });
+    Ok(exit::OK)
+}
+
+fn describe_usage(device: &Path, value: &Value) -> String {
+    let bytes = |key: &str| output::size(value[key].as_u64().unwrap_or(0));
+    format!(
+        "{}  {}  {}\n  size {}  free {} (largest run {})  to be had {}  metadata {}  journal {}\n{}",
+        device.display(),
+        value["label"].as_str().unwrap_or_default(),
+        value["uuid"].as_str().unwrap_or_default(),
+        bytes("size_bytes"),
+        bytes("free_bytes"),
+        bytes("largest_free_bytes"),
+        bytes("available_bytes"),
+        bytes("metadata_bytes"),
+        bytes("journal_bytes"),
+        super::fileset::table(value),
+    )
+}
+
+/// Names of filesets and labels are not empty.
+pub fn named() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
+}

@@ -1,0 +1,150 @@
+//! `evfs fileset`: the trees in one file system.
+
+use super::Context;
+use super::files::{DeviceArgs, named};
+use crate::output::{self, parse_size, size};
+use serde_json::Value;
+use stack::filesystem::{Ask, Limits, ask};
+use stack::{Result, exit};
+use std::fmt::Write as _;
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// Make an empty fileset
+    #[command(after_help = "Examples:\n  evfs fileset create disk.img home --bytes 5G")]
+    Create {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset
+        #[arg(value_parser = named())]
+        name: String,
+        #[command(flatten)]
+        limits: LimitArgs,
+    },
+    /// List filesets and snapshots
+    List {
+        #[command(flatten)]
+        on: DeviceArgs,
+    },
+    /// Give a fileset or a snapshot another name
+    Rename {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// The old name
+        name: String,
+        /// The new name
+        #[arg(value_parser = named())]
+        to: String,
+    },
+    /// Limit what a fileset may hold, or show it
+    #[command(after_help = "\
+What a fileset has already stays, also beyond a new limit.
+
+Examples:
+  evfs fileset quota disk.img home --bytes 10G --files 100000
+  evfs fileset quota disk.img home --bytes 0           no limit")]
+    Quota {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset
+        name: String,
+        #[command(flatten)]
+        limits: LimitArgs,
+    },
+    /// Keep what a fileset is now, to be read for as long as it is wanted
+    #[command(after_help = "\
+A snapshot shares its data with the fileset until that changes. It is mounted like a fileset, and
+only read.
+
+Examples:
+  evfs fileset snapshot disk.img main monday")]
+    Snapshot {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset
+        fileset: String,
+        /// Name of the snapshot
+        #[arg(value_parser = named())]
+        name: String,
+    },
+    /// Remove a fileset or a snapshot
+    Remove {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset or snapshot
+        name: String,
+        /// Even if there is something in it
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(clap::Args, Debug, Clone)]
+pub struct LimitArgs {
+    /// Most file data, like 10G; 0 for no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    bytes: Option<u64>,
+    /// Most files, folders and the like; 0 for no limit
+    #[arg(long, value_name = "N")]
+    files: Option<u64>,
+}
+
+impl LimitArgs {
+    fn limits(&self) -> Limits {
+        Limits {
+            bytes: self.bytes,
+            inodes: self.files,
+        }
+    }
+}
+
+pub fn run(context: &Context, command: Command) -> Result<u8> {
+    let (on, question) = match command {
+        Command::Create { on, name, limits } => {
+            let quota = limits.limits();
+            (on, Ask::Create { name, quota })
+        }
+        Command::List { on } => (on, Ask::List),
+        Command::Rename { on, name, to } => (on, Ask::Rename { from: name, to }),
+        Command::Quota { on, name, limits } => {
+            let quota = limits.limits();
+            (on, Ask::Quota { name, quota })
+        }
+        Command::Snapshot { on, fileset, name } => (on, Ask::Snapshot { of: fileset, name }),
+        Command::Remove { on, name, force } => (on, Ask::Remove { name, force }),
+    };
+    let value = on.with(context, |target| ask(target, &question))?;
+    output::show(context.json, &value, || match &value["removed"] {
+        Value::String(name) => format!("removed {name}"),
+        _ if value["filesets"].is_array() => table(&value),
+        _ => row(&value),
+    });
+    Ok(exit::OK)
+}
+
+/// A line for each fileset.
+pub fn table(value: &Value) -> String {
+    let all = value["filesets"].as_array().into_iter().flatten();
+    all.map(row).collect()
+}
+
+fn row(fileset: &Value) -> String {
+    let number = |key: &str| fileset[key].as_u64();
+    let mut text = format!(
+        "{:>4}  {:<20}  {} in {} files and folders",
+        number("id").unwrap_or(0),
+        fileset["name"].as_str().unwrap_or_default(),
+        size(number("used_bytes").unwrap_or(0)),
+        number("used_inodes").unwrap_or(0),
+    );
+    if let Some(of) = fileset["snapshot_of"].as_str() {
+        let _ = write!(text, "  snapshot of {of}");
+    }
+    if let Some(bytes) = number("quota_bytes") {
+        let _ = write!(text, "  at most {}", size(bytes));
+    }
+    if let Some(files) = number("quota_inodes") {
+        let _ = write!(text, "  at most {files} files and folders");
+    }
+    text + "\n"
+}

@@ -1,0 +1,84 @@
+//! The last step: no file system of the kernel, and no block device. A volume is formatted, mounted,
+//! filled, kept as a snapshot, emptied, and the snapshot is compared with what went in.
+
+use super::store::{compare_with, copy_into, system};
+use super::tree::{Amount, Tree};
+use super::{NAME as OWNER, Tour};
+use serde_json::{Value, json};
+use stack::{Error, Result};
+use std::path::Path;
+
+/// Name of the second volume, and of the mounted file system.
+pub const NAME: &str = "quickfiles";
+
+/// Shows it. Where this user may not mount, it says why, and that is the report.
+pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
+    if let Some(why) = no_mount() {
+        tour.say(&format!("      left out: {why}"));
+        return Ok(json!({ "left_out": why }));
+    }
+    let text = |path: &Path| -> Result<String> {
+        let text = path.to_str().map(str::to_owned);
+        text.ok_or_else(|| Error::Usage("--dir has to be text".into()))
+    };
+    let image = text(&tour.dir.join(format!("{NAME}.img")))?;
+    let folder = tour.dir.join("files");
+    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
+    let at = text(&folder)?;
+    tour.evfs(&["volume", "create", &image, "--size", size, "--owner", OWNER])?;
+    tour.evfs(&["format", &image])?;
+    tour.evfs(&["mount", &image, &at, "--background"])?;
+    let copied = copy_into(&folder, tree, &|| tour.stopped())?;
+    tour.evfs(&["fileset", "snapshot", &image, "main", "before"])?;
+    empty(&folder)?;
+    tour.evfs(&["unmount", &at])?;
+    tour.evfs(&["fsck", &image])?;
+    tour.evfs(&["mount", &image, &at, "--fileset", "before", "--background"])?;
+    let kept = compare_with(&folder, tree, &|| tour.stopped())?;
+    tour.evfs(&["unmount", &at])?;
+    same(&copied, &kept)?;
+    tour.say(&format!(
+        "      {} files were removed, and are in the snapshot, byte for byte",
+        kept.files
+    ));
+    Ok(json!({ "files": kept.files, "bytes": kept.bytes }))
+}
+
+/// Why this user cannot mount, if so.
+fn no_mount() -> Option<String> {
+    let open = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
+    if let Err(e) = open {
+        return Some(format!("/dev/fuse: {e}"));
+    }
+    let helper = || system("fusermount3").arg("-V").output();
+    match rustix::process::geteuid().is_root() || helper().is_ok() {
+        true => None,
+        false => Some("an ordinary user needs fusermount3 to mount".into()),
+    }
+}
+
+fn empty(folder: &Path) -> Result<()> {
+    let failed = |e| Error::io("cannot empty", folder, e);
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let removed = match entry.file_type().map_err(failed)?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path()),
+            false => std::fs::remove_file(entry.path()),
+        };
+        removed.map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn same(copied: &Amount, kept: &Amount) -> Result<()> {
+    match copied == kept {
+        true => Ok(()),
+        false => Err(Error::Failed(format!(
+            "{} files of {} bytes are in the snapshot, {} of {} went in",
+            kept.files, kept.bytes, copied.files, copied.bytes
+        ))),
+    }
+}

@@ -1,0 +1,71 @@
+//! Directories that were removed while the kernel knew them.
+//!
+//! Somebody may be in one, and lists it or asks about it; that works until nobody is. **Invariant:** a
+//! directory that is removed through this mount stays, empty and without a name, until the kernel has
+//! forgotten it. A file needs nothing of the kind: whoever uses it has it open.
+
+use super::{Tree, errno};
+use fs::{Attr, FileType, Ino};
+use fuser::Errno;
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Gone {
+    any: AtomicBool,
+    directories: Mutex<HashSet<Ino>>,
+}
+
+impl Tree {
+    /// Does what may remove a directory under a name, and keeps the directory.
+    pub(super) fn removing<T>(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        remove: impl FnOnce() -> fs::Result<T>,
+    ) -> Result<T, Errno> {
+        let is_directory = |attr: &Attr| attr.inode.kind == FileType::Directory;
+        let found = self.files.lookup(parent, name).ok().filter(is_directory);
+        let pinned = found.and_then(|attr| self.files.pin(attr.ino).ok());
+        let removed = remove();
+        if let Some(Attr { ino, .. }) = pinned {
+            let is_gone = self.files.attr(ino).is_ok_and(|attr| attr.inode.links == 0);
+            if is_gone {
+                let mut directories = self.gone.directories.lock();
+                let directories = directories.as_mut().expect("no panic under this lock");
+                directories.insert(ino);
+                self.gone.any.store(true, Ordering::Release);
+            } else {
+                self.files.unpin(ino).map_err(errno)?;
+            }
+        }
+        removed.map_err(errno)
+    }
+
+    /// The kernel has forgotten an inode.
+    pub(super) fn forgotten(&self, ino: Ino) {
+        if !self.gone.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut directories = self.gone.directories.lock();
+        let directories = directories.as_mut().expect("no panic under this lock");
+        if directories.remove(&ino) {
+            self.let_go(ino);
+        }
+    }
+
+    /// The kernel is gone.
+    pub(super) fn all_forgotten(&self) {
+        let mut directories = self.gone.directories.lock();
+        let directories = directories.as_mut().expect("no panic under this lock");
+        directories.drain().for_each(|ino| self.let_go(ino));
+    }
+
+    fn let_go(&self, ino: Ino) {
+        if let Err(error) = self.files.unpin(ino) {
+            // It stands among the orphans, and goes when the file system is next opened.
+            tracing::warn!("inode {ino} could not be removed: {error}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What other clients change, and the kernel is to forget.
+//!
+//! ```text
+//!   another client's thread ── changed ──► Pending ──► one thread ── write(2) ──► the kernel
+//! ```
+//!
+//! **Invariant:** the thread that tells the kernel holds no lock and serves no request. The kernel may
+//! wait for this mount while it forgets: it writes out pages that a program has stored into, and waits
+//! for directories and pages that are in use by requests of its own.
+//!
+//! A change is told once, however often it happened before its turn came. Another client that is ahead
+//! by more than [`PENDING_MAX`] changes is held up for [`HELD_UP`] with each, and never for longer,
+//! because it may be the one whom the kernel waits for.
+
+use fs::{Change, Ino, Watcher};
+use fuser::{INodeNo, Notifier};
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Changes that may wait for the kernel to be told.
+const PENDING_MAX: usize = 16_384;
+
+/// How long a client that is too far ahead waits.
+const HELD_UP: Duration = Duration::from_millis(10);
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Recall {
+    pending: Mutex<Pending>,
+    /// There is something to tell, or nothing more will come.
+    some: Condvar,
+    /// What there was has been taken.
+    taken: Condvar,
+}
+
+#[derive(Default)]
+struct Pending {
+    /// Bytes to forget; where there are none, only attributes.
+    inodes: HashMap<Ino, Option<Range<u64>>>,
+    entries: HashSet<(Ino, Vec<u8>)>,
+    closed: bool,
+}
+
+impl Recall {
+    /// Starts the thread that tells the kernel; it ends with [`Recall::close`].
+    pub fn start(self: &Arc<Recall>, notifier: Notifier) -> io::Result<()> {
+        let recall = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("fuse-recall".into());
+        thread.spawn(move || while recall.tell_some(&notifier) {})?;
+        Ok(())
+    }
+
+    /// Nothing need be told any more.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.some.notify_all();
+        self.taken.notify_all();
+    }
+
+    /// Waits for changes and tells the kernel. `false`: no more will come.
+    fn tell_some(&self, notifier: &Notifier) -> bool {
+        let waiting = |pending: &mut Pending| !pending.closed && pending.len() == 0;
+        let pending = self.some.wait_while(self.lock(), waiting);
+        let mut pending = pending.expect("no panic under this lock");
+        if pending.closed {
+            return false;
+        }
+        let now = std::mem::take(&mut *pending);
+        drop(pending);
+        self.taken.notify_all();
+        for (dir, name) in now.entries {
+            let told = notifier.inval_entry(INodeNo(dir), OsStr::from_bytes(&name));
+            log("an entry", dir, told);
+        }
+        for (ino, bytes) in now.inodes {
+            // A negative offset stands for the attributes alone, no length for everything behind.
+            let (offset, len) = match bytes {
+                None => (-1, 0),
+                Some(bytes) if bytes.end > i64::MAX as u64 => (bytes.start as i64, 0),
+                Some(bytes) => (bytes.start as i64, (bytes.end - bytes.start) as i64),
+            };
+            let told = notifier.inval_inode(INodeNo(ino), offset, len);
+            log("an inode", ino, told);
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().expect("no panic under this lock")
+    }
+}
+
+impl Watcher for Recall {
+    fn changed(&self, change: &Change<'_>) {
+        let mut pending = self.lock();
+        if pending.closed {
+            return;
+        }
+        pending.add(change);
+        let is_full = pending.len() > PENDING_MAX;
+        self.some.notify_one();
+        if is_full {
+            let full = |pending: &mut Pending| !pending.closed && pending.len() > PENDING_MAX;
+            let waited = self.taken.wait_timeout_while(pending, HELD_UP, full);
+            drop(waited.expect("no panic under this lock"));
+        }
+    }
+}
+
+impl Pending {
+    fn len(&self) -> usize {
+        self.inodes.len() + self.entries.len()
+    }
+
+    fn add(&mut self, change: &Change<'_>) {
+        match change {
+            Change::Content(ino, bytes) => {
+                let known = self.inodes.entry(*ino).or_default();
+                *known = Some(match known.take() {
+                    Some(old) => old.start.min(bytes.start)..old.end.max(bytes.end),
+                    None => bytes.clone(),
+                });
+            }
+            Change::Attributes(ino) => {
+                self.inodes.entry(*ino).or_default();
+            }
+            Change::Entry(dir, name) => {
+                self.entries.insert((*dir, name.to_vec()));
+                self.inodes.entry(*dir).or_default();
+            }
+        }
+    }
+}
+
+fn log(what: &str, ino: Ino, told: io::Result<()>) {
+    if let Err(error) = told {
+        // The mount has gone, or the entry is in use, a mount point for example.
+        tracing::debug!("the kernel did not forget {what} of inode {ino}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_one_file_become_one_and_a_directory_is_asked_about_with_its_entries() {
+        let mut pending = Pending::default();
+        pending.add(&Change::Attributes(5));
+        pending.add(&Change::Content(5, 100..200));
+        pending.add(&Change::Content(5, 50..60));
+        pending.add(&Change::Attributes(5));
+        pending.add(&Change::Entry(1, b"a"));
+        pending.add(&Change::Entry(1, b"a"));
+        assert_eq!(pending.inodes.get(&5), Some(&Some(50..200)));
+        assert_eq!(pending.inodes.get(&1), Some(&None));
+        assert_eq!(pending.len(), 3);
+    }
+
+    #[test]
+    fn a_client_that_nobody_keeps_up_with_is_slowed_and_not_stopped() {
+        let recall = Recall::default();
+        for ino in 0..PENDING_MAX as u64 + 3 {
+            recall.changed(&Change::Attributes(ino));
+        }
+        assert_eq!(recall.lock().len(), PENDING_MAX + 3);
+        recall.close();
+        recall.changed(&Change::Attributes(u64::MAX));
+        assert_eq!(recall.lock().len(), PENDING_MAX + 3);
+    }
+}

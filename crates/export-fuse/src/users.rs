@@ -1,0 +1,74 @@
+//! Which processes use a mounted folder: what is said when it cannot be unmounted.
+//!
+//! **Invariant:** only links in `/proc` are read, never the folder itself, whose server is the one who
+//! asks. Deliberately absent: users inside the kernel (loop devices, mounts on top), which no link
+//! shows; and processes of other users, where this one may not look.
+
+use std::fs::{read_dir, read_link, read_to_string};
+use std::path::Path;
+
+/// Processes that are named at most.
+const NAMED_MAX: usize = 5;
+
+/// Who has something open in a folder, stands in it, or runs from it: `dd (311), bash (312)`.
+pub(crate) fn of(folder: &Path) -> Option<String> {
+    let mut users = Vec::new();
+    for process in read_dir("/proc").ok()?.flatten() {
+        let number = process.file_name().to_string_lossy().into_owned();
+        if number.bytes().all(|c| c.is_ascii_digit()) && uses(&process.path(), folder) {
+            let name = read_to_string(process.path().join("comm")).unwrap_or_default();
+            users.push(format!("{} ({number})", name.trim_end()));
+        }
+    }
+    let more = users.len().saturating_sub(NAMED_MAX);
+    users.truncate(NAMED_MAX);
+    let named = users.join(", ");
+    match (users.is_empty(), more) {
+        (true, _) => None,
+        (false, 0) => Some(named),
+        (false, more) => Some(format!("{named} and {more} more")),
+    }
+}
+
+fn uses(process: &Path, folder: &Path) -> bool {
+    let leads_there = |link: &Path| read_link(link).is_ok_and(|to| to.starts_with(folder));
+    ["cwd", "root", "exe"]
+        .iter()
+        .any(|link| leads_there(&process.join(link)))
+        || read_dir(process.join("fd"))
+            .is_ok_and(|fds| fds.flatten().any(|fd| leads_there(&fd.path())))
+        || read_to_string(process.join("maps")).is_ok_and(|maps| {
+            // The path is the sixth column, behind blanks that depend on its neighbours.
+            maps.lines().any(|line| {
+                line.find('/')
+                    .is_some_and(|at| Path::new(&line[at..]).starts_with(folder))
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_file_open_is_named_and_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().canonicalize().unwrap();
+        assert_eq!(of(&folder), None);
+        let file = std::fs::File::create(folder.join("file")).unwrap();
+        let users = of(&folder).unwrap();
+        let this = format!("({})", std::process::id());
+        assert!(users.ends_with(&this) && !users.contains(','), "{users}");
+        drop(file);
+        assert_eq!(of(&folder), None);
+        let child = std::process::Command::new("sleep")
+            .arg("1000")
+            .current_dir(&folder)
+            .spawn();
+        let mut child = child.unwrap();
+        let users = of(&folder);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(users, Some(format!("sleep ({})", child.id())));
+    }
+}

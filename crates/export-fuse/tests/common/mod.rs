@@ -1,0 +1,118 @@
+//! A mounted file system in memory.
+#![allow(dead_code, reason = "each of the tests uses a part")]
+
+use block::{BlockDevice, Mem};
+use cache::{Cache, Config};
+use export_fuse::{Mount, TreeConfig};
+use fs::{FIRST_FILESET, Files, Fs, Options};
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Mounts, lets `work` use the folder, unmounts, and checks what is left.
+pub fn mounted(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path)) {
+    shared(device, |dir, _| work(dir));
+}
+
+/// The same, and gives `work` the files, as another client than the mount has them.
+pub fn shared(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path, &Arc<Files>)) {
+    configured(device, |_| (), work);
+}
+
+/// The same, mounted as `set` says.
+pub fn configured(
+    device: &Arc<dyn BlockDevice>,
+    set: impl FnOnce(&mut TreeConfig),
+    work: impl FnOnce(&Path, &Arc<Files>),
+) {
+    let fs = Fs::open(Arc::clone(device), Options::default()).expect("it opens");
+    let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
+    let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
+    let files = Files::new(&main, &cache).expect("files");
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = TreeConfig::new(folder.path().to_owned());
+    set(&mut config);
+    let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
+    work(folder.path(), &files);
+    unmount(mount);
+    files.close().expect("everything is written");
+    drop((files, main));
+    let report = fs.check().expect("it can be checked");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    fs.close().expect("it closes");
+}
+
+/// Unmounts. A process that another test is just starting has a copy of every descriptor, and makes
+/// the mount busy for a moment.
+#[track_caller]
+pub fn unmount(mount: Mount) {
+    let mut mount = Some(mount);
+    wait_until("it is unmounted", || {
+        match mount.take().map(|mount| mount.unmount(false)) {
+            None | Some(Ok(_)) => true,
+            Some(Err(failed)) => {
+                let (back, error) = *failed;
+                assert!(error.is_busy(), "{error}");
+                mount = Some(back);
+                false
+            }
+        }
+    });
+}
+
+/// A formatted device of so many MiB.
+pub fn device_of(mib: u64) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(mib << 20, 4096));
+    Fs::format(Arc::clone(&device), "").expect("it formats");
+    device
+}
+
+/// A formatted device that is large enough for every test.
+pub fn device() -> Arc<dyn BlockDevice> {
+    device_of(256)
+}
+
+/// A path for a system call.
+pub fn c(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).expect("no zero in it")
+}
+
+/// What a system call says.
+pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
+    match result.into() {
+        -1 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+        value => Ok(value),
+    }
+}
+
+/// Waits until something is so, longer than the slowest machine takes.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs `work` in another process, which must end well.
+///
+/// The child is a copy of one thread of many: it may make system calls, and neither allocate nor panic.
+#[track_caller]
+pub fn in_another_process(work: impl FnOnce() -> bool) {
+    // SAFETY: the child calls `work`, which keeps to what is said above, and _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no process");
+    if pid == 0 {
+        let code = i32::from(!work());
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!((waited, status), (pid, 0), "the other process disagrees");
+}

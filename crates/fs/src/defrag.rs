@@ -1,0 +1,299 @@
+//! Files of many extents are rewritten into few.
+//!
+//! ```text
+//!   pieces that follow each other in the file ──read──► one free run ──durable──► one record for all
+//! ```
+//!
+//! **Invariant:** the blocks of a file are at their new place, durably, before any metadata says so,
+//! and the old ones rest until that is durable too; so a crash at any moment leaves the one or the
+//! other. Deliberately absent: blocks that a snapshot or another file has too, which stay where they
+//! are, holes and blocks that were never written, and a file system in use.
+
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::fs::{Fs, Inner};
+use crate::key::{Ino, TreeId};
+use crate::mapping::{Mapped, end_of};
+use crate::op::Op;
+use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::space::Run;
+use crate::state::State;
+use block::Buf;
+use serde::Serialize;
+use std::collections::HashSet;
+
+/// Blocks of an extent that is long enough to stay where it is: 64 MiB.
+const LONG_BLOCKS: u32 = 16_384;
+/// Blocks that move in one step: 256 MiB.
+const STEP_BLOCKS: u64 = 65_536;
+/// Bytes that are in memory on their way.
+const COPY_BYTES: u64 = 4 << 20;
+
+/// What [`Fs::defrag`] has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Defragmented {
+    /// Regular files that were looked at.
+    pub files: u64,
+    /// Those of them that have fewer extents now.
+    pub improved: u64,
+    /// Extents of all of them before.
+    pub extents_before: u64,
+    /// And after.
+    pub extents_after: u64,
+    /// Blocks of 4096 bytes that were rewritten.
+    pub moved_blocks: u64,
+}
+
+/// How far it is: inodes and their blocks.
+struct Way<'a> {
+    tell: &'a mut dyn FnMut(u64, u64),
+    done: u64,
+    total: u64,
+}
+
+impl Way<'_> {
+    fn went(&mut self, by: u64) {
+        self.done = (self.done + by).min(self.total);
+        (self.tell)(self.done, self.total);
+    }
+}
+
+impl Fs {
+    /// Rewrites the files of a fileset from `top` on, which is a file, or a directory with all that
+    /// is below it, so that each has few extents. Nobody else uses the fileset meanwhile. `progress`
+    /// is told how much is done, and of how much. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: files of it are open, or wait to be written. [`Kind::ReadOnly`],
+    /// [`Kind::NotFound`], [`Kind::Stale`]. The device failed; the file at hand is as it was.
+    pub fn defrag(
+        &self,
+        id: TreeId,
+        top: Ino,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Defragmented> {
+        let fileset = self.fileset(id)?;
+        fileset.refuse_use()?;
+        let inode = fileset.attr(top)?.inode;
+        let record = fileset.record()?;
+        let mut way = Way {
+            tell: progress,
+            done: 0,
+            total: match inode.is_dir() {
+                true => record.used_inodes + record.used_blocks,
+                false => 1 + inode.blocks,
+            },
+        };
+        let mut done = Defragmented::default();
+        let mut seen: HashSet<Ino> = HashSet::new();
+        let mut todo = vec![top];
+        while let Some(ino) = todo.pop() {
+            let inode = fileset.attr(ino)?.inode;
+            if inode.is_dir() {
+                fileset.read_dir(ino, 2, |entry| {
+                    todo.push(entry.ino);
+                    Ok(true)
+                })?;
+            }
+            // A file of many names is met at each of them.
+            let new = inode.links < 2 || inode.is_dir() || seen.insert(ino);
+            if new && inode.kind == FileType::File {
+                fileset.defrag_file(ino, &mut done, &mut way)?;
+            }
+            way.went(u64::from(new));
+        }
+        self.sync()?;
+        way.went(way.total);
+        Ok(done)
+    }
+}
+
+impl Fileset {
+    fn refuse_use(&self) -> Result<()> {
+        let op = Op::begin(&self.fs, self.id)?;
+        let mut cores = op.cores.iter();
+        match cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
+            true => Err(Error::new(
+                Kind::Busy,
+                "files are open, or wait to be written",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn defrag_file(&self, ino: Ino, done: &mut Defragmented, way: &mut Way) -> Result<()> {
+        let (before, blocks, stretches) = {
+            let state = self.fs.read();
+            let extents = state.extents(self.id, ino, 0..FILE_SIZE_MAX / BLOCK_BYTES)?;
+            let blocks: u64 = extents.iter().map(|(_, e)| u64::from(e.blocks)).sum();
+            (
+                extents.len(),
+                blocks,
+                stretches(&state, self.id, ino, &extents)?,
+            )
+        };
+        let mut moved = 0;
+        for stretch in stretches {
+            let mut rest = &stretch[..];
+            while rest.len() > 1 {
+                let taken = self.move_some(ino, rest)?;
+                let blocks = rest[..taken].iter().map(|(_, e)| u64::from(e.blocks)).sum();
+                if taken > 1 {
+                    moved += blocks;
+                }
+                way.went(blocks);
+                rest = &rest[taken..];
+            }
+        }
+        let after = match moved {
+            0 => before,
+            _ => {
+                let all = 0..FILE_SIZE_MAX / BLOCK_BYTES;
+                self.fs.read().extents(self.id, ino, all)?.len()
+            }
+        };
+        way.went(blocks.saturating_sub(moved));
+        done.files += 1;
+        done.improved += u64::from(after < before);
+        done.extents_before += before as u64;
+        done.extents_after += after as u64;
+        done.moved_blocks += moved;
+        Ok(())
+    }
+
+    /// Moves as many of the first pieces as there is a free run for. Gives how many; one, which has
+    /// stayed, if there is none for two.
+    fn move_some(&self, ino: Ino, pieces: &[Mapped]) -> Result<usize> {
+        let mut found = self.find_run(pieces);
+        if found.is_none() && self.fs.space.is_resting() {
+            // What was freed by the moves before may be used once they are durable.
+            self.fs.sync()?;
+            found = self.find_run(pieces);
+        }
+        let Some((taken, run)) = found else {
+            return Ok(1);
+        };
+        let pieces = &pieces[..taken];
+        let moved = copy(&self.fs, pieces, run).and_then(|()| self.put_there(ino, pieces, run));
+        if let Err(error) = moved {
+            self.fs.space.give_back(run, false);
+            return Err(error);
+        }
+        Ok(taken)
+    }
+
+    /// A free run for two or more of the first pieces.
+    fn find_run(&self, pieces: &[Mapped]) -> Option<(usize, Run)> {
+        let space = &self.fs.space;
+        let usage = space.usage();
+        let room = usage.largest_run.min(usage.available).min(STEP_BLOCKS);
+        let (mut taken, mut blocks) = (0, 0);
+        for (_, piece) in pieces {
+            if blocks + u64::from(piece.blocks) > room {
+                break;
+            }
+            (taken, blocks) = (taken + 1, blocks + u64::from(piece.blocks));
+        }
+        if taken < 2 || !space.promise(blocks) {
+            return None;
+        }
+        match space.allocate(None, blocks) {
+            Some(run) if run.blocks == blocks => Some((taken, run)),
+            part => {
+                if let Some(run) = part {
+                    space.give_back(run, true);
+                }
+                space.forgo(blocks);
+                None
+            }
+        }
+    }
+
+    /// Makes one record of them, once their bytes are durable at the new place.
+    fn put_there(&self, ino: Ino, pieces: &[Mapped], run: Run) -> Result<()> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Ok(());
+        };
+        let range = first.0..end_of(last);
+        let mut op = Op::begin(&self.fs, self.id)?;
+        if op.extents(self.id, ino, range.clone())? != pieces {
+            let text = format!("inode {ino} was changed while it was moved");
+            return Err(Error::new(Kind::Busy, text));
+        }
+        op.unmap(self.id, ino, range.clone())?;
+        let whole = Extent {
+            start: run.start,
+            blocks: run.blocks as u32,
+            unwritten: false,
+            tail: 0,
+        };
+        op.map(self.id, ino, (range.start, whole))?;
+        op.bring_into_use(run);
+        op.finish();
+        Ok(())
+    }
+}
+
+/// The pieces of a file that could be one each: they follow each other, have been written, are short,
+/// and nobody else needs them.
+fn stretches(
+    state: &State,
+    tree: TreeId,
+    ino: Ino,
+    extents: &[Mapped],
+) -> Result<Vec<Vec<Mapped>>> {
+    let mut all: Vec<Vec<Mapped>> = Vec::new();
+    let mut current: Vec<Mapped> = Vec::new();
+    for mapped in extents {
+        let (first, extent) = *mapped;
+        let movable = !extent.unwritten && extent.blocks < LONG_BLOCKS;
+        let follows = current.last().is_some_and(|last| end_of(last) == first);
+        let own = movable
+            && state
+                .own_parts(tree, ino, first..end_of(mapped))?
+                .iter()
+                .map(|(_, part)| part.blocks)
+                .sum::<u32>()
+                == extent.blocks;
+        if !follows || !own {
+            all.push(std::mem::take(&mut current));
+        }
+        if own {
+            current.push(*mapped);
+        }
+    }
+    all.push(current);
+    all.retain(|stretch| stretch.len() > 1);
+    Ok(all)
+}
+
+/// Copies the bytes of pieces to a run, so that they are durable there.
+fn copy(fs: &Inner, pieces: &[Mapped], run: Run) -> Result<()> {
+    let mut to = run.start * BLOCK_BYTES;
+    for (_, piece) in pieces {
+        let from = piece.start * BLOCK_BYTES;
+        let bytes = u64::from(piece.blocks) * BLOCK_BYTES;
+        // What lies behind the tail of an extent never counted, and would from now on.
+        let counts = match piece.tail {
+            0 => bytes,
+            tail => bytes - BLOCK_BYTES + u64::from(tail),
+        };
+        let mut at = 0;
+        while at < bytes {
+            let len = COPY_BYTES.min(fs.io.info().max_transfer.into()) / BLOCK_BYTES * BLOCK_BYTES;
+            let mut data = vec![0; len.min(bytes - at) as usize];
+            fs.io.read(from + at, &mut data)?;
+            let keep = counts.saturating_sub(at).min(data.len() as u64);
+            data[keep as usize..].fill(0);
+            let write = block::Op::Write {
+                offset: to + at,
+                bufs: Buf::copy_of(&data).into(),
+                fua: false,
+            };
+            at += data.len() as u64;
+            fs.io.write(vec![write])?;
+        }
+        to += bytes;
+    }
+    Ok(fs.io.flush()?)
+}

@@ -1,0 +1,135 @@
+//! How far a check or a repair is: bytes of metadata read, of those to be read.
+
+use crate::key::{KEY_BYTES, TreeId};
+use crate::record::BLOCK_BYTES;
+use crate::state::State;
+use crate::superblock::Superblock;
+
+/// Items between two words about progress.
+const ITEMS_PER_WORD: u64 = 4096;
+
+/// See the module. The work comes in parts; each is worth some bytes, which it need not meet exactly.
+pub(super) struct Meter<'a> {
+    tell: &'a mut dyn FnMut(u64, u64),
+    pages: u64,
+    items: u64,
+    /// Inodes of all filesets.
+    inodes: u64,
+    total: u64,
+    /// What the part at hand begins and ends with, and what is done of it.
+    done: u64,
+    end: u64,
+    counted: u64,
+}
+
+impl<'a> Meter<'a> {
+    /// For the passes of a check: pages, keys, every tree, extents.
+    pub fn new(
+        tell: &'a mut dyn FnMut(u64, u64),
+        superblock: &Superblock,
+        item_bytes: u64,
+        state: &State,
+    ) -> Meter<'a> {
+        let trees = inodes(state, |_| true);
+        let filesets = inodes(state, |origin| origin == 0);
+        Meter::of(tell, bytes(superblock), item_bytes, 2, (trees, filesets))
+    }
+
+    /// For the pages alone.
+    pub fn for_pages(tell: &'a mut dyn FnMut(u64, u64), superblock: &Superblock) -> Meter<'a> {
+        Meter::of(tell, bytes(superblock), 0, 0, (0, 0))
+    }
+
+    /// For the passes of a repair: records, every fileset, extents for counts and for space.
+    pub fn for_repair(
+        tell: &'a mut dyn FnMut(u64, u64),
+        item_bytes: u64,
+        state: &State,
+    ) -> Meter<'a> {
+        let filesets = inodes(state, |origin| origin == 0);
+        Meter::of(tell, 0, item_bytes, 3, (filesets, filesets))
+    }
+
+    fn of(
+        tell: &'a mut dyn FnMut(u64, u64),
+        pages: u64,
+        items: u64,
+        passes: u64,
+        (walked, inodes): (u64, u64),
+    ) -> Meter<'a> {
+        let mut meter = Meter {
+            tell,
+            pages,
+            items,
+            inodes: inodes.max(1),
+            total: 0,
+            done: 0,
+            end: 0,
+            counted: 0,
+        };
+        let all = pages + passes * items;
+        meter.total = all.saturating_add(meter.of_tree(walked));
+        (meter.tell)(0, meter.total);
+        meter
+    }
+
+    /// The worth of reading all pages.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// The worth of a walk over all items.
+    pub fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// The worth of a walk over a tree of so many inodes.
+    pub fn of_tree(&self, inodes: u64) -> u64 {
+        let bytes = u128::from(self.items) * u128::from(inodes) / u128::from(self.inodes);
+        u64::try_from(bytes)
+            .unwrap_or(u64::MAX / 4)
+            .min(u64::MAX / 4)
+    }
+
+    /// Begins the next part; the one before is over.
+    pub fn begin(&mut self, worth: u64) {
+        self.done = self.end;
+        self.end = self.end.saturating_add(worth).min(self.total);
+        self.counted = 0;
+        (self.tell)(self.done, self.total);
+    }
+
+    /// So many bytes of the part at hand are done.
+    pub fn at(&mut self, bytes: u64) {
+        let done = self.done.saturating_add(bytes).min(self.end);
+        (self.tell)(done, self.total);
+    }
+
+    /// An item was read, of a part that reads items.
+    pub fn item(&mut self, value: &[u8]) {
+        self.done = (self.done + (KEY_BYTES + value.len()) as u64).min(self.end);
+        self.counted += 1;
+        if self.counted.is_multiple_of(ITEMS_PER_WORD) {
+            (self.tell)(self.done, self.total);
+        }
+    }
+
+    /// Everything is done.
+    pub fn end(&mut self) {
+        (self.tell)(self.total, self.total);
+    }
+}
+
+/// Bytes of all pages.
+fn bytes(superblock: &Superblock) -> u64 {
+    let blocks = superblock.segments.iter().map(|s| u64::from(s.blocks));
+    blocks.sum::<u64>() * BLOCK_BYTES
+}
+
+/// Inodes of trees of this or that origin.
+fn inodes(state: &State, is: fn(TreeId) -> bool) -> u64 {
+    let trees = state.trees.values();
+    let trees = trees.filter(|tree| is(tree.record.origin));
+    let inodes = trees.map(|tree| tree.record.used_inodes);
+    inodes.fold(0, u64::saturating_add)
+}

@@ -1,0 +1,97 @@
+//! The pages of the metadata as the device has them, each compared with its checksum.
+//!
+//! The open database reads a page when it is asked for what lies there, and trusts it; a separating
+//! key of a branch is not even looked at by a scan, but leads a lookup astray. So the check opens the
+//! last commit a second time, read-only and past all caches, and has `redb` read every page and count
+//! anew which are in use. Linear in the size of the metadata; memory is a small cache of pages.
+
+use super::meter::Meter;
+use crate::db::Db;
+use crate::error::{Error, Result};
+use crate::io::DeviceIo;
+use crate::metafile::{MetaFile, SuperblockFile};
+use crate::space::Space;
+use crate::superblock::Superblock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// Memory for pages.
+const CACHE_BYTES: usize = 16 << 20;
+/// How often progress is told while pages are read.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// Reads all pages of commit `epoch`, which stands still meanwhile.
+///
+/// # Errors
+/// [`crate::Kind::Corrupt`]: a page is damaged, or the commit is not there. The device failed.
+pub(super) fn verify(
+    io: &Arc<DeviceIo>,
+    superblock: &Superblock,
+    epoch: u64,
+    meter: &mut Meter,
+) -> Result<()> {
+    meter.begin(meter.pages());
+    let superblock = SuperblockFile::new(Arc::clone(io), superblock.clone());
+    let space = Arc::new(Space::new(0));
+    let file = MetaFile::new(Arc::clone(io), Arc::new(superblock), space, true);
+    let read = Arc::new(AtomicU64::new(0));
+    let file = Counted {
+        file,
+        read: Arc::clone(&read),
+    };
+    let (over, wait) = sync_channel(1);
+    std::thread::scope(|scope| {
+        scope.spawn(move || over.send(read_all(file, epoch)));
+        loop {
+            match wait.recv_timeout(TELL_EVERY) {
+                Ok(result) => return result,
+                // It reads everything about twice: for the checksums, and for what is in use.
+                Err(RecvTimeoutError::Timeout) => meter.at(read.load(Relaxed) / 2),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::corrupt("its pages cannot be read"));
+                }
+            }
+        }
+    })
+}
+
+fn read_all(file: Counted, epoch: u64) -> Result<()> {
+    let mut db = Db::open(file, CACHE_BYTES, false)?;
+    db.verify()?;
+    match db.epoch()? == epoch {
+        true => Ok(()),
+        false => Err(Error::corrupt("the last commit is not whole on the device")),
+    }
+}
+
+/// The metadata, and how many bytes of it were read.
+#[derive(Debug)]
+struct Counted {
+    file: MetaFile,
+    read: Arc<AtomicU64>,
+}
+
+impl redb::StorageBackend for Counted {
+    fn len(&self) -> std::io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.read.fetch_add(out.len() as u64, Relaxed);
+        self.file.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.file.write(offset, data)
+    }
+}

@@ -1,0 +1,311 @@
+//! A new tree for the metadata, from what of the old one can be read.
+//!
+//! ```text
+//!   damaged tree ──what can be read──► a tree in free blocks ──durable──► superblock names that one
+//! ```
+//!
+//! **Invariant:** until the superblock is written the old tree is what counts, and nothing of it, nor a
+//! block of data that a record names, is written to; so a crash leaves the one or the other. What
+//! could not be read is lost, and the repair that follows sees to what hung on it.
+
+use super::finding::FindingKind;
+use super::meter::Meter;
+use super::pages;
+use super::repair::Repair;
+use crate::core::Blocks;
+use crate::db::{Base, Db, SpaceChange};
+use crate::error::{Error, Kind, Result};
+use crate::fs::Inner;
+use crate::key::{Item, Key, Section, TreeId};
+use crate::metafile::{MetaFile, SuperblockFile};
+use crate::overlay::{Change, Overlay};
+use crate::record::{Extent, Out};
+use crate::space::Run;
+use crate::state::{State, kept};
+use crate::superblock::Superblock;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Items that go into the new tree at once.
+const BATCH_ITEMS: usize = 1 << 16;
+/// How often the search looks between two places where the tree is damaged. Damage is found with about
+/// 14 halvings, which leaves a few hundred inodes of ten million.
+const PROBES_MAX: usize = 1 << 14;
+
+impl Inner {
+    /// Makes the tree anew if a page of it is damaged.
+    pub(super) fn rebuild_if_damaged(
+        &self,
+        repair: &mut Repair,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        // In this order, as a commit takes them.
+        let mut slot = self.db.lock().expect("no panic under this lock");
+        let closed = || Error::new(Kind::Io, "the file system is closed");
+        let db = slot.as_ref().ok_or_else(closed)?;
+        let old = self.superblock.lock().clone();
+        let meter = &mut Meter::for_pages(progress, &old);
+        let verified = db
+            .epoch()
+            .and_then(|epoch| pages::verify(&self.io, &old, epoch, meter));
+        let damage = match verified {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == Kind::Corrupt => error,
+            Err(error) => return Err(error),
+        };
+        let mut log = self.log();
+        let mut state = self.write();
+        state.refuse_use()?;
+        let base = db.base()?;
+        let new = Arc::new(SuperblockFile::held(
+            Arc::clone(&self.io),
+            Superblock {
+                segments: Vec::new(),
+                metadata_bytes: 0,
+                ..old.clone()
+            },
+        ));
+        let built = self.build(&base, &state, &old, &new, log.epoch_after_all());
+        let lost = match built {
+            Ok(lost) => lost,
+            Err(error) => {
+                let segments = new.lock().segments.clone();
+                segments.iter().for_each(|s| self.space.add(s.run()));
+                return Err(error);
+            }
+        };
+        // The old tree ends before its blocks may become something else.
+        drop(base);
+        drop(slot.take());
+        let swapped = self.swap(&old, &new).and_then(|db| {
+            state.rebuilt(db.base()?);
+            Ok(db)
+        });
+        let db = swapped.inspect_err(|error| {
+            let text = format!("the file system can only be read since an error: {error}");
+            state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
+        })?;
+        log.skip_all();
+        *slot = Some(db);
+        let text = format!(
+            "{damage}; the metadata is made anew from what could be read, which is all but {lost} parts"
+        );
+        repair.did(FindingKind::Pages, text);
+        Ok(())
+    }
+
+    /// Fills a new tree, whose place stands in `new`. Gives the number of gaps.
+    fn build(
+        &self,
+        base: &Base,
+        state: &State,
+        old: &Superblock,
+        new: &Arc<SuperblockFile>,
+        epoch: u64,
+    ) -> Result<usize> {
+        let mut used = Blocks::default();
+        salvage(base, &mut |key, value| {
+            note_extent(state, key, value, &mut used);
+            Ok(())
+        })?;
+        for (key, change) in state.store.active.iter() {
+            if let Some(value) = change.value() {
+                note_extent(state, *key, value, &mut used);
+            }
+        }
+        let runs = |blocks: Vec<std::ops::Range<u64>>| {
+            let run = |range: std::ops::Range<u64>| Run {
+                start: range.start,
+                blocks: range.end - range.start,
+            };
+            blocks.into_iter().map(run).collect::<Vec<Run>>()
+        };
+        let data = runs(used.iter().collect());
+        for segment in &old.segments {
+            let run = segment.run();
+            used.insert(run.start..run.end());
+        }
+        let free = runs(used.missing(state.bounds.clone()));
+        self.space.replace(free.into_iter());
+        self.space.set_loaded();
+
+        let (io, space) = (Arc::clone(&self.io), Arc::clone(&self.space));
+        let file = MetaFile::new(io, Arc::clone(new), space, false);
+        let db = Db::open(file, self.options.metadata_cache_bytes, false)?;
+        let mut batch = Overlay::default();
+        let lost = salvage(base, &mut |key, value| {
+            batch.put(key, value.into(), true);
+            match batch.len() < BATCH_ITEMS {
+                true => Ok(()),
+                false => db.commit(&std::mem::take(&mut batch), &[], epoch),
+            }
+        })?;
+        for (key, change) in state.store.active.iter() {
+            batch.set(*key, Some(change.clone()));
+        }
+        let mut next = Out::with(4);
+        next.u32(state.next_tree);
+        let next = Change::Put {
+            value: next.0.into(),
+            fresh: false,
+        };
+        batch.set(Key::global(Section::NextTree, 0), Some(next));
+        for (id, tree) in &state.trees {
+            let value = tree.record.encode().into();
+            let record = Change::Put {
+                value,
+                fresh: false,
+            };
+            let key = Key::global(Section::Trees, u64::from(*id));
+            batch.set(key, Some(record));
+        }
+        let space: Vec<SpaceChange> = data
+            .into_iter()
+            .map(|run| SpaceChange { run, used: true })
+            .collect();
+        db.commit(&batch, &space, epoch)?;
+        db.close()?;
+        Ok(lost)
+    }
+
+    /// Makes the new tree the one that counts, and opens it.
+    fn swap(&self, old: &Superblock, new: &SuperblockFile) -> Result<Db> {
+        {
+            let mut superblock = self.superblock.lock();
+            let new = new.lock();
+            superblock.segments = new.segments.clone();
+            superblock.metadata_bytes = new.metadata_bytes;
+        }
+        // Both copies, so that the damaged tree is not what is left if one of them goes.
+        self.superblock.write()?;
+        old.segments.iter().for_each(|s| self.space.add(s.run()));
+        let file = MetaFile::new(
+            Arc::clone(&self.io),
+            Arc::clone(&self.superblock),
+            Arc::clone(&self.space),
+            false,
+        );
+        Db::open(file, self.options.metadata_cache_bytes, false)
+    }
+}
+
+/// Notes the blocks of a record that is an extent.
+fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
+    if key.layer == 0 || key.kind() != Some(Item::Extent) {
+        return;
+    }
+    let tree = state.trees.get(&key.layer);
+    let value = match tree.is_some_and(|tree| tree.record.origin != 0) {
+        true => kept(value),
+        false => Ok(Some(value)),
+    };
+    if let Ok(Some(value)) = value
+        && let Ok(extent) = Extent::decode(value)
+    {
+        let run = extent.run();
+        if state.bounds.start <= run.start && run.end() <= state.bounds.end {
+            used.insert(run.start..run.end());
+        }
+    }
+}
+
+/// Gives every item that can be read to `take`, in no order. Gives the number of gaps.
+fn salvage(base: &Base, take: &mut dyn FnMut(Key, &[u8]) -> Result<()>) -> Result<usize> {
+    let mut gaps = VecDeque::from([(Key::layer(0).0, Key::layer(TreeId::MAX).1)]);
+    let (mut probes, mut lost) = (0, 0);
+    while let Some((from, to)) = gaps.pop_front() {
+        probes += 1;
+        // From both ends up to where it is damaged.
+        let Some(from) = read_from(base, from, to, false, take)? else {
+            continue;
+        };
+        let Some(to) = read_from(base, from, to, true, take)? else {
+            continue;
+        };
+        match middle(from, to) {
+            Some((end, start)) if probes < PROBES_MAX => {
+                gaps.extend([(from, end), (start, to)]);
+            }
+            _ => lost += 1,
+        }
+    }
+    Ok(lost)
+}
+
+/// Reads from one end on. Gives where it could not go on.
+fn read_from(
+    base: &Base,
+    mut from: Key,
+    mut to: Key,
+    back: bool,
+    take: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+) -> Result<Option<Key>> {
+    let stopped = |at: Key, error: Error| match error.kind() {
+        Kind::Corrupt => Ok(Some(at)),
+        _ => Err(error),
+    };
+    let mut range = match base.range(from, to) {
+        Ok(range) => range,
+        Err(error) => return stopped(if back { to } else { from }, error),
+    };
+    loop {
+        match range.next(back) {
+            Ok(Some((key, value))) => {
+                take(key, value.value())?;
+                let rest = if back { key.previous() } else { key.next() };
+                let Some(rest) = rest.filter(|rest| (from..=to).contains(rest)) else {
+                    return Ok(None);
+                };
+                *(if back { &mut to } else { &mut from }) = rest;
+            }
+            Ok(None) => return Ok(None),
+            Err(error) => return stopped(if back { to } else { from }, error),
+        }
+    }
+}
+
+/// Two neighbouring keys about in the middle between two others: between layers first, then between
+/// inodes. An inode is not parted.
+fn middle(from: Key, to: Key) -> Option<(Key, Key)> {
+    let start = if from.layer < to.layer {
+        Key::layer(from.layer + (to.layer - from.layer).div_ceil(2)).0
+    } else {
+        let half = (to.object.checked_sub(from.object)?).div_ceil(2);
+        Key {
+            object: from.object + half,
+            item: 0,
+            ..from
+        }
+    };
+    let end = start.previous()?;
+    (from < start && start <= to).then_some((end, start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_parts_layers_and_then_inodes() {
+        let key = |layer, object, item| Key {
+            layer,
+            object,
+            item,
+        };
+        let check = |from: Key, to: Key, expected: Option<Key>| {
+            let found = middle(from, to);
+            assert_eq!(found.map(|(_, start)| start), expected);
+            assert!(found.is_none_or(|(end, start)| end.next() == Some(start) && from <= end));
+        };
+        check(key(1, 5, 5), key(4, 0, 0), Some(key(3, 0, 0)));
+        check(key(1, 5, 5), key(2, 0, 0), Some(key(2, 0, 0)));
+        check(key(1, 5, 5), key(1, 8, 0), Some(key(1, 7, 0)));
+        check(key(1, 7, 5), key(1, 8, 0), Some(key(1, 8, 0)));
+        check(key(1, 8, 5), key(1, 8, 9), None);
+        check(
+            key(0, 0, 0),
+            Key::layer(u32::MAX).1,
+            Some(key(1 << 31, 0, 0)),
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! Room for metadata that runs out in other ways than by full disks: free space in crumbs, records that
+//! multiply on a disk that is full, and flushes that fail.
+
+mod common;
+
+use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind, Random};
+use common::client::{Client, PAGE};
+use common::{assert_clean, format, open};
+use fs::{Allocate, FIRST_FILESET, FileType, Fs, Kind, New, ROOT, SetAttr};
+use std::sync::Arc;
+
+const NEW: New = New::of_root(FileType::File, 0o644);
+
+fn formatted(mib: u64) -> (Arc<dyn BlockDevice>, Fs) {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(mib << 20, 512));
+    format(&device);
+    let fs = open(&device);
+    (device, fs)
+}
+
+fn client(fs: &Fs) -> Client {
+    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
+}
+
+/// What has happened can be committed, and the file system opens again and is sound.
+fn assert_lives(device: &Arc<dyn BlockDevice>, fs: Fs, context: &str) -> Fs {
+    fs.commit()
+        .unwrap_or_else(|error| panic!("{context}: {error}, {:?}", fs.usage()));
+    fs.close()
+        .unwrap_or_else(|error| panic!("{context}: {error}"));
+    let fs = open(device);
+    assert_clean(&fs, context);
+    fs
+}
+
+/// A file of all that is free, never written.
+fn fill(client: &Client) -> fs::Ino {
+    let ino = client
+        .fileset
+        .create(ROOT, b"fill", &NEW)
+        .expect("made")
+        .ino;
+    let (mut end, mut step) = (0, 1 << 20);
+    while step >= PAGE {
+        match client
+            .fileset
+            .allocate(ino, end..end + step, Allocate::Grow)
+        {
+            Ok(_) => end += step,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::NoSpace);
+                step /= 2;
+            }
+        }
+    }
+    ino
+}
+
+#[test]
+fn free_space_in_crumbs_refuses_names_and_the_file_system_lives() {
+    let (device, fs) = formatted(32);
+    let mut client = client(&fs);
+    let mut random = Random::new(1);
+    let mut files = Vec::new();
+    for i in 0..20_000u64 {
+        let name = format!("{i}").into_bytes();
+        let Ok(attr) = client.fileset.create(ROOT, &name, &NEW) else {
+            break;
+        };
+        if client.write(attr.ino, 0, &[1; 100]).is_err() {
+            break;
+        }
+        files.push((attr.ino, name));
+    }
+    client.sync(&mut random).expect("synced");
+    for (_, name) in files.iter().step_by(2) {
+        client.fileset.unlink(ROOT, name).expect("removed");
+    }
+    fs.commit().expect("committed");
+    assert!(fs.usage().free_runs > 1000, "{:?}", fs.usage());
+    let name = |i: u64| format!("{i:x>250}").into_bytes();
+    let mut made = 0;
+    let error = loop {
+        match client.fileset.create(ROOT, &name(made), &NEW) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), Kind::NoSpace, "after {made} names: {error}");
+    drop(client);
+    let fs = assert_lives(&device, fs, "crumbs");
+    let client = self::client(&fs);
+    for i in 0..made {
+        client.fileset.unlink(ROOT, &name(i)).expect("removed");
+    }
+    drop(client);
+    assert_lives(&device, fs, "crumbs, emptied");
+}
+
+#[test]
+fn writes_into_allocated_blocks_of_a_full_disk_leave_it_alive() {
+    let (device, fs) = formatted(128);
+    let mut client = client(&fs);
+    let mut random = Random::new(1);
+    let ino = fill(&client);
+    client.sync(&mut random).expect("synced");
+    let size = client.fileset.attr(ino).expect("there").inode.size;
+    let mut written = 0u64;
+    for page in (0..size / PAGE).step_by(2) {
+        match client.write(ino, page * PAGE, &[7; 100]) {
+            Ok(()) => written += 1,
+            Err(errno) => {
+                assert_eq!(errno, libc::ENOSPC, "after {written} pages");
+                break;
+            }
+        }
+        if page % 512 == 0 {
+            client.sync(&mut random).expect("synced");
+        }
+    }
+    client.sync(&mut random).expect("synced");
+    assert!(written > 1000, "{written}");
+    drop(client);
+    let fs = assert_lives(&device, fs, "split extents");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    main.unlink(ROOT, b"fill").expect("removed");
+    assert_lives(&device, fs, "split extents, removed");
+}
+
+#[test]
+fn what_a_snapshot_keeps_on_a_full_disk_leaves_it_alive() {
+    for reading in [false, true] {
+        let (device, fs) = formatted(24);
+        let client = client(&fs);
+        let mut files = Vec::new();
+        for i in 0..9000u64 {
+            let name = format!("{i}").into_bytes();
+            files.push(client.fileset.create(ROOT, &name, &NEW).expect("made").ino);
+        }
+        fs.snapshot(client.fileset.id(), "before").expect("made");
+        fill(&client);
+        fs.sync().expect("synced");
+        for ino in files {
+            let set = SetAttr {
+                permissions: Some(0o600),
+                ..SetAttr::default()
+            };
+            let done = match reading {
+                true => client.fileset.note_read(ino),
+                false => client.fileset.set_attr(ino, &set).map(drop),
+            };
+            if let Err(error) = done {
+                assert!(!reading && error.kind() == Kind::NoSpace, "{error}");
+            }
+        }
+        drop(client);
+        assert_lives(&device, fs, "snapshot");
+    }
+}
+
+#[test]
+fn after_a_flush_that_failed_nothing_more_is_called_durable() {
+    let plain: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    format(&plain);
+    let (device, handle) = ErrorDevice::new(Arc::clone(&plain));
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open(&device);
+    let mut random = Random::new(1);
+    let mut client = client(&fs);
+    let one = client.fileset.create(ROOT, b"one", &NEW).expect("made").ino;
+    let two = client.fileset.create(ROOT, b"two", &NEW).expect("made").ino;
+    client.write(one, 0, &[1; 9000]).expect("written");
+    client.write(two, 0, &[2; 9000]).expect("written");
+    client.write_all_out(&mut random).expect("written out");
+    // The device says, once, that it has lost what it had answered.
+    handle.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
+    assert!(client.fsync(one, &mut random).is_err());
+    assert!(client.fsync(two, &mut random).is_err(), "it may be gone");
+    assert!(fs.commit().is_err(), "and so may what a commit would name");
+    assert!(fs.read_only_because().is_some());
+    assert!(client.fileset.attr(two).is_ok());
+    drop(client);
+    assert!(fs.close().is_err());
+    let fs = open(&plain);
+    assert_clean(&fs, "after a failed flush");
+}
+
+#[test]
+fn the_value_of_an_attribute_is_never_taken_for_a_record_of_the_journal() {
+    let (device, fs) = formatted(24);
+    let client = client(&fs);
+    let sector = |block: u64| {
+        let mut bytes = vec![0; 4096];
+        let bufs = block::Buf::zeroed(4096).into();
+        let mut queue = device.queue().expect("a queue");
+        let op = block::Op::Read {
+            offset: block * 4096,
+            bufs,
+        };
+        assert!(queue.submit(block::Request { tag: 0, op }).is_ok());
+        let mut done = Vec::new();
+        while done.is_empty() {
+            queue.reap(block::Wait::Block, &mut done).expect("it reads");
+        }
+        if let block::Op::Read { bufs, .. } = &done[0].op {
+            bytes.copy_from_slice(&bufs.as_slice()[0]);
+        }
+        bytes
+    };
+    let superblock = fs.superblock();
+    let mut counted = 0;
+    for shift in 0..4096usize {
+        // For one of the shifts the text begins at a block of the journal.
+        let mut value = vec![b'.'; shift];
+        value.extend_from_slice(b"EVFSjrnl");
+        value.resize(shift + 4096, b'.');
+        client
+            .fileset
+            .set_xattr(ROOT, b"user.x", &value, fs::SetXattr::Any)
+            .expect("set");
+        fs.sync().expect("synced");
+        if shift % 8 != 7 {
+            continue;
+        }
+        for block in superblock.journal_start..superblock.first_block() {
+            let bytes = sector(block);
+            if bytes[..8] == *b"EVFSjrnl" {
+                counted += 1;
+                assert_eq!(bytes[16..32], superblock.uuid, "block {block} is no record");
+            }
+        }
+    }
+    assert!(counted > 0);
+}

@@ -1,0 +1,43 @@
+//! One run of `mailmix` in a folder, for benchmarks that a shell script drives.
+//!
+//! Reads a configuration of PostMark (`set number 500`, a line each) and prints the seconds in all, those
+//! of the transactions, and how many files were created.
+//!
+//! ```text
+//! echo 'set number 1000' | cargo run -q -p lab --example mailmix -- FOLDER
+//! ```
+
+use lab::files::Folder;
+use lab::workload::mailmix::{Config, run};
+use std::io::Read;
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match work() {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(text) => {
+            eprintln!("mailmix: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work() -> Result<String, String> {
+    let folder = std::env::args().nth(1).ok_or("no FOLDER was given")?;
+    let mut text = String::new();
+    let read = std::io::stdin().read_to_string(&mut text);
+    read.map_err(|e| format!("cannot read the configuration: {e}"))?;
+    let config = Config::parse(&text).map_err(|e| e.to_string())?;
+    let folder = Folder::open(Path::new(&folder)).map_err(|e| format!("{folder}: {e}"))?;
+    let report = run(&folder, &config).map_err(|e| e.to_string())?;
+    Ok(format!(
+        "{:.6} {:.6} {}",
+        report.total_secs,
+        report.transaction_secs,
+        report.created_alone + report.created_mixed
+    ))
+}

@@ -1,0 +1,132 @@
+//! What `evfs status` shows of something that is served.
+
+use crate::device::Disk;
+use crate::volume::{Cipher, Open};
+use block::DeviceInfo;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// One way by which an attached volume is given out.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExportAt {
+    /// `nbd`, `fuse`, `loop` or `mount`.
+    pub kind: &'static str,
+    /// URI or path.
+    pub at: String,
+}
+
+/// What `evfs status` shows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// Name of the attached volume or mounted file system.
+    pub name: String,
+    /// File, disk or LUN, as it was named.
+    pub device: String,
+    /// Its path without links, if it is a file or a disk.
+    pub path: Option<PathBuf>,
+    /// Name of the LUN, if it is one.
+    pub lun: Option<String>,
+    /// UUID in the header of the volume, or of the file system.
+    pub uuid: String,
+    /// Label, likewise.
+    pub label: String,
+    /// Bytes of data.
+    pub size: u64,
+    /// How it lies enciphered; nothing if it lies in the clear.
+    #[serde(flatten)]
+    pub cipher: Option<CipherStatus>,
+    /// Fileset that is mounted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fileset: Option<String>,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Discards are passed on.
+    pub discards: bool,
+    /// The page cache below is passed by.
+    pub direct: bool,
+    /// Pages are kept in the cache of the process.
+    pub cached: bool,
+    /// Threads of each export.
+    pub threads: usize,
+    /// Process that serves it.
+    pub pid: u32,
+    /// Seconds since 1970 when it was attached.
+    pub since: u64,
+    /// Where it is given out.
+    pub exports: Vec<ExportAt>,
+    /// Configuration file it came from.
+    pub config: Option<PathBuf>,
+    /// What its user should know.
+    pub warning: Option<String>,
+}
+
+/// The part of [`Status`] that an encrypted volume has.
+#[derive(Debug, Clone, Serialize)]
+pub struct CipherStatus {
+    /// Bytes enciphered together.
+    pub sector_size: u32,
+    /// 128 or 256.
+    pub key_bits: u32,
+    /// Cipher kernel at work.
+    pub kernel: String,
+    /// Keyslot that opened it.
+    pub keyslot: u32,
+    /// Role of the key that opened it.
+    pub role: String,
+}
+
+impl Status {
+    /// Of a DEVICE that has just been opened, before it is given out.
+    pub(crate) fn of(
+        name: &str,
+        device: &Path,
+        threads: usize,
+        open: &Open,
+        info: &DeviceInfo,
+    ) -> Status {
+        let cipher = open.cipher.as_ref();
+        let text = |get: fn(&Cipher) -> &String| cipher.map(get).cloned().unwrap_or_default();
+        Status {
+            name: name.to_owned(),
+            device: device.display().to_string(),
+            path: path_of(&open.disk, device),
+            lun: open.disk.lun().map(|lun| lun.lun().name().to_owned()),
+            uuid: text(|c| &c.uuid),
+            label: text(|c| &c.label),
+            size: info.size,
+            cipher: cipher.map(|c| CipherStatus {
+                sector_size: c.sector_size,
+                key_bits: c.key_bits,
+                kernel: c.kernel.to_string(),
+                keyslot: c.keyslot,
+                role: c.role.to_string(),
+            }),
+            fileset: None,
+            read_only: info.read_only,
+            discards: info.discard,
+            direct: open.direct,
+            cached: true,
+            threads,
+            pid: std::process::id(),
+            since: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs()),
+            exports: Vec::new(),
+            config: None,
+            warning: cipher.and_then(|c| c.warning.clone()),
+        }
+    }
+
+    /// As an answer.
+    pub fn to_value(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("names and numbers become JSON")
+    }
+}
+
+fn path_of(disk: &Disk, device: &Path) -> Option<PathBuf> {
+    match disk {
+        Disk::File(_) => std::fs::canonicalize(device).ok(),
+        Disk::Lun(_) => None,
+    }
+}

@@ -1,0 +1,238 @@
+#!/usr/bin/env bash
+# fs.sh - the mounted file system beside other encrypting ones, and beside ext4 on our own block export.
+#
+#   fs.sh run >> rows.tsv            measure; progress on stderr. Rows may be measured in several runs
+#   fs.sh report rows.tsv            Markdown: medians of paired ratios with exact intervals
+#
+# Settings are variables of the environment:
+#   TARGETS  clear       evfs mount of a file in the clear
+#            evfs        evfs mount of an EVFS volume, AES-256-XTS
+#            ext4        ext4 on the loop device of evfs attach --loop, over a volume like that
+#            gocryptfs, cryfs, securefs   with the ciphers and caches that they choose themselves
+#   ROWS     postmark-small, postmark-large: Debian's postmark, FILES_SMALL files of 500 to 10000 bytes
+#            or FILES_LARGE of 10 KB to 1 MB, as many transactions as files, reads and writes of 8 KB
+#            mailmix     the same work as postmark-small, by the laboratory's own
+#            fio-RW-BS   sr, sw, rr, rw: sequential and random reads and writes of BS = 4k or 64k, on a
+#                        file of SIZE MiB
+#            untar, rm   unpack and remove TREE, a tar file
+#            million     so many empty files in one directory as FILES_DIR says or fit into DIR_MAX_S
+#   BASES    the targets that the report compares with each other one (evfs clear)
+#   ROUNDS   number of the last measured round (5), and FIRST that of the first (1), for runs in pieces;
+#            one more goes before and is not counted, if WARM is set
+#   WORK     folder on the disk under test; DISK MiB of it are used, and given back
+#   BEFORE   a command that servers and clients are run by, such as "chrt -r 5"
+#   MKFS     more options of mkfs.ext4 for the target ext4: -N 1100000 for a million files
+#   EVFS, MAILMIX, PAIRED   the programs
+#
+# How: everything lies on one ext4 on a loop device (direct I/O) over one file, so that a sync counts what was
+# measured and nobody else's. All targets are mounted at the same time and idle while another is measured.
+# A round takes each row through all targets next to each other, in an order that turns and is mirrored from
+# round to round; runs of one row in one round are a pair. Seconds include the sync at the end: of the
+# mount, then of the server where it has a verb for it (evfs cache flush), then of what lies
+# below. Reads: the kernel has dropped its pages of the file (fio's invalidate), the caches of servers
+# are as they are.
+#
+# CPU: seconds of the server and of the client, with what the kernel does on their behalf; kernel threads (the
+# loop device, write-back) count nowhere. A run that fails has - in its columns and the reason at the end.
+#
+# Needs root, losetup, mkfs.ext4, fio, postmark, jq, python3, and gocryptfs, cryfs, securefs as wanted.
+set -euo pipefail
+export LC_ALL=C
+TARGETS=${TARGETS:-clear evfs ext4 gocryptfs cryfs securefs}
+ROWS=${ROWS:-postmark-small postmark-large mailmix fio-sw-64k fio-sr-64k fio-sr-4k fio-rr-4k fio-rr-64k fio-sw-4k fio-rw-4k fio-rw-64k untar rm}
+BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WARM=${WARM-1} SIZE=${SIZE:-128} DISK=${DISK:-16384} IMAGE=${IMAGE:-4096}
+FILES_SMALL=${FILES_SMALL:-3000} FILES_LARGE=${FILES_LARGE:-200} FILES_DIR=${FILES_DIR:-1000000} DIR_MAX_S=${DIR_MAX_S:-180}
+TREE=${TREE:-} MKFS=${MKFS:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
+WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-fs}
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+EVFS=${EVFS:-$REPO/target/release/evfs} MAILMIX=${MAILMIX:-$REPO/target/release/examples/mailmix}
+PAIRED=${PAIRED:-cargo run --quiet --release --manifest-path $REPO/Cargo.toml -p lab --example paired --}
+PASSWORD=correct-horse-battery
+DISK_DIR=$WORK/disk
+
+die() { echo "fs.sh: $*" >&2; exit 1; }
+say() { echo "fs.sh: $*" >&2; }
+
+# ---- CPU: a cgroup for each server and one for the clients; processes enter before exec ---------------
+declare -A GROUP=()
+GROUPS_UP=
+groups_up() {
+  local v2; v2=$(awk '$(NF-2) == "cgroup2" || / - cgroup2 / {print $5; exit}' /proc/self/mountinfo)
+  if mkdir /sys/fs/cgroup/cpuacct/evfs-fs.$$ 2>/dev/null; then GROUPS_UP=/sys/fs/cgroup/cpuacct/evfs-fs.$$
+  elif [ -n "$v2" ] && mkdir "$v2/evfs-fs.$$" 2>/dev/null; then GROUPS_UP=$v2/evfs-fs.$$
+  else die 'no cgroup can be made for counting CPU'; fi
+}
+group() { GROUP[$1]=$GROUPS_UP/$1; mkdir -p "${GROUP[$1]}"; }
+cpu_us() {
+  if [ -e "${GROUP[$1]}/cpuacct.usage" ]; then echo $(($(< "${GROUP[$1]}/cpuacct.usage") / 1000))
+  else awk '$1 == "usage_usec" {print $2}' "${GROUP[$1]}/cpu.stat"; fi
+}
+in_group() { local g=${GROUP[$1]}; shift; ( echo "$BASHPID" > "$g/cgroup.procs"; exec $BEFORE "$@" ); }
+
+# ---- targets ------------------------------------------------------------------------------------------
+declare -A MOUNTED=() ATTACHED=() LOOPS=()
+await() { local n=0; until eval "$2"; do n=$((n + 1)); [ $n -lt 600 ] || die "$1 does not come up; see $WORK/$1.log"; sleep 0.05; done; }
+evfs() { local g=$1; shift; EVFS_KEYS_DIR=$WORK/keys EVFS_RUN_DIR=$WORK/run in_group "$g" "$EVFS" "$@" >> "$WORK/$g.log" 2>&1; }
+volume() { # TARGET FILE: an encrypted volume
+  mkdir -p "$WORK/keys" "$WORK/run"; chmod 700 "$WORK/keys" "$WORK/run"
+  [ -n "${KEY_MADE:-}" ] || evfs client key generate fs --no-passphrase; KEY_MADE=1
+  truncate -s "${IMAGE}M" "$2"
+  evfs "$1" volume create "$2" --owner fs --key-bits 256
+}
+start() { # TARGET: leaves it mounted at $WORK/TARGET
+  local t=$1 at=$WORK/$1 on=$DISK_DIR/$1; mkdir -p "$at"
+  case $t in
+    clear) truncate -s "${IMAGE}M" "$on"; mkdir -p "$WORK/run"; chmod 700 "$WORK/run"
+      evfs $t format "$on" && evfs $t mount "$on" "$at" --name $t --background ;;
+    evfs) volume $t "$on" && evfs $t format "$on" --key fs && evfs $t mount "$on" "$at" --name $t --key fs --background ;;
+    ext4) volume $t "$on" && evfs $t attach "$on" --name $t --key fs --loop --background; ATTACHED[$t]=1
+      await $t "[ -n \"\$(losetup -nO NAME,BACK-FILE | awk '/${t}\$/ && /run|evfs/ {print \$1}')\" ]"
+      LOOPS[$t]=$(losetup -nO NAME,BACK-FILE | awk "/${t}\$/"' && /run|evfs/ {print $1}' | tail -1)
+      mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 $MKFS "${LOOPS[$t]}" >> "$WORK/$t.log" 2>&1; mount "${LOOPS[$t]}" "$at" ;;
+    gocryptfs) mkdir "$on"; echo $PASSWORD > "$WORK/pass"; gocryptfs -q -init -passfile "$WORK/pass" "$on" >> "$WORK/$t.log" 2>&1
+      in_group $t gocryptfs -q -passfile "$WORK/pass" "$on" "$at" >> "$WORK/$t.log" 2>&1 ;;
+    cryfs) mkdir "$on"; echo $PASSWORD | CRYFS_FRONTEND=noninteractive CRYFS_LOCAL_STATE_DIR=$WORK/cryfs.state in_group $t cryfs "$on" "$at" >> "$WORK/$t.log" 2>&1 ;;
+    securefs) mkdir "$on"; securefs create --pass $PASSWORD "$on" >> "$WORK/$t.log" 2>&1
+      in_group $t securefs mount -b --pass $PASSWORD --log "$WORK/$t.log" "$on" "$at" >> "$WORK/$t.log" 2>&1 ;;
+    *) die "no target $t" ;;
+  esac
+  await "$t" "mountpoint -q $at"; MOUNTED[$t]=1; mkdir -p "$at/work"
+}
+stop() { # TARGET
+  local t=$1 n
+  for n in 1 2 3 4 5; do umount "$WORK/$t" 2>/dev/null && break; sleep 0.5; done
+  ! mountpoint -q "$WORK/$t" || umount -l "$WORK/$t" || :
+  if [ -n "${ATTACHED[$t]:-}" ]; then evfs "$t" detach "$t" || say "$t was not detached"; fi
+  for n in $(seq 300); do [ -n "$(cat "${GROUP[$t]}/cgroup.procs")" ] || break; sleep 0.1; done
+}
+DISK_LOOP=
+disk_up() {
+  mkdir -p "$DISK_DIR"; fallocate -l "${DISK}M" "$WORK/disk.img"
+  DISK_LOOP=$(losetup --direct-io=on --show -f "$WORK/disk.img")
+  mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 "$DISK_LOOP"; mount "$DISK_LOOP" "$DISK_DIR"
+}
+clean_up() {
+  local t; for t in "${!MOUNTED[@]}"; do stop "$t"; done
+  umount "$DISK_DIR" 2>/dev/null || say "$DISK_DIR is still mounted"
+  [ -z "$DISK_LOOP" ] || losetup -d "$DISK_LOOP" || :
+  rm -rf "$WORK/disk.img" "$WORK/keys" "$WORK/run" "$WORK/cryfs.state"
+  for t in "${!GROUP[@]}"; do rmdir "${GROUP[$t]}" 2>/dev/null || :; done
+  [ -z "$GROUPS_UP" ] || rmdir "$GROUPS_UP" 2>/dev/null || :
+}
+
+# ---- rows: each prints the number of operations, or of MiB, that it has done ---------------------------------
+client() { in_group client timeout "$RUN_MAX_S" "$@"; }
+postmark_() { # DIR FILES LOW HIGH
+  printf 'set %s\n' "location $1" "number $2" "transactions $2" "size $3 $4" 'read 8192' 'write 8192' 'buffering false' 'seed 42' > "$WORK/pm"
+  printf 'run\nquit\n' >> "$WORK/pm"
+  client postmark < "$WORK/pm" > "$WORK/client.out" 2>&1; ! grep -q Error "$WORK/client.out"; echo $(($2 * 2))
+}
+fio_() { # DIR RW BLOCK
+  local rw; case $2 in sr) rw=read ;; sw) rw=write ;; rr) rw=randread ;; rw) rw=randwrite ;; esac
+  local end=(); case $rw in *write) end=(--end_fsync=1) ;; esac
+  client fio --name=j --filename="$1/fio" --rw=$rw --bs="$3" --size="${SIZE}M" --ioengine=psync --randseed=1 --refill_buffers \
+    --thread "${end[@]}" --output-format=json > "$WORK/client.out" 2>&1
+  sed -n '/^{/,$p' "$WORK/client.out" | jq -er '.jobs[0] | select(.error == 0) | .read.runtime + .write.runtime' > "$WORK/took"; echo "$SIZE"
+}
+million() { # DIR
+  client python3 -c '
+import os, sys, time
+os.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); most, until = int(sys.argv[2]), time.time() + float(sys.argv[3]); n = 0
+while n < most and (n & 255 or time.time() < until):
+    os.close(os.open("file%07d" % n, os.O_CREAT | os.O_WRONLY, 0o644)); n += 1
+print(n)' "$1/million" "$FILES_DIR" "$DIR_MAX_S"
+}
+mix() { printf 'set number %s\nset transactions %s\nset size 500 10000\nset read 8192\nset write 8192\n' "$2" "$2" > "$WORK/mm"; client "$MAILMIX" "$1" < "$WORK/mm" > "$WORK/client.out"; echo $(($2 * 2)); }
+work() { # ROW DIR
+  case $1 in
+    postmark-small) postmark_ "$2" "$FILES_SMALL" 500 10000 ;;
+    postmark-large) postmark_ "$2" "$FILES_LARGE" 10240 1048576 ;;
+    mailmix) mix "$2" "$FILES_SMALL" ;;
+    fio-*) local p=${1#fio-}; fio_ "$2" "${p%%-*}" "${p#*-}" ;;
+    untar) client tar xf "$TREE" -C "$2"; echo "$TREE_FILES" ;;
+    rm) client rm -r "$2/$TREE_TOP"; echo "$TREE_FILES" ;;
+    million) million "$2" ;;
+    *) die "no row $1" ;;
+  esac
+}
+settle() { # TARGET: everything durable
+  sync -f "$WORK/$1"
+  case $1 in clear|evfs|ext4) evfs "$1" cache flush "$1" ;; esac
+  sync -f "$DISK_DIR"
+}
+measure() { # ROUND ROW TARGET
+  local round=$1 row=$2 t=$3 dir=$WORK/$3/work c0 f0 c1 f1 t0 t1 did took
+  settle "$t"; rm -f "$WORK/took"
+  c0=$(cpu_us "$t") f0=$(cpu_us client) t0=$(date +%s%N)
+  if ! did=$(work "$row" "$dir" 2> "$WORK/client.err"); then
+    printf '%s\t%s\t%s\t-\t-\t-\t-\t%s\n' "$round" "$row" "$t" "$(tail -1 "$WORK/client.err" | tr '\t' ' ' | cut -c1-100)"; return
+  fi
+  [ -e "$WORK/took" ] || settle "$t"
+  t1=$(date +%s%N) c1=$(cpu_us "$t") f1=$(cpu_us client)
+  took=$(((t1 - t0) / 1000)); [ ! -e "$WORK/took" ] || took=$(($(< "$WORK/took") * 1000))
+  awk -v id="$round	$row	$t" -v n="$did" -v us="$took" -v s=$((c1 - c0)) -v f=$((f1 - f0)) '
+    BEGIN { printf "%s\t%s\t%.4f\t%.3f\t%.3f\t\n", id, n, us / 1e6, s / n, (s + f) / n }'
+}
+# the targets in the order of a round: turned by one every two rounds, mirrored in every second one
+order() { # ROUND
+  local all i n; read -ra all <<< "$TARGETS"; n=${#all[@]}
+  for ((i = 0; i < n; i++)); do
+    if [ $(($1 % 2)) = 0 ]; then echo "${all[(i + $1 / 2) % n]}"; else echo "${all[(n - 1 - i + $1 / 2) % n]}"; fi
+  done
+}
+version() { "$@" 2>/dev/null | head -1 || :; }
+header() {
+  echo "# $(date -u +%F); $(uname -srm); $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1), $(nproc) CPUs; load $(cut -d' ' -f1 /proc/loadavg)"
+  echo "# $(version "$EVFS" --version); $(version gocryptfs -version); $(version cryfs --version); securefs $(dpkg-query -f '${Version}' -W securefs 2>/dev/null || :); $(version fio --version)"
+  echo "# TARGETS='$TARGETS' ROWS='$ROWS' BEFORE='$BEFORE'; $ROUNDS rounds; SIZE=$SIZE FILES_SMALL=$FILES_SMALL FILES_LARGE=$FILES_LARGE; the tree has $TREE_FILES names"
+  printf '#round\trow\ttarget\tdone\tseconds\tserver_cpu_us_each\tall_cpu_us_each\terror\n'
+}
+round() { # ROUND
+  local j t
+  for j in $ROWS; do
+    say "round $1 of $ROUNDS: $j"
+    for t in $(order "$1"); do measure "$1" "$j" "$t"; done
+  done
+}
+run() {
+  local t r
+  [ "$(id -u)" = 0 ] || die 'run as root'
+  TREE_FILES=0 TREE_TOP=
+  case " $ROWS " in *' untar '*) [ -r "$TREE" ] || die 'TREE is no tar file that can be read'
+    TREE_FILES=$(tar tf "$TREE" | wc -l); TREE_TOP=$(tar tf "$TREE" | head -1 | cut -d/ -f1 || :) ;; esac
+  mkdir -p "$WORK"; rm -rf "$WORK/keys" "$WORK/run" "$WORK/cryfs.state" "$WORK"/*.log
+  trap 'r=$?; clean_up; exit $r' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM
+  groups_up; group client; for t in $TARGETS; do group "$t"; done
+  disk_up; header
+  for t in $TARGETS; do say "start $t"; start "$t"; done
+  # The file for the reads; and whoever takes memory for a cache at its first use has it now.
+  for t in $TARGETS; do fio_ "$WORK/$t/work" sw 1M > /dev/null || die "$t: filling failed"; settle "$t"; done
+  if [ -n "$WARM" ]; then round 0; fi
+  for ((r = FIRST; r <= ROUNDS; r++)); do round "$r"; done
+}
+# For each other target: pairs (other, base) of each row and quantity, as PAIRED reads them
+report() {
+  local rows=$1 t b
+  [ -r "$rows" ] || die "cannot read $rows"
+  sed -n 's/^# //p' "$rows" | sort -u | sed 's/^/- /'
+  echo "- Runs that failed and are left out: $(awk -F'\t' '!/^#/ && $4 == "-"' "$rows" | wc -l)"
+  for b in $BASES; do
+    for t in $(awk -F'\t' -v b="$b" '!/^#/ && $3 != b && !s[$3]++ {print $3}' "$rows"); do
+      printf '\n### %s (B) against %s (A)\n\n' "$b" "$t"
+      awk -F'\t' -v base="$b" -v other="$t" '
+        /^#/ || $1 == "0" || $4 == "-" || ($3 != base && $3 != other) { next }
+        { key = $2; v[key, $1, $3] = $4 / $5 " " $6 " " $7; if (!k[key]++) keys[++nk] = key; if ($1 > last) last = $1 }
+        END { split("each/s server-CPU-us all-CPU-us", what, " ")
+          for (q = 1; q <= 3; q++) for (i = 1; i <= nk; i++) for (r = 1; r <= last; r++) {
+            if (!((keys[i], r, base) in v) || !((keys[i], r, other) in v)) continue
+            split(v[keys[i], r, other], a, " "); split(v[keys[i], r, base], b, " ")
+            if (a[q] + 0 > 0 && b[q] + 0 > 0) print keys[i] "/" what[q], a[q], b[q] } }' "$rows" | $PAIRED
+    done
+  done
+}
+case ${1:-} in
+  # A namespace of mounts of our own: whoever makes one meanwhile would keep our mounts alive.
+  run) [ -n "${APART:-}" ] || APART=1 exec unshare --mount --propagation private "$0" run; run ;;
+  report) report "${2:?rows.tsv}" ;;
+  *) sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 2 ;;
+esac

@@ -1,0 +1,409 @@
+//! Real programs on a mounted file system: `git`, a compiler, `tar`, `rsync`, SQLite, PostgreSQL, `fio`;
+//! then unmounted, checked, mounted again, and looked at once more.
+//!
+//! | variable | what becomes longer |
+//! |---|---|
+//! | `EVFS_TEST_TREE=/usr` | the folder that `rsync` copies (default: `/usr/lib/python3`) |
+//! | `EVFS_TEST_TREE_SIZE=12G` | the file system for it (default: 1G) |
+//! | `EVFS_TEST_TRANSACTIONS=20000` | transactions of SQLite and of `pgbench`, each (default: 400) |
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tests::mounts::{Disk, Mounted, On};
+use tests::{Ran, Sandbox, is_root, peer};
+
+/// Runs a shell line in a folder; it must succeed. Gives what it printed.
+#[track_caller]
+fn shell(folder: &Path, line: &str) -> String {
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", line])
+        .current_dir(folder);
+    bash.env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_NOSYSTEM", "1");
+    for who in ["AUTHOR", "COMMITTER"] {
+        bash.env(format!("GIT_{who}_NAME"), "A Writer");
+        bash.env(format!("GIT_{who}_EMAIL"), "writer@example.org");
+    }
+    Ran::of(&mut bash).ok().stdout
+}
+
+/// A number from the environment.
+fn number(variable: &str, otherwise: u64) -> u64 {
+    let text = std::env::var(variable).ok();
+    text.map_or(otherwise, |t| t.parse().expect("a number"))
+}
+
+/// Unmounts, checks, and mounts again.
+fn once_more(s: &Sandbox, disk: &Disk, mounted: Mounted) -> Mounted {
+    mounted.unmount(s);
+    disk.check();
+    disk.mount(&[])
+}
+
+/// The sources of Lua, in C, as a crate brings them.
+fn lua() -> PathBuf {
+    let metadata = peer(
+        env!("CARGO"),
+        &[
+            "metadata",
+            "--format-version=1",
+            "--offline",
+            // What other platforms would need is not here.
+            "--filter-platform",
+            &format!("{}-unknown-linux-gnu", std::env::consts::ARCH),
+            "--manifest-path",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+        ],
+    );
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let found = packages.iter().find(|p| p["name"] == "lua-src").unwrap();
+    let manifest = Path::new(found["manifest_path"].as_str().unwrap());
+    let mut sources: Vec<_> = fs::read_dir(manifest.parent().unwrap())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_str().unwrap().contains("/lua-5.4"))
+        .collect();
+    sources.pop().expect("Lua 5.4 in the crate")
+}
+
+/// A program of two lines that says how Lua is made: with an archive, and in parts.
+const MAKEFILE: &str = "\
+CFLAGS = -O0 -DLUA_USE_POSIX -MMD
+OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))
+minimal: $(OBJECTS)
+\t$(AR) rcs liblua.a $(filter-out main.o,$(OBJECTS))
+\t$(CC) -o $@ main.o liblua.a -lm
+-include $(OBJECTS:.o=.d)
+";
+
+/// The crate has the library only; this is an interpreter.
+const MAIN: &str = r#"
+#include <stdio.h>
+#include "lauxlib.h"
+#include "lualib.h"
+int main(int count, char **words) {
+    lua_State *lua = luaL_newstate();
+    luaL_openlibs(lua);
+    if (count < 2 || luaL_dofile(lua, words[1])) {
+        fprintf(stderr, "%s\n", lua_tostring(lua, -1));
+        return 1;
+    }
+    lua_close(lua);
+    return 0;
+}
+"#;
+
+/// Writes a file of its own, reads it, and says what became of it.
+const SCRIPT: &str = r#"
+local out = assert(io.open("numbers", "w"))
+for i = 1, 20000 do out:write(i, "\n") end
+out:close()
+local sum = 0
+for line in io.lines("numbers") do sum = sum + tonumber(line) end
+assert(os.rename("numbers", "kept"))
+print(_VERSION, sum)
+"#;
+
+/// A repository with a history: the sources, then one change after the other.
+fn repository(s: &Sandbox) -> PathBuf {
+    let repository = s.path("repository");
+    shell(
+        &s.path(""),
+        &format!("cp -r {} repository", lua().display()),
+    );
+    fs::write(repository.join("Makefile"), MAKEFILE).unwrap();
+    fs::write(repository.join("main.c"), MAIN).unwrap();
+    fs::write(repository.join("script.lua"), SCRIPT).unwrap();
+    fs::write(
+        repository.join(".gitignore"),
+        "*.o\n*.d\n*.a\nminimal\nkept\n",
+    )
+    .unwrap();
+    shell(
+        &repository,
+        "git init -q -b main; git add .; git commit -qm first
+         for i in $(seq 12); do
+             for f in lvm.c ltable.c lstring.h; do echo \"/* $i */\" >> $f; done
+             git commit -qam \"change $i\"
+         done
+         git branch old HEAD~8",
+    );
+    repository
+}
+
+fn git_and_a_build(on: On, options: &'static [&'static str]) {
+    let s = Sandbox::new();
+    let repository = repository(&s);
+    let disk = Disk::new(&s, on, "512M").with(options);
+    let mounted = disk.mount(&[]);
+    shell(
+        mounted.dir(),
+        &format!("git clone -q --no-hardlinks {} clone", repository.display()),
+    );
+    let clone = mounted.path("clone");
+    let builds = "make -s -j2 && ./minimal script.lua";
+    assert_eq!(shell(&clone, builds), "Lua 5.4\t200010000\n");
+    assert_eq!(shell(&clone, "git status --porcelain"), "");
+    shell(
+        &clone,
+        "git checkout -q -b mine origin/old
+         echo '/* mine */' >> lapi.c; git commit -qam mine
+         git rebase -q origin/main
+         git gc -q --aggressive --prune=now
+         git fsck --full --strict",
+    );
+    // Built again only where something has changed: by the times of the files.
+    assert_eq!(shell(&clone, builds), "Lua 5.4\t200010000\n");
+    assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
+    shell(
+        mounted.dir(),
+        "tar cf clone.tar clone; mkdir again; tar xf clone.tar -C again
+         diff -r --no-dereference clone again/clone",
+    );
+
+    let mounted = once_more(&s, &disk, mounted);
+    shell(
+        mounted.dir(),
+        "tar df clone.tar; diff -r --no-dereference clone again/clone",
+    );
+    let clone = mounted.path("clone");
+    shell(
+        &clone,
+        "git fsck --full --strict; test -z \"$(git status --porcelain)\"",
+    );
+    assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
+    assert_eq!(
+        shell(&clone, "./minimal script.lua"),
+        "Lua 5.4\t200010000\n"
+    );
+    shell(
+        mounted.dir(),
+        "rm -r clone again clone.tar; test -z \"$(ls -A)\"",
+    );
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn git_make_and_tar_on_a_clear_file() {
+    git_and_a_build(On::Clear, &[]);
+}
+
+#[test]
+fn git_make_and_tar_on_an_encrypted_volume_for_the_kernel_alone() {
+    git_and_a_build(On::Encrypted, &["--exclusive"]);
+}
+
+/// What a tree of packages does not have much of.
+const ODD: &str = r#"
+mkdir -p odd/list odd/sticky; cd odd
+echo one > a; ln a b; ln a list/c; ln -s a soft; ln -s "$(printf 'x%.0s' {1..3000})" dangling
+mkfifo pipe; mknod null c 1 3; mknod disk b 259 1048575
+python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'
+setfacl -m u:nobody:rw,g:daemon:r,m::rwx a; setfacl -d -m u:nobody:rwx,o::- list
+setfattr -n user.short -v 1 a; setfattr -n user.empty list
+setfattr -n user.long -v "$(head -c 3000 /dev/urandom | base64 -w0)" soft 2>/dev/null || true
+setfattr -n user.long -v "$(head -c 3000 /dev/urandom | base64 -w0)" list
+setfattr -n trusted.kept -v secret list
+chmod 4751 a; chmod 2755 list; chmod 1777 sticky
+truncate -s 99M sparse; printf middle | dd of=sparse bs=1 seek=50M conv=notrunc status=none
+cp "$(type -P true)" able; setcap cap_net_raw+ep able; chown 12345:54321 list/../pipe
+touch -d '1901-12-14 00:00:00.123456789 UTC' old; touch -d '2100-02-03 04:05:06.987654321 UTC' new
+touch "$(printf 'name\nof lines')" "$(printf '\377\376')" "$(printf 'n%.0s' {1..255})" -- -dash
+mkdir "deep"; d=deep; for i in $(seq 60); do d="$d/level$i"; done; mkdir -p "$d"; echo bottom > "$d/file"
+mkdir many; (cd many; seq -f 'entry %g' 3000 | tr '\n' '\0' | xargs -0 touch)
+"#;
+
+#[test]
+fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
+    if !is_root("device files, and attributes that are root's") {
+        return;
+    }
+    let tree = std::env::var("EVFS_TEST_TREE").unwrap_or("/usr/lib/python3".into());
+    let size = std::env::var("EVFS_TEST_TREE_SIZE").unwrap_or("1G".into());
+    let s = Sandbox::new();
+    shell(&s.path(""), ODD);
+    let disk = Disk::new(&s, On::Clear, &size);
+    let mounted = disk.mount(&[]);
+    let odd = s.path("odd").display().to_string();
+    shell(
+        mounted.dir(),
+        &format!("rsync -aHAXS {tree}/ tree/; rsync -aHAXS {odd} ."),
+    );
+    let same = |mounted: &Mounted| {
+        let differences = shell(
+            mounted.dir(),
+            &format!(
+                "rsync -aHAXS -ncii --delete {tree}/ tree/ | grep -Ev '^[.h][fdLDS] {{9}} ' || true
+                 rsync -aHAXS -ncii --delete {odd}/ odd/ | grep -Ev '^[.h][fdLDS] {{9}} ' || true"
+            ),
+        );
+        assert_eq!(differences, "");
+    };
+    same(&mounted);
+    // What `rsync` does not compare: the room that a file takes, and its access lists in words.
+    let facts = "cd odd; stat -c '%n %s %t:%T %a' a null disk sparse able; getcap able
+                 getfacl -p a list; stat -c %h a; cat a list/c; test $(stat -c %b sparse) -lt 100";
+    let of_original = shell(&s.path(""), facts);
+    assert_eq!(shell(mounted.dir(), facts), of_original);
+
+    let mounted = once_more(&s, &disk, mounted);
+    same(&mounted);
+    assert_eq!(shell(mounted.dir(), facts), of_original);
+    shell(mounted.dir(), "rm -r tree odd; test -z \"$(ls -A)\"");
+    mounted.unmount(&s);
+    disk.check();
+}
+
+/// Two programs at once, in WAL mode, which is memory that both map; then one with each journal.
+fn sqlite(on: On, options: &'static [&'static str]) {
+    let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, on, "512M").with(options);
+    let mounted = disk.mount(&[]);
+    let run = |mounted: &Mounted, script: &str| {
+        let ran = Ran::with_input(
+            Command::new("sqlite3")
+                .args(["-bail", "base.db"])
+                .current_dir(mounted.dir()),
+            format!(".timeout 60000\n{script}").as_bytes(),
+        );
+        ran.ok().stdout
+    };
+    run(
+        &mounted,
+        "pragma journal_mode = wal;
+         create table t(who, n, filling, unique(who, n)); create index i on t(filling);",
+    );
+    let load = |who: &str, mode: &str, count: u64| {
+        let mut script = format!("{mode}\npragma synchronous = full;\n");
+        for n in 1..=count {
+            script += &format!(
+                "begin immediate; insert into t values('{who}', {n}, hex(randomblob({})));
+                 update t set filling = hex(randomblob(90)) where n = {}; commit;\n",
+                10 + n * 37 % 2000,
+                n * 7 % count
+            );
+        }
+        script
+    };
+    std::thread::scope(|scope| {
+        for who in ["one", "other"] {
+            let (run, mounted) = (&run, &mounted);
+            let script = load(who, "", transactions / 2);
+            scope.spawn(move || run(mounted, &script));
+        }
+    });
+    let journals = ["delete", "truncate", "persist"];
+    for mode in journals {
+        let set = format!("pragma journal_mode = {mode};");
+        run(&mounted, &load(mode, &set, transactions / 16));
+    }
+    let whole = "pragma integrity_check; pragma foreign_key_check; select count(*) from t;";
+    let rows = 2 * (transactions / 2) + 3 * (transactions / 16);
+    assert_eq!(run(&mounted, whole), format!("ok\n{rows}\n"));
+    let mounted = once_more(&s, &disk, mounted);
+    assert_eq!(run(&mounted, whole), format!("ok\n{rows}\n"));
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn sqlite_on_a_clear_file_for_the_kernel_alone() {
+    sqlite(On::Clear, &["--exclusive"]);
+}
+
+#[test]
+fn sqlite_on_an_encrypted_volume() {
+    sqlite(On::Encrypted, &[]);
+}
+
+/// A line for the user `postgres`, who alone may run a database server.
+#[track_caller]
+fn as_postgres(folder: &Path, line: &str) -> String {
+    let path = fs::read_dir("/usr/lib/postgresql").unwrap().flatten();
+    let newest = path.map(|e| e.path().join("bin")).max().expect("a version");
+    shell(
+        folder,
+        &format!(
+            "exec runuser -u postgres -- env PATH={}:$PATH LC_ALL=C.UTF-8 PGHOST=$PWD/data \
+             bash -euo pipefail -c '{line}'",
+            newest.display()
+        ),
+    )
+}
+
+#[test]
+fn postgresql_serves_pgbench() {
+    if !is_root("becoming the user postgres") {
+        return;
+    }
+    let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "1G");
+    let mounted = disk.mount(&[]);
+    mounted.let_everybody_in(&s);
+    let start = "pg_ctl -D data -w -t 300 -l data/log start >/dev/null \
+                 -o \"-k $PGHOST -c listen_addresses=\"";
+    let stop = "pg_ctl -D data -w -t 300 -m fast stop >/dev/null";
+    let sums = "psql -Atd postgres -c \"select (select sum(abalance) from pgbench_accounts)
+        = (select sum(delta) from pgbench_history), (select sum(tbalance) from pgbench_tellers)
+        = (select sum(delta) from pgbench_history), (select count(*) from pgbench_history)\"";
+    let home = mounted.path("pg");
+    fs::create_dir(&home).unwrap();
+    shell(mounted.dir(), "chown postgres: pg");
+    as_postgres(&home, "initdb -D data --data-checksums -A trust >/dev/null");
+    as_postgres(&home, start);
+    as_postgres(&home, "pgbench -q -i -s 2 postgres 2>&1");
+    let each = transactions / 4;
+    let bench = as_postgres(&home, &format!("pgbench -c 4 -j 2 -t {each} postgres 2>&1"));
+    assert!(
+        bench.contains("number of failed transactions: 0"),
+        "{bench}"
+    );
+    let expected = format!("t|t|{}\n", each * 4);
+    assert_eq!(as_postgres(&home, sums), expected);
+    as_postgres(&home, "pg_amcheck --install-missing -d postgres");
+    as_postgres(&home, stop);
+    as_postgres(&home, "pg_checksums --check -D data");
+
+    let mounted = once_more(&s, &disk, mounted);
+    let home = mounted.path("pg");
+    as_postgres(&home, "pg_checksums --check -D data");
+    as_postgres(&home, start);
+    assert_eq!(as_postgres(&home, sums), expected);
+    as_postgres(&home, stop);
+    mounted.unmount(&s);
+    disk.check();
+}
+
+/// Reads, writes and mappings of the same files, cached and direct, each with checksums.
+#[test]
+fn fio_finds_what_it_has_written() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Encrypted, "512M");
+    let mounted = disk.mount(&[]);
+    let load = |mounted: &Mounted, more: &[&str]| {
+        let mut fio = Command::new("fio");
+        fio.args(["--size=12M", "--verify=crc32c", "--verify_fatal=1"])
+            .args(["--verify_state_save=0", "--group_reporting"])
+            .arg(format!("--directory={}", mounted.dir().display()))
+            .args(more)
+            .args(["--name=direct", "--rw=randwrite", "--bs=4k"])
+            .args(["--ioengine=libaio", "--iodepth=8", "--direct=1"])
+            .args(["--name=uneven", "--rw=write", "--bsrange=600-20000"])
+            .args(["--bs_unaligned", "--ioengine=psync", "--fsync=50"])
+            .args(["--name=mapped", "--rw=randwrite", "--bs=4k"])
+            .args(["--ioengine=mmap", "--fsync=100"])
+            .args(["--name=in-turn", "--rw=write", "--bs=64k"])
+            .args(["--ioengine=psync", "--numjobs=2", "--end_fsync=1"]);
+        Ran::of(&mut fio).ok();
+    };
+    load(&mounted, &[]);
+    let mounted = once_more(&s, &disk, mounted);
+    load(&mounted, &["--verify_only"]);
+    mounted.unmount(&s);
+    disk.check();
+}

@@ -1,0 +1,454 @@
+//! The process that serves a mounted file system is killed, its disk fills, its device fails: nothing
+//! that was synced is lost, and everybody is told the right thing.
+//!
+//! | variable | what becomes longer |
+//! |---|---|
+//! | `EVFS_TEST_KILLS=200` | how often it is killed (default: 20): a file in the clear, an encrypted volume, `--exclusive` |
+//! | `EVFS_SEED=N` | the same changes again, as far as time lets them be the same |
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::Duration;
+use tests::mounts::{Disk, Mounted, On};
+use tests::targets::{free_port, image, nbdkit, nbdkit_that_fails};
+use tests::writer::Writer;
+use tests::{Random, Sandbox, is_root, peer, wait_until};
+
+/// What everybody is told who uses a mount whose process has gone.
+const GONE: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
+
+fn kill_again_and_again(on: On, options: &'static [&'static str]) {
+    let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number"));
+    let kills = u64::div_ceil(kills, 3);
+    let s = Sandbox::new();
+    let mut random = Random::from_environment();
+    let mut disk = Disk::new(&s, on, "192M").with(options);
+    let mut writers: Vec<_> = (0..3)
+        .map(|n| Writer::new(&format!("writer{n}"), random.below(1 << 16)))
+        .collect();
+    let mounted = disk.mount(&[]);
+    for writer in &mut writers {
+        writer.begin(mounted.dir()).unwrap();
+    }
+    mounted.unmount(&s);
+    for kill in 0..kills {
+        // Commits fall into the time between two kills, or do not.
+        let interval = ["100", "300", "5000"][random.below(3) as usize];
+        disk.set("EVFS_FS_COMMIT_INTERVAL_MS", interval);
+        let mounted = disk.mount(&[]);
+        let dir = mounted.dir().to_owned();
+        let verified = Barrier::new(writers.len() + 1);
+        let pause = Duration::from_millis(random.below(700));
+        std::thread::scope(|scope| {
+            for writer in &mut writers {
+                let (dir, verified) = (&dir, &verified);
+                scope.spawn(move || {
+                    // Whoever finds a fault must not let the others wait.
+                    let look = std::panic::AssertUnwindSafe(|| writer.verify(dir));
+                    let looked = std::panic::catch_unwind(look);
+                    verified.wait();
+                    looked.unwrap_or_else(|fault| std::panic::resume_unwind(fault));
+                    let error = writer.work(dir);
+                    let known = error.raw_os_error().is_some_and(|e| GONE.contains(&e));
+                    assert!(known, "kill {kill}: {error}");
+                });
+            }
+            verified.wait();
+            std::thread::sleep(pause);
+            mounted.kill();
+        });
+        if random.below(4) == 0 {
+            // While it comes up.
+            let mounted = disk.mount_soon(&[]);
+            std::thread::sleep(Duration::from_millis(random.below(150)));
+            mounted.kill();
+        }
+        disk.check();
+    }
+    let mounted = disk.mount(&[]);
+    writers.iter_mut().for_each(|w| w.verify(mounted.dir()));
+    let promises: u64 = writers.iter().map(|w| w.promises).sum();
+    eprintln!("{promises} promises, {kills} kills");
+    assert!(
+        promises > kills,
+        "only {promises} syncs in {kills} lives: nothing was tested"
+    );
+    // What the dead have held open without a name is given back, too.
+    for entry in fs::read_dir(mounted.dir()).unwrap() {
+        fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    mounted.unmount(&s);
+    let empty = s.json(&["df", disk.device()]);
+    let main = &empty["filesets"][0];
+    assert_eq!(
+        [&main["used_bytes"], &main["used_inodes"]],
+        [0, 1],
+        "{empty}"
+    );
+    disk.check();
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_synced_on_a_clear_file() {
+    kill_again_and_again(On::Clear, &[]);
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_synced_on_an_encrypted_volume() {
+    kill_again_and_again(On::Encrypted, &[]);
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_synced_through_the_cache_of_the_kernel() {
+    kill_again_and_again(On::Clear, &["--exclusive"]);
+}
+
+/// Files with content that is known, each made durable.
+struct Kept(BTreeMap<String, Vec<u8>>);
+
+impl Kept {
+    fn make(dir: &Path, count: u64) -> Kept {
+        let mut kept = BTreeMap::new();
+        let mut random = Random::new(count);
+        for n in 0..count {
+            let name = format!("kept{n}");
+            let len = random.below(60_000) as usize;
+            let bytes = random.bytes(len);
+            let mut file = File::create(dir.join(&name)).unwrap();
+            file.write_all(&bytes).unwrap();
+            file.sync_all().unwrap();
+            kept.insert(name, bytes);
+        }
+        Kept(kept)
+    }
+
+    #[track_caller]
+    fn are_whole(&self, dir: &Path) {
+        for (name, bytes) in &self.0 {
+            let found = fs::read(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(found == *bytes, "{name} has changed");
+        }
+    }
+}
+
+/// Writes into one file until it fails; gives how far it came, and the error.
+fn fill(path: &Path) -> (u64, io::Error) {
+    let mut file = File::create(path).unwrap();
+    let piece = vec![7; 64 << 10];
+    let mut len = 0;
+    loop {
+        match file.write(&piece) {
+            Ok(n) => len += n as u64,
+            Err(error) => return (len, error),
+        }
+    }
+}
+
+/// Makes small files until one fails; gives how many there are, and the error.
+fn fill_with_files(dir: &Path) -> (u64, io::Error) {
+    fs::create_dir(dir).unwrap();
+    let mut count = 0;
+    loop {
+        let path = dir.join(count.to_string());
+        let made = File::create(&path).and_then(|mut file| file.write_all(&[7; 3000]));
+        match made {
+            Ok(()) => count += 1,
+            Err(error) => {
+                let _ = fs::remove_file(path);
+                return (count, error);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_says_so_and_goes_on() {
+    let s = Sandbox::new();
+    for on in [On::Clear, On::Encrypted] {
+        let disk = Disk::new(&s, on, "48M");
+        let mounted = disk.mount(&[]);
+        let kept = Kept::make(mounted.dir(), 20);
+        let full = |error: &io::Error| {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+        };
+        let (len, error) = fill(&mounted.path("big"));
+        full(&error);
+        assert!(
+            len > 20 << 20,
+            "only {len} bytes in a disk of 48 MiB, less a header"
+        );
+        // What was accepted has its place.
+        File::open(mounted.path("big")).unwrap().sync_all().unwrap();
+        assert_eq!(fs::metadata(mounted.path("big")).unwrap().len(), len);
+        kept.are_whole(mounted.dir());
+        // Room can be made, by a cut and by a removal, and is there at once.
+        let big = File::options()
+            .write(true)
+            .open(mounted.path("big"))
+            .unwrap();
+        big.set_len(1 << 20).unwrap();
+        big.sync_all().unwrap();
+        let (count, error) = fill_with_files(&mounted.path("small"));
+        full(&error);
+        assert!(count > 2000, "only {count} files of 3000 bytes");
+        File::open(mounted.path("small"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
+        fs::remove_file(mounted.path("big")).unwrap();
+        for n in 0..count / 4 {
+            fs::remove_file(mounted.path("small").join(n.to_string())).unwrap();
+        }
+        fs::write(mounted.path("after"), vec![8; 2 << 20]).unwrap();
+        fs::remove_dir_all(mounted.path("small")).unwrap();
+        let (again, error) = fill(&mounted.path("big"));
+        full(&error);
+        assert!(again > len / 10 * 8, "{again} bytes now, {len} before");
+        // The worst moment to go.
+        mounted.kill();
+        disk.check();
+        let mounted = disk.mount(&[]);
+        kept.are_whole(mounted.dir());
+        let _ = fs::remove_file(mounted.path("big"));
+        let more = Kept::make(mounted.dir(), 30);
+        mounted.unmount(&s);
+        disk.check();
+        let mounted = disk.mount(&["--read-only"]);
+        more.are_whole(mounted.dir());
+        let refused = File::create(mounted.path("no")).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        mounted.unmount(&s);
+    }
+}
+
+#[test]
+fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "128M");
+    let device = disk.device();
+    let create = ["fileset", "create", device, "home"];
+    s.run(&[&create[..], &["--bytes", "8M", "--files", "50"]].concat())
+        .ok();
+    let mounted = disk.mount(&["--fileset", "home"]);
+    let quota = |error: &io::Error| {
+        assert_eq!(error.raw_os_error(), Some(libc::EDQUOT), "{error}");
+    };
+    let kept = Kept::make(mounted.dir(), 10);
+    let (len, error) = fill(&mounted.path("big"));
+    quota(&error);
+    assert!(len <= 8 << 20, "{len} bytes in 8 MiB");
+    assert!(len > 6 << 20, "only {len} bytes in 8 MiB");
+    File::open(mounted.path("big")).unwrap().sync_all().unwrap();
+    fs::remove_file(mounted.path("big")).unwrap();
+    let (count, error) = fill_with_files(&mounted.path("small"));
+    quota(&error);
+    assert!(count < 50, "{count} files of at most 50");
+    // More is allowed while it is mounted.
+    let allow = [
+        "fileset", "quota", device, "home", "--files", "0", "--bytes", "20M",
+    ];
+    s.run(&allow).ok();
+    fs::write(mounted.path("small/more"), vec![1; 100]).unwrap();
+    let (len, error) = fill(&mounted.path("big"));
+    quota(&error);
+    assert!(len > 12 << 20, "only {len} bytes in 20 MiB");
+    mounted.unmount(&s);
+    let mounted = disk.mount(&[]);
+    fs::write(mounted.path("neighbour"), vec![1; 30 << 20]).unwrap();
+    File::open(mounted.path("neighbour"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    mounted.unmount(&s);
+    let mounted = disk.mount(&["--fileset", "home"]);
+    kept.are_whole(mounted.dir());
+    mounted.kill();
+    disk.check();
+}
+
+/// Writes and syncs one file after the other, until a sync fails. Gives those that were promised, and
+/// the error.
+fn sync_until_it_fails(dir: &Path) -> (BTreeMap<String, Vec<u8>>, io::Error) {
+    let mut kept = BTreeMap::new();
+    let mut random = Random::new(5);
+    for n in 0u64.. {
+        let name = format!("until{n}");
+        let bytes = random.bytes(200_000);
+        let made = File::create(dir.join(&name))
+            .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()));
+        if let Err(error) = made {
+            return (kept, error);
+        }
+        kept.insert(name, bytes);
+        assert!(n < 2000, "nothing has failed");
+    }
+    unreachable!("numbers do not end")
+}
+
+/// After a device has failed: what was promised is readable, and after another mount, too.
+fn after_the_failure(s: &Sandbox, disk: &Disk, mounted: Mounted, kept: &[Kept]) {
+    kept.iter().for_each(|kept| kept.are_whole(mounted.dir()));
+    // It may have become read-only; then it has said why. Or it goes on.
+    match fs::write(mounted.path("later"), "later") {
+        Ok(()) => {}
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(libc::EROFS), "{error}");
+            assert!(!mounted.said().is_empty(), "nobody has said why");
+        }
+    }
+    mounted.kill();
+    disk.check();
+    let mounted = disk.mount(&[]);
+    kept.iter().for_each(|kept| kept.are_whole(mounted.dir()));
+    fs::write(mounted.path("much later"), "much later").unwrap();
+    mounted.unmount(s);
+    disk.check();
+}
+
+#[test]
+fn a_device_that_fails_is_an_io_error_and_loses_nothing_that_was_synced() {
+    let s = Sandbox::new();
+    let port = free_port();
+    let (disk, broken) = (image(&s, "disk", 192 << 20), s.path("broken"));
+    let _server = nbdkit_that_fails(&disk, port, &broken);
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    s.run(&["lun", "scan", &uri]).ok();
+    s.run(&["format", "disk1"]).ok();
+    let disk = Disk::existing(&s, "disk1");
+    let mounted = disk.mount(&[]);
+    let kept = Kept::make(mounted.dir(), 20);
+    File::create(&broken).unwrap();
+    let (none, error) = sync_until_it_fails(mounted.dir());
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    assert!(
+        none.is_empty(),
+        "a device that takes nothing promised something"
+    );
+    kept.are_whole(mounted.dir());
+    fs::remove_file(&broken).unwrap();
+    after_the_failure(&s, &disk, mounted, &[kept]);
+}
+
+/// Changes of names are what the journal is for; when it fails, there are no more of them.
+#[test]
+fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
+    let s = Sandbox::new();
+    let port = free_port();
+    let (disk, broken) = (image(&s, "disk", 192 << 20), s.path("broken"));
+    let _server = nbdkit_that_fails(&disk, port, &broken);
+    s.run(&["lun", "scan", &format!("nbd://127.0.0.1:{port}/e")])
+        .ok();
+    s.run(&["format", "disk1"]).ok();
+    let mut disk = Disk::existing(&s, "disk1");
+    disk.set("EVFS_FS_COMMIT_INTERVAL_MS", "100");
+    let mounted = disk.mount(&[]);
+    let kept = Kept::make(mounted.dir(), 20);
+    let told = |result: io::Result<()>| result.map_err(|e| e.raw_os_error());
+    File::create(&broken).unwrap();
+    fs::create_dir(mounted.path("lost")).unwrap();
+    let synced = File::open(mounted.dir()).and_then(|dir| dir.sync_all());
+    assert!(
+        [Err(Some(libc::EIO)), Err(Some(libc::EROFS))].contains(&told(synced)),
+        "a journal that takes nothing promised something"
+    );
+    wait_until("no more changes are taken", || {
+        told(fs::create_dir(mounted.path("later"))) == Err(Some(libc::EROFS))
+            || fs::remove_dir(mounted.path("later")).is_err()
+    });
+    // What there is can be read and listed, also when the device would take writes again.
+    fs::remove_file(&broken).unwrap();
+    kept.are_whole(mounted.dir());
+    assert!(fs::read_dir(mounted.dir()).unwrap().count() > 20);
+    assert_eq!(
+        told(fs::write(mounted.path("no"), "no")),
+        Err(Some(libc::EROFS))
+    );
+    let shown = s.run(&["status"]).ok().stdout;
+    assert!(shown.contains("can only be read"), "{shown}");
+    // Leaving without a word would lose what is in memory only.
+    let dir = mounted.dir().to_owned();
+    let refused = s.run(&[Path::new("unmount"), &dir]).code(1);
+    assert!(refused.stderr.contains("--force"), "{}", refused.stderr);
+    let unmount = [Path::new("unmount"), Path::new("--force"), &dir];
+    let given_up = s.run(&unmount).code(1);
+    assert!(
+        given_up.stderr.contains("only be read"),
+        "{}",
+        given_up.stderr
+    );
+    assert!(mounted.ended().code().is_some(), "it was killed");
+    disk.check();
+    let mounted = disk.mount(&[]);
+    kept.are_whole(mounted.dir());
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
+    if !is_root("a small file system of the kernel below") {
+        return;
+    }
+    let s = Sandbox::new();
+    fs::create_dir(s.path("small")).unwrap();
+    let small = s.path("small").display().to_string();
+    peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
+    struct Unmounted(std::path::PathBuf);
+    impl Drop for Unmounted {
+        fn drop(&mut self) {
+            tests::mounts::take_away(&self.0);
+        }
+    }
+    let _unmounted = Unmounted(s.path("small"));
+    s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
+    let disk = Disk::existing(&s, "small/disk.img");
+    let mounted = disk.mount(&[]);
+    let kept = Kept::make(mounted.dir(), 20);
+    let (more, error) = sync_until_it_fails(mounted.dir());
+    let told = error.raw_os_error();
+    assert!(
+        told == Some(libc::EIO) || told == Some(libc::ENOSPC),
+        "{error}"
+    );
+    kept.are_whole(mounted.dir());
+    peer("mount", &["-o", "remount,size=300M", &small]);
+    after_the_failure(&s, &disk, mounted, &[kept, Kept(more)]);
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back_is_only_a_pause() {
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", 192 << 20);
+    let port = free_port();
+    let mut server = Some(nbdkit(&disk, port));
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    s.run(&["lun", "scan", &uri]).ok();
+    s.run(&["format", "disk1"]).ok();
+    let lun = Disk::existing(&s, "disk1");
+    let mounted = lun.mount(&[]);
+    let mut writer = Writer::new("writer", 11);
+    writer.begin(mounted.dir()).unwrap();
+    for _ in 0..3 {
+        server = None;
+        std::thread::scope(|scope| {
+            let (writer, dir) = (&mut writer, mounted.dir());
+            let steps = scope.spawn(move || (0..60).try_for_each(|_| writer.step(dir)));
+            wait_until("the path is gone", || {
+                let shown = s.json(&["lun", "show", "disk1"]);
+                shown["paths"][0]["state"] != "active"
+            });
+            server = Some(nbdkit(&disk, port));
+            steps.join().unwrap().unwrap();
+        });
+    }
+    mounted.kill();
+    lun.check();
+    let mounted = lun.mount(&[]);
+    writer.verify(mounted.dir());
+    mounted.unmount(&s);
+    lun.check();
+    drop(server);
+}

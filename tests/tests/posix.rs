@@ -1,0 +1,181 @@
+//! Suites that others have written for file systems, on a mounted one: pjdfstest, whole, asks what POSIX
+//! asks; fsx changes a file in every way there is and compares it with what it should be.
+//!
+//! `EVFS_FSX_RUNS` and `EVFS_FSX_OPS` make fsx run longer; it slows down with the length of a run, so
+//! take more runs and not longer ones. `EVFS_SEED` repeats a run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tests::{Ran, Random, Sandbox, is_root, program};
+
+/// The guide, which says what is not as POSIX has it.
+const GUIDE: &str = include_str!("../../docs/guide/filesystem.md");
+
+/// How its list begins.
+const LIST: &str = "| case of pjdfstest | ends | why |";
+
+/// A program that `cargo xtask setup` has built.
+fn tool(name: &str) -> PathBuf {
+    let built = program();
+    let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
+    target.join("tools/bin").join(name)
+}
+
+/// A mounted file system of its own.
+struct Mounted {
+    s: Sandbox,
+    at: PathBuf,
+}
+
+impl Mounted {
+    fn new() -> Mounted {
+        let s = Sandbox::new();
+        s.run(&["format", "disk.img", "--size", "1G"]).ok();
+        let at = s.path("mnt");
+        fs::create_dir(&at).unwrap();
+        s.run(&["mount", "disk.img", "mnt", "--background"]).ok();
+        Mounted { s, at }
+    }
+
+    /// Unmounts, and checks what is left.
+    fn end(self) {
+        self.s.run(&["unmount", "mnt"]).ok();
+        self.s.run(&["fsck", "disk.img"]).ok();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.s.run(&["unmount", "mnt", "--force"]);
+        }
+    }
+}
+
+/// Makes a folder that everybody may write to.
+fn open_folder(path: PathBuf) -> PathBuf {
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    path
+}
+
+/// How each case of a run of pjdfstest ended: `ok`, `skipped`, `FAILED`.
+fn pjdfstest(mounted: &Mounted, remount: bool, cases: &[&str]) -> BTreeMap<String, String> {
+    let s = &mounted.s;
+    // Two users that every Debian has; and the granularity of our times is a nanosecond.
+    let config = format!(
+        "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutime_now = {{}}\nutimensat = {{}}\n\
+         [settings]\nnaptime = 0.02\nallow_remount = {remount}\n\
+         [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"games\", \"games\"]]\n"
+    );
+    fs::write(s.path("pjdfstest.toml"), config).unwrap();
+    let mut suite = Command::new(tool("pjdfstest"));
+    suite.arg("-c").arg(s.path("pjdfstest.toml"));
+    suite.arg("-p").arg(mounted.at.join("suite"));
+    // Another file system: the one that the sandbox lies on.
+    suite.arg("-s").arg(s.path("second")).args(cases);
+    let path = std::env::var("PATH").unwrap_or_default();
+    suite.env("PATH", format!("{}:{path}", s.path("bin").display()));
+    let ran = Ran::of(&mut suite);
+    let outcome = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (name, outcome) = (words.next()?, words.next()?);
+        let is_case = words.next().is_none() && name.contains("::") && !line.starts_with('\t');
+        is_case.then(|| (name.to_owned(), outcome.to_owned()))
+    };
+    let ended: BTreeMap<_, _> = ran.stdout.lines().filter_map(outcome).collect();
+    let summed = format!("{} total", ended.len());
+    assert!(ran.stdout.contains(&summed), "not understood: {ran:?}");
+    for line in ran.stdout.lines() {
+        if line.contains("FAILED") || line.starts_with('\t') {
+            eprintln!("{line}");
+        }
+    }
+    ended
+}
+
+#[test]
+fn pjdfstest_finds_nothing_but_what_the_guide_says() {
+    if !is_root("pjdfstest, which acts as several users") {
+        return;
+    }
+    let mounted = Mounted::new();
+    let s = &mounted.s;
+    // The users of the suite have to get through.
+    fs::set_permissions(s.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    open_folder(mounted.at.join("suite"));
+    open_folder(s.path("second"));
+    // mount(8) would look for a program of FUSE's to make the mount read-only for a while.
+    fs::create_dir(s.path("bin")).unwrap();
+    let plain = "#!/bin/sh\nexec /bin/mount -i \"$@\"\n";
+    fs::write(s.path("bin/mount"), plain).unwrap();
+    fs::set_permissions(s.path("bin/mount"), fs::Permissions::from_mode(0o755)).unwrap();
+
+    // The suite leaves files open, which keeps it from making the mount read-only later; so the cases
+    // that do that have a run of their own.
+    let mut ended = pjdfstest(&mounted, false, &[]);
+    ended.extend(pjdfstest(&mounted, true, &["erofs"]));
+    let count = |what: &str| ended.values().filter(|ended| *ended == what).count();
+    eprintln!(
+        "pjdfstest: {} ok, {} failed, {} skipped",
+        count("ok"),
+        count("FAILED"),
+        count("skipped")
+    );
+    assert!(count("ok") > 350, "{ended:#?}");
+    let mut others = ended.clone();
+    others.retain(|_, ended| ended != "ok");
+    assert_eq!(others, published(), "the guide's list says something else");
+    mounted.end();
+}
+
+/// The list of the guide.
+fn published() -> BTreeMap<String, String> {
+    let (_, list) = GUIDE.split_once(LIST).expect("the guide has the list");
+    let rows = list.trim_start().lines().skip(1);
+    let row = |line: &str| {
+        let mut cells = line.strip_prefix('|')?.split('|');
+        let case = cells.next()?.trim().trim_matches('`').to_owned();
+        Some((case, cells.next()?.trim().to_owned()))
+    };
+    rows.map_while(row).collect()
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    let set = std::env::var(variable);
+    set.map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn fsx_finds_no_byte_that_differs() {
+    const CONFIG: &str = "flen = 1048576\n[opsize]\nmax = 65536\n[weights]\nclose_open = 1\nread = 10\n\
+         write = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\nfsync = 0.3\n\
+         fdatasync = 0.3\nposix_fallocate = 3\npunch_hole = 3\nsendfile = 3\nposix_fadvise = 1\n\
+         copy_file_range = 3\n";
+    let mounted = Mounted::new();
+    let config = mounted.s.path("fsx.toml");
+    fs::write(&config, CONFIG).unwrap();
+    let (runs, ops) = (number("EVFS_FSX_RUNS", 2), number("EVFS_FSX_OPS", 20_000));
+    let mut random = Random::from_environment();
+    for run in 0..runs {
+        let seed = random.below(1 << 31).to_string();
+        fsx(&config, &mounted.at.join(format!("file {run}")), ops, &seed);
+    }
+    mounted.end();
+}
+
+fn fsx(config: &Path, file: &Path, ops: u64, seed: &str) {
+    let mut fsx = Command::new(tool("fsx"));
+    fsx.arg("-f").arg(config).args(["-N", &ops.to_string()]);
+    // What fsx keeps for whoever looks into a difference.
+    let kept = config.with_file_name("differs");
+    fs::create_dir_all(&kept).unwrap();
+    fsx.args(["-S", seed, "-P"]).arg(kept).arg(file);
+    let ran = Ran::of(fsx.env("RUST_LOG", "error")).ok();
+    let said = ran.stdout + &ran.stderr;
+    assert!(said.contains("All operations completed"), "{said}");
+    fs::remove_file(file).unwrap();
+}
