@@ -175,23 +175,6 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
 }
 
 #[test]
-fn who_does_not_say_who_it_is_is_served_without_promises() {
-    let cell = Cell::with(afs_server::Config {
-        answer_time: Duration::from_millis(200),
-        ..config()
-    });
-    let (writer, mute) = (cell.client(), cell.client());
-    let fid = file(&writer, "file");
-    mute.ears.deaf.store(true, Ordering::Relaxed);
-    let (_, promise) = mute.status_and_promise(fid).expect("there");
-    assert_eq!(promise.kind, CallBackType::Dropped);
-    assert_eq!(promise.expires, 0);
-    mute.ears.deaf.store(false, Ordering::Relaxed);
-    writer.store(fid, 0, b"x", 1).expect("stored");
-    assert_eq!(mute.ears.take(), []);
-}
-
-#[test]
 fn many_clients_are_told_at_once() {
     let cell = Cell::new();
     let writer = cell.client();

@@ -70,7 +70,7 @@ impl Visit<'_> {
             call,
             &Reply::FetchData {
                 status,
-                callback,
+                callback: callback.now(),
                 sync: volume.sync(),
             },
         )
