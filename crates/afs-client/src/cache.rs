@@ -74,6 +74,13 @@ impl Cache {
         holds.then_some(file.status)
     }
 
+    /// Whether there is a chunk, of whatever version.
+    pub(crate) fn has(&self, fid: AfsFid, number: u64) -> bool {
+        let known = self.lock();
+        let file = known.files.get(&fid);
+        file.is_some_and(|file| file.chunks.contains_key(&number))
+    }
+
     /// A chunk of a file with the status that goes with it, if a promise holds.
     pub(crate) fn chunk(&self, fid: AfsFid, number: u64) -> Option<(Chunk, AfsFetchStatus)> {
         let status = self.status(fid)?;

@@ -131,6 +131,10 @@ impl Client {
 
     fn chunk(&self, fid: AfsFid, number: u64, bytes: u64) -> Result<(Chunk, AfsFetchStatus)> {
         let cache = &self.heard.cache;
+        if cache.has(fid, number) {
+            // Without a promise it is good as long as the version is the same.
+            self.status(fid)?;
+        }
         if let Some(found) = cache.chunk(fid, number) {
             return Ok(found);
         }
