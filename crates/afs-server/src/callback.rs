@@ -13,7 +13,7 @@ use crate::hosts::{Host, Hosts};
 use crate::volume::VolumeId;
 use afs_proto::{AfsCallBack, AfsFid, FIDS_MAX, List, cb, to_bytes};
 use fs::Ino;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -170,34 +170,97 @@ impl Breaks {
 
     /// Tells everybody, all at once, and waits until they have answered, or for the time there is. Gives
     /// how many calls that took.
+    ///
+    /// A client that others tell of four changes already is told later. It is waited for when all the
+    /// others have answered: two who tell the same clients never wait for each other.
     pub(crate) fn tell(self, hosts: &Hosts) -> u64 {
-        let mut calls = Vec::with_capacity(self.by_host.len());
+        let mut left = VecDeque::new();
         for (host, fids) in self.by_host {
-            for fids in fids.chunks(FIDS_MAX) {
-                let call = start(&host, fids);
-                calls.push((Arc::clone(&host), call));
-            }
+            let parts = fids.chunks(FIDS_MAX).map(<[AfsFid]>::to_vec);
+            left.extend(parts.map(|part| (Arc::clone(&host), part)));
         }
-        let count = calls.len() as u64;
-        for (host, call) in calls {
-            let answered = call.is_some_and(|mut call| call.read_to_end(0).is_ok());
-            if !answered {
-                hosts.lost(&host);
+        let mut count = 0;
+        let mut waited = None;
+        while !left.is_empty() {
+            let (mut calls, mut later) = (Vec::with_capacity(left.len()), VecDeque::new());
+            calls.extend(waited.take());
+            for (host, fids) in left {
+                match start(&host, &fids, false) {
+                    Start::Call(call) => calls.push((host, Some(call))),
+                    Start::Broken => calls.push((host, None)),
+                    Start::Gone => {}
+                    Start::Busy => later.push_back((host, fids)),
+                }
             }
+            count += calls.len() as u64;
+            finish(calls, hosts);
+            if let Some((host, fids)) = later.pop_front() {
+                match start(&host, &fids, true) {
+                    Start::Call(call) => waited = Some((host, Some(call))),
+                    Start::Broken => waited = Some((host, None)),
+                    Start::Gone | Start::Busy => {}
+                }
+            }
+            left = later;
+        }
+        if let Some(last) = waited {
+            count += 1;
+            finish(vec![last], hosts);
         }
         count
     }
 }
 
-/// Begins to tell a client of files.
-fn start(host: &Host, fids: &[AfsFid]) -> Option<rx::Call> {
+/// Waits for the answers.
+fn finish(calls: Vec<(Arc<Host>, Option<rx::Call>)>, hosts: &Hosts) {
+    for (host, call) in calls {
+        let answered = call.is_some_and(|mut call| call.read_to_end(0).is_ok());
+        if !answered {
+            hosts.lost(&host);
+        }
+    }
+}
+
+/// What became of telling a client.
+enum Start {
+    Call(rx::Call),
+    /// It is told of other changes now.
+    Busy,
+    /// It cannot be told.
+    Broken,
+    /// It did not answer somebody else, so that all its promises are over.
+    Gone,
+}
+
+/// Begins to tell a client of files; waits while it is told of others, if that is wanted.
+fn start(host: &Host, fids: &[AfsFid], waits: bool) -> Start {
+    let (Some(era), Some(connection)) = (host.era(), host.connection()) else {
+        return Start::Gone;
+    };
+    let call = match waits {
+        true => connection.call().map(Some),
+        false => connection.try_call(),
+    };
+    // While it was waited for, it may have been found not to answer.
+    if !host.is_of(era) {
+        return Start::Gone;
+    }
+    match call {
+        Ok(Some(mut call)) => match say(&mut call, fids) {
+            Some(()) => Start::Call(call),
+            None => Start::Broken,
+        },
+        Ok(None) => Start::Busy,
+        Err(_) => Start::Broken,
+    }
+}
+
+fn say(call: &mut rx::Call, fids: &[AfsFid]) -> Option<()> {
     // No callbacks beside the files, as OpenAFS: Linux 6.12 does not take as many as there are files.
     let request = cb::Request::CallBack {
         fids: List::new(fids.to_vec()).ok()?,
         callbacks: List::new(Vec::new()).ok()?,
     };
-    let mut call = host.connection()?.call().ok()?;
     call.write(to_bytes(&request)).ok()?;
-    call.finish().ok()?;
-    Some(call)
+    call.finish().ok()
 }
