@@ -4,8 +4,8 @@ use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Error;
 use crate::inbox::Open;
-use crate::shard::Shard;
-use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
+use crate::shard::{Shard, State};
+use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts, Timestamp};
 use std::sync::Arc;
 
 /// A connection to a service of a peer: four calls at a time, of any threads. Copies are the same
@@ -48,25 +48,40 @@ impl Connection {
         }
     }
 
-    /// Starts a call; waits while four are running.
+    /// Starts a call; waits while four are running. Whoever waits here has no call on another connection
+    /// that somebody may wait for, or two of them may wait for each other.
     ///
     /// # Errors
     /// [`Error::Stopped`], [`Error::Exhausted`].
     pub fn call(&self) -> Result<Call, Error> {
         let link = &self.link;
-        link.shard.until(&link.shard.channels, |state, now| {
-            if state.stopped {
-                return Some(Err(Error::Stopped));
-            }
-            let id = match state.endpoint.start(now, link.id) {
-                Ok(id) => id,
-                Err(StartError::NoChannel) => return None,
-                Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
-                Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
-            };
-            let open = state.open.entry(id).or_insert_with(Open::new);
-            Some(Ok(Call::outgoing(link, id, open)))
-        })
+        let shard = &link.shard;
+        shard.until(&shard.channels, |state, now| self.start(state, now))
+    }
+
+    /// Starts a call, unless four are running.
+    ///
+    /// # Errors
+    /// As [`call`](Connection::call).
+    pub fn try_call(&self) -> Result<Option<Call>, Error> {
+        let shard = &self.link.shard;
+        let started = shard.turn(|state, now| self.start(state, now));
+        started.transpose()
+    }
+
+    fn start(&self, state: &mut State, now: Timestamp) -> Option<Result<Call, Error>> {
+        let link = &self.link;
+        if state.stopped {
+            return Some(Err(Error::Stopped));
+        }
+        let id = match state.endpoint.start(now, link.id) {
+            Ok(id) => id,
+            Err(StartError::NoChannel) => return None,
+            Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
+            Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
+        };
+        let open = state.open.entry(id).or_insert_with(Open::new);
+        Some(Ok(Call::outgoing(link, id, open)))
     }
 
     /// Makes a whole call: sends `request`, gives the reply, which has at most `reply_max` bytes.
