@@ -279,7 +279,9 @@ impl State {
         let reads = self.open.get(&call).is_some_and(|open| open.reads);
         if reads {
             self.fill(now, call);
-            self.news(call, |_| {});
+            if self.open.get(&call).is_some_and(Open::is_enough) {
+                self.news(call, |_| {});
+            }
         }
     }
 

@@ -225,6 +225,7 @@ impl Data<'_> {
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {
             if self.piece.is_empty() {
+                self.call.await_bytes(wanted - part.len())?;
                 let piece = self.call.read()?;
                 self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
             }
