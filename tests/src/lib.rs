@@ -3,6 +3,7 @@
 //! The tests start the program as a user would and look at it from outside, beside real peers. A
 //! peer that is missing fails the test; what needs root says so and is skipped without it.
 
+pub mod afs;
 pub mod mounts;
 pub mod targets;
 pub mod writer;
