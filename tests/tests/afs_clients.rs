@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use tests::afs::wire::{MARKS, Recording, Step};
+use tests::afs::wire::{MARKS, Recording};
 use tests::afs::{ADDRESS, Machine};
 use tests::{Ran, Sandbox, is_root};
 
@@ -18,7 +18,7 @@ fn ops_fuse() {
         if !ours {
             m.openafs();
         }
-        let recording = Recording::start(&m, "wire");
+        let recording = Recording::start(&m, "wire", Path::new(env!("CARGO_BIN_EXE_afs_ops")));
         let client = m.mount("a", &["-oattr_timeout=0,entry_timeout=0"]);
         let mut c = m.command(env!("CARGO_BIN_EXE_afs_ops"));
         let ran = Ran::of(c.arg(client.folder()).arg(format!("{ADDRESS}:{MARKS}")));
@@ -41,7 +41,7 @@ fn ops_kafs() {
         if !ours {
             m.openafs();
         }
-        let recording = Recording::start(&m, "wire");
+        let recording = Recording::start(&m, "wire", Path::new(env!("CARGO_BIN_EXE_afs_ops")));
         let share = s.path("share");
         fs::create_dir(&share).unwrap();
         let mut out = m.guest(if ours {"linux-image-6.12-amd64"} else {"linux-image-6.12-amd64"}, "kafs_ops.sh", &share, &[Path::new(env!("CARGO_BIN_EXE_afs_ops"))]);

@@ -3,11 +3,11 @@
 //! `tcpdump` writes what passes to a file; datagrams to [`MARKS`] between the calls say what those that
 //! follow belong to.
 
-use super::Machine;
+use super::{Machine, first_line};
 use crate::{Killed, wait_until};
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// The port that marks go to. Nobody listens there.
@@ -34,12 +34,20 @@ pub struct Step {
 /// A recording.
 pub struct Recording {
     child: Killed,
+    _answers: Killed,
     file: PathBuf,
 }
 
 impl Recording {
-    /// Records what passes on the loopback of a machine from now on.
-    pub fn start(machine: &Machine<'_>, name: &str) -> Recording {
+    /// Records what passes on the loopback of a machine from now on. `ops` is the program that marks and
+    /// answers marks.
+    pub fn start(machine: &Machine<'_>, name: &str, ops: &Path) -> Recording {
+        let mut command = machine.command(ops);
+        command.args(["--answer", &MARKS.to_string()]);
+        let answers = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut answers = Killed(answers.expect("nsenter is of util-linux"));
+        let said = first_line(answers.0.stdout.as_mut().expect("piped"));
+        assert_eq!(said, "answering");
         let file = machine.s.path(name);
         let said = file.with_extension("said");
         let mut command = machine.command("tcpdump");
@@ -54,7 +62,11 @@ impl Recording {
         wait_until("it records", || {
             fs::read_to_string(&said).is_ok_and(|said| said.contains("listening"))
         });
-        Recording { child, file }
+        Recording {
+            child,
+            _answers: answers,
+            file,
+        }
     }
 
     /// The steps up to the mark `last`, which has to come.
@@ -109,7 +121,10 @@ impl Reading {
         if to == MARKS {
             let name = String::from_utf8_lossy(rx).into_owned();
             let calls = Vec::new();
-            self.steps.push(Step { name, calls });
+            // It is said again where it may not have been heard.
+            if self.steps.last().is_none_or(|step| step.name != name) {
+                self.steps.push(Step { name, calls });
+            }
             return Some(());
         }
         let word = |at: usize| Some(u32::from_be_bytes(rx.get(at..at + 4)?.try_into().ok()?));
@@ -119,7 +134,7 @@ impl Reading {
         if kind == 1 && sequence == 1 && from_client && !self.calls.contains_key(&key) {
             let service = if to == FILES || to == LOCATION { to } else { 0 };
             // Servers talk among themselves, too.
-            if from == FILES && to == LOCATION || from == LOCATION {
+            if from == FILES && (LOCATION - 1..=LOCATION).contains(&to) || from == LOCATION {
                 return None;
             }
             self.call(key, name_of(service, word(RX)?));

@@ -4,17 +4,23 @@
 //!
 //! ```text
 //!   afs_ops FOLDER ADDRESS:PORT [SMALL]
+//!   afs_ops --answer PORT
 //! ```
+//!
+//! Who listens answers with what came; the second form does.
 //!
 //! SMALL is a folder with a quota of 64 KiB.
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Timespec, Timestamps, Uid};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Gid, Timespec, Timestamps, Uid, XattrFlags, setxattr,
+};
 use std::error::Error;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::UdpSocket;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What an operation shows.
 type Shown = io::Result<String>;
@@ -22,9 +28,15 @@ type Shown = io::Result<String>;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let folder = PathBuf::from(args.next().ok_or("which folder?")?);
+    let to = args.next().ok_or("which address?")?;
+    if folder.as_os_str() == "--answer" {
+        return answer(to.parse()?);
+    }
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     let ops = Ops {
-        to: args.next().ok_or("which address?")?,
-        socket: UdpSocket::bind("0.0.0.0:0")?,
+        to,
+        socket,
         at: folder.join("ops"),
         small: args.next().map(PathBuf::from),
     };
@@ -45,12 +57,18 @@ struct Ops {
 }
 
 impl Ops {
+    /// Says what comes, until it is heard.
     fn say(&self, name: &str) -> io::Result<()> {
-        // That nobody receives it may come back as an error of the next one.
-        match self.socket.send_to(name.as_bytes(), &self.to) {
-            Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => Err(e),
-            _ => Ok(()),
+        let mut heard = [0; 256];
+        for _ in 0..30 {
+            self.socket.send_to(name.as_bytes(), &self.to)?;
+            while let Ok(length) = self.socket.recv(&mut heard) {
+                if heard[..length] == *name.as_bytes() {
+                    return Ok(());
+                }
+            }
         }
+        Err(io::Error::other("nobody hears the marks"))
     }
 
     fn op(&self, name: &str, done: impl FnOnce() -> Shown) -> io::Result<()> {
@@ -176,6 +194,16 @@ impl Ops {
         self.op("rename a into d", || rename("a", "d/a"))?;
         self.op("look at it in d", || look(&at("d/a")))?;
         self.op("rename it over another", || rename("d/a", "chunks"))?;
+        self.op("create x", || done(create(&at("x"))))?;
+        self.op("link x to y", || done(fs::hard_link(at("x"), at("y"))))?;
+        self.op("create z", || done(create(&at("z"))))?;
+        self.op("rename z over y", || rename("z", "y"))?;
+        self.op("links of x", || look(&at("x")))?;
+        self.op("link x to z", || done(fs::hard_link(at("x"), at("z"))))?;
+        self.op("remove z", || done(fs::remove_file(at("z"))))?;
+        self.op("links of x again", || look(&at("x")))?;
+        self.op("remove x", || done(fs::remove_file(at("x"))))?;
+        self.op("remove y", || done(fs::remove_file(at("y"))))?;
         self.op("create a file in d", || done(create(&at("d/f"))))?;
         self.op("rename a file over a folder", || rename("chunks", "d"))?;
         self.op("rename a folder over a file", || rename("d", "chunks"))?;
@@ -189,12 +217,40 @@ impl Ops {
             let same = fs::metadata(at("e/d/.."))?.ino() == fs::metadata(at("e"))?.ino();
             Ok(format!("is e: {same}"))
         })?;
-        self.op("rename a name to one of 256", || rename("chunks", &long(256)))?;
+        self.op("rename a name to one of 256", || rename("t", &long(256)))?;
         self.op("list", || list(&self.at))
     }
 
-    /// What a quota refuses.
+    /// What an access list, a mode and a quota refuse.
     fn refusals(&self) -> io::Result<()> {
+        let at = |name: &str| self.path(name);
+        self.op("make a closed folder", || done(fs::create_dir(at("closed"))))?;
+        self.op("give it an access list", || {
+            let list = b"1\n0\nsystem:anyuser 9\n";
+            let flags = XattrFlags::empty();
+            done(setxattr(at("closed"), "afs.acl", list, flags).map_err(Into::into))
+        })?;
+        self.op("create in the closed folder", || {
+            done(create(&at("closed/x")))
+        })?;
+        self.op("list the closed folder", || list(&at("closed")))?;
+        self.op("remove what is in it", || {
+            done(fs::remove_file(at("closed/x")))
+        })?;
+        self.op("remove the closed folder", || {
+            done(fs::remove_dir(at("closed")))
+        })?;
+        self.op("create a file to read only", || {
+            let mut options = OpenOptions::new();
+            let made = options.write(true).create_new(true).mode(0o444);
+            done(made.open(at("r")).map(drop))
+        })?;
+        self.op("write to a file to read only", || {
+            done(fs::write(at("r"), "more"))
+        })?;
+        self.op("remove the file to read only", || {
+            done(fs::remove_file(at("r")))
+        })?;
         let Some(small) = &self.small else {
             return Ok(());
         };
@@ -232,6 +288,17 @@ impl Ops {
         self.op("remove e", || done(fs::remove_dir(at("e"))))?;
         self.op("list what is left", || list(&self.at))?;
         self.op("remove all", || done(fs::remove_dir_all(&self.at)))
+    }
+}
+
+/// Sends back what comes.
+fn answer(port: u16) -> Result<(), Box<dyn Error>> {
+    let socket = UdpSocket::bind(("0.0.0.0", port))?;
+    println!("answering");
+    let mut heard = [0; 256];
+    loop {
+        let (length, from) = socket.recv_from(&mut heard)?;
+        socket.send_to(&heard[..length], from)?;
     }
 }
 
