@@ -36,14 +36,14 @@ make_key() {
   asetkey add rxkad_krb5 1 18 "$dir/keytab" "afs/$cell@${cell^^}"
 }
 
-# Gives system:anyuser (-101) all rights but administration (0x3f) in the root of a volume, or all (0x7f)
-# as here: without a token nobody could set a list, so it is done in a dump of the volume.
+# Gives system:anyuser (-101) all rights but administration (0x3f) in the root of a volume, as our server
+# does. Without a token nobody could set a list, so it is done in a dump of the volume.
 open_to_everybody() {
   local volume=$1
   vos dump "$volume" -file "$dir/dump" -localauth 2> /dev/null
   perl -0777 -pe '
     s/\x41\x00\x00\x00\x1c(\x00\x00\x00\x01)\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00(\xff\xff\xff\x34\x00\x00\x00\x7f).{8}
-     /"\x41\x00\x00\x00\x24$1\x00\x00\x00\x02\x00\x00\x00\x02\x00\x00\x00\x00$2\xff\xff\xff\x9b\x00\x00\x00\x7f"/sex
+     /"\x41\x00\x00\x00\x24$1\x00\x00\x00\x02\x00\x00\x00\x02\x00\x00\x00\x00$2\xff\xff\xff\x9b\x00\x00\x00\x3f"/sex
       or die "the access list is not where it was";
   ' "$dir/dump" > "$dir/patched"
   vos restore afssrv a "$volume" -file "$dir/patched" -overwrite full -localauth > /dev/null 2>&1

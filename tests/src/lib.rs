@@ -4,6 +4,7 @@
 //! peer that is missing fails the test; what needs root says so and is skipped without it.
 
 pub mod afs;
+pub mod lua;
 pub mod mounts;
 pub mod targets;
 pub mod writer;
