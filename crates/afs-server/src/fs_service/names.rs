@@ -69,7 +69,7 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn symlink(
+    pub(crate) fn symlink(
         &self,
         directory: &AfsFid,
         name: &[u8],

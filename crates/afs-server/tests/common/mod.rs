@@ -40,8 +40,8 @@ pub struct Cell {
 pub fn config() -> Config {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     Config {
-        file_service: any,
-        location_service: any,
+        file_service: vec![any],
+        location_service: vec![any],
         anonymous_write: true,
         workers: 16,
         ..Config::default()
