@@ -6,12 +6,14 @@
 
 pub mod wire;
 
-use crate::{Killed, Ran, Sandbox, program, wait_until};
+use crate::mounts::On;
+use crate::{Killed, Ran, Sandbox, installed, program, wait_until};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// The address of the servers, for clients on the machine and in guests.
 pub const ADDRESS: &str = "10.0.2.2";
@@ -27,8 +29,7 @@ fn scripts() -> PathBuf {
 /// A machine for a cell. All that runs on it ends with it.
 pub struct Machine<'s> {
     s: &'s Sandbox,
-    // Ends before the sandbox is emptied.
-    _init: Killed,
+    init: Killed,
     pid: u32,
 }
 
@@ -53,7 +54,7 @@ impl<'s> Machine<'s> {
         let pid = children.trim().parse().expect("one child");
         Machine {
             s,
-            _init: Killed(init),
+            init: Killed(init),
             pid,
         }
     }
@@ -67,7 +68,6 @@ impl<'s> Machine<'s> {
             .args(["setpriv", "--pdeathsig", "KILL", "--"])
             .arg(program);
         self.s.environment(&mut command);
-        command.current_dir("/");
         command
     }
 
@@ -92,25 +92,50 @@ impl<'s> Machine<'s> {
         Ran::of(command.arg(self.s.path("cell")).arg(CELL)).ok();
     }
 
-    /// Starts our server on a file of the sandbox, which is made where it is not there.
-    pub fn serve(&self) -> Served {
-        let example = program().with_file_name("examples").join("serve");
-        let mut command = self.command(example);
-        let device = self.s.path("cell.img");
+    /// Makes a DEVICE of the sandbox a cell, with an empty volume `small` of 64 KiB.
+    pub fn cell(&self, on: On, size: &str) -> &'static str {
+        let device = match on {
+            On::Clear => "cell.img",
+            On::Encrypted => "secret.img",
+        };
+        let s = self.s;
+        match on {
+            On::Clear => s.run(&["cell", "init", CELL, device, "--size", size]).ok(),
+            On::Encrypted => {
+                s.volume(device, size, &[]);
+                s.run(&["cell", "init", CELL, device]).ok()
+            }
+        };
+        let small = ["cell", "volume", "create", device, "small"];
+        s.run(&[&small[..], &["--quota", "64K"]].concat()).ok();
+        device
+    }
+
+    /// Starts our server on a cell; clients may write. Its name is that of the device, without the end.
+    #[track_caller]
+    pub fn serve(&self, device: &str) -> Served<'s> {
+        let log = self.s.path("serve.log");
+        let mut said = File::options();
+        let said = said.create(true).append(true).open(&log).expect("a log");
+        let mut command = self.command(program());
         command
-            .arg(&device)
-            .args(["0.0.0.0", "--announce", ADDRESS])
-            .args(["--size", "8192", "--anonymous-write"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+            .arg("serve")
+            .arg(self.s.path(device))
+            .args(["--listen", "0.0.0.0", "--announce", ADDRESS])
+            .arg("--anonymous-write")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(said);
         let mut child = command.spawn().expect("nsenter is of util-linux");
-        let mut printed = BufReader::new(child.stdout.take().expect("piped"));
-        let said = first_line(&mut printed);
-        assert!(said.starts_with("serving"), "{said:?}");
-        Served {
+        let first = first_line(child.stdout.as_mut().expect("piped"));
+        let served = Served {
+            s: self.s,
             child: Killed(child),
-            printed,
-        }
+            name: device.trim_end_matches(".img").to_owned(),
+        };
+        let said = fs::read_to_string(log).unwrap_or_default();
+        assert!(!first.is_empty(), "it does not serve: {said}");
+        served
     }
 
     /// Mounts the cell with OpenAFS's client for FUSE.
@@ -148,10 +173,10 @@ impl<'s> Machine<'s> {
         }
     }
 
-    /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and gives what it
-    /// printed. `share` is its /share.
+    /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and gives what
+    /// became of it. `share` is its /share.
     #[track_caller]
-    pub fn guest(&self, kernel: &str, script: &str, share: &Path, programs: &[&Path]) -> String {
+    pub fn guest(&self, kernel: &str, script: &str, share: &Path, programs: &[PathBuf]) -> Ran {
         let built = program();
         let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
         let cache = target.join("guest");
@@ -166,29 +191,54 @@ impl<'s> Machine<'s> {
         command.args(["--kernel", kernel, "--modules", "pcbc fcrypt kafs"]);
         command.arg("--share").arg(share);
         command.arg(scripts().join(script)).args(programs);
-        Ran::of(command.arg("/sbin/request-key")).ok().stdout
+        Ran::of(command.arg(installed("request-key")))
+    }
+}
+
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        // What is found in the sandbox then is of nobody who lives.
+        let _ = self.init.0.kill();
+        let _ = self.init.0.wait();
+        let pid = format!("/proc/{}", self.pid);
+        wait_until("the machine is off", || !Path::new(&pid).exists());
     }
 }
 
 /// Our server, as it runs.
-pub struct Served {
+pub struct Served<'s> {
+    s: &'s Sandbox,
     child: Killed,
-    printed: BufReader<ChildStdout>,
+    name: String,
 }
 
-impl Served {
-    /// Ends it as its administrator would, and gives what it says of itself.
-    pub fn end(mut self) -> String {
-        drop(self.child.0.stdin.take());
-        let mut said = String::new();
-        self.printed.read_to_string(&mut said).expect("text");
-        let status = self.child.0.wait().expect("it ends");
-        assert!(status.success(), "{status}: {said}");
-        said
+impl Served<'_> {
+    /// What it says of itself: `cell status`.
+    pub fn status(&self) -> Value {
+        self.s.json(&["cell", "status", &self.name, "--clients"])
     }
 
-    /// Kills it.
-    pub fn kill(self) {}
+    /// What its disk and its cache have done: `stats`.
+    pub fn stats(&self) -> Value {
+        self.s.json(&["stats", &self.name])
+    }
+
+    /// Ends it as its administrator would.
+    #[track_caller]
+    pub fn end(mut self) {
+        self.s.detach(&self.name);
+        let status = self.child.0.wait().expect("it ends");
+        assert!(status.success(), "{status}");
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub fn kill(self) {
+        let Served { s, child, name } = self;
+        drop(child);
+        wait_until("it is gone", || {
+            s.run(&["cell", "status", &name]).status.code() != Some(0)
+        });
+    }
 }
 
 /// OpenAFS's client for FUSE. It is killed when this goes.

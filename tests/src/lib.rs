@@ -268,6 +268,16 @@ pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
         .stdout
 }
 
+/// A program of this machine.
+pub fn installed(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.exists())
+        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
+}
+
 /// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never
 /// part of what a test claims.
 #[track_caller]

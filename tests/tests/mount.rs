@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::{Disk, Mounted, On};
-use tests::{Ran, Sandbox, is_root, lua, peer};
+use tests::{Ran, Sandbox, is_root, lua};
 
 /// Runs a shell line in a folder; it must succeed. Gives what it printed.
 #[track_caller]
