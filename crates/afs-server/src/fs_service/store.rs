@@ -102,7 +102,13 @@ impl Visit<'_> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
-        self.check(&volume, &attr, rights_to_set(&attr, wanted))?;
+        match gives_away(&attr, wanted) {
+            // As for a system call, it is not a matter of the file's access list.
+            true => self
+                .check(&volume, &attr, Rights::ADMINISTER)
+                .map_err(|_| Fault::Errno(libc::EPERM))?,
+            false => self.check(&volume, &attr, rights_to_set(&attr))?,
+        };
         self.set_attributes(&volume, ino, wanted)?;
         volume.files.sync_names()?;
         self.tell(&volume, &[(ino, Fid::from(fid))]);
@@ -124,13 +130,16 @@ impl Visit<'_> {
     }
 }
 
-/// What it takes to change attributes. Nobody gives away files but who may change access lists.
-fn rights_to_set(attr: &Attr, wanted: &AfsStoreStatus) -> Rights {
-    let others = wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
-        || wanted.group.is_some_and(|group| group != attr.inode.gid);
-    match (others, attr.inode.kind) {
-        (true, _) => Rights::ADMINISTER,
-        (_, FileType::Directory) => Rights::INSERT.or(Rights::DELETE),
+/// Whether somebody else is to own it. Nobody gives away files but who may change access lists.
+fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
+    wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
+        || wanted.group.is_some_and(|group| group != attr.inode.gid)
+}
+
+/// What it takes to change other attributes.
+fn rights_to_set(attr: &Attr) -> Rights {
+    match attr.inode.kind {
+        FileType::Directory => Rights::INSERT.or(Rights::DELETE),
         _ => Rights::WRITE,
     }
 }
