@@ -32,20 +32,20 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// How Linux mounts a cell. Its file system asks for the addresses of a cell by `request-key`, which
-/// `kafs-dns` of the package kafs-client answers from `/etc/kafs`.
+/// How Linux mounts a cell. It asks for the addresses of a cell by `request-key`, also for one whose
+/// addresses it was given, and `kafs-dns` of the package kafs-client answers that from `/etc/kafs`.
 pub fn kafs(cell: &Record) -> String {
     let name = &cell.name;
-    let servers = cell.listen.iter().enumerate().map(|(index, address)| {
-        format!("      server{index}.{name} = {{\n        address = {address}\n      }}\n")
-    });
+    let servers = cell.listen.iter().enumerate();
+    let servers =
+        servers.map(|(index, at)| format!("s{index}.{name} = {{\\n address = {at}\\n }}\\n "));
     let servers: String = servers.collect();
     let addresses: Vec<_> = cell.listen.iter().map(Ipv4Addr::to_string).collect();
     format!(
         "apt-get install kafs-client keyutils\n\
          mkdir -p /etc/kafs/client.d /mnt/{name}\n\
-         cat > /etc/kafs/client.d/{name}.conf <<'EOF'\n\
-         [cells]\n  {name} = {{\n    use_dns = no\n    servers = {{\n{servers}    }}\n  }}\nEOF\n\
+         printf '[cells]\\n{name} = {{\\n use_dns = no\\n servers = {{\\n {servers}}}\\n}}\\n' \
+         > /etc/kafs/client.d/{name}.conf\n\
          modprobe -a fcrypt pcbc kafs\n\
          echo 'add {name} {}' > /proc/net/afs/cells\n\
          mount -t afs '%{name}:root.cell.' /mnt/{name}\n",
@@ -57,16 +57,16 @@ pub fn kafs(cell: &Record) -> String {
 pub fn afsd_fuse(cell: &Record) -> String {
     let name = &cell.name;
     let at = format!("/tmp/afs-{name}");
+    let lines = cell::cell_serv_db(name, &cell.listen).replace('\n', "\\n");
     format!(
         "apt-get install --no-install-recommends openafs-client openafs-fuse\n\
          mkdir -p {at}/etc {at}/cache {at}/afs\n\
          echo {name} > {at}/etc/ThisCell\n\
          echo '{at}/afs:{at}/cache:100000' > {at}/etc/cacheinfo\n\
-         cat > {at}/etc/CellServDB <<'EOF'\n{}EOF\n\
+         printf '{lines}' > {at}/etc/CellServDB\n\
          afsd.fuse -dynroot -fakestat -confdir {at}/etc -mountdir {at}/afs -cachedir {at}/cache \
          -memcache -nosettime\n\
          ls {at}/afs/{name}\n",
-        cell::cell_serv_db(name, &cell.listen)
     )
 }
 

@@ -82,8 +82,8 @@ impl Record {
         };
         let record = Record::parse(&bytes).map_err(|why| {
             Error::Failed(format!(
-                "what {device} says of its cell cannot be read: {why}; `evfs cell init` on a file \
-                 system whose root.cell was renamed makes it anew"
+                "what {device} says of its cell cannot be read: {why}; a later version of evfs may \
+                 have written it"
             ))
         })?;
         Ok(Some(record))
