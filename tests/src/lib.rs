@@ -3,6 +3,8 @@
 //! The tests start the program as a user would and look at it from outside, beside real peers. A
 //! peer that is missing fails the test; what needs root says so and is skipped without it.
 
+pub mod afs;
+pub mod lua;
 pub mod mounts;
 pub mod targets;
 pub mod writer;
@@ -264,6 +266,16 @@ pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
     Ran::of(Command::new(program).args(args).env("PATH", path))
         .ok()
         .stdout
+}
+
+/// A program of this machine.
+pub fn installed(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.exists())
+        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
 }
 
 /// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never

@@ -48,8 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let cache = Cache::new(cache::Config::new(cache_mib << 20))?;
     let config = Config {
-        file_service: (address, 7000).into(),
-        location_service: (address, 7003).into(),
+        file_service: vec![(address, 7000).into()],
+        location_service: vec![(address, 7003).into()],
         announced: vec![announced],
         anonymous_write,
         ..Config::default()

@@ -27,19 +27,24 @@ const KEPT_MAX: usize = 16_384;
 
 /// Who calls, as far as that is known.
 #[derive(Debug, Clone, Copy)]
-pub struct Caller {
-    /// Where from.
-    pub address: IpAddr,
+pub enum Caller {
+    /// Somebody at an address.
+    At(IpAddr),
+    /// Whoever has the device, and may do everything with what is on it.
+    Administrator,
 }
 
 impl Caller {
     /// Whether a name in an access list means this caller.
     pub fn is(&self, name: &str) -> bool {
-        name == ANYUSER
-            || name
-                .parse::<Prefix>()
-                .is_ok_and(|prefix| prefix.has(self.address))
+        let at = |prefix: Prefix| matches!(self, Caller::At(address) if prefix.has(*address));
+        name == ANYUSER || name.parse().is_ok_and(at)
     }
+}
+
+/// Whether a name in an access list can mean anybody.
+pub fn is_known(name: &str) -> bool {
+    name == ANYUSER || name.parse::<Prefix>().is_ok()
 }
 
 /// What a caller may do in a directory, and what anybody may.
@@ -117,7 +122,10 @@ impl Lists {
         let list = self.of(files, directory)?;
         let at_most = |rights: Rights| Rights(rights.0 & self.most.0);
         Ok(Allowed {
-            caller: at_most(list.rights_of(|name| caller.is(name))),
+            caller: match caller {
+                Caller::At(_) => at_most(list.rights_of(|name| caller.is(name))),
+                Caller::Administrator => Rights(u32::MAX),
+            },
             anybody: at_most(list.rights_of(|name| name == ANYUSER)),
         })
     }
@@ -129,9 +137,7 @@ mod tests {
 
     #[test]
     fn names_mean_everybody_or_addresses() {
-        let caller = Caller {
-            address: [10, 1, 2, 3].into(),
-        };
+        let caller = Caller::At([10, 1, 2, 3].into());
         assert!(caller.is("system:anyuser") && caller.is("10.1.0.0/16") && caller.is("10.1.2.3"));
         for other in [
             "system:administrators",
@@ -140,7 +146,10 @@ mod tests {
             "10.2.0.0/16",
             "",
         ] {
-            assert!(!caller.is(other), "{other}");
+            assert!(
+                !caller.is(other) && !Caller::Administrator.is(other),
+                "{other}"
+            );
         }
     }
 }

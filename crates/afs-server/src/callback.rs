@@ -14,6 +14,7 @@ use crate::volume::VolumeId;
 use afs_proto::{AfsCallBack, AfsFid, FIDS_MAX, List, cb, to_bytes};
 use fs::Ino;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -154,6 +155,41 @@ impl Promises {
         }
     }
 
+    /// Takes the promises for everything in a volume that has changed as a whole, or is gone.
+    pub(crate) fn take_volume(&self, volume: VolumeId, breaks: &mut Breaks) {
+        // The numbers that stand for all of it (`src/viced/callback.c`, Linux `fs/afs/callback.c`).
+        let all = AfsFid {
+            volume,
+            vnode: 0,
+            unique: 0,
+        };
+        let now = self.now();
+        for shard in &self.shards {
+            let mut shard = shard.lock().expect("no panic under this lock");
+            let of_it = shard.extract_if(|(of, _), _| *of == volume);
+            for promise in of_it.flat_map(|(_, promises)| promises) {
+                self.count.fetch_sub(1, Relaxed);
+                if promise.until > now && promise.host.is_of(promise.era) {
+                    breaks.add_once(&promise.host, all);
+                }
+            }
+        }
+    }
+
+    /// How many promises hold, of each client that has some.
+    pub(crate) fn by_client(&self) -> HashMap<SocketAddr, usize> {
+        let now = self.now();
+        let mut counts = HashMap::new();
+        for shard in &self.shards {
+            let shard = shard.lock().expect("no panic under this lock");
+            let holds = |p: &&Promise| p.until > now && p.host.is_of(p.era);
+            for promise in shard.values().flatten().filter(holds) {
+                *counts.entry(promise.host.address).or_default() += 1;
+            }
+        }
+        counts
+    }
+
     /// How many there are, those that are over and were not met since among them.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Relaxed)
@@ -165,6 +201,15 @@ impl Breaks {
         match self.by_host.iter_mut().find(|(h, _)| Arc::ptr_eq(h, host)) {
             Some((_, fids)) => fids.push(fid),
             None => self.by_host.push((Arc::clone(host), vec![fid])),
+        }
+    }
+
+    /// The same for what may be there already.
+    fn add_once(&mut self, host: &Arc<Host>, fid: AfsFid) {
+        let there =
+            |(h, fids): &(Arc<Host>, Vec<AfsFid>)| Arc::ptr_eq(h, host) && fids.contains(&fid);
+        if !self.by_host.iter().any(there) {
+            self.add(host, fid);
         }
     }
 

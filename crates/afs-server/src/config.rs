@@ -6,12 +6,13 @@ use std::time::Duration;
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Address and port of the file service. Clients look for it at port 7000; 0 lets the system
+    /// Addresses and ports of the file service. Clients look for it at port 7000; 0 lets the system
     /// choose.
-    pub file_service: SocketAddr,
-    /// Address and port of the volume location service: port 7003.
-    pub location_service: SocketAddr,
-    /// Addresses that clients are told to find the file service at: those they can reach.
+    pub file_service: Vec<SocketAddr>,
+    /// Addresses and ports of the volume location service: port 7003.
+    pub location_service: Vec<SocketAddr>,
+    /// Addresses that clients are told to find the file service at: those they can reach,
+    /// [`crate::ADDRESSES_MAX`] at most.
     pub announced: Vec<Ipv4Addr>,
     /// Who may call at all. Empty: everybody.
     pub allowed: Vec<Prefix>,
@@ -20,7 +21,7 @@ pub struct Config {
     pub anonymous_write: bool,
     /// Sockets on each port, each with a thread.
     pub sockets: usize,
-    /// Calls of the file service that are served at a time, each by a thread.
+    /// Calls of the file service that are served at a time at each address, each by a thread.
     pub workers: usize,
     /// How long a promise holds, in seconds. OpenAFS gives one to four hours. Longer saves calls, and
     /// shorter bounds what a client sees that could not be reached when a file changed.
@@ -42,8 +43,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            file_service: (Ipv4Addr::LOCALHOST, afs_proto::fs::PORT).into(),
-            location_service: (Ipv4Addr::LOCALHOST, afs_proto::vl::PORT).into(),
+            file_service: vec![(Ipv4Addr::LOCALHOST, afs_proto::fs::PORT).into()],
+            location_service: vec![(Ipv4Addr::LOCALHOST, afs_proto::vl::PORT).into()],
             announced: vec![Ipv4Addr::LOCALHOST],
             allowed: Vec::new(),
             anonymous_write: false,
@@ -80,6 +81,12 @@ impl Prefix {
             (IpAddr::V6(mine), IpAddr::V6(theirs)) => begins(mine.to_bits(), theirs.to_bits(), 128),
             _ => false,
         }
+    }
+}
+
+impl std::fmt::Display for Prefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
     }
 }
 

@@ -47,6 +47,32 @@ pub(crate) struct Host {
     era: AtomicU32,
 }
 
+/// A client, as an administrator sees it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Where it calls from.
+    pub address: SocketAddr,
+    /// Who it says it is.
+    pub uuid: Option<Uuid>,
+    /// Whether it can be told of changes.
+    pub state: ClientState,
+    /// Seconds since it was heard of.
+    pub silent_seconds: u32,
+    /// Promises to tell it of changes.
+    pub promises: usize,
+}
+
+/// Whether a client can be told of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientState {
+    /// It answers.
+    Up,
+    /// It has not been asked since it was first heard of, or since it did not answer.
+    New,
+    /// It did not answer who it is, and is asked again when it calls later.
+    Silent,
+}
+
 struct State {
     stage: Stage,
     uuid: Option<Uuid>,
@@ -120,6 +146,15 @@ impl Hosts {
         let by_address = self.by_address();
         let active = |host: &&Arc<Host>| host.heard.load(Relaxed) >= since;
         (by_address.len(), by_address.values().filter(active).count())
+    }
+
+    /// All of them, those that were heard of last first.
+    pub(crate) fn all(&self) -> Vec<Client> {
+        let now = self.seconds();
+        let all: Vec<_> = self.by_address().values().cloned().collect();
+        let mut clients: Vec<_> = all.iter().map(|host| host.shown(now)).collect();
+        clients.sort_by_key(|client| (client.silent_seconds, client.address));
+        clients
     }
 
     /// Asks a client who it is, unless it is known or did not answer lately. Others who call for it
@@ -204,7 +239,8 @@ impl Hosts {
 }
 
 impl Host {
-    fn new(address: SocketAddr) -> Host {
+    /// A client that nothing is known of, and that is promised nothing.
+    pub(crate) fn new(address: SocketAddr) -> Host {
         Host {
             address,
             state: Mutex::new(State {
@@ -221,6 +257,21 @@ impl Host {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
+    }
+
+    fn shown(&self, now: u32) -> Client {
+        let state = self.lock();
+        Client {
+            address: self.address,
+            uuid: state.uuid,
+            state: match state.stage {
+                Stage::Known => ClientState::Up,
+                Stage::New | Stage::Greeting => ClientState::New,
+                Stage::Silent(_) => ClientState::Silent,
+            },
+            silent_seconds: now.saturating_sub(self.heard.load(Relaxed)),
+            promises: 0,
+        }
     }
 
     /// The era of its promises, if it can be promised anything.

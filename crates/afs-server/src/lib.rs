@@ -20,6 +20,7 @@
 //! Deliberately absent: the volume, protection and basic overseer services; replicas elsewhere; rxkad.
 
 mod acl;
+mod admin;
 mod callback;
 mod config;
 mod directories;
@@ -36,8 +37,11 @@ mod stores;
 mod vl;
 mod volume;
 
-pub use acl::{ACL_ATTRIBUTE, Caller};
+pub use acl::{ACL_ATTRIBUTE, Caller, is_known};
+pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS};
 pub use config::{Config, NoPrefix, Prefix};
 pub use fid::Fid;
-pub use server::{Server, ServerStats};
+pub use hosts::{Client, ClientState};
+pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError};
+pub use stats::{Called, Counts};
 pub use volume::{Kind, Volume, VolumeId, Volumes};

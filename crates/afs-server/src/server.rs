@@ -1,12 +1,13 @@
-//! A server: its two ports, and what its threads share.
+//! A server: its ports, two at each address, and what its threads share.
 
+use crate::admin::Administration;
 use crate::callback::Promises;
 use crate::config::Config;
 use crate::error::{DENIED, Fault, Outcome};
 use crate::fs_service::FileService;
-use crate::hosts::Hosts;
+use crate::hosts::{Client, Hosts};
 use crate::locks::Locks;
-use crate::stats::{Counters, Counts};
+use crate::stats::{Called, Counters, Counts};
 use crate::vl::Location;
 use crate::volume::Volumes;
 use afs_proto::gather::REQUEST_BYTES_MAX;
@@ -23,12 +24,31 @@ use std::time::{Duration, SystemTime};
 /// Seconds within which a client that was heard of counts as active.
 pub(crate) const ACTIVE_SECONDS: u32 = 900;
 
+/// Addresses of a server at most: what OpenAFS's location service keeps (`VL_MAXIPADDRS_PERMH`).
+pub const ADDRESSES_MAX: usize = 15;
+
 /// A file server that runs. It stops when it is dropped: calls that are being served come to their
 /// end first.
 pub struct Server {
     shared: Arc<Shared>,
-    files: Port,
-    location: Port,
+    files: Vec<Port>,
+    location: Vec<Port>,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port that cannot be had.
+    #[error("cannot listen at {address}")]
+    Port {
+        /// Which.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A fileset that cannot be opened.
+    #[error(transparent)]
+    Files(#[from] fs::Error),
 }
 
 /// What all calls use.
@@ -50,15 +70,17 @@ pub(crate) struct Shared {
 pub struct ServerStats {
     /// What it has done.
     pub counts: Counts,
+    /// The procedures of the file service that were called.
+    pub called: Vec<Called>,
     /// Clients that it knows.
     pub clients: usize,
     /// Of them, those that it has heard of within the last quarter of an hour.
     pub active_clients: usize,
     /// Promises to tell of changes.
     pub promises: usize,
-    /// The port of the file service.
+    /// The ports of the file service.
     pub files: PortStats,
-    /// The port of the volume location service.
+    /// The ports of the volume location service.
     pub location: PortStats,
 }
 
@@ -67,51 +89,36 @@ impl Server {
     ///
     /// # Errors
     /// A port that is taken; a fileset that cannot be opened.
-    pub fn start(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> io::Result<Server> {
-        let volumes = Volumes::open(Arc::clone(&fs), cache, &config)
-            .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
-        let shared = Arc::new(Shared {
-            identity: identity(&fs),
-            hosts: Hosts::new(identity(&fs), &config),
-            promises: Promises::new(&config),
-            volumes,
-            locks: Locks::default(),
-            counters: Counters::default(),
-            lent: Arc::default(),
-            started: SystemTime::now(),
-            config,
-        });
-        let config = &shared.config;
-        let open = |listen, id, workers, handler| {
-            let settings = Settings {
-                listen,
-                sockets: config.sockets,
-                workers,
-                ..Settings::default()
-            };
-            Port::open(&settings, vec![Service { id, handler }])
+    pub fn start(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> Result<Server, StartError> {
+        let shared = Shared::new(config, fs, cache)?;
+        let location = Service {
+            id: afs_proto::vl::SERVICE,
+            handler: Arc::new(Location {
+                shared: Arc::clone(&shared),
+            }),
         };
-        let location = Arc::new(Location {
-            shared: Arc::clone(&shared),
-        });
-        let service = Arc::new(FileService {
-            shared: Arc::clone(&shared),
-        });
+        let files = Service {
+            id: afs_proto::fs::SERVICE,
+            handler: Arc::new(FileService {
+                shared: Arc::clone(&shared),
+            }),
+        };
+        let config = &shared.config;
         Ok(Server {
             location: open(
-                config.location_service,
-                afs_proto::vl::SERVICE,
+                config,
+                &config.location_service,
                 LOCATION_WORKERS,
-                location,
+                &location,
             )?,
-            files: open(
-                config.file_service,
-                afs_proto::fs::SERVICE,
-                config.workers,
-                service,
-            )?,
+            files: open(config, &config.file_service, config.workers, &files)?,
             shared,
         })
+    }
+
+    /// What its administrator may do.
+    pub fn administration(&self) -> Administration {
+        Administration::of(Arc::clone(&self.shared))
     }
 
     /// The volumes that it serves.
@@ -119,14 +126,14 @@ impl Server {
         &self.shared.volumes
     }
 
-    /// Where the file service listens.
+    /// Where the file service listens: the first of its addresses.
     pub fn file_service(&self) -> SocketAddr {
-        self.files.address()
+        self.files[0].address()
     }
 
-    /// Where the volume location service listens.
+    /// Where the volume location service listens: the first of its addresses.
     pub fn location_service(&self) -> SocketAddr {
-        self.location.address()
+        self.location[0].address()
     }
 
     /// How it does.
@@ -135,19 +142,80 @@ impl Server {
         let (clients, active_clients) = shared.hosts.count(ACTIVE_SECONDS);
         ServerStats {
             counts: shared.counters.read(),
+            called: shared.counters.called(),
             clients,
             active_clients,
             promises: shared.promises.count(),
-            files: self.files.stats(),
-            location: self.location.stats(),
+            files: all_of(&self.files),
+            location: all_of(&self.location),
         }
     }
+
+    /// The clients, those that were heard of last first. Looks at each promise there is.
+    pub fn clients(&self) -> Vec<Client> {
+        let promises = self.shared.promises.by_client();
+        let mut clients = self.shared.hosts.all();
+        for client in &mut clients {
+            client.promises = promises.get(&client.address).copied().unwrap_or_default();
+        }
+        clients
+    }
+}
+
+/// Opens the ports of a service.
+fn open(
+    config: &Config,
+    addresses: &[SocketAddr],
+    workers: usize,
+    service: &Service,
+) -> Result<Vec<Port>, StartError> {
+    let open = |&address: &SocketAddr| {
+        let settings = Settings {
+            listen: address,
+            sockets: config.sockets,
+            workers,
+            ..Settings::default()
+        };
+        Port::open(&settings, vec![service.clone()])
+            .map_err(|source| StartError::Port { address, source })
+    };
+    addresses.iter().map(open).collect()
+}
+
+/// What passed through several ports.
+fn all_of(ports: &[Port]) -> PortStats {
+    ports
+        .iter()
+        .map(Port::stats)
+        .fold(PortStats::default(), |mut all, port| {
+            all.sockets.extend(port.sockets);
+            all.dropped += port.dropped;
+            all.send_errors += port.send_errors;
+            all.connections += port.connections;
+            all.calls += port.calls;
+            all
+        })
 }
 
 /// Calls of the volume location service at a time: they wait for nothing.
 const LOCATION_WORKERS: usize = 4;
 
 impl Shared {
+    pub(crate) fn new(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Arc<Shared>> {
+        let identity = identity(&fs);
+        Ok(Arc::new(Shared {
+            identity,
+            hosts: Hosts::new(identity, &config),
+            promises: Promises::new(&config),
+            volumes: Volumes::open(fs, cache, &config)?,
+            locks: Locks::default(),
+            counters: Counters::default(),
+            lent: Arc::default(),
+            started: SystemTime::now(),
+            config,
+        }))
+    }
+
     /// Refuses those who may not call at all.
     pub(crate) fn check_allowed(&self, call: &Call) -> Outcome<()> {
         let allowed = &self.config.allowed;

@@ -197,3 +197,23 @@ fn a_client_notices_that_its_server_began_anew() {
     assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(End::Forgotten)));
     assert!(pair.hosts[SERVER].runs.is_empty());
 }
+
+#[test]
+fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
+    let mut pair = Pair::new(Link::default(), seed(39));
+    let connection = pair.connect(CLIENT);
+    pair.hosts[SERVER].stuck = true;
+    pair.call(CLIENT, connection, 1, 10, 30_000).unwrap();
+    // All of it was acknowledged, and the reply is waited for.
+    pair.pass(Duration::from_secs(1));
+    let fresh = common::endpoint(Config::default(), 4711);
+    let (address, peer) = (pair.hosts[SERVER].address, pair.hosts[CLIENT].address);
+    pair.hosts[SERVER] = common::Host::new(fresh, SERVER, address, peer);
+    let begun = pair.now;
+    pair.run(MINUTE, |pair| outcome(pair, 1).is_some());
+    let restarting = End::Aborted(rx_proto::code::RESTARTING);
+    assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(restarting)));
+    // With the next ping, and not when silence has become death.
+    assert!(pair.now.since(begun) < Timeouts::default().dead / 4);
+    assert!(pair.hosts[SERVER].runs.is_empty());
+}

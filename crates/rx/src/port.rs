@@ -11,7 +11,7 @@ use crate::worker::Workers;
 use rustix::event::{PollFd, PollFlags};
 use rx_proto::{Header, Route, Stats, Timeouts, flag};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -116,8 +116,24 @@ impl Port {
 
     /// A connection to a service of `peer`. Nothing is sent before its first call.
     pub fn connect(&self, peer: SocketAddr, service: u16, timeouts: Timeouts) -> Connection {
+        self.connect_by(Route { peer, local: None }, service, timeouts)
+    }
+
+    /// The same from one of this machine's addresses, which the port's own has to include: a port at
+    /// 0.0.0.0 can be many clients, each with an address of 127/8.
+    pub fn connect_from(
+        &self,
+        local: IpAddr,
+        peer: SocketAddr,
+        service: u16,
+        timeouts: Timeouts,
+    ) -> Connection {
+        let local = Some(local);
+        self.connect_by(Route { peer, local }, service, timeouts)
+    }
+
+    fn connect_by(&self, route: Route, service: u16, timeouts: Timeouts) -> Connection {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len();
-        let route = Route { peer, local: None };
         Connection::new(&self.shards[index], route, service, timeouts)
     }
 

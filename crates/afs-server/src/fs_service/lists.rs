@@ -33,7 +33,7 @@ impl Visit<'_> {
         )
     }
 
-    pub(super) fn store_list(&self, fid: &AfsFid, text: &[u8]) -> Outcome<Reply<'static>> {
+    pub(crate) fn store_list(&self, fid: &AfsFid, text: &[u8]) -> Outcome<Reply<'static>> {
         let (volume, dir, _) = self.directory(fid, Rights::ADMINISTER)?;
         let invalid = |_| Fault::Errno(libc::EINVAL);
         let list = AccessList::parse(text).map_err(invalid)?;

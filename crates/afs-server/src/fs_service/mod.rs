@@ -53,19 +53,32 @@ impl FileService {
         let head = receive(call, parse).map_err(plain)?;
         let (request, taken) =
             prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
-        if let Some(reply) = self.about_server(&request).map_err(plain)? {
+        let data = head.slice(taken..head.len());
+        let answered = self.carry_out(call, &request, data);
+        if let Some(procedure) = self.shared.counters.procedure(request.opcode()) {
+            add(&procedure.calls, 1);
+            add(&procedure.aborts, u64::from(answered.is_err()));
+        }
+        answered
+    }
+
+    fn carry_out(
+        &self,
+        call: &mut Call,
+        request: &Request<'_>,
+        data: rx::Bytes,
+    ) -> Result<(), Abort> {
+        let plain = |fault: crate::error::Fault| fault.code(false);
+        if let Some(reply) = self.about_server(request).map_err(plain)? {
             return write(call, &reply).map_err(plain);
         }
         let visit = Visit {
             shared: &self.shared,
             host: self.shared.hosts.of(call),
-            caller: Caller {
-                address: call.peer().ip(),
-            },
+            caller: Caller::At(call.peer().ip()),
         };
-        let data = head.slice(taken..head.len());
         visit
-            .answer(call, &request, data)
+            .answer(call, request, data)
             .map_err(|fault| fault.code(visit.host.knows_table()))
     }
 

@@ -69,7 +69,7 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn symlink(
+    pub(crate) fn symlink(
         &self,
         directory: &AfsFid,
         name: &[u8],
@@ -219,7 +219,7 @@ impl Visit<'_> {
 
     /// Makes a change durable, and tells others of it.
     pub(super) fn durable(&self, volume: &Volume, changed: &[(Ino, Fid)]) -> Outcome<()> {
-        let durable = volume.files.sync_names();
+        let durable = volume.directories.sync(&volume.files);
         self.tell(volume, changed);
         Ok(durable?)
     }

@@ -65,9 +65,15 @@ impl Visit<'_> {
         let part = data.next()?;
         let mut store = volume.stores.begin(&volume.files, ino)?;
         let stored = lanes::with(&volume, |lane| {
-            write_all(lane, &handle, place, part, &mut data, &mut store)?;
-            lane.set_attr(ino, &attributes(wanted, MODTIME))?;
-            Ok::<_, Fault>(lane.sync(&handle)?)
+            let written = write_all(lane, &handle, place, part, &mut data, &mut store);
+            let set = written.and_then(|()| {
+                lane.set_attr(ino, &attributes(wanted, MODTIME))?;
+                Ok(())
+            });
+            // Also what was written of a store that failed has a version now.
+            let synced = lane.sync(&handle);
+            store.durable = synced.is_ok();
+            set.and(synced.map_err(Fault::from))
         });
         drop(store);
         let stored = stored.map_err(Fault::from).flatten();
@@ -96,7 +102,13 @@ impl Visit<'_> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
-        self.check(&volume, &attr, rights_to_set(&attr, wanted))?;
+        match gives_away(&attr, wanted) {
+            // As for a system call, it is not a matter of the file's access list.
+            true => self
+                .check(&volume, &attr, Rights::ADMINISTER)
+                .map_err(|_| Fault::Errno(libc::EPERM))?,
+            false => self.check(&volume, &attr, rights_to_set(&attr))?,
+        };
         self.set_attributes(&volume, ino, wanted)?;
         volume.files.sync_names()?;
         self.tell(&volume, &[(ino, Fid::from(fid))]);
@@ -118,13 +130,16 @@ impl Visit<'_> {
     }
 }
 
-/// What it takes to change attributes. Nobody gives away files but who may change access lists.
-fn rights_to_set(attr: &Attr, wanted: &AfsStoreStatus) -> Rights {
-    let others = wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
-        || wanted.group.is_some_and(|group| group != attr.inode.gid);
-    match (others, attr.inode.kind) {
-        (true, _) => Rights::ADMINISTER,
-        (_, FileType::Directory) => Rights::INSERT.or(Rights::DELETE),
+/// Whether somebody else is to own it. Nobody gives away files but who may change access lists.
+fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
+    wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
+        || wanted.group.is_some_and(|group| group != attr.inode.gid)
+}
+
+/// What it takes to change other attributes.
+fn rights_to_set(attr: &Attr) -> Rights {
+    match attr.inode.kind {
+        FileType::Directory => Rights::INSERT.or(Rights::DELETE),
         _ => Rights::WRITE,
     }
 }
@@ -162,7 +177,8 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
 }
 
 /// Writes everything, as one change of the file's version. Bytes that are overwritten go to where they were,
-/// so the new version is durable first: a crash in between leaves no old version with other bytes.
+/// and those that are cut off are gone at once, also from what is on its way to clients, so the new
+/// version is durable first: a crash in between leaves no old version with other bytes.
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
@@ -175,20 +191,19 @@ fn write_all(
     let end = place.position + place.length;
     let cuts = place.file_length < size;
     let grows = place.file_length > size.max(end);
+    if cuts || place.length > 0 && place.position < size {
+        lane.files().raise_version(file.ino())?;
+        store.raised = true;
+        lane.files().sync_names()?;
+    }
     if cuts || grows || place.length == 0 {
         let set = SetAttr {
             size: Some(place.file_length),
+            has_version: store.raised,
             ..SetAttr::default()
         };
         lane.set_attr(file.ino(), &set)?;
         store.raised = true;
-    }
-    if place.length > 0 && place.position < size.min(place.file_length) {
-        if !store.raised {
-            lane.files().raise_version(file.ino())?;
-            store.raised = true;
-        }
-        lane.files().sync_names()?;
     }
     let (mut at, mut part) = (place.position, first);
     while !part.is_empty() {
