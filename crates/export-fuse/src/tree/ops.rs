@@ -206,7 +206,6 @@ impl Filesystem for Tree {
             accessed: atime.map(convert::set_time),
             modified: mtime.map(convert::set_time),
             changed: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
-            ..SetAttr::default()
         };
         match self.change(req, ino.0, set) {
             Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
