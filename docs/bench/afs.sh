@@ -126,7 +126,7 @@ start() { # TARGET
     ours) truncate -s 2G "$WORK/$t.img"; ours $t "$EVFS" ;;
     before) truncate -s 2G "$WORK/$t.img"; ours $t "$BEFORE_EVFS" ;;
     encrypted) truncate -s 2G "$WORK/$t.img"
-      evfs $t "$EVFS" client key generate afs --no-passphrase
+      evfs $t "$EVFS" key generate afs --no-passphrase
       evfs $t "$EVFS" volume create "$WORK/$t.img" --owner afs --key-bits 256
       ours $t "$EVFS" --key afs ;;
     *) die "no target $t" ;;
