@@ -126,7 +126,7 @@ start() { # TARGET
     ours) truncate -s 2G "$WORK/$t.img"; ours $t "$EVFS" ;;
     before) truncate -s 2G "$WORK/$t.img"; ours $t "$BEFORE_EVFS" ;;
     encrypted) truncate -s 2G "$WORK/$t.img"
-      evfs $t "$EVFS" client key generate afs --no-passphrase
+      evfs $t "$EVFS" key generate afs --no-passphrase
       evfs $t "$EVFS" volume create "$WORK/$t.img" --owner afs --key-bits 256
       ours $t "$EVFS" --key afs ;;
     *) die "no target $t" ;;
@@ -169,7 +169,7 @@ count() { # ROUND TARGET CASE CALLS BYTES COMMAND...
     '(if $calls > 0 then $calls else .calls_s * .seconds end) as $calls
     | (if .own_mb_s then .own_mb_s * 1e6 * .seconds else $bytes end) as $bytes
     | {round: $round, case: $case, target: $target, seconds, average, longest: (.longest // ((.longest_ms // 0) / 1000)),
-      calls_s: ($calls / .seconds | round), mb_s: ($bytes / 1e6 / .seconds * 10 | round / 10), server_us_call: ($server / $calls),
+      calls_s: ($calls / .seconds * 100 | round / 100), mb_s: ($bytes / 1e6 / .seconds * 10 | round / 10), server_us_call: ($server / $calls),
       server_cpu_s_gb: (if $bytes > 0 then $server / $bytes * 1e3 else null end), client_cpu_s_gb: (if $bytes > 0 then $client / $bytes * 1e3 else null end),
       drops: $drops, busy_cpus: ($busy | tonumber)} + (if .more then {more} else {} end)' "$WORK/out"
 }
