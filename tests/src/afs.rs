@@ -40,7 +40,7 @@ impl<'s> Machine<'s> {
             .args(["-m", "-n", "-u", "-p", "-f", "--kill-child"])
             .args(["--propagation", "private"])
             .arg(scripts().join("afs-cell.sh"))
-            .arg(s.path("cell"))
+            .arg(s.path("machine"))
             .args([CELL, ADDRESS])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -89,7 +89,7 @@ impl<'s> Machine<'s> {
     pub fn openafs(&self) {
         let mut command = self.command(scripts().join("openafs.sh"));
         // It leaves programs behind.
-        Ran::of(command.arg(self.s.path("cell")).arg(CELL)).ok();
+        Ran::of(command.arg(self.s.path("machine")).arg(CELL)).ok();
     }
 
     /// Makes a DEVICE of the sandbox a cell, with an empty volume `small` of 64 KiB.

@@ -33,7 +33,10 @@ const FAR: u64 = 4608 * MIB;
 fn tree(folder: &Path) {
     lua::copy(&folder.join("tree"));
     let script = "tar cf tree.tar tree; cd tree; sha256sum * > ../sums";
-    peer("sh", &["-ec", &format!("cd {}; {script}", folder.display())]);
+    peer(
+        "sh",
+        &["-ec", &format!("cd {}; {script}", folder.display())],
+    );
 }
 
 fn sum(machine: &Machine<'_>, what: &str) -> String {
@@ -50,7 +53,11 @@ fn verify(machine: &Machine<'_>, client: &Client<'_>, s: &Sandbox, piece: &[u8])
     let large = File::open(client.inside().join("work/large")).unwrap();
     assert_eq!(large.metadata().unwrap().size(), FAR + piece.len() as u64);
     let mut found = vec![1; piece.len()];
-    for (at, wanted) in [(0, piece), (FAR, piece), (FAR - 2 * MIB, &vec![0; piece.len()])] {
+    for (at, wanted) in [
+        (0, piece),
+        (FAR, piece),
+        (FAR - 2 * MIB, &vec![0; piece.len()]),
+    ] {
         large.read_exact_at(&mut found, at).unwrap();
         assert!(found == wanted, "at {at}");
     }
@@ -118,10 +125,15 @@ fn afsd_fuse_uses_a_cell_as_a_disk(on: On) {
     served.kill();
     let served = machine.serve(device);
     fs::write(client.inside().join("work/more"), "written").unwrap();
+    // A client hears that a server has forgotten its promises when it next calls.
+    fs::write(other.inside().join("call"), "").unwrap();
     wait_until("the other client sees it", || {
         fs::read(other.inside().join("work/more")).is_ok_and(|text| text == b"written")
     });
-    machine.shell(&client.folder(), "rm -r work connectathon; test -z \"$(ls)\"");
+    machine.shell(
+        &client.folder(),
+        "rm -r work connectathon call; test -z \"$(ls)\"",
+    );
     wait_until("the other client sees that it is gone", || {
         fs::read_dir(other.inside()).is_ok_and(|mut left| left.next().is_none())
     });
@@ -193,10 +205,17 @@ fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
     let printed = std::thread::scope(|scope| {
         let guests = [0, 1].map(|i| {
             let (machine, share, programs) = (&machine, &shares[i], &programs);
-            let boot = move || machine.guest(KERNELS[i].1, "kafs_disk.sh", share, programs);
-            scope.spawn(boot)
+            scope.spawn(move || {
+                let ran = machine.guest(KERNELS[i].1, "kafs_disk.sh", share, programs);
+                println!("{}\n{}{}", KERNELS[i].1, ran.stdout, ran.stderr);
+                ran
+            })
         });
-        let tell = |name: &str| shares.iter().for_each(|s| fs::write(s.join(name), "").unwrap());
+        let tell = |name: &str| {
+            shares
+                .iter()
+                .for_each(|s| fs::write(s.join(name), "").unwrap())
+        };
         let hear = |i: usize, name: &str| await_file(&shares[i].join(name), &guests[i]);
 
         hear(0, "a-may-restart");
@@ -218,7 +237,10 @@ fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
             tell(&format!("{speaker}-speaks"));
             wait_until("it is heard here", || {
                 fs::read_to_string(&talk).is_ok_and(|said| said == format!("{speaker}\n"))
-                    && client.inside().join(format!("folder-of-{speaker}")).is_dir()
+                    && client
+                        .inside()
+                        .join(format!("folder-of-{speaker}"))
+                        .is_dir()
             });
             hear(i, &format!("{other}-heard-{speaker}"));
         }
@@ -231,9 +253,11 @@ fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
         ended
     });
     let files = fs::read_dir(shares[0].join("tree")).unwrap().count();
-    let first = sum(&machine, &format!("cat {}", shares[0].join("piece").display()));
+    let first = sum(
+        &machine,
+        &format!("cat {}", shares[0].join("piece").display()),
+    );
     for (printed, (me, other)) in printed.iter().zip([("a", "b"), ("b", "a")]) {
-        println!("{printed}");
         let said: HashMap<&str, &str> = printed.lines().filter_map(|l| l.split_once(' ')).collect();
         let lua = lua::PRINTED.trim_end().replace('\t', " ");
         let size = (FAR + piece.len() as u64).to_string();
@@ -289,7 +313,10 @@ fn fifteen_cold_clients_read_a_file_that_is_read_from_the_disk_once() {
     let served = machine.serve(device);
     let blocks = &["-blocks", "8192"][..];
     let names: Vec<String> = (0..CLIENTS).map(|i| format!("client{i}")).collect();
-    let clients: Vec<Client> = names.iter().map(|n| machine.mount_soon(n, blocks)).collect();
+    let clients: Vec<Client> = names
+        .iter()
+        .map(|n| machine.mount_soon(n, blocks))
+        .collect();
     clients.iter().for_each(Client::wait);
     let before = served.stats();
     let together = Barrier::new(CLIENTS);

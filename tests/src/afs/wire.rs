@@ -172,7 +172,10 @@ fn name_of(port: u16, opcode: u32) -> String {
         _ => CALLBACK_PROCEDURES,
     };
     let known = names.iter().find(|(number, _)| *number == opcode);
-    known.map_or_else(|| format!("{port}/{opcode}"), |(_, name)| (*name).to_owned())
+    known.map_or_else(
+        || format!("{port}/{opcode}"),
+        |(_, name)| (*name).to_owned(),
+    )
 }
 
 const FILE_PROCEDURES: &[(u32, &str)] = &[

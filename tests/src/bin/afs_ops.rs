@@ -110,7 +110,9 @@ impl Ops {
         self.op("symlink s", || done(symlink("a", at("s"))))?;
         self.op("symlink s again", || done(symlink("a", at("s"))))?;
         self.op("look at s", || look(&at("s")))?;
-        self.op("read s", || Ok(fs::read_link(at("s"))?.display().to_string()))?;
+        self.op("read s", || {
+            Ok(fs::read_link(at("s"))?.display().to_string())
+        })?;
         self.op("symlink to nothing", || done(symlink("nothing", at("t"))))?;
         self.op("make a fifo", || {
             let kind = rustix::fs::FileType::Fifo;
@@ -224,7 +226,9 @@ impl Ops {
     /// What an access list, a mode and a quota refuse.
     fn refusals(&self) -> io::Result<()> {
         let at = |name: &str| self.path(name);
-        self.op("make a closed folder", || done(fs::create_dir(at("closed"))))?;
+        self.op("make a closed folder", || {
+            done(fs::create_dir(at("closed")))
+        })?;
         self.op("give it an access list", || {
             let list = b"1\n0\nsystem:anyuser 9\n";
             let flags = XattrFlags::empty();
@@ -273,7 +277,9 @@ impl Ops {
         self.op("remove a file as a folder", || {
             done(fs::remove_dir(at("chunks")))
         })?;
-        self.op("remove what is not", || done(fs::remove_file(at("nothing"))))?;
+        self.op("remove what is not", || {
+            done(fs::remove_file(at("nothing")))
+        })?;
         self.op("remove what is open", || {
             let mut file = File::open(at("chunks"))?;
             fs::remove_file(at("chunks"))?;
