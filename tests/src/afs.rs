@@ -92,7 +92,8 @@ impl<'s> Machine<'s> {
         Ran::of(command.arg(self.s.path("machine")).arg(CELL)).ok();
     }
 
-    /// Makes a DEVICE of the sandbox a cell, with an empty volume `small` of 64 KiB.
+    /// Makes a DEVICE of the sandbox a cell, with two empty volumes beside its root: `small` of
+    /// 64 KiB, and `locked`, which is only read.
     pub fn cell(&self, on: On, size: &str) -> &'static str {
         let device = match on {
             On::Clear => "cell.img",
@@ -106,8 +107,13 @@ impl<'s> Machine<'s> {
                 s.run(&["cell", "init", CELL, device]).ok()
             }
         };
-        let small = ["cell", "volume", "create", device, "small"];
-        s.run(&[&small[..], &["--quota", "64K"]].concat()).ok();
+        let create = ["cell", "volume", "create", device];
+        s.run(&[&create[..], &["small", "--quota", "64K"]].concat())
+            .ok();
+        s.run(&[&create[..], &["locked"]].concat()).ok();
+        let list = ["cell", "acl", "set", device, "locked", "/"];
+        s.run(&[&list[..], &["system:anyuser", "read"]].concat())
+            .ok();
         device
     }
 
