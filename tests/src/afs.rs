@@ -14,6 +14,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// The address of the servers, for clients on the machine and in guests.
 pub const ADDRESS: &str = "10.0.2.2";
@@ -182,7 +183,14 @@ impl<'s> Machine<'s> {
     /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and gives what
     /// became of it. `share` is its /share.
     #[track_caller]
-    pub fn guest(&self, kernel: &str, script: &str, share: &Path, programs: &[PathBuf]) -> Ran {
+    pub fn guest(
+        &self,
+        kernel: &str,
+        script: &str,
+        share: &Path,
+        programs: &[PathBuf],
+        patience: Duration,
+    ) -> Ran {
         let built = program();
         let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
         let cache = target.join("guest");
@@ -195,9 +203,11 @@ impl<'s> Machine<'s> {
         let mut command = self.command(boot);
         command.arg("--cache").arg(cache);
         command.args(["--kernel", kernel, "--modules", "pcbc fcrypt kafs"]);
+        command.args(["--seconds", &patience.as_secs().to_string()]);
         command.arg("--share").arg(share);
         command.arg(scripts().join(script)).args(programs);
-        Ran::of(command.arg(installed("request-key")))
+        command.arg(installed("request-key"));
+        Ran::patiently(&mut command, patience)
     }
 }
 

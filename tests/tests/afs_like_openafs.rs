@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tests::afs::wire::{MARKS, Recording, Step};
 use tests::afs::{ADDRESS, Machine};
 use tests::mounts::On;
-use tests::{Ran, Sandbox, is_root};
+use tests::{PATIENCE, Ran, Sandbox, is_root};
 
 /// The page, and the table in it.
 const PAGE: &str = include_str!("../../docs/protocol/afs.md");
@@ -53,21 +53,33 @@ fn operate(s: &Sandbox, machine: &Machine<'_>, by: By) -> Vec<Op> {
             let share = s.path("share");
             fs::create_dir(&share).unwrap();
             let programs = [PathBuf::from(program)];
-            let ran = machine.guest("linux-image-6.12-amd64", "kafs_ops.sh", &share, &programs);
+            let ran = machine.guest(
+                "linux-image-6.12-amd64",
+                "kafs_ops.sh",
+                &share,
+                &programs,
+                PATIENCE,
+            );
             ran.ok().stdout
         }
     };
     let steps = recording.up_to("end");
-    let mut ops: Vec<Op> = printed.lines().map(|line| op(line, &steps)).collect();
-    let (mount, _) = steps.split_first().expect("the mount");
-    ops.insert(
-        0,
-        Op {
-            name: "mount".into(),
-            result: String::new(),
-            calls: mount.calls.clone(),
-        },
-    );
+    let lines = ["mount: done"].into_iter().chain(printed.lines());
+    let mut ops: Vec<Op> = lines.map(|line| op(line, &steps)).collect();
+    if by == By::Afsd {
+        // It stores at some time after its program has closed the file.
+        let stores = |call: &String| call.starts_with("StoreData64");
+        let all = ops
+            .iter_mut()
+            .flat_map(|op| op.calls.extract_if(.., |call| stores(call)));
+        let calls = all.collect();
+        let (name, result) = ("all stores".into(), "done".into());
+        ops.push(Op {
+            name,
+            result,
+            calls,
+        });
+    }
     ops
 }
 
@@ -75,7 +87,7 @@ fn op(line: &str, steps: &[Step]) -> Op {
     let (name, result) = line.split_once(": ").expect("an operation and its result");
     let step = steps.iter().find(|step| step.name == name);
     let result = result.split(" (os error").next().unwrap_or_default();
-    // Who changes something is told of it in the answer; OpenAFS calls besides, at times after it.
+    // Servers call clients when they like. What that leads to shows.
     let of_client = |call: &&String| !call.starts_with("CB ");
     let calls = step.expect("it was marked").calls.iter();
     Op {
