@@ -19,7 +19,7 @@ mkdir built
 cd moved
 for source in *.c; do tcc -DLUA_USE_POSIX -c "$source"; done
 ar rcs liblua.a $(ls *.o | grep -v main.o) 2> /dev/null || true
-tcc -o minimal *.o -lm
+tcc -o minimal *.o -lm > /tmp/said 2>&1 || { cat /tmp/said; exit 1; }
 say "ran $(./minimal script.lua | tr '\t' ' ')"
 mv minimal ../built/program
 mv ../built ../again

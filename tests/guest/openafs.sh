@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts OpenAFS's servers on the machine that afs-cell.sh makes, with the volumes root.afs and
-# root.cell, which everybody may write.
+# Starts OpenAFS's servers on the machine that afs-cell.sh makes, with the volumes root.afs,
+# root.cell and small, which everybody may write, and locked, which everybody may read.
 #
 #   openafs.sh DIR CELL
 set -euo pipefail
@@ -36,18 +36,20 @@ make_key() {
   asetkey add rxkad_krb5 1 18 "$dir/keytab" "afs/$cell@${cell^^}"
 }
 
-# Gives system:anyuser (-101) all rights but administration (0x3f) in the root of a volume, as our server
-# does. Without a token nobody could set a list, so it is done in a dump of the volume.
-open_to_everybody() {
-  local volume=$1
-  vos dump "$volume" -file "$dir/dump" -localauth 2> /dev/null
+# Makes the volume $1 with a quota of $2 KiB and the rights $3, in hexadecimal digits, for
+# system:anyuser (-101) in its root. Without a token nobody could set a list, so it is done in a dump
+# of the volume.
+make_volume() {
+  vos create afssrv a "$1" -localauth > /dev/null
+  vos dump "$1" -file "$dir/dump" -localauth 2> /dev/null
   perl -0777 -pe '
+    BEGIN { $rights = chr hex shift }
     s/\x41\x00\x00\x00\x1c(\x00\x00\x00\x01)\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00(\xff\xff\xff\x34\x00\x00\x00\x7f).{8}
-     /"\x41\x00\x00\x00\x24$1\x00\x00\x00\x02\x00\x00\x00\x02\x00\x00\x00\x00$2\xff\xff\xff\x9b\x00\x00\x00\x3f"/sex
+     /"\x41\x00\x00\x00\x24$1\x00\x00\x00\x02\x00\x00\x00\x02\x00\x00\x00\x00$2\xff\xff\xff\x9b\x00\x00\x00$rights"/sex
       or die "the access list is not where it was";
-  ' "$dir/dump" > "$dir/patched"
-  vos restore afssrv a "$volume" -file "$dir/patched" -overwrite full -localauth > /dev/null 2>&1
-  vos setfields "$volume" -maxquota "${2:-0}" -localauth > /dev/null
+  ' "$3" "$dir/dump" > "$dir/patched"
+  vos restore afssrv a "$1" -file "$dir/patched" -overwrite full -localauth > /dev/null 2>&1
+  vos setfields "$1" -maxquota "$2" -localauth > /dev/null
 }
 
 has_quorum() { vos listvldb -localauth 2>&1 | grep -q 'Total entries'; }
@@ -63,9 +65,8 @@ start $servers/davolserver
 start $servers/salvageserver
 until_true has_partition
 until_true is_registered
-for volume in root.afs root.cell; do
-  vos create afssrv a "$volume" -localauth > /dev/null
-  open_to_everybody "$volume"
-done
-vos create afssrv a small -maxquota 64 -localauth > /dev/null
-open_to_everybody small 64
+# rlidwk for everybody, as our server does, and rl.
+make_volume root.afs 0 3f
+make_volume root.cell 0 3f
+make_volume small 64 3f
+make_volume locked 0 09

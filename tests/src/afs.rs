@@ -14,6 +14,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// The address of the servers, for clients on the machine and in guests.
 pub const ADDRESS: &str = "10.0.2.2";
@@ -40,7 +41,7 @@ impl<'s> Machine<'s> {
             .args(["-m", "-n", "-u", "-p", "-f", "--kill-child"])
             .args(["--propagation", "private"])
             .arg(scripts().join("afs-cell.sh"))
-            .arg(s.path("cell"))
+            .arg(s.path("machine"))
             .args([CELL, ADDRESS])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -89,10 +90,11 @@ impl<'s> Machine<'s> {
     pub fn openafs(&self) {
         let mut command = self.command(scripts().join("openafs.sh"));
         // It leaves programs behind.
-        Ran::of(command.arg(self.s.path("cell")).arg(CELL)).ok();
+        Ran::of(command.arg(self.s.path("machine")).arg(CELL)).ok();
     }
 
-    /// Makes a DEVICE of the sandbox a cell, with an empty volume `small` of 64 KiB.
+    /// Makes a DEVICE of the sandbox a cell, with two empty volumes beside its root: `small` of
+    /// 64 KiB, and `locked`, which is only read.
     pub fn cell(&self, on: On, size: &str) -> &'static str {
         let device = match on {
             On::Clear => "cell.img",
@@ -106,8 +108,13 @@ impl<'s> Machine<'s> {
                 s.run(&["cell", "init", CELL, device]).ok()
             }
         };
-        let small = ["cell", "volume", "create", device, "small"];
-        s.run(&[&small[..], &["--quota", "64K"]].concat()).ok();
+        let create = ["cell", "volume", "create", device];
+        s.run(&[&create[..], &["small", "--quota", "64K"]].concat())
+            .ok();
+        s.run(&[&create[..], &["locked"]].concat()).ok();
+        let list = ["cell", "acl", "set", device, "locked", "/"];
+        s.run(&[&list[..], &["system:anyuser", "read"]].concat())
+            .ok();
         device
     }
 
@@ -176,7 +183,14 @@ impl<'s> Machine<'s> {
     /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and gives what
     /// became of it. `share` is its /share.
     #[track_caller]
-    pub fn guest(&self, kernel: &str, script: &str, share: &Path, programs: &[PathBuf]) -> Ran {
+    pub fn guest(
+        &self,
+        kernel: &str,
+        script: &str,
+        share: &Path,
+        programs: &[PathBuf],
+        patience: Duration,
+    ) -> Ran {
         let built = program();
         let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
         let cache = target.join("guest");
@@ -189,9 +203,11 @@ impl<'s> Machine<'s> {
         let mut command = self.command(boot);
         command.arg("--cache").arg(cache);
         command.args(["--kernel", kernel, "--modules", "pcbc fcrypt kafs"]);
+        command.args(["--seconds", &patience.as_secs().to_string()]);
         command.arg("--share").arg(share);
         command.arg(scripts().join(script)).args(programs);
-        Ran::of(command.arg(installed("request-key")))
+        command.arg(installed("request-key"));
+        Ran::patiently(&mut command, patience)
     }
 }
 

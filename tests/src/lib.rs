@@ -166,7 +166,7 @@ pub fn program() -> PathBuf {
 }
 
 /// Longer than any program of the tests takes on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What a program did.
 #[derive(Debug)]
@@ -184,12 +184,17 @@ pub struct Ran {
 impl Ran {
     /// Runs a command to its end.
     pub fn of(command: &mut Command) -> Ran {
-        Ran::started(command.stdin(Stdio::null()), |_| ())
+        Ran::patiently(command, PATIENCE)
+    }
+
+    /// Runs a command that may take longer than any of the others.
+    pub fn patiently(command: &mut Command, patience: Duration) -> Ran {
+        Ran::started(command.stdin(Stdio::null()), patience, |_| ())
     }
 
     /// Runs a command with `input` on its standard input.
     pub fn with_input(command: &mut Command, input: &[u8]) -> Ran {
-        Ran::started(command.stdin(Stdio::piped()), |child| {
+        Ran::started(command.stdin(Stdio::piped()), PATIENCE, |child| {
             // A program that fails early does not read its input; that is for the caller to judge.
             let _ = child.stdin.take().expect("piped").write_all(input);
         })
@@ -197,7 +202,7 @@ impl Ran {
 
     /// Runs a command to its end, and kills it when that does not come: a program that hangs is to
     /// fail its test, not to hold up all others.
-    fn started(command: &mut Command, feed: impl FnOnce(&mut Child)) -> Ran {
+    fn started(command: &mut Command, patience: Duration, feed: impl FnOnce(&mut Child)) -> Ran {
         let shown = format!("{command:?}");
         let mut child = command
             .stdout(Stdio::piped())
@@ -209,7 +214,7 @@ impl Ran {
         let pid = child.id() as i32;
         let (ended, end) = channel::<()>();
         let watch = std::thread::spawn(move || {
-            let hangs = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            let hangs = end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             if hangs {
                 // SAFETY: a signal to a child that has not been waited for.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -221,7 +226,7 @@ impl Ran {
         drop(ended);
         let ran = Ran::from_output(shown, output);
         let hung = watch.join().expect("a watch does not panic");
-        assert!(!hung, "hung for {PATIENCE:?} and was killed: {ran:?}");
+        assert!(!hung, "hung for {patience:?} and was killed: {ran:?}");
         ran
     }
 

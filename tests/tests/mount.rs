@@ -103,10 +103,7 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
         "git fsck --full --strict; test -z \"$(git status --porcelain)\"",
     );
     assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
-    assert_eq!(
-        shell(&clone, "./minimal script.lua"),
-        lua::PRINTED
-    );
+    assert_eq!(shell(&clone, "./minimal script.lua"), lua::PRINTED);
     shell(
         mounted.dir(),
         "rm -r clone again clone.tar; test -z \"$(ls -A)\"",

@@ -131,9 +131,15 @@ impl Promises {
         }
     }
 
-    /// Takes the promises for a file that has changed, but for those of the client that changed it:
+    /// Takes the promises for a file that has changed, but for those of the client that knows already:
     /// they are over, and who had one is to be told.
-    pub(crate) fn take(&self, file: File, fid: Fid, by: &Arc<Host>, breaks: &mut Breaks) {
+    pub(crate) fn take(
+        &self,
+        file: File,
+        fid: Fid,
+        knows: Option<&Arc<Host>>,
+        breaks: &mut Breaks,
+    ) {
         let now = self.now();
         let mut shard = self.shard(file);
         let Some(promises) = shard.get_mut(&file) else {
@@ -141,7 +147,7 @@ impl Promises {
         };
         let before = promises.len();
         promises.retain(|promise| {
-            if Arc::ptr_eq(&promise.host, by) {
+            if knows.is_some_and(|host| Arc::ptr_eq(&promise.host, host)) {
                 return true;
             }
             if promise.until > now && promise.host.is_of(promise.era) {

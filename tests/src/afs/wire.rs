@@ -152,17 +152,19 @@ impl Reading {
 
     fn call(&mut self, key: (u32, u32, u32), name: String) {
         let mut step = self.steps.len() - 1;
-        // A client that stores after its program has closed the file may be late.
-        if name == "StoreData64" {
-            let writes = |step: &Step| step.name.starts_with("write");
-            let stores = |step: &Step| writes(step) || step.name.starts_with("truncate");
-            step = self.steps.iter().rposition(stores).unwrap_or(step);
+        // What a client does after its program has closed the file may be late.
+        if let Some((_, causes)) = LATE.iter().find(|(late, _)| *late == name) {
+            let causes = |step: &Step| causes.iter().any(|cause| step.name.starts_with(cause));
+            step = self.steps.iter().rposition(causes).unwrap_or(step);
         }
         let calls = &mut self.steps[step].calls;
         calls.push(name);
         self.calls.insert(key, (step, calls.len() - 1));
     }
 }
+
+/// Calls that come when a client likes, and with what the names of the steps begin that they belong to.
+const LATE: &[(&str, &[&str])] = &[("ReleaseLock", &["lock"])];
 
 /// The name of a procedure, by the port that is called.
 fn name_of(port: u16, opcode: u32) -> String {
@@ -172,7 +174,10 @@ fn name_of(port: u16, opcode: u32) -> String {
         _ => CALLBACK_PROCEDURES,
     };
     let known = names.iter().find(|(number, _)| *number == opcode);
-    known.map_or_else(|| format!("{port}/{opcode}"), |(_, name)| (*name).to_owned())
+    known.map_or_else(
+        || format!("{port}/{opcode}"),
+        |(_, name)| (*name).to_owned(),
+    )
 }
 
 const FILE_PROCEDURES: &[(u32, &str)] = &[

@@ -3,13 +3,13 @@
 //! knows what belongs to it.
 //!
 //! ```text
-//!   afs_ops FOLDER ADDRESS:PORT [SMALL]
+//!   afs_ops FOLDER ADDRESS:PORT SMALL LOCKED
 //!   afs_ops --answer PORT
 //! ```
 //!
 //! Who listens answers with what came; the second form does.
 //!
-//! SMALL is a folder with a quota of 64 KiB.
+//! SMALL is a folder with a quota of 64 KiB, LOCKED one that may be read only.
 
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Gid, Timespec, Timestamps, Uid, XattrFlags, setxattr,
@@ -38,7 +38,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         to,
         socket,
         at: folder.join("ops"),
-        small: args.next().map(PathBuf::from),
+        small: args.next().ok_or("which small folder?")?.into(),
+        locked: args.next().ok_or("which locked folder?")?.into(),
     };
     ops.names()?;
     ops.data()?;
@@ -53,7 +54,8 @@ struct Ops {
     socket: UdpSocket,
     to: String,
     at: PathBuf,
-    small: Option<PathBuf>,
+    small: PathBuf,
+    locked: PathBuf,
 }
 
 impl Ops {
@@ -110,7 +112,9 @@ impl Ops {
         self.op("symlink s", || done(symlink("a", at("s"))))?;
         self.op("symlink s again", || done(symlink("a", at("s"))))?;
         self.op("look at s", || look(&at("s")))?;
-        self.op("read s", || Ok(fs::read_link(at("s"))?.display().to_string()))?;
+        self.op("read s", || {
+            Ok(fs::read_link(at("s"))?.display().to_string())
+        })?;
         self.op("symlink to nothing", || done(symlink("nothing", at("t"))))?;
         self.op("make a fifo", || {
             let kind = rustix::fs::FileType::Fifo;
@@ -122,12 +126,12 @@ impl Ops {
     fn data(&self) -> io::Result<()> {
         let at = |name: &str| self.path(name);
         self.op("write to a", || done(fs::write(at("a"), "hello\n")))?;
-        self.op("read a", || fs::read_to_string(at("a")))?;
+        self.op("read a", || text(&at("a")))?;
         self.op("write more to a", || {
             let mut file = OpenOptions::new().append(true).open(at("a"))?;
             done(file.write_all(b"world\n"))
         })?;
-        self.op("read more of a", || fs::read_to_string(at("a")))?;
+        self.op("read more of a", || text(&at("a")))?;
         self.op("write a over", || done(fs::write(at("a"), "short\n")))?;
         self.op("write far behind the end", || {
             let file = OpenOptions::new().write(true).open(at("a"))?;
@@ -224,7 +228,9 @@ impl Ops {
     /// What an access list, a mode and a quota refuse.
     fn refusals(&self) -> io::Result<()> {
         let at = |name: &str| self.path(name);
-        self.op("make a closed folder", || done(fs::create_dir(at("closed"))))?;
+        self.op("make a closed folder", || {
+            done(fs::create_dir(at("closed")))
+        })?;
         self.op("give it an access list", || {
             let list = b"1\n0\nsystem:anyuser 9\n";
             let flags = XattrFlags::empty();
@@ -251,15 +257,32 @@ impl Ops {
         self.op("remove the file to read only", || {
             done(fs::remove_file(at("r")))
         })?;
-        let Some(small) = &self.small else {
-            return Ok(());
-        };
+        let (small, locked) = (&self.small, &self.locked);
+        self.op("list the locked folder", || list(locked))?;
+        self.op("create in the locked folder", || {
+            done(create(&locked.join("x")))
+        })?;
+        self.op("make a folder in the locked folder", || {
+            done(fs::create_dir(locked.join("x")))
+        })?;
         self.op("write to the small volume", || {
-            done(fs::write(small.join("fits"), [1; 20_000]))
+            done(write_out(&small.join("fits"), 20_000))
         })?;
         self.op("write too much to the small volume", || {
-            done(fs::write(small.join("too-much"), vec![1; 200_000]))
-        })
+            done(write_out(&small.join("too-much"), 200_000))
+        })?;
+        self.op("link from one volume to another", || {
+            done(fs::hard_link(small.join("fits"), at("fits")))
+        })?;
+        self.op("rename from one volume to another", || {
+            done(fs::rename(small.join("fits"), at("fits")))
+        })?;
+        // A client may be storing still, and find out, or not, what became of it.
+        self.say("what is not compared")?;
+        for name in ["fits", "too-much"] {
+            fs::remove_file(small.join(name))?;
+        }
+        Ok(())
     }
 
     fn removals(&self) -> io::Result<()> {
@@ -273,12 +296,19 @@ impl Ops {
         self.op("remove a file as a folder", || {
             done(fs::remove_dir(at("chunks")))
         })?;
-        self.op("remove what is not", || done(fs::remove_file(at("nothing"))))?;
+        self.op("remove what is not", || {
+            done(fs::remove_file(at("nothing")))
+        })?;
         self.op("remove what is open", || {
             let mut file = File::open(at("chunks"))?;
             fs::remove_file(at("chunks"))?;
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)?;
+            drop(file);
+            // Under another name it may live a little longer.
+            while list(&self.at)?.contains('.') {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             Ok(format!("{} bytes", bytes.len()))
         })?;
         self.op("look at what was open", || look(&at("chunks")))?;
@@ -304,6 +334,17 @@ fn answer(port: u16) -> Result<(), Box<dyn Error>> {
 
 fn done(outcome: io::Result<()>) -> Shown {
     outcome.map(|()| String::from("done"))
+}
+
+fn text(path: &Path) -> Shown {
+    Ok(format!("{:?}", fs::read_to_string(path)?))
+}
+
+/// Writes so that what cannot be stored is an error, where a client knows `fsync`.
+fn write_out(path: &Path, bytes: usize) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(&vec![1; bytes])?;
+    file.sync_all()
 }
 
 fn create(path: &Path) -> io::Result<()> {

@@ -34,7 +34,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for test in args {
         let began = Instant::now();
         let said = run(&test, &at).map_err(|e| format!("test {test}: {e}"))?;
-        println!("test {test}: {said} in {:.2} s", began.elapsed().as_secs_f64());
+        println!(
+            "test {test}: {said} in {:.2} s",
+            began.elapsed().as_secs_f64()
+        );
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! What a client stores is received before it is written, a part at a time, so that nobody waits for a
 //! slow client. It is one change to all others: the version rises by one, when all of it is there.
 
-use super::{ANONYMOUS, Visit};
+use super::{ANONYMOUS, Change, Visit};
 use crate::error::{DENIED, Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
@@ -78,7 +78,7 @@ impl Visit<'_> {
         drop(store);
         let stored = stored.map_err(Fault::from).flatten();
         // Also what failed may have changed something.
-        self.tell(&volume, &[(ino, Fid::from(fid))]);
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
         stored?;
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
@@ -111,7 +111,7 @@ impl Visit<'_> {
         };
         self.set_attributes(&volume, ino, wanted)?;
         volume.files.sync_names()?;
-        self.tell(&volume, &[(ino, Fid::from(fid))]);
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreStatus {
             status: self.status(&volume, ino)?,
