@@ -158,16 +158,22 @@ impl Promises {
         }
     }
 
-    /// Takes the promises for a file that has changed, but for those of the client that changed it:
+    /// Takes the promises for a file that has changed, but for those of the client that knows already:
     /// they are over, and who had one is to be told.
-    pub(crate) fn take(&self, file: File, fid: Fid, by: &Arc<Host>, breaks: &mut Breaks) {
+    pub(crate) fn take(
+        &self,
+        file: File,
+        fid: Fid,
+        knows: Option<&Arc<Host>>,
+        breaks: &mut Breaks,
+    ) {
         let now = self.now();
         let mut shard = self.shard(file);
         let Some(promises) = shard.get_mut(&file) else {
             return;
         };
-        let is_others = |p: &mut Promise| !Arc::ptr_eq(&p.host, by);
-        for promise in promises.extract_if(.., is_others) {
+        let is_told = |p: &mut Promise| knows.is_none_or(|host| !Arc::ptr_eq(&p.host, host));
+        for promise in promises.extract_if(.., is_told) {
             self.forget(&promise);
             if promise.until > now && promise.host.is_of(promise.era) {
                 breaks.add(&promise.host, promise.era, fid.within(file.0));

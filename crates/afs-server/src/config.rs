@@ -86,6 +86,12 @@ impl Prefix {
     }
 }
 
+impl std::fmt::Display for Prefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
 /// Why something is not a [`Prefix`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoPrefix;

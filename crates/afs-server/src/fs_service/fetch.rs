@@ -123,9 +123,7 @@ impl Visit<'_> {
                 None => vec![read(lane, file, part.clone())?],
             };
             let there: usize = pages.iter().map(Bytes::len).sum();
-            for page in pages {
-                call.write(page)?;
-            }
+            call.write_all(pages)?;
             // The file was cut; what was announced is what is sent, as with any read of a file that
             // is being cut.
             let missing = (part.end - part.start) as usize - there;

@@ -1,6 +1,6 @@
 //! Access lists of directories.
 
-use super::Visit;
+use super::{Change, Visit};
 use crate::acl::ACL_ATTRIBUTE;
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
@@ -41,7 +41,7 @@ impl Visit<'_> {
         volume
             .files
             .set_xattr(dir.ino, ACL_ATTRIBUTE, &text, SetXattr::Any)?;
-        self.durable(&volume, &[(dir.ino, Fid::from(fid))])?;
+        self.durable(&volume, &[Change::answered(dir.ino, Fid::from(fid))])?;
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreACL {
             status: self.status(&volume, dir.ino)?,

@@ -118,6 +118,28 @@ pub(crate) struct Visit<'s> {
     pub(crate) caller: Caller,
 }
 
+/// What a call has changed.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    ino: Ino,
+    fid: Fid,
+    /// Whether the answer says what it is like now. Who called has to be told of it otherwise: Linux counts
+    /// the links of a file wrong from the second time on that one of two is removed (`fs/afs/inode.c`,
+    /// `afs_apply_status`, looks for what is new against the last status and not against its own count).
+    is_answered: bool,
+}
+
+impl Change {
+    fn answered(ino: Ino, fid: Fid) -> Change {
+        let is_answered = true;
+        Change {
+            ino,
+            fid,
+            is_answered,
+        }
+    }
+}
+
 impl Visit<'_> {
     fn answer(&self, call: &mut Call, request: &Request<'_>, data: rx::Bytes) -> Outcome<()> {
         match request {
@@ -243,14 +265,15 @@ impl Visit<'_> {
         self.shared.promises.give(&self.host, file)
     }
 
-    /// Tells everybody else who was promised to hear of it that files have changed.
-    fn tell(&self, volume: &Volume, changed: &[(Ino, Fid)]) {
+    /// Tells everybody who was promised to hear of it that files have changed.
+    fn tell(&self, volume: &Volume, changed: &[Change]) {
         let mut breaks = Breaks::default();
-        for (ino, fid) in changed {
-            let file = (volume.id, *ino);
+        for change in changed {
+            let file = (volume.id, change.ino);
+            let knows = change.is_answered.then_some(&self.host);
             self.shared
                 .promises
-                .take(file, *fid, &self.host, &mut breaks);
+                .take(file, change.fid, knows, &mut breaks);
         }
         let told = breaks.tell(&self.shared.hosts);
         add(&self.shared.counters.breaks, told);

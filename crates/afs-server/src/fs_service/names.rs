@@ -3,7 +3,7 @@
 //! The directory is locked from before the change until its pages have changed with it, and not while
 //! others are told.
 
-use super::{ANONYMOUS, Visit, fid_of};
+use super::{ANONYMOUS, Change, Visit, fid_of};
 use crate::callback::Given;
 use crate::directories::Pages;
 use crate::error::{Fault, Outcome};
@@ -121,7 +121,7 @@ impl Visit<'_> {
         }
         let directory_status = self.settle(&volume, &mut pages)?;
         drop(pages);
-        self.durable(&volume, &[(dir.ino, Fid::from(directory))])?;
+        self.durable(&volume, &[Change::answered(dir.ino, directory.into())])?;
         Ok(Made {
             fid: fid.within(volume.id),
             ino: attr.ino,
@@ -154,7 +154,10 @@ impl Visit<'_> {
         pages.insert(name, Fid::from(existing));
         let directory_status = self.settle(&volume, &mut pages)?;
         drop(pages);
-        let changed = [(dir.ino, Fid::from(directory)), (ino, Fid::from(existing))];
+        let changed = [
+            Change::answered(dir.ino, directory.into()),
+            Change::answered(ino, existing.into()),
+        ];
         self.durable(&volume, &changed)?;
         Ok(Reply::Link {
             status: self.status(&volume, ino)?,
@@ -196,8 +199,8 @@ impl Visit<'_> {
         pages.remove(name);
         let directory_status = self.settle(&volume, &mut pages)?;
         drop(pages);
-        let mut changed = vec![(dir.ino, Fid::from(directory))];
-        changed.extend(Fid::of(&gone).map(|fid| (gone.ino, fid)));
+        let mut changed = vec![Change::answered(dir.ino, directory.into())];
+        changed.extend(lost_a_name(&gone));
         self.forget_if_gone(&volume, &gone);
         self.durable(&volume, &changed)?;
         Ok((volume, directory_status))
@@ -219,11 +222,21 @@ impl Visit<'_> {
     }
 
     /// Makes a change durable, and tells others of it.
-    pub(super) fn durable(&self, volume: &Volume, changed: &[(Ino, Fid)]) -> Outcome<()> {
+    pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> Outcome<()> {
         let durable = volume.directories.sync(&volume.files);
         self.tell(volume, changed);
         Ok(durable?)
     }
+}
+
+/// The change of what has lost a name, as it is now. No answer tells of a file that has other names.
+pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
+    let is_answered = attr.inode.is_dir() || attr.inode.links == 0;
+    Fid::of(attr).map(|fid| Change {
+        ino: attr.ino,
+        fid,
+        is_answered,
+    })
 }
 
 fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {

@@ -1,6 +1,7 @@
 //! Renaming, within a directory and from one to another.
 
-use super::{Visit, fid_of};
+use super::names::lost_a_name;
+use super::{Change, Visit, fid_of};
 use crate::directories::{Directory, Pages};
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
@@ -20,7 +21,7 @@ type Name<'n> = (&'n AfsFid, &'n [u8]);
 struct Renamed {
     old_status: AfsFetchStatus,
     new_status: AfsFetchStatus,
-    changed: Vec<(Ino, Fid)>,
+    changed: Vec<Change>,
     replaced: Option<Attr>,
 }
 
@@ -98,16 +99,17 @@ impl Visit<'_> {
                 at(guards, moved.ino)?.moved(Fid::from(new.0));
             }
         }
-        let mut changed = vec![(dirs.0, Fid::from(old.0))];
+        let mut changed = vec![Change::answered(dirs.0, old.0.into())];
         if dirs.0 != dirs.1 {
-            changed.push((dirs.1, Fid::from(new.0)));
-            changed.push((moved.ino, fid_of(moved)?));
+            changed.push(Change::answered(dirs.1, new.0.into()));
+            changed.push(Change {
+                ino: moved.ino,
+                fid: fid_of(moved)?,
+                // A directory has another parent in its pages.
+                is_answered: !moved.inode.is_dir(),
+            });
         }
-        if let Some(gone) = &target
-            && let Some(fid) = Fid::of(gone)
-        {
-            changed.push((gone.ino, fid));
-        }
+        changed.extend(replaced.as_ref().and_then(lost_a_name));
         if let Some((_, pages)) = guards.iter_mut().find(|(ino, _)| *ino == moved.ino) {
             pages.settle(files)?;
         }

@@ -3,7 +3,7 @@
 //! What a client stores is received before it is written, a part at a time, so that nobody waits for a
 //! slow client. It is one change to all others: the version rises by one, when all of it is there.
 
-use super::{ANONYMOUS, Visit};
+use super::{ANONYMOUS, Change, Visit};
 use crate::error::{DENIED, Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
@@ -78,7 +78,7 @@ impl Visit<'_> {
         drop(store);
         let stored = stored.map_err(Fault::from).flatten();
         // Also what failed may have changed something.
-        self.tell(&volume, &[(ino, Fid::from(fid))]);
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
         stored?;
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
@@ -102,10 +102,16 @@ impl Visit<'_> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
-        self.check(&volume, &attr, rights_to_set(&attr, wanted))?;
+        match gives_away(&attr, wanted) {
+            // As for a system call, it is not a matter of the file's access list.
+            true => self
+                .check(&volume, &attr, Rights::ADMINISTER)
+                .map_err(|_| Fault::Errno(libc::EPERM))?,
+            false => self.check(&volume, &attr, rights_to_set(&attr))?,
+        };
         self.set_attributes(&volume, ino, wanted)?;
         volume.files.sync_names()?;
-        self.tell(&volume, &[(ino, Fid::from(fid))]);
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreStatus {
             status: self.status(&volume, ino)?,
@@ -124,13 +130,16 @@ impl Visit<'_> {
     }
 }
 
-/// What it takes to change attributes. Nobody gives away files but who may change access lists.
-fn rights_to_set(attr: &Attr, wanted: &AfsStoreStatus) -> Rights {
-    let others = wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
-        || wanted.group.is_some_and(|group| group != attr.inode.gid);
-    match (others, attr.inode.kind) {
-        (true, _) => Rights::ADMINISTER,
-        (_, FileType::Directory) => Rights::INSERT.or(Rights::DELETE),
+/// Whether somebody else is to own it. Nobody gives away files but who may change access lists.
+fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
+    wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
+        || wanted.group.is_some_and(|group| group != attr.inode.gid)
+}
+
+/// What it takes to change other attributes.
+fn rights_to_set(attr: &Attr) -> Rights {
+    match attr.inode.kind {
+        FileType::Directory => Rights::INSERT.or(Rights::DELETE),
         _ => Rights::WRITE,
     }
 }
@@ -225,6 +234,7 @@ impl Data<'_> {
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {
             if self.piece.is_empty() {
+                self.call.await_bytes(wanted - part.len())?;
                 let piece = self.call.read()?;
                 self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
             }

@@ -29,7 +29,7 @@ pub fn serve_if_told() {
     };
     let port = std::env::var(PORT).ok().and_then(|port| port.parse().ok());
     let config = afs_server::Config {
-        file_service: (Ipv4Addr::LOCALHOST, port.unwrap_or(0)).into(),
+        file_service: vec![(Ipv4Addr::LOCALHOST, port.unwrap_or(0)).into()],
         workers: 64,
         // A machine with much else to do.
         answer_time: Duration::from_secs(20),

@@ -3,6 +3,8 @@
 mod attach;
 mod benchmark;
 mod cache;
+mod cell;
+mod cell_shown;
 mod config;
 mod detach;
 mod files;
@@ -12,6 +14,7 @@ mod lab;
 mod lun;
 mod path;
 mod quickstart;
+mod serve;
 mod stats;
 mod status;
 mod unlock;
@@ -50,7 +53,7 @@ pub enum Command {
     Volume(volume::Command),
     /// Open a volume and give it out as a block device
     Attach(attach::Args),
-    /// Flush and close an attached volume or a mounted file system
+    /// Flush and close an attached volume, a mounted file system or a served cell
     Detach(detach::Args),
     /// Make a file system on a volume or a disk
     Format(files::FormatArgs),
@@ -58,6 +61,11 @@ pub enum Command {
     Mount(files::MountArgs),
     /// Unmount a file system, with everything durable
     Unmount(files::UnmountArgs),
+    /// Serve a file system to AFS clients, as a cell
+    Serve(serve::Args),
+    /// Make a cell, look at it, say who may do what, and manage its volumes
+    #[command(subcommand)]
+    Cell(cell::Command),
     /// Check a file system, and repair it
     Fsck(files::FsckArgs),
     /// Rewrite files of many extents into few
@@ -67,9 +75,9 @@ pub enum Command {
     Fileset(fileset::Command),
     /// Show how full a file system is
     Df(files::DfArgs),
-    /// List attached volumes and mounted file systems
+    /// List attached volumes, mounted file systems and served cells
     Status,
-    /// Show the counters of an attached volume or a mounted file system
+    /// Show the counters of the device below an attached volume, a mounted file system or a served cell
     Stats(stats::Args),
     /// Look at the file cache, change its settings, empty it
     #[command(subcommand)]
@@ -80,7 +88,7 @@ pub enum Command {
     /// Add, remove, enable and disable the paths of a LUN
     #[command(subcommand)]
     Path(path::Command),
-    /// Attach all volumes and mount all file systems of a configuration file
+    /// Attach, mount and serve all that a configuration file names
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down,
@@ -106,6 +114,8 @@ impl Command {
             Command::Format(args) => files::format(context, &args),
             Command::Mount(args) => files::mount(context, args),
             Command::Unmount(args) => files::unmount(context, &args),
+            Command::Serve(args) => serve::run(context, args),
+            Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
