@@ -146,7 +146,7 @@ impl Hosts {
             hosts_max: config.hosts_max,
             answer_time: config.answer_time,
             promise_seconds: config.promise_seconds,
-            patience: Patience::new(config.workers),
+            patience: Patience::new(config.workers, config.answer_time),
             started: Instant::now(),
             unknown_trust: AtomicU32::new(with_slack(config.promise_seconds)),
         }

@@ -23,8 +23,9 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// all of its strangers need a place from the start. Programs that have no callback service are some.
 const UNANSWERED_MAX: u32 = 16;
 
-/// Clients of a network that may leave us without an answer to a change, within the window, before
-/// strangers from there are promised nothing: each has cost somebody the time there is.
+/// Times that clients of a network may leave us without an answer to a change, within the window, before
+/// strangers from there are promised nothing: each has cost somebody the time there is. Clients that are
+/// lost together, as when their network fails, cost it once.
 const LOST_MAX: u32 = 4;
 
 /// Networks that are remembered; beyond, all are forgotten for whom nothing waits.
@@ -34,6 +35,7 @@ const NETWORKS_MAX: usize = 4096;
 pub(crate) struct Patience {
     all_max: usize,
     network_max: usize,
+    answer_time: Duration,
     table: Mutex<Table>,
 }
 
@@ -49,6 +51,8 @@ struct Network {
     since: Instant,
     unanswered: u32,
     lost: u32,
+    /// When the last of these was.
+    lost_at: Option<Instant>,
 }
 
 /// A place to wait, which is given back when this is dropped.
@@ -58,11 +62,12 @@ pub(crate) struct Place<'p> {
 }
 
 impl Patience {
-    /// Places for that many threads.
-    pub(crate) fn new(workers: usize) -> Patience {
+    /// Places for that many threads. Clients have that time to answer.
+    pub(crate) fn new(workers: usize, answer_time: Duration) -> Patience {
         Patience {
             all_max: (workers / 2).max(1),
             network_max: (workers / 4).max(1),
+            answer_time,
             table: Mutex::default(),
         }
     }
@@ -94,7 +99,16 @@ impl Patience {
 
     /// A client did not answer that a file has changed.
     pub(crate) fn lost(&self, client: IpAddr) {
-        self.table().network(client).lost += 1;
+        let mut table = self.table();
+        let network = table.network(client);
+        let now = Instant::now();
+        if network
+            .lost_at
+            .is_none_or(|at| now - at >= self.answer_time)
+        {
+            network.lost += 1;
+            network.lost_at = Some(now);
+        }
     }
 
     /// Whether too many of a client's network did not say who they are.
@@ -135,6 +149,7 @@ impl Network {
             since: Instant::now(),
             unanswered: 0,
             lost: 0,
+            lost_at: None,
         }
     }
 
@@ -167,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_network_has_a_quarter_of_the_threads_and_all_have_half() {
-        let patience = Patience::new(16);
+        let patience = Patience::new(16, Duration::ZERO);
         let places = |address: &str| {
             let client = address.parse().expect("an address");
             std::iter::from_fn(|| patience.place(client)).collect::<Vec<_>>()
@@ -186,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_the_clients_of_a_network_did_not_do_is_remembered() {
-        let patience = Patience::new(16);
+        let patience = Patience::new(16, Duration::ZERO);
         let (one, other) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         for _ in 0..UNANSWERED_MAX {
             assert!(!patience.is_short(one));
@@ -198,6 +213,10 @@ mod tests {
             patience.lost(one);
         }
         assert!(patience.distrusted_until(one).is_some());
+        // All at once is one time.
+        let together = Patience::new(16, 2 * WINDOW);
+        (0..100).for_each(|_| together.lost(one));
+        assert_eq!(together.distrusted_until(one), None);
         assert_eq!(patience.distrusted_until(other), None);
     }
 }
