@@ -10,6 +10,7 @@ use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
+use std::time::Instant;
 
 /// Small pieces that are written before they are handed on, however few bytes they are.
 const UNSENT_PIECES: usize = 64;
@@ -106,11 +107,19 @@ impl Call {
     /// # Errors
     /// [`Error::Ended`] if the call ended before its time, [`Error::Stopped`].
     pub fn read(&mut self) -> Result<Option<Bytes>, Error> {
+        self.read_by(None)
+    }
+
+    /// The same, but waits no longer than until `deadline`, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`read`](Call::read); [`Error::Late`] if nothing came in time. The call goes on.
+    pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
         if self.ready.is_empty() && !self.at_end {
             let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);
-            self.at_end = self
-                .shard
-                .until(&self.wake, |state, now| state.take(now, id, client, ready))?;
+            self.at_end = self.shard.until(&self.wake, deadline, |state, now| {
+                state.take(now, id, client, ready)
+            })?;
             self.over |= client && self.at_end;
         }
         Ok(self.ready.pop_front())
@@ -199,7 +208,7 @@ impl Call {
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
         self.unsent_bytes = 0;
-        self.shard.until(&self.wake, |state, now| {
+        self.shard.until(&self.wake, None, |state, now| {
             if state.stopped {
                 return Some(Err(Error::Stopped));
             }

@@ -227,6 +227,54 @@ fn a_call_that_is_dropped_ends_at_the_server() {
 }
 
 #[test]
+fn a_fifth_call_waits_only_as_long_as_it_may_and_not_for_a_closed_connection() {
+    let ((server, heard), client) = (reading(), client());
+    let connection = connect(&client, &server);
+    let mut calls: Vec<Call> = (0..4)
+        .map(|_| {
+            let mut call = connection.call_within(Duration::ZERO).unwrap();
+            call.write(vec![0; 5000]).unwrap();
+            assert_eq!(heard.recv_timeout(PATIENCE), Ok(Ok(())));
+            call
+        })
+        .collect();
+    for time in [Duration::ZERO, Duration::from_millis(50)] {
+        let late = connection.call_within(time).map(drop);
+        assert_eq!(late, Err(Error::Late));
+    }
+    // An answer does not come, as long as the request has no end.
+    let late = calls[0].read_by(Some(Instant::now() + Duration::from_millis(50)));
+    assert_eq!(late.map(drop), Err(Error::Late));
+    // A channel that becomes free is taken at once.
+    drop(calls.pop());
+    let fourth = connection.call_within(PATIENCE).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (connection, tell) = (connection.clone(), tell.clone());
+            scope.spawn(move || tell.send(connection.call().map(drop)).unwrap());
+        }
+        let waits = told.recv_timeout(Duration::from_millis(100));
+        assert_eq!(waits, Err(mpsc::RecvTimeoutError::Timeout));
+        connection.close();
+        let closed = Error::Ended(End::Closed);
+        for _ in 0..2 {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(closed)));
+        }
+        assert_eq!(connection.call_within(PATIENCE).map(drop), Err(closed));
+        for call in calls.iter_mut() {
+            assert_eq!(call.read().map(drop), Err(closed));
+        }
+    });
+    drop((calls, fourth));
+    // The server heard of the end: of the call that was dropped, and of the others.
+    let mut ended = 0;
+    while ended < 4 {
+        ended += usize::from(heard.recv_timeout(PATIENCE).unwrap().is_err());
+    }
+}
+
+#[test]
 fn a_port_that_closes_tells_its_clients_to_try_again() {
     let ((server, heard), client) = (reading(), client());
     let mut call = connect(&client, &server).call().unwrap();

@@ -202,6 +202,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         self.recent = None;
         self.by_key.remove(&c.key);
+        if c.channel_wanted {
+            // Who waits finds that there is nothing left to wait for.
+            let free = Event::ChannelFree(ConnectionId(connection));
+            self.notices.push_back(Notice::Event(free));
+        }
         if c.is_server() {
             self.connections_in -= 1;
             self.unproven_count -= usize::from(!c.is_proven());
