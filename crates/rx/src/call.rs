@@ -12,6 +12,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
 use std::time::Instant;
 
+/// Bytes of what is written that are handed on at once: the endpoint takes whole pieces, and must not
+/// take much more than it has room for.
+const SLICE_BYTES: usize = 16 * 1024;
+
 /// Small pieces that are written before they are handed on, however few bytes they are.
 const UNSENT_PIECES: usize = 64;
 
@@ -213,9 +217,13 @@ impl Call {
                 return Some(Err(Error::Stopped));
             }
             while let Some(bytes) = unsent.pop_front() {
-                match state.endpoint.write(now, id, bytes) {
+                let slice = bytes.slice(0..SLICE_BYTES);
+                match state.endpoint.write(now, id, slice) {
+                    Ok(_) if bytes.len() > SLICE_BYTES => {
+                        unsent.push_front(bytes.slice(SLICE_BYTES..bytes.len()));
+                    }
                     Ok(_) => {}
-                    Err(WriteError::Blocked(bytes)) => {
+                    Err(WriteError::Blocked(_)) => {
                         unsent.push_front(bytes);
                         state.open.get_mut(&id)?.waits = true;
                         return None;

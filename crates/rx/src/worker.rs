@@ -1,15 +1,17 @@
 //! The threads that serve calls.
 //!
 //! **Invariant:** a call is with one thread from its beginning to its end; there are never more threads
-//! than the setting says, nor fewer than calls up to that number.
+//! than the setting says. A host whose calls wait is served in turn with the others, and gets a thread
+//! only while it has no more than are free: one host has half of them and one more at most, the next half
+//! of the rest, and for a host that has none there is one as long as there are few that have many.
 
 use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Abort;
 use crate::settings::Service;
 use crate::shard::Shard;
-use rx_proto::{Incoming, code};
-use std::collections::VecDeque;
+use rx_proto::{Host, Incoming, code};
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -40,13 +42,71 @@ pub(crate) struct Job {
     pub(crate) at_end: bool,
 }
 
+/// The calls of a host.
+#[derive(Default)]
+struct Share {
+    /// Those that wait.
+    jobs: VecDeque<Job>,
+    /// Threads that serve others of them.
+    served: usize,
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
-    /// Threads that wait for a job.
+    hosts: HashMap<Host, Share>,
+    /// The hosts of which calls wait; whose turn it is comes first.
+    turns: VecDeque<Host>,
+    /// Threads that serve a call, and threads that wait for one.
+    busy: usize,
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     stopped: bool,
+}
+
+impl Queue {
+    fn add(&mut self, job: Job) {
+        let host = Host::of(job.incoming.peer);
+        let share = self.hosts.entry(host).or_default();
+        if share.jobs.is_empty() {
+            self.turns.push_back(host);
+        }
+        share.jobs.push_back(job);
+    }
+
+    /// Whose call is to be served next, as a place in `turns`. At most as many hosts are passed over as
+    /// there are threads that serve theirs.
+    fn next(&self, threads_max: usize) -> Option<usize> {
+        let free = threads_max - self.busy;
+        let fits = |host: &Host| self.hosts.get(host).is_some_and(|s| s.served <= free);
+        if free == 0 {
+            return None;
+        }
+        self.turns.iter().position(fits)
+    }
+
+    /// Takes a call to serve it.
+    fn take(&mut self, threads_max: usize) -> Option<Job> {
+        let host = self.turns.remove(self.next(threads_max)?)?;
+        let share = self.hosts.get_mut(&host)?;
+        let job = share.jobs.pop_front()?;
+        share.served += 1;
+        self.busy += 1;
+        if !share.jobs.is_empty() {
+            self.turns.push_back(host);
+        }
+        Some(job)
+    }
+
+    /// A call of this host is served no more.
+    fn done(&mut self, host: Host) {
+        self.busy -= 1;
+        if let Some(share) = self.hosts.get_mut(&host) {
+            share.served -= 1;
+            if share.served == 0 && share.jobs.is_empty() {
+                self.hosts.remove(&host);
+            }
+        }
+    }
 }
 
 /// The threads, and the calls that wait for one.
@@ -78,12 +138,19 @@ impl Workers {
     /// Hands in a call.
     pub(crate) fn push(self: &Arc<Self>, job: Job) {
         let mut queue = self.lock();
-        if queue.stopped {
+        if !queue.stopped {
+            queue.add(job);
+            self.rouse(&mut queue);
+        }
+    }
+
+    /// Sees to it that a thread takes the next call, if one may be served.
+    fn rouse(self: &Arc<Self>, queue: &mut Queue) {
+        if queue.next(self.threads_max).is_none() {
             return;
         }
-        queue.jobs.push_back(job);
-        if queue.jobs.len() <= queue.idle {
-            drop(queue);
+        if queue.idle > 0 {
+            // It rouses the next one.
             self.wake.notify_one();
         } else if queue.threads.len() < self.threads_max {
             let workers = Arc::clone(self);
@@ -97,39 +164,48 @@ impl Workers {
         }
     }
 
-    fn work(&self) {
-        while let Some((job, waited)) = self.next() {
+    fn work(self: &Arc<Self>) {
+        let mut last = None;
+        while let Some((job, waited)) = self.next(last) {
+            last = Some(Host::of(job.incoming.peer));
             // A client that gave up while its call waited costs no work.
             if waited && job.shard.has_ended(job.incoming.call) {
                 Call::incoming(job).abort(code::USER_ABORT);
                 continue;
             }
-            let mut call = Call::incoming(job);
-            let service = self.services.iter().find(|s| s.id == call.service());
-            let served =
-                service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
-            match served {
-                // That it ended meanwhile is the client's doing, who knows it.
-                Some(Ok(Ok(()))) => drop(call.finish()),
-                Some(Ok(Err(Abort(code)))) => call.abort(code),
-                Some(Err(_)) => {
-                    tracing::error!(service = call.service(), "a handler panicked");
-                    call.abort(code::USER_ABORT);
-                }
-                None => call.abort(code::INVALID_OPERATION),
-            }
+            self.serve(Call::incoming(job));
         }
     }
 
-    /// The next call to serve, and whether it waited for this thread; `None` if there will be no more.
-    fn next(&self) -> Option<(Job, bool)> {
+    fn serve(&self, mut call: Call) {
+        let service = self.services.iter().find(|s| s.id == call.service());
+        let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
+        match served {
+            // That it ended meanwhile is the client's doing, who knows it.
+            Some(Ok(Ok(()))) => drop(call.finish()),
+            Some(Ok(Err(Abort(code)))) => call.abort(code),
+            Some(Err(_)) => {
+                tracing::error!(service = call.service(), "a handler panicked");
+                call.abort(code::USER_ABORT);
+            }
+            None => call.abort(code::INVALID_OPERATION),
+        }
+    }
+
+    /// The next call to serve, after one of the host `last`, and whether it waited for this thread;
+    /// `None` if there will be no more.
+    fn next(self: &Arc<Self>, last: Option<Host>) -> Option<(Job, bool)> {
         let mut queue = self.lock();
+        if let Some(host) = last {
+            queue.done(host);
+        }
         let mut waited = true;
         loop {
             if queue.stopped {
                 return None;
             }
-            if let Some(job) = queue.jobs.pop_front() {
+            if let Some(job) = queue.take(self.threads_max) {
+                self.rouse(&mut queue);
                 return Some((job, waited));
             }
             waited = false;
@@ -147,10 +223,11 @@ impl Workers {
         let mut queue = self.lock();
         queue.stopped = true;
         let threads = std::mem::take(&mut queue.threads);
-        let jobs = std::mem::take(&mut queue.jobs);
+        let hosts = std::mem::take(&mut queue.hosts);
+        queue.turns.clear();
         drop(queue);
         self.wake.notify_all();
-        drop(jobs);
+        drop(hosts);
         for thread in threads {
             // Its panics were caught.
             let _ = thread.join();

@@ -64,7 +64,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let service = self.services.iter().find(|s| s.id == header.service);
         let class = header.security_index;
         // Those of other classes answer challenges.
-        let known = class == RXNULL || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
+        let known = class == RXNULL
+            || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
         if !known || !service.is_some_and(|s| s.classes.contains(&class)) {
             let code = code::INVALID_OPERATION.to_be_bytes();
             self.answer_stray(now, route, header, PacketType::Abort, &code);

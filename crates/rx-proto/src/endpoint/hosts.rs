@@ -60,7 +60,10 @@ impl Hosts {
 
     /// Connections that a host made, of which it may have none.
     pub(super) fn connections(&self, host: Host) -> usize {
-        let share = self.by_host.get(&host).and_then(|key| self.shares.get(*key));
+        let share = self
+            .by_host
+            .get(&host)
+            .and_then(|key| self.shares.get(*key));
         share.map_or(0, |share| share.connections)
     }
 

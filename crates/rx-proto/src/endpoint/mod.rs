@@ -50,8 +50,8 @@ use crate::slab::{Key, Slab};
 use crate::stats::Stats;
 use crate::time::Timestamp;
 use crate::timers::{Timer, Timers};
-use hosts::Hosts;
 use control::{Control, Strays};
+use hosts::Hosts;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 

@@ -43,7 +43,13 @@ const PERIOD: Duration = Duration::from_secs(16);
 const DOUBT: Duration = Duration::from_secs(60);
 
 /// A ping's number for a call of a peer that is asked for the first time: above 0 and below 2^30.
-fn number(secret: &Keyed, key: &ConnectionKey, channel: usize, call: CallNumber, at: u64) -> Serial {
+fn number(
+    secret: &Keyed,
+    key: &ConnectionKey,
+    channel: usize,
+    call: CallNumber,
+    at: u64,
+) -> Serial {
     let hash = secret.hash_one((key, channel, call.0, at));
     Serial(u32::try_from(hash >> 34).unwrap_or(0).max(1))
 }
