@@ -48,6 +48,8 @@ pub struct PortStats {
     pub connections: usize,
     /// Calls at the moment, both ways.
     pub calls: usize,
+    /// Bytes at the moment that were written and not acknowledged.
+    pub unacknowledged: u64,
 }
 
 impl Port {
@@ -130,6 +132,7 @@ impl Port {
                 stats.send_errors += state.socket.errors;
                 stats.connections += state.endpoint.connections();
                 stats.calls += state.endpoint.calls();
+                stats.unacknowledged += state.endpoint.unacknowledged_bytes();
             });
         }
         let dropped = self.dropped.iter().map(|n| n.load(Ordering::Relaxed));

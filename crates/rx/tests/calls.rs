@@ -319,6 +319,101 @@ fn more_calls_than_threads_wait_and_are_served() {
 }
 
 #[test]
+fn a_host_whose_calls_do_not_end_does_not_stop_the_others() {
+    let settings = Settings {
+        workers: 8,
+        ..Settings::default()
+    };
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let server = serve_with(&settings, move |call: &mut Call| {
+        let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
+        peak.fetch_max(running, Ordering::SeqCst);
+        let result = echo(call);
+        counts.fetch_sub(1, Ordering::SeqCst);
+        result
+    });
+    let host = |last| {
+        let settings = Settings {
+            listen: ([127, 0, 0, last], 0).into(),
+            ..Settings::default()
+        };
+        Port::open(&settings, Vec::new()).unwrap()
+    };
+    let (slow, other) = (host(21), host(22));
+    let connections = [(); 5].map(|()| connect(&slow, &server));
+    let mut calls = Vec::new();
+    for connection in &connections {
+        for _ in 0..4 {
+            let mut call = connection.call().unwrap();
+            call.write(vec![7; 5000]).unwrap();
+            calls.push(call);
+        }
+    }
+    until("all requests have begun", || server.stats().calls == 20);
+    until("some are served", || now.load(Ordering::SeqCst) >= 5);
+    let timeouts = Timeouts {
+        hard: Some(PATIENCE / 2),
+        ..Timeouts::default()
+    };
+    let connection = other.connect(server.address(), SERVICE, timeouts);
+    for round in 0..20 {
+        check_echo(&connection, round, 3000).unwrap();
+    }
+    assert!(now.load(Ordering::SeqCst) == 5 && most.load(Ordering::SeqCst) == 6);
+    // What waited is served as soon as what was before it ends.
+    for call in &mut calls {
+        call.finish().unwrap();
+    }
+    for mut call in calls {
+        assert_eq!(call.read_to_end(5000).unwrap(), [7; 5000]);
+    }
+}
+
+#[test]
+fn a_long_piece_is_not_taken_before_there_is_room() {
+    const PIECE: usize = 512 * 1024;
+    const LIMIT: usize = 100_000;
+    let settings = Settings {
+        rx: rx::Config {
+            send_bytes_max: LIMIT,
+            ..rx::Config::default()
+        },
+        ..Settings::default()
+    };
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&begun);
+    let server = serve_with(&settings, move |call: &mut Call| {
+        call.read_to_end(10)?;
+        counts.fetch_add(1, Ordering::SeqCst);
+        call.write(vec![3; PIECE])?;
+        Ok(())
+    });
+    let client = client();
+    let connections = [(); 2].map(|()| connect(&client, &server));
+    let ask = |n: usize| {
+        let mut call = connections[n / 4].call().unwrap();
+        call.write(vec![0]).unwrap();
+        call.finish().unwrap();
+        call
+    };
+    let calls: Vec<Call> = (0..8).map(ask).collect();
+    until("all are served", || begun.load(Ordering::SeqCst) == 8);
+    let mut before = 0;
+    until("writers that stop", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = server.stats().unacknowledged;
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    // Each may have sixteen packets beyond the limit, and a slice of 16 KiB.
+    let most = LIMIT + 8 * (16 * 1412 + 16 * 1024);
+    assert!(before <= most as u64, "{before}");
+    for mut call in calls {
+        assert!(call.read_to_end(PIECE).unwrap() == vec![3; PIECE]);
+    }
+}
+
+#[test]
 fn a_port_that_is_taken_is_not_shared() {
     let server = serve(2, echo);
     let settings = Settings {
