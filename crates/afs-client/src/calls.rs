@@ -251,7 +251,10 @@ impl Client {
             vnode: fid.vnode,
             unique: fid.unique,
         };
-        self.changed(turn, (directory, status, &|image| image.insert(entry).is_ok()));
+        self.changed(
+            turn,
+            (directory, status, &|image| image.insert(entry).is_ok()),
+        );
     }
 
     /// What has lost a name may have lost the last one, so nothing is known of it any more.
@@ -273,7 +276,10 @@ impl Client {
             }),
             None => cache.flush(),
         }
-        self.changed(turn, (directory, status, &|image| image.remove(name.as_bytes())));
+        self.changed(
+            turn,
+            (directory, status, &|image| image.remove(name.as_bytes())),
+        );
     }
 
     /// Gives a file or directory another name; gives the statuses of both directories, which are forgotten.

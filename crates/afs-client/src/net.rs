@@ -71,7 +71,13 @@ impl Net {
             ear: options.ear,
         });
         let line = self.line(address.into(), &heard)?;
-        Ok(Client::new(line, address, server, (options.timeouts, options.patience), heard))
+        Ok(Client::new(
+            line,
+            address,
+            server,
+            (options.timeouts, options.patience),
+            heard,
+        ))
     }
 
     /// The first port where the address is free, or a new one.

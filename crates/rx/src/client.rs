@@ -7,6 +7,7 @@ use crate::inbox::Open;
 use crate::shard::Shard;
 use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A connection to a service of a peer: four calls at a time, of any threads. Copies are the same
 /// connection, which is closed when the last of them and of its calls is gone.
@@ -51,10 +52,33 @@ impl Connection {
     /// Starts a call; waits while four are running.
     ///
     /// # Errors
-    /// [`Error::Stopped`], [`Error::Exhausted`].
+    /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the connection
+    /// was [closed](Connection::close), also while this waits.
     pub fn call(&self) -> Result<Call, Error> {
+        self.start(None)
+    }
+
+    /// Starts a call; waits at most so long while four are running, with [`Duration::ZERO`] not at all.
+    ///
+    /// # Errors
+    /// Those of [`call`](Connection::call); [`Error::Late`] if none of the four ended in time.
+    pub fn call_within(&self, time: Duration) -> Result<Call, Error> {
+        self.start(Some(Instant::now() + time))
+    }
+
+    /// Closes the connection, all copies of it: its calls end, at the peer too, and whoever waits to start
+    /// one waits no longer.
+    pub fn close(&self) {
+        let id = self.link.id;
+        self.link
+            .shard
+            .turn(|state, now| state.endpoint.close(now, id));
+    }
+
+    fn start(&self, deadline: Option<Instant>) -> Result<Call, Error> {
         let link = &self.link;
-        link.shard.until(&link.shard.channels, |state, now| {
+        let wake = &link.shard.channels;
+        link.shard.until(wake, deadline, |state, now| {
             if state.stopped {
                 return Some(Err(Error::Stopped));
             }

@@ -91,7 +91,11 @@ impl Process {
         let status = std::fs::read_to_string(path).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        kib.expect("a line").trim().parse::<usize>().expect("a number") * 1024
+        kib.expect("a line")
+            .trim()
+            .parse::<usize>()
+            .expect("a number")
+            * 1024
     }
 
     /// Its threads.
