@@ -33,6 +33,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("rxdebug", "openafs-client"),
+    ("afsd.fuse", "openafs-fuse"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),
