@@ -72,7 +72,7 @@ impl Visit<'_> {
             call,
             &Reply::FetchData {
                 status,
-                callback,
+                callback: callback.now(),
                 sync: volume.sync(),
             },
         )

@@ -4,13 +4,14 @@
 //! others are told.
 
 use super::{ANONYMOUS, Change, Visit, fid_of};
+use crate::callback::Given;
 use crate::directories::Pages;
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
-use afs_proto::{AfsCallBack, AfsFid, Rights};
+use afs_proto::{AfsFid, Rights};
 use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ struct Made {
     volume: Arc<Volume>,
     fid: AfsFid,
     ino: Ino,
-    callback: AfsCallBack,
+    callback: Given,
     directory_status: AfsFetchStatus,
 }
 
@@ -45,7 +46,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback,
+            callback: made.callback.now(),
             sync: made.volume.sync(),
         })
     }
@@ -64,7 +65,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback,
+            callback: made.callback.now(),
             sync: made.volume.sync(),
         })
     }
