@@ -130,14 +130,15 @@ impl Hosts {
             match state.stage {
                 Stage::Known => return,
                 Stage::Silent(until) if Instant::now() < until => return,
-                Stage::Greeting => {
+                Stage::Greeting if self.may_wait() => {
                     state = host.changed.wait(state).expect("no panic under this lock");
+                    self.greetings.fetch_sub(1, Relaxed);
                 }
+                Stage::Greeting => return,
                 Stage::New | Stage::Silent(_) => break,
             }
         }
-        if self.greetings.fetch_add(1, Relaxed) >= self.greetings_max {
-            self.greetings.fetch_sub(1, Relaxed);
+        if !self.may_wait() {
             return;
         }
         state.stage = Stage::Greeting;
@@ -158,6 +159,16 @@ impl Hosts {
         }
         drop(state);
         host.changed.notify_all();
+    }
+
+    /// Counts a call that waits for the answer of a client that is not known, unless there are so many that the
+    /// rest is needed for those who are: then it goes on without promises.
+    fn may_wait(&self) -> bool {
+        let may = self.greetings.fetch_add(1, Relaxed) < self.greetings_max;
+        if !may {
+            self.greetings.fetch_sub(1, Relaxed);
+        }
+        may
     }
 
     /// Who a client is, and whether it knows the error table. It is told that all promises are over.

@@ -243,7 +243,8 @@ fn many_dead_clients_delay_one_change_together() {
     // One after the other it would be fifteen times as long, for each of the writers.
     assert!(begun.elapsed() < 8 * answer_time, "{:?}", begun.elapsed());
     let breaks = cell.server.stats().counts.breaks;
-    assert!(breaks <= 15 * 3, "{breaks} calls for clients that are gone");
+    // Three writers at once may find it out of each; who made the files hears of four changes.
+    assert!(breaks <= 15 * 3 + 4, "{breaks} calls");
     for fid in &fids {
         writers[0].store(*fid, 0, b"y", 1).expect("stored");
     }

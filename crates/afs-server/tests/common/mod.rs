@@ -214,6 +214,13 @@ pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
     })
 }
 
+impl Drop for Client {
+    /// A port waits for those who answer its calls.
+    fn drop(&mut self) {
+        self.ears.deaf.store(false, Ordering::Relaxed);
+    }
+}
+
 /// What a call gave.
 pub struct Answer {
     opcode: u32,
