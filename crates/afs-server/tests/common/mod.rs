@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod process;
+pub mod relay;
 
 use afs_client::{Error, Net};
 use afs_proto::cb;
