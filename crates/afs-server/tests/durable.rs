@@ -49,7 +49,10 @@ fn check(prepare: impl Fn(&Client) -> AfsFid, change: impl Fn(&Client, AfsFid)) 
     for (fid, version, data) in seen {
         let (now, status, _) = reader.fetch(fid, 0, 1 << 20).expect("there");
         assert!(status.data_version >= version, "a version came back");
-        assert!(status.data_version > version || now == data, "a version with other bytes");
+        assert!(
+            status.data_version > version || now == data,
+            "a version with other bytes"
+        );
     }
 }
 
@@ -69,7 +72,12 @@ fn a_name_is_not_shown_before_it_is_durable() {
 #[test]
 fn bytes_at_the_end_are_not_shown_before_they_are_durable() {
     check(file, |writer, fid| {
-        assert!(writer.own.store_data(fid, 9000, &[8; 5000], 14_000).is_err());
+        assert!(
+            writer
+                .own
+                .store_data(fid, 9000, &[8; 5000], 14_000)
+                .is_err()
+        );
     });
 }
 

@@ -4,10 +4,10 @@
 
 mod common;
 
+use afs_client::ANY;
 use afs_proto::fs::{AfsStoreVolumeStatus, LockType, PROCEDURES, Request};
 use afs_proto::{Abort, AfsCbs, AfsFid, List, Message, Name, Opaque, Path, to_bytes};
 use block::Random;
-use afs_client::ANY;
 use common::{Cell, Client, seed};
 
 /// A request of each procedure, about things that are there.

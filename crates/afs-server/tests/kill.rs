@@ -15,8 +15,8 @@ use common::process::{Disk, Process, SERVES, free_port, serve_if_told};
 use common::{PATIENCE, seed};
 use rx::Timeouts;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const WRITERS: usize = 4;
@@ -28,7 +28,11 @@ const BYTES: usize = 50_001;
 /// Serves the file that the environment names, until it is killed.
 #[test]
 fn serves_when_it_is_told_to() {
-    assert!(std::thread::current().name().is_none_or(|name| name == SERVES));
+    assert!(
+        std::thread::current()
+            .name()
+            .is_none_or(|name| name == SERVES)
+    );
     serve_if_told();
 }
 
@@ -50,7 +54,9 @@ fn content(number: u64) -> Vec<u8> {
 /// The least and the greatest of the numbers in a content.
 fn numbers(data: &[u8]) -> (u64, u64) {
     let numbers = data.as_chunks().0.iter().map(|w| u64::from_be_bytes(*w));
-    numbers.fold((u64::MAX, 0), |(least, most), n| (least.min(n), most.max(n)))
+    numbers.fold((u64::MAX, 0), |(least, most), n| {
+        (least.min(n), most.max(n))
+    })
 }
 
 impl Written {
@@ -89,7 +95,10 @@ impl Written {
         let data = client.read(self.fid, 0, 1 << 20)?;
         let (least, most) = numbers(&data);
         // What is cut at the moment is empty, or zeros.
-        assert!(data.is_empty() || least == 0 || least >= answered, "{least} < {answered}");
+        assert!(
+            data.is_empty() || least == 0 || least >= answered,
+            "{least} < {answered}"
+        );
         assert!(most <= self.begun.load(Ordering::Relaxed), "never stored");
         Ok(())
     }
@@ -126,7 +135,11 @@ impl Renamed {
             Err(error) => return Err(error),
         };
         self.number += u64::from(done);
-        assert!(self.is_there(client, self.number)?, "{} of {old}", self.number);
+        assert!(
+            self.is_there(client, self.number)?,
+            "{} of {old}",
+            self.number
+        );
         Ok(())
     }
 }
@@ -188,7 +201,11 @@ impl Load {
         let renamers = clients(RENAMERS);
         let renamed = renamers.iter().enumerate().map(|(of, client)| {
             let (directory, number) = (root, 0);
-            let renamed = Renamed { directory, of, number };
+            let renamed = Renamed {
+                directory,
+                of,
+                number,
+            };
             client.create(root, &renamed.name(0)).expect("made");
             renamed
         });
@@ -262,13 +279,18 @@ impl Load {
 
 #[test]
 fn a_server_that_is_killed_has_everything_it_answered() {
-    let rounds = std::env::var("EVFS_KILLS").ok().and_then(|n| n.parse().ok());
+    let rounds = std::env::var("EVFS_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok());
     let rounds: usize = rounds.unwrap_or(6);
     let disk = Disk::new("kill", 256 << 20);
     let mut random = Random::new(seed(1));
     let port = free_port();
     let mut process = Some(Process::start(&disk.0, port));
-    let (server, root) = process.as_ref().map(|p| (p.address, p.root())).expect("one");
+    let (server, root) = process
+        .as_ref()
+        .map(|p| (p.address, p.root()))
+        .expect("one");
     let net = Net::new();
     let mut load = Load::new(&net, server, root);
     let mut times = Vec::new();
@@ -289,13 +311,19 @@ fn a_server_that_is_killed_has_everything_it_answered() {
     }
     process.take().expect("one").kill();
     disk.check();
-    let stores: u64 = load.written.iter().map(|f| f.answered.load(Ordering::Relaxed)).sum();
+    let stores: u64 = load
+        .written
+        .iter()
+        .map(|f| f.answered.load(Ordering::Relaxed))
+        .sum();
     let renames: u64 = load.renamed.iter().map(|f| f.number).sum();
     assert!(stores > 0 && renames > 0, "nothing was tried");
     times.sort_unstable();
     let at = |part: usize| times[(times.len() - 1) * part / 100];
     println!(
         "{rounds} times; served again after {:?} (median), {:?} (90 %), {:?} (worst); {stores} stores, {renames} renames",
-        at(50), at(90), at(100)
+        at(50),
+        at(90),
+        at(100)
     );
 }

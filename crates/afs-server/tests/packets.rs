@@ -22,7 +22,11 @@ const LOOK: usize = 10_000;
 
 #[test]
 fn serves_when_it_is_told_to() {
-    assert!(std::thread::current().name().is_none_or(|name| name == SERVES));
+    assert!(
+        std::thread::current()
+            .name()
+            .is_none_or(|name| name == SERVES)
+    );
     serve_if_told();
 }
 
@@ -34,14 +38,21 @@ fn samples() -> Vec<Vec<u8>> {
         let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
         paths.sort();
         let is = |path: &std::path::PathBuf| {
-            path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix))
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with(prefix))
         };
         paths.retain(is);
-        paths.iter().map(|path| std::fs::read(path).expect("read")).collect()
+        paths
+            .iter()
+            .map(|path| std::fs::read(path).expect("read"))
+            .collect()
     };
     let mut all = read("rx_packets", "packet_");
     // Behind the two bytes of the fuzz target: the arguments of a call, which becomes one packet.
-    for call in read("afs_requests", "fs_").into_iter().chain(read("afs_requests", "cb_")) {
+    for call in read("afs_requests", "fs_")
+        .into_iter()
+        .chain(read("afs_requests", "cb_"))
+    {
         let mut packet = vec![0; 28];
         packet[20..22].copy_from_slice(&[1, 5]);
         packet[27] = 1;
@@ -79,7 +90,11 @@ fn packet(random: &mut Random, samples: &[Vec<u8>]) -> Vec<u8> {
         number(&mut packet, 0, 0x8000_0000 | random.below(50) as u32);
         number(&mut packet, 4, 0x4000_0000 | random.below(64) as u32);
         number(&mut packet, 8, 1 + random.below(3) as u32);
-        number(&mut packet, 12, 1 + random.below(300) as u32 * (random.below(4) / 3) as u32);
+        number(
+            &mut packet,
+            12,
+            1 + random.below(300) as u32 * (random.below(4) / 3) as u32,
+        );
         packet[21] |= u8::from(random.below(8) > 0);
         (packet[26], packet[27]) = (0, 1);
     }
@@ -115,13 +130,20 @@ fn answer(socket: &UdpSocket, server: SocketAddr) {
 
 #[test]
 fn a_server_outlives_malformed_packets() {
-    let count = std::env::var("EVFS_PACKETS").ok().and_then(|n| n.parse().ok());
+    let count = std::env::var("EVFS_PACKETS")
+        .ok()
+        .and_then(|n| n.parse().ok());
     let count: usize = count.unwrap_or(100_000);
     let disk = Disk::new("packets", 256 << 20);
     let server = Process::start(&disk.0, 0);
     let net = Net::new();
-    let options = || Options { patience: PATIENCE, ..Options::default() };
-    let client = net.client(Ipv4Addr::LOCALHOST, server.address, options()).expect("a port");
+    let options = || Options {
+        patience: PATIENCE,
+        ..Options::default()
+    };
+    let client = net
+        .client(Ipv4Addr::LOCALHOST, server.address, options())
+        .expect("a port");
     let (fid, _) = client.create(server.root(), "file").expect("made");
     let serves = |n: usize| {
         let data = n.to_be_bytes();
@@ -145,7 +167,7 @@ fn a_server_outlives_malformed_packets() {
         let at = random.below(SOCKETS as u64) as usize;
         let bytes = packet(&mut random, &samples);
         sent += usize::from(sockets[at].send_to(&bytes, server.address).is_ok());
-        if at % 2 == 0 {
+        if at.is_multiple_of(2) {
             answer(&sockets[at], server.address);
         }
         if n % LOOK == 0 {
@@ -165,6 +187,8 @@ fn a_server_outlives_malformed_packets() {
     assert!(server.threads() >= threads, "a thread is gone");
     assert!(beside <= MEMORY_MAX, "{beside} bytes");
     // Somebody who was not there before is served as well.
-    let late = net.client(Ipv4Addr::new(127, 0, 0, 77), server.address, options()).expect("a port");
+    let late = net
+        .client(Ipv4Addr::new(127, 0, 0, 77), server.address, options())
+        .expect("a port");
     late.fetch_status(server.root()).expect("served");
 }
