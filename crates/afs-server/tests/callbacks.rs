@@ -259,7 +259,9 @@ fn many_dead_clients_delay_one_change_together() {
         ..config()
     });
     let writers = [cell.client(), cell.client(), cell.client()];
-    let fids: Vec<AfsFid> = (0..6).map(|n| file(&writers[0], &format!("f{n}"))).collect();
+    let fids: Vec<AfsFid> = (0..6)
+        .map(|n| file(&writers[0], &format!("f{n}")))
+        .collect();
     let dead: Vec<Client> = (0..15).map(|_| cell.client()).collect();
     let silence = |on: bool| {
         let each = |client: &Client| client.ears.deaf.store(on, Ordering::Relaxed);
@@ -282,11 +284,16 @@ fn many_dead_clients_delay_one_change_together() {
     // One after the other it would be fifteen times as long, for each of the writers.
     assert!(begun.elapsed() < 8 * answer_time, "{:?}", begun.elapsed());
     let breaks = cell.server.stats().counts.breaks;
-    assert!(breaks <= 15 * 3, "{breaks} calls for clients that are gone");
+    // Three writers at once may find it out of each; who made the files hears of four changes.
+    assert!(breaks <= 15 * 3 + 4, "{breaks} calls");
     for fid in &fids {
         writers[0].store(*fid, 0, b"y", 1).expect("stored");
     }
-    assert_eq!(cell.server.stats().counts.breaks, breaks, "who is gone is not told");
+    assert_eq!(
+        cell.server.stats().counts.breaks,
+        breaks,
+        "who is gone is not told"
+    );
     silence(false);
     for client in &dead {
         let ended = || client.ears.told.lock().expect("told").ended;
@@ -307,7 +314,9 @@ fn many_dead_clients_delay_one_change_together() {
 fn changes_of_what_all_watch_do_not_wait_for_each_other() {
     let cell = Cell::new();
     let clients: Vec<Client> = (0..12).map(|_| cell.client()).collect();
-    let fids: Vec<AfsFid> = (0..12).map(|n| file(&clients[0], &format!("f{n}"))).collect();
+    let fids: Vec<AfsFid> = (0..12)
+        .map(|n| file(&clients[0], &format!("f{n}")))
+        .collect();
     std::thread::scope(|scope| {
         for (writer, fid) in clients.iter().zip(&fids) {
             let fids = &fids;

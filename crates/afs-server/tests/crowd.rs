@@ -30,13 +30,22 @@ const STACK: usize = 256 << 10;
 
 #[test]
 fn serves_when_it_is_told_to() {
-    assert!(std::thread::current().name().is_none_or(|name| name == SERVES));
+    assert!(
+        std::thread::current()
+            .name()
+            .is_none_or(|name| name == SERVES)
+    );
     serve_if_told();
 }
 
 /// The `n`-th address of 127/8.
 fn address(n: usize) -> Ipv4Addr {
-    Ipv4Addr::new(127, 1 + (n >> 16) as u8, (n >> 8) as u8, 1 + (n % 250) as u8)
+    Ipv4Addr::new(
+        127,
+        1 + (n >> 16) as u8,
+        (n >> 8) as u8,
+        1 + (n % 250) as u8,
+    )
 }
 
 fn crowd(server: &Process) -> Vec<Client> {
@@ -65,7 +74,8 @@ fn all_at_once(clients: &[Client], job: impl Fn(usize, &Client) + Sync) -> Vec<D
             })
             .collect();
         let ends = threads.into_iter().map(|thread| thread.join());
-        ends.map(|time| time.expect("every client is served")).collect()
+        ends.map(|time| time.expect("every client is served"))
+            .collect()
     });
     times.sort_unstable();
     times
@@ -94,8 +104,12 @@ fn a_thousand_clients_read_a_megabyte_each() {
         .map(|n| {
             let mut data = vec![0; BYTES];
             random.fill(&mut data);
-            let (fid, _) = clients[0].create(server.root(), &format!("f{n}")).expect("made");
-            clients[0].store_data(fid, 0, &data, data.len() as u64).expect("stored");
+            let (fid, _) = clients[0]
+                .create(server.root(), &format!("f{n}"))
+                .expect("made");
+            clients[0]
+                .store_data(fid, 0, &data, data.len() as u64)
+                .expect("stored");
             (fid, data)
         })
         .collect();
@@ -126,8 +140,12 @@ fn a_thousand_clients_look_read_and_write() {
     // One client in four writes, each a file of its own, and all read all.
     let files: Vec<Arc<Shared>> = (0..CLIENTS / 4)
         .map(|n| {
-            let (fid, _) = clients[4 * n].create(server.root(), &format!("m{n}")).expect("made");
-            clients[4 * n].store_data(fid, 0, &[0; SMALL], SMALL as u64).expect("stored");
+            let (fid, _) = clients[4 * n]
+                .create(server.root(), &format!("m{n}"))
+                .expect("made");
+            clients[4 * n]
+                .store_data(fid, 0, &[0; SMALL], SMALL as u64)
+                .expect("stored");
             let answered = AtomicU64::new(0);
             Arc::new(Shared { fid, answered })
         })
@@ -141,7 +159,9 @@ fn a_thousand_clients_look_read_and_write() {
                 0 if n % 4 == 0 => {
                     let own = &files[n / 4];
                     let data = round.to_be_bytes().repeat(SMALL / 8);
-                    client.store_data(own.fid, 0, &data, SMALL as u64).expect("stored");
+                    client
+                        .store_data(own.fid, 0, &data, SMALL as u64)
+                        .expect("stored");
                     own.answered.store(round, Ordering::Release);
                 }
                 0 | 1 => {

@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod process;
+pub mod relay;
 
 use afs_client::{Error, Net};
 use afs_proto::cb;
@@ -212,6 +213,13 @@ pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
         Error::Abort(code) => code,
         error => panic!("a call broke: {error}"),
     })
+}
+
+impl Drop for Client {
+    /// A port waits for those who answer its calls.
+    fn drop(&mut self) {
+        self.ears.deaf.store(false, Ordering::Relaxed);
+    }
 }
 
 /// What a call gave.
