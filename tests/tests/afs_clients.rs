@@ -174,7 +174,7 @@ fn a_file_of_4_gib_comes_back_through_each_client() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/whole.sh");
     fs::copy(script, share.join("whole.sh")).unwrap();
     let machine = Machine::new(&s);
-    let device = machine.cell(On::Clear, "12G");
+    let device = machine.cell(On::Clear, "6G");
     let served = machine.serve(device);
     let whole = format!("cd {}; exec sh whole.sh piece {PIECES}", share.display());
     let began = Instant::now();
