@@ -231,7 +231,8 @@ pub struct Served<'s> {
 impl Served<'_> {
     /// What it says of itself: `cell status`.
     pub fn status(&self) -> Value {
-        self.s.json(&["cell", "status", &self.name, "--clients"])
+        let all = self.s.json(&["cell", "status", &self.name, "--clients"]);
+        all["cells"][0].clone()
     }
 
     /// What its disk and its cache have done: `stats`.
