@@ -1,6 +1,6 @@
 # The kernel's client uses the cell as a disk, beside others that do: afsd.fuse on the host, and another
 # guest. /share/NAME.tar is a tree of sources, /share/NAME.sums what is in it, /share/cc.tar what a
-# compiler takes. Files in /share say who is how far. Prints a line per fact.
+# compiler takes, /share/tests which tests of Connectathon's are run. Files in /share say who is how far. Prints a line per fact.
 set -e
 . /share/kafs.sh
 me=$(cat /share/me)
@@ -44,7 +44,7 @@ cd /
 
 # ---- Connectathon ----
 mkdir /mnt/$me/connectathon
-connectathon /mnt/$me/connectathon 1 2 3 4 5 6 7 8 9
+connectathon /mnt/$me/connectathon $(cat /share/tests)
 rmdir /mnt/$me/connectathon
 
 # ---- a file beyond 4 GiB ----
