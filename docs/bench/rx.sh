@@ -20,12 +20,12 @@ set -euo pipefail
 export LC_ALL=C
 ROUNDS=${ROUNDS:-5} WORK=${WORK:-/tmp/evfs-rx}
 CASES=${CASES:-null-1 null-4 recv-1 send-1 recv-15 send-15}
-HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) REPO=$(cd "$HERE/../.." && pwd)
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$HERE/common.sh"
 OURS=$REPO/target/release/examples/rxperf
 PAIRS=(ours-ours oafs-ours oafs_big-ours ours-oafs ours-oafs_big oafs-oafs oafs_big-oafs_big)
 PIDS=()
 
-die() { echo "rx.sh: $*" >&2; exit 1; }
 clean_up() { local p; for p in ${PIDS[@]+"${PIDS[@]}"}; do kill -9 "$p" 2> /dev/null || :; wait "$p" 2> /dev/null || :; done; }
 
 build() {
@@ -126,4 +126,4 @@ ratio() { # FILE PAIR PAIR
     | [group_by(.round)[] | [(.[] | select(pair == $a)), (.[] | select(pair == $b))] | select(length == 2)]
     | "| \($case) | \(map(.[1].seconds / .[0].seconds) | show) | \(map((.[0] | .client_cpu_s + .server_cpu_s) / (.[1] | .client_cpu_s + .server_cpu_s)) | show) | \(map(.[0].server_cpu_s / .[1].server_cpu_s) | show) |"' "$1"
 }
-case ${1:-} in run) run ;; raw) raw ;; table) table "$2" ;; ratio) ratio "$2" "$3" "$4" ;; *) sed -n 2,21p "$0" ;; esac
+case ${1:-} in run) run ;; raw) raw ;; table) table "$2" ;; ratio) ratio "$2" "$3" "$4" ;; *) usage ;; esac

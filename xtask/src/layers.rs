@@ -20,7 +20,7 @@ const LEVELS: &[&[&str]] = &[
     &["path-file", "path-nbd", "path-iscsi", "rx"],
     &["crypt", "multipath", "cache"],
     &["fs"],
-    &["export-nbd", "export-fuse", "afs-server"],
+    &["export-nbd", "export-fuse", "afs-server", "afs-client"],
     &["stack"],
     &["lab", "pathsim"],
     &["evfs"],

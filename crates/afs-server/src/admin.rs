@@ -40,6 +40,8 @@ const UNFINISHED: &str = ".unfinished";
 
 /// How long a replica that is replaced is waited for, until nobody reads it.
 const LEAVE: Duration = Duration::from_secs(10);
+/// Between two looks whether it is.
+const POLL: Duration = Duration::from_millis(20);
 
 /// Why something cannot be done.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +53,7 @@ pub enum AdminError {
     #[error("{0}")]
     Refused(String),
     /// The file system.
-    #[error("{what}")]
+    #[error("{what}: {source}")]
     Files {
         /// What was tried.
         what: String,
@@ -231,13 +233,34 @@ impl Administration {
                 other.name
             )));
         }
+        let kept: Vec<_> = doomed
+            .iter()
+            .filter_map(|name| self.volume(name).ok())
+            .collect();
         drop(volume);
-        for name in doomed {
-            if let Some(tree) = self.tree(&name) {
-                self.remove_tree(tree, &name)?;
+        // The clones first: a fileset with snapshots stays.
+        kept.into_iter().try_for_each(|one| self.remove_volume(one))
+    }
+
+    /// Takes a volume away from clients, waits until their calls have ended, and removes it.
+    fn remove_volume(&self, volume: Arc<Volume>) -> Result<()> {
+        let tree = volume.files.fileset().id();
+        self.volumes().hide(tree, true);
+        let removed = self.refresh().and_then(|()| {
+            let until = Instant::now() + LEAVE;
+            while Arc::strong_count(&volume) > 1 && Instant::now() < until {
+                std::thread::sleep(POLL);
             }
+            let failed = files(format!("cannot write '{}' out", volume.name));
+            volume.files.close().map_err(failed)?;
+            self.remove_tree(tree, &volume.name)
+        });
+        self.volumes().hide(tree, false);
+        match removed {
+            Ok(()) => Ok(()),
+            // It is there still, so clients see it again.
+            Err(error) => self.refresh().and(Err(error)),
         }
-        Ok(())
     }
 
     /// Makes a mount point.
@@ -404,12 +427,9 @@ impl Administration {
         loop {
             match self.volumes().fs().remove_fileset(tree) {
                 Err(error) if error.kind() == fs::Kind::Busy && Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(20));
+                    std::thread::sleep(POLL);
                 }
-                removed => {
-                    removed.map_err(files(format!("cannot remove '{name}'")))?;
-                    return self.refresh();
-                }
+                removed => return removed.map_err(files(format!("cannot remove '{name}'"))),
             }
         }
     }

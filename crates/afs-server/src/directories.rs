@@ -7,7 +7,8 @@
 //!
 //! **Invariant:** a data version has one set of pages. Pages that were changed leave a mark on their
 //! directory first; where the mark is found, the pages are not those that clients may have seen, and
-//! get a version of their own.
+//! get a version of their own. Nobody has pages or a version before they are durable
+//! ([`Directories::settle`]), so a crash takes back only what was not seen.
 
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
@@ -15,7 +16,7 @@ use afs_proto::Abort;
 use afs_proto::dir::{Entry, Image, Plan};
 use fs::{Attr, FileType, Files, Ino, Kind, SetXattr};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The attribute of a directory whose pages are not those that its names give.
@@ -34,6 +35,9 @@ pub(crate) struct Directories {
     bytes: Arc<AtomicUsize>,
     bytes_max: usize,
     uses: AtomicU64,
+    /// Number of the last change of any of them, and of the last that is certainly durable.
+    changes: Arc<AtomicU64>,
+    durable: AtomicU64,
 }
 
 /// A directory, to be locked for looking and for changing.
@@ -51,6 +55,9 @@ pub(crate) struct Pages {
     version: u64,
     /// The mark is on the directory.
     marked: bool,
+    /// Number of the last change; none while one is being made, of which the end is not known.
+    change: Option<u64>,
+    changes: Arc<AtomicU64>,
     all_bytes: Arc<AtomicUsize>,
 }
 
@@ -61,6 +68,25 @@ impl Directories {
             bytes: Arc::default(),
             bytes_max,
             uses: AtomicU64::new(0),
+            changes: Arc::default(),
+            durable: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes all changes durable that there were.
+    pub(crate) fn sync(&self, files: &Files) -> fs::Result<()> {
+        let changes = self.changes.load(SeqCst);
+        files.sync_names()?;
+        self.durable.fetch_max(changes, SeqCst);
+        Ok(())
+    }
+
+    /// To be called after a directory was looked at, before anybody has what was seen: sees to it that the
+    /// change is durable that it was seen with.
+    pub(crate) fn settle(&self, files: &Files, change: u64) -> fs::Result<()> {
+        match change <= self.durable.load(SeqCst) {
+            true => Ok(()),
+            false => self.sync(files),
         }
     }
 
@@ -82,6 +108,8 @@ impl Directories {
                     image: None,
                     version: 0,
                     marked: false,
+                    change: Some(0),
+                    changes: Arc::clone(&self.changes),
                     all_bytes: Arc::clone(&self.bytes),
                 }),
                 last_use: AtomicU64::new(0),
@@ -132,6 +160,21 @@ impl Pages {
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
+    /// Number of the last change, for [`Directories::settle`].
+    pub(crate) fn change_seen(&mut self) -> u64 {
+        match self.change {
+            Some(change) => change,
+            None => self.count_change(),
+        }
+    }
+
+    /// Gives the last change its number: it is in the file system now.
+    fn count_change(&mut self) -> u64 {
+        let change = self.changes.fetch_add(1, SeqCst) + 1;
+        self.change = Some(change);
+        change
+    }
+
     /// Makes ready for a change, in which a name comes, or none.
     pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<()> {
         self.make(files)?;
@@ -142,6 +185,7 @@ impl Pages {
             files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any)?;
             self.marked = true;
         }
+        self.change = None;
         Ok(())
     }
 
@@ -183,6 +227,7 @@ impl Pages {
         if version == self.version + 1 {
             self.version = version;
         }
+        self.count_change();
         let attr = self.make(files)?;
         let length = self.image.as_ref().map_or(0, |image| image.bytes().len());
         Ok((attr, length as u64))
@@ -229,6 +274,7 @@ impl Pages {
             Err(error) => return Err(error.into()),
         };
         files.remove_xattr(self.ino, CHANGED)?;
+        self.count_change();
         let next = attr.inode.data_version + 1;
         match raised.inode.data_version == next {
             true => Ok(raised),

@@ -4,7 +4,11 @@
 //! another version than there was before. Until the last bytes are there, clients are shown the old
 //! one: they fetch what there is, are told at the end that it is no longer so, and find a new version.
 //!
-//! **Invariant:** a version that was shown with the first bytes of a change is not shown with the last.
+//! What they are shown with the old version is then no longer what that version had. So before they have
+//! it, the version that was raised is made durable ([`Stores::settle`]): after a crash they find another one.
+//!
+//! **Invariant:** a version that was shown with the first bytes of a change is not shown with the last,
+//! nor, after a crash, without them.
 
 use fs::{Attr, Files, Ino};
 use std::collections::HashMap;
@@ -28,6 +32,8 @@ struct Running {
     stores: u32,
     /// The version to show.
     shown: u64,
+    /// A change that has ended may not be durable.
+    unsynced: bool,
 }
 
 impl Stores {
@@ -48,13 +54,40 @@ impl Stores {
         let shown = files.attr(ino)?.inode.data_version;
         shard.turns += 1;
         let running = shard.running.entry(ino);
-        running.or_insert(Running { stores: 0, shown }).stores += 1;
+        let none = Running {
+            stores: 0,
+            shown,
+            unsynced: false,
+        };
+        let running = running.or_insert(none);
+        if running.stores == 0 {
+            running.shown = shown;
+        }
+        running.stores += 1;
         drop(shard);
         Ok(Store {
             stores: self,
             ino,
             raised: false,
+            durable: false,
         })
+    }
+
+    /// To be called after a file was looked at, before anybody has what was seen: if it is being changed,
+    /// what the changes did so far to its version is made durable.
+    pub(crate) fn settle(&self, files: &Files, ino: Ino) -> fs::Result<()> {
+        if !self.shard(ino).running.contains_key(&ino) {
+            return Ok(());
+        }
+        files.sync_names()?;
+        let mut shard = self.shard(ino);
+        if let Some(running) = shard.running.get(&ino)
+            && running.stores == 0
+        {
+            shard.turns += 1;
+            shard.running.remove(&ino);
+        }
+        Ok(())
     }
 
     /// An inode as it is shown.
@@ -66,7 +99,7 @@ impl Stores {
             if shard.turns != before {
                 continue;
             }
-            if let Some(running) = shard.running.get(&ino) {
+            if let Some(running) = shard.running.get(&ino).filter(|r| r.stores > 0) {
                 attr.inode.data_version = running.shown;
             }
             return Ok(attr);
@@ -81,6 +114,8 @@ pub(crate) struct Store<'s> {
     /// It has certainly raised the version. One that failed may have done so as well; then the version
     /// shown leaps when the last change ends.
     pub(crate) raised: bool,
+    /// All that it did is durable.
+    pub(crate) durable: bool,
 }
 
 impl Drop for Store<'_> {
@@ -90,7 +125,8 @@ impl Drop for Store<'_> {
         if let Some(running) = shard.running.get_mut(&self.ino) {
             running.stores -= 1;
             running.shown += u64::from(self.raised);
-            if running.stores == 0 {
+            running.unsynced |= !self.durable;
+            if running.stores == 0 && !running.unsynced {
                 shard.running.remove(&self.ino);
             }
         }

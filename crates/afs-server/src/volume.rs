@@ -16,7 +16,7 @@ use crate::stores::Stores;
 use afs_proto::{Abort, AfsFid, AfsVolSync};
 use cache::Cache;
 use fs::{Attr, Files, Fs, Ino, ROOT, TreeId, TreeRecord};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 /// The number of a volume.
@@ -87,6 +87,8 @@ pub struct Volumes {
     cache: Arc<Cache>,
     config: Config,
     table: RwLock<Table>,
+    /// Trees that are not shown any more, because they are being removed.
+    hidden: Mutex<HashSet<TreeId>>,
     /// Held while the table is made anew.
     refreshing: Mutex<()>,
 }
@@ -155,6 +157,7 @@ impl Volumes {
             cache,
             config: config.clone(),
             table: RwLock::default(),
+            hidden: Mutex::default(),
             refreshing: Mutex::new(()),
         };
         volumes.refresh()?;
@@ -204,8 +207,14 @@ impl Volumes {
     pub fn refresh(&self) -> fs::Result<Vec<VolumeId>> {
         let _alone = self.refreshing.lock().expect("no panic under this lock");
         let trees = self.fs.filesets();
+        let hidden = self
+            .hidden
+            .lock()
+            .expect("no panic under this lock")
+            .clone();
         let wanted: Vec<_> = trees
             .iter()
+            .filter(|(tree, _)| !hidden.contains(tree))
             .filter_map(|tree| place(tree, &trees))
             .collect();
         let mut first = Ok(());
@@ -241,6 +250,15 @@ impl Volumes {
         table.by_id.retain(|id, _| is_wanted(id));
         table.trees.retain(|id, _| is_wanted(id));
         first.map(|()| changed)
+    }
+
+    /// Shows a tree to nobody, from the next look at what there is, or shows it again.
+    pub(crate) fn hide(&self, tree: TreeId, hide: bool) {
+        let mut hidden = self.hidden.lock().expect("no panic under this lock");
+        match hide {
+            true => hidden.insert(tree),
+            false => hidden.remove(&tree),
+        };
     }
 
     fn make(

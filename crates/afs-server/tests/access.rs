@@ -49,7 +49,7 @@ fn a_server_that_was_not_told_otherwise_is_only_read() {
     denied(client.symlink(client.root, "link", "x", 0o777));
     denied(client.remove(client.root, "file"));
     denied(client.rename((client.root, "a"), (client.root, "b")));
-    denied(client.set(client.root, common::calls::ANY));
+    denied(client.set(client.root, afs_client::ANY));
     denied(client.set_list(client.root, "1\n0\nsystem:anyuser 127\n"));
 }
 
@@ -150,7 +150,7 @@ fn a_replica_is_only_read_and_shows_what_was() {
             client.store(there, 0, b"x", 1).map(drop),
             client.create(root, "more").map(drop),
             client.remove(root, "file").map(drop),
-            client.set(there, common::calls::ANY).map(drop),
+            client.set(there, afs_client::ANY).map(drop),
         ] {
             assert_eq!(refused.map_err(|code| code.errno()), Err(Some(libc::EROFS)));
         }

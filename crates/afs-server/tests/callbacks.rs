@@ -44,7 +44,7 @@ fn others_are_told_before_a_change_is_answered() {
         ),
         (
             &|| {
-                writer.set(fid, common::calls::ANY).expect("set");
+                writer.set(fid, afs_client::ANY).expect("set");
             },
             &[fid],
         ),

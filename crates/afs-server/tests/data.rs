@@ -5,7 +5,7 @@ mod common;
 use afs_proto::fs::{AfsStoreStatus, LockType};
 use afs_proto::{Abort, AfsFid};
 use block::{BlockDevice, Mem, PowerCut, Random, Tear};
-use common::calls::ANY;
+use afs_client::ANY;
 use common::{Cell, Client, config, seed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@ mod common;
 use afs_proto::fs::{AfsStoreVolumeStatus, LockType, PROCEDURES, Request};
 use afs_proto::{Abort, AfsCbs, AfsFid, List, Message, Name, Opaque, Path, to_bytes};
 use block::Random;
-use common::calls::ANY;
+use afs_client::ANY;
 use common::{Cell, Client, seed};
 
 /// A request of each procedure, about things that are there.

@@ -53,6 +53,8 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// Length in bytes; see [`Fileset::truncate`].
     pub size: Option<u64>,
+    /// A new length is part of a change that has its data version already.
+    pub has_version: bool,
     /// Last read.
     pub accessed: Option<SetTime>,
     /// Last change of content.
@@ -177,7 +179,11 @@ impl Fileset {
             self.follow_mode(&mut op, ino, permissions)?;
         }
         if let Some(size) = set.size {
+            let before = op.look(ino)?.data_version;
             self.cut_or_grow(&mut op, ino, size)?;
+            if set.has_version {
+                op.change(ino, |inode| inode.data_version = before)?;
+            }
         }
         if let (Some(_), Some(modified)) = (set.size, set.modified) {
             let to = time(Some(modified), now)?;

@@ -22,6 +22,10 @@ pub struct Stats {
     pub malformed: u64,
     /// Packets that belong to nothing, or to what is over.
     pub stray: u64,
+    /// Datagrams of several packets received.
+    pub jumbograms_in: u64,
+    /// Datagrams of several packets sent.
+    pub jumbograms_out: u64,
     /// DATA packets that came twice.
     pub duplicates: u64,
     /// DATA packets dropped because a limit was reached.

@@ -197,3 +197,48 @@ fn a_client_notices_that_its_server_began_anew() {
     assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(End::Forgotten)));
     assert!(pair.hosts[SERVER].runs.is_empty());
 }
+
+#[test]
+fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
+    let mut pair = Pair::new(Link::default(), seed(39));
+    let connection = pair.connect(CLIENT);
+    pair.hosts[SERVER].stuck = true;
+    pair.call(CLIENT, connection, 1, 10, 30_000).unwrap();
+    // All of it was acknowledged, and the reply is waited for.
+    pair.pass(Duration::from_secs(1));
+    let fresh = common::endpoint(Config::default(), 4711);
+    let (address, peer) = (pair.hosts[SERVER].address, pair.hosts[CLIENT].address);
+    pair.hosts[SERVER] = common::Host::new(fresh, SERVER, address, peer);
+    let begun = pair.now;
+    pair.run(MINUTE, |pair| outcome(pair, 1).is_some());
+    let restarting = End::Aborted(rx_proto::code::RESTARTING);
+    assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(restarting)));
+    // With the next ping, and not when silence has become death.
+    assert!(pair.now.since(begun) < Timeouts::default().dead / 4);
+    assert!(pair.hosts[SERVER].runs.is_empty());
+}
+
+/// Goal: replies to a client that began anew are not in the way of those to the new one.
+#[test]
+fn a_server_forgets_the_replies_to_a_client_that_began_anew() {
+    let link = Link {
+        rate: Some((1_000_000, 60_000)),
+        ..Link::default()
+    };
+    let mut pair = Pair::new(link, seed(40));
+    let connection = pair.connect(CLIENT);
+    for tag in 0..4 {
+        pair.call(CLIENT, connection, tag, 300_000, 10).unwrap();
+    }
+    pair.pass(Duration::from_millis(200));
+    assert_eq!(pair.hosts[SERVER].endpoint.calls(), 4);
+    let fresh = common::endpoint(Config::default(), 4712);
+    let (address, peer) = (pair.hosts[CLIENT].address, pair.hosts[SERVER].address);
+    pair.hosts[CLIENT] = common::Host::new(fresh, CLIENT, address, peer);
+    pair.pass(Duration::from_secs(5));
+    assert_eq!(pair.hosts[SERVER].endpoint.calls(), 0);
+    assert_eq!(pair.hosts[SERVER].endpoint.unacknowledged_bytes(), 0);
+    let connection = pair.connect(CLIENT);
+    pair.call(CLIENT, connection, 9, 300_000, 10).unwrap();
+    pair.finish_calls(CLIENT, 1, MINUTE);
+}

@@ -106,14 +106,25 @@ impl Call {
     /// # Errors
     /// [`Error::Ended`] if the call ended before its time, [`Error::Stopped`].
     pub fn read(&mut self) -> Result<Option<Bytes>, Error> {
+        self.await_bytes(0)?;
+        Ok(self.ready.pop_front())
+    }
+
+    /// Waits until there is something to read, and if that is not at hand, until it is so many bytes, or
+    /// a good part of them, or all there are: who needs them anyhow is woken once and not for each
+    /// datagram.
+    ///
+    /// # Errors
+    /// Those of [`read`](Call::read).
+    pub fn await_bytes(&mut self, wanted: usize) -> Result<(), Error> {
         if self.ready.is_empty() && !self.at_end {
             let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);
-            self.at_end = self
-                .shard
-                .until(&self.wake, |state, now| state.take(now, id, client, ready))?;
+            self.at_end = self.shard.until(&self.wake, |state, now| {
+                state.take(now, id, client, wanted, ready)
+            })?;
             self.over |= client && self.at_end;
         }
-        Ok(self.ready.pop_front())
+        Ok(())
     }
 
     /// Reads exactly as many bytes as `buffer` has.
@@ -122,6 +133,7 @@ impl Call {
     /// Those of [`read`](Call::read); [`Error::Short`] if there are fewer.
     pub fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), Error> {
         while !buffer.is_empty() {
+            self.await_bytes(buffer.len())?;
             let piece = self.read_up_to(buffer.len())?.ok_or(Error::Short)?;
             let (filled, rest) = buffer.split_at_mut(piece.len());
             filled.copy_from_slice(piece.as_ref());
@@ -150,13 +162,16 @@ impl Call {
     /// Those of [`read`](Call::read); [`Error::Long`] if there are more than `max` bytes.
     pub fn read_to_end(&mut self, max: usize) -> Result<Vec<u8>, Error> {
         let mut all = Vec::new();
-        while let Some(piece) = self.read()? {
+        loop {
+            self.await_bytes(max)?;
+            let Some(piece) = self.read()? else {
+                return Ok(all);
+            };
             if all.len() + piece.len() > max {
                 return Err(Error::Long(max));
             }
             all.extend_from_slice(piece.as_ref());
         }
-        Ok(all)
     }
 
     /// Writes bytes: refers to them until the peer has them. Waits while more than two windows are
@@ -165,12 +180,21 @@ impl Call {
     /// # Errors
     /// [`Error::Ended`], [`Error::Stopped`]; [`Error::Finished`] after [`finish`](Call::finish).
     pub fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        self.write_all([bytes.into()])
+    }
+
+    /// Writes several pieces, as [`write`](Call::write) writes one.
+    ///
+    /// # Errors
+    /// Those of [`write`](Call::write).
+    pub fn write_all(&mut self, pieces: impl IntoIterator<Item = Bytes>) -> Result<(), Error> {
         if self.over {
             return Err(Error::Finished);
         }
-        let bytes = bytes.into();
-        self.unsent_bytes += bytes.len();
-        self.unsent.push_back(bytes);
+        for piece in pieces {
+            self.unsent_bytes += piece.len();
+            self.unsent.push_back(piece);
+        }
         if self.unsent_bytes <= PACKET_DATA_BYTES && self.unsent.len() < UNSENT_PIECES {
             return Ok(());
         }

@@ -17,6 +17,11 @@ const INBOX_BYTES: usize = 256 * 1024;
 /// Pieces of an inbox that is full, however small they are.
 const INBOX_PIECES: usize = 512;
 
+/// Bytes that a reader may wait for: well before the inbox is full, so that the peer never waits for a
+/// reader who waits for the peer.
+const WANTED_MAX: usize = INBOX_BYTES / 4;
+const WANTED_PIECES: usize = INBOX_PIECES / 4;
+
 /// A call in the program's hands.
 pub(crate) struct Open {
     inbox: VecDeque<Bytes>,
@@ -26,6 +31,8 @@ pub(crate) struct Open {
     pub(crate) reads: bool,
     /// Somebody waits for news.
     pub(crate) waits: bool,
+    /// Bytes that whoever waits wants to have at once.
+    wanted: usize,
     pub(crate) wake: Arc<Condvar>,
     pub(crate) ended: Option<End>,
 }
@@ -38,9 +45,16 @@ impl Open {
             at_end: false,
             reads: false,
             waits: false,
+            wanted: 0,
             wake: Arc::new(Condvar::new()),
             ended: None,
         }
+    }
+
+    /// Whether there is what its reader waits for.
+    pub(crate) fn is_enough(&self) -> bool {
+        let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;
+        self.at_end || self.ended.is_some() || enough
     }
 }
 
@@ -71,12 +85,14 @@ impl State {
     }
 
     /// Takes everything out of the inbox of a call into `ready`: whether the end was reached, or `None`
-    /// if there is nothing yet. A client's call is over, and forgotten, at the end.
+    /// if there is nothing yet, or less than `wanted` bytes of more to come. A client's call is over, and
+    /// forgotten, at the end.
     pub(crate) fn take(
         &mut self,
         now: Timestamp,
         call: CallId,
         client: bool,
+        wanted: usize,
         ready: &mut VecDeque<Bytes>,
     ) -> Option<Result<bool, Error>> {
         if self.stopped {
@@ -87,6 +103,11 @@ impl State {
             return Some(Err(Error::Ended(End::Closed)));
         };
         open.reads = true;
+        open.wanted = wanted.min(WANTED_MAX);
+        if !open.is_enough() {
+            open.waits = true;
+            return None;
+        }
         std::mem::swap(&mut open.inbox, ready);
         open.bytes = 0;
         if !ready.is_empty() && !open.at_end {

@@ -7,15 +7,14 @@ use crate::settings::{Service, Settings};
 use crate::shard::Shard;
 use crate::socket::Socket;
 use crate::sys::{Received, Receiver};
-use crate::worker::Workers;
+use crate::worker::{Job, Workers};
 use rustix::event::{PollFd, PollFlags};
 use rx_proto::{Header, Route, Stats, Timeouts, flag};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Times that a thread fills all its buffers before it looks at what it has: 4 MiB of data.
@@ -30,7 +29,6 @@ pub struct Port {
     address: SocketAddr,
     shards: Vec<Arc<Shard>>,
     dropped: Vec<Arc<AtomicU64>>,
-    threads: Vec<JoinHandle<()>>,
     workers: Arc<Workers>,
     next: AtomicUsize,
 }
@@ -78,7 +76,6 @@ impl Port {
             address,
             shards: Vec::new(),
             dropped: Vec::new(),
-            threads: Vec::new(),
             workers,
             next: AtomicUsize::new(0),
         };
@@ -101,10 +98,7 @@ impl Port {
                 dropped: Arc::clone(&port.dropped[index]),
                 dropped_before: 0,
             };
-            let thread = std::thread::Builder::new()
-                .name(format!("rx-{}", address.port()))
-                .spawn(move || intake.run())?;
-            port.threads.push(thread);
+            port.workers.listen(intake)?;
         }
         Ok(port)
     }
@@ -116,8 +110,24 @@ impl Port {
 
     /// A connection to a service of `peer`. Nothing is sent before its first call.
     pub fn connect(&self, peer: SocketAddr, service: u16, timeouts: Timeouts) -> Connection {
+        self.connect_by(Route { peer, local: None }, service, timeouts)
+    }
+
+    /// The same from one of this machine's addresses, which the port's own has to include: a port at
+    /// 0.0.0.0 can be many clients, each with an address of 127/8.
+    pub fn connect_from(
+        &self,
+        local: IpAddr,
+        peer: SocketAddr,
+        service: u16,
+        timeouts: Timeouts,
+    ) -> Connection {
+        let local = Some(local);
+        self.connect_by(Route { peer, local }, service, timeouts)
+    }
+
+    fn connect_by(&self, route: Route, service: u16, timeouts: Timeouts) -> Connection {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len();
-        let route = Route { peer, local: None };
         Connection::new(&self.shards[index], route, service, timeouts)
     }
 
@@ -143,16 +153,12 @@ impl Drop for Port {
         for shard in &self.shards {
             shard.stop();
         }
-        for thread in self.threads.drain(..) {
-            // A panic there was printed; there is nobody to hand it to.
-            let _ = thread.join();
-        }
         self.workers.stop();
     }
 }
 
-/// The thread of a socket: takes in what arrives.
-struct Intake {
+/// Takes in what arrives at a socket.
+pub(crate) struct Intake {
     socket: OwnedFd,
     own: Arc<Shard>,
     /// All sockets of the port.
@@ -166,7 +172,9 @@ struct Intake {
 }
 
 impl Intake {
-    fn run(mut self) {
+    /// Listens until the port is closed, or until a call came that the caller serves: then another
+    /// thread has the socket.
+    pub(crate) fn run(mut self: Box<Self>, workers: &Arc<Workers>) -> Option<Job> {
         while let Some(waits_for_room) = self.own.waits_for_room() {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, waits_for_room);
@@ -178,7 +186,7 @@ impl Intake {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
                     tracing::error!("a port's sockets cannot be waited for: {e}");
-                    return;
+                    return None;
                 }
             }
             let [_, timer] = ready.map(|fd| !fd.revents().is_empty());
@@ -186,8 +194,15 @@ impl Intake {
                 self.own.timer_expired();
             }
             self.receive();
-            self.deliver();
+            if let Some(job) = self.deliver(workers) {
+                match workers.leave(self) {
+                    Ok(()) => return Some(job),
+                    Err(intake) => self = intake,
+                }
+                workers.push(job);
+            }
         }
+        None
     }
 
     /// Receives everything that is there.
@@ -229,8 +244,8 @@ impl Intake {
 
     /// Gives the datagrams to their endpoints. Answers to calls that we made come to the socket that
     /// the kernel chose for their sender, and belong to the one that the call was made from, which
-    /// their epoch names.
-    fn deliver(&mut self) {
+    /// their epoch names. Gives one of the calls that came.
+    fn deliver(&mut self, workers: &Arc<Workers>) -> Option<Job> {
         if self.others.len() > 1 {
             for (index, other) in self.others.iter().enumerate() {
                 if Arc::ptr_eq(other, &self.own) {
@@ -241,11 +256,13 @@ impl Intake {
                     header.is_some_and(|h| !h.has(flag::CLIENT_INITIATED) && h.epoch == other.epoch)
                 };
                 let astray: Vec<_> = self.datagrams.extract_if(.., theirs).collect();
-                if !astray.is_empty() {
-                    self.others[index].input(astray.into_iter());
+                if !astray.is_empty()
+                    && let Some(job) = self.others[index].input(astray.into_iter())
+                {
+                    workers.push(job);
                 }
             }
         }
-        self.own.input(self.datagrams.drain(..));
+        self.own.input(self.datagrams.drain(..))
     }
 }

@@ -160,16 +160,24 @@ impl Shard {
             .is_none_or(|open| open.ended.is_some())
     }
 
-    /// Takes datagrams in, and does what time brings.
-    pub(crate) fn input(self: &Arc<Self>, datagrams: impl Iterator<Item = (Route, Bytes)>) {
-        self.turn(|state, now| {
-            for (route, datagram) in datagrams {
-                state.endpoint.handle_input(now, route, datagram);
-            }
-            if state.endpoint.poll_timeout().is_some_and(|at| at <= now) {
-                state.endpoint.handle_timeout(now);
-            }
-        });
+    /// Takes datagrams in, and does what time brings. Gives one of the calls that came, for the caller
+    /// to serve.
+    pub(crate) fn input(
+        self: &Arc<Self>,
+        datagrams: impl Iterator<Item = (Route, Bytes)>,
+    ) -> Option<Job> {
+        let mut state = self.lock();
+        let now = now();
+        for (route, datagram) in datagrams {
+            state.endpoint.handle_input(now, route, datagram);
+        }
+        if state.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            state.endpoint.handle_timeout(now);
+        }
+        self.settle(&mut state, now);
+        let job = state.fresh.pop();
+        self.leave(state);
+        job
     }
 
     /// Notes that the timer expired, if it did.
@@ -279,7 +287,9 @@ impl State {
         let reads = self.open.get(&call).is_some_and(|open| open.reads);
         if reads {
             self.fill(now, call);
-            self.news(call, |_| {});
+            if self.open.get(&call).is_some_and(Open::is_enough) {
+                self.news(call, |_| {});
+            }
         }
     }
 

@@ -1,15 +1,22 @@
-//! The threads that serve calls.
+//! The threads that listen to sockets and serve calls.
 //!
-//! **Invariant:** a call is with one thread from its beginning to its end; there are never more threads
-//! than the setting says, nor fewer than calls up to that number.
+//! A thread that listens serves a call itself and leaves its socket to another one that has nothing to do,
+//! if there is one: so a short call is answered by the thread that its packet woke, while the other
+//! wakes.
+//!
+//! **Invariant:** a call is with one thread from its beginning to its end; there are never more calls
+//! served than the setting says, nor fewer than calls up to that number; each socket is with a thread, or
+//! with one that is on its way.
 
 use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Abort;
+use crate::port::Intake;
 use crate::settings::Service;
 use crate::shard::Shard;
 use rx_proto::{Incoming, code};
 use std::collections::VecDeque;
+use std::io;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -40,11 +47,20 @@ pub(crate) struct Job {
     pub(crate) at_end: bool,
 }
 
+/// What a thread does next.
+enum Work {
+    Serve(Job),
+    /// Listen to a socket.
+    Listen(Box<Intake>),
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
-    /// Threads that wait for a job.
+    jobs: VecDeque<Work>,
+    /// Threads that wait for something to do.
     idle: usize,
+    /// Sockets, each of which has a thread.
+    sockets: usize,
     threads: Vec<JoinHandle<()>>,
     stopped: bool,
 }
@@ -81,56 +97,89 @@ impl Workers {
         if queue.stopped {
             return;
         }
-        queue.jobs.push_back(job);
+        queue.jobs.push_back(Work::Serve(job));
         if queue.jobs.len() <= queue.idle {
             drop(queue);
             self.wake.notify_one();
-        } else if queue.threads.len() < self.threads_max {
-            let workers = Arc::clone(self);
-            let thread = std::thread::Builder::new()
-                .name(String::from("rx-worker"))
-                .spawn(move || workers.work());
-            match thread {
-                Ok(thread) => queue.threads.push(thread),
-                Err(e) => tracing::warn!("no thread for a call, which waits: {e}"),
-            }
+        } else if queue.threads.len() < self.threads_max + queue.sockets
+            && let Err(e) = self.add_thread(&mut queue)
+        {
+            tracing::warn!("no thread for a call, which waits: {e}");
         }
     }
 
-    fn work(&self) {
-        while let Some((job, waited)) = self.next() {
-            // A client that gave up while its call waited costs no work.
-            if waited && job.shard.has_ended(job.incoming.call) {
-                Call::incoming(job).abort(code::USER_ABORT);
-                continue;
-            }
-            let mut call = Call::incoming(job);
-            let service = self.services.iter().find(|s| s.id == call.service());
-            let served =
-                service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
-            match served {
-                // That it ended meanwhile is the client's doing, who knows it.
-                Some(Ok(Ok(()))) => drop(call.finish()),
-                Some(Ok(Err(Abort(code)))) => call.abort(code),
-                Some(Err(_)) => {
-                    tracing::error!(service = call.service(), "a handler panicked");
-                    call.abort(code::USER_ABORT);
+    /// Hands in a socket, for which there is always a thread.
+    pub(crate) fn listen(self: &Arc<Self>, intake: Intake) -> io::Result<()> {
+        let mut queue = self.lock();
+        queue.sockets += 1;
+        queue.jobs.push_back(Work::Listen(Box::new(intake)));
+        self.add_thread(&mut queue)
+    }
+
+    /// Leaves a socket to another thread, if one has nothing else to do.
+    pub(crate) fn leave(&self, intake: Box<Intake>) -> Result<(), Box<Intake>> {
+        let mut queue = self.lock();
+        if queue.stopped || queue.jobs.len() >= queue.idle {
+            return Err(intake);
+        }
+        queue.jobs.push_front(Work::Listen(intake));
+        drop(queue);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    fn add_thread(self: &Arc<Self>, queue: &mut Queue) -> io::Result<()> {
+        let workers = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name(String::from("rx-worker"))
+            .spawn(move || workers.work())?;
+        queue.threads.push(thread);
+        Ok(())
+    }
+
+    fn work(self: &Arc<Self>) {
+        while let Some((work, waited)) = self.next() {
+            match work {
+                Work::Listen(intake) => {
+                    if let Some(job) = intake.run(self) {
+                        self.serve(job);
+                    }
                 }
-                None => call.abort(code::INVALID_OPERATION),
+                // A client that gave up while its call waited costs no work.
+                Work::Serve(job) if waited && job.shard.has_ended(job.incoming.call) => {
+                    Call::incoming(job).abort(code::USER_ABORT);
+                }
+                Work::Serve(job) => self.serve(job),
             }
         }
     }
 
-    /// The next call to serve, and whether it waited for this thread; `None` if there will be no more.
-    fn next(&self) -> Option<(Job, bool)> {
+    fn serve(&self, job: Job) {
+        let mut call = Call::incoming(job);
+        let service = self.services.iter().find(|s| s.id == call.service());
+        let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
+        match served {
+            // That it ended meanwhile is the client's doing, who knows it.
+            Some(Ok(Ok(()))) => drop(call.finish()),
+            Some(Ok(Err(Abort(code)))) => call.abort(code),
+            Some(Err(_)) => {
+                tracing::error!(service = call.service(), "a handler panicked");
+                call.abort(code::USER_ABORT);
+            }
+            None => call.abort(code::INVALID_OPERATION),
+        }
+    }
+
+    /// What to do next, and whether it waited for this thread; `None` if there will be no more.
+    fn next(&self) -> Option<(Work, bool)> {
         let mut queue = self.lock();
         let mut waited = true;
         loop {
             if queue.stopped {
                 return None;
             }
-            if let Some(job) = queue.jobs.pop_front() {
-                return Some((job, waited));
+            if let Some(work) = queue.jobs.pop_front() {
+                return Some((work, waited));
             }
             waited = false;
             queue.idle += 1;

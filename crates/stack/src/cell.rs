@@ -2,34 +2,25 @@
 //!
 //! **Invariant:** a question is answered by one function, whether the cell is served, and the process
 //! that serves it is asked, or not, and it is opened for the question.
-//!
-//! A cell's name and addresses are kept with the file system, as an attribute of the root directory of
-//! `root.cell`: lines of text, the first of which names the version.
+
+mod acl;
+mod record;
 
 use crate::cache::ProcessCache;
 use crate::control::{self, valid_name};
 use crate::filesystem::{FIRST_FILESET, Target, format_device, mounted_as, open_fs, options};
 use crate::volume::{Open, OpenOptions};
 use crate::{Error, Result, Settings, device, signature, volume};
-use ::fs::{Fs, Kind as FsKind, ROOT, SetXattr};
-use afs_proto::Rights;
-use afs_proto::acl::{AccessList, Entry};
+use ::fs::Fs;
+use acl::{changed, shown_list};
+use afs_proto::acl::AccessList;
 use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Volume};
+pub(crate) use record::check_addresses;
+pub use record::{Record, cell_serv_db, check_name};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The attribute that makes a file system a cell.
-const RECORD: &[u8] = b"trusted.afs.cell";
-/// Its first line: what it is, and its version.
-const RECORD_VERSION: &str = "evfs-cell 1";
-/// Bytes of it that are read at most.
-const RECORD_BYTES_MAX: usize = 4096;
-
-/// Bytes of a cell's name at most, as clients have it (`MAXCELLCHARS` in OpenAFS `src/afs/afs.h`).
-const NAME_BYTES_MAX: usize = 63;
 
 /// What can be asked of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,146 +98,6 @@ impl Ask {
     fn changes(&self) -> bool {
         !matches!(self, Ask::Status { .. } | Ask::AclGet { .. } | Ask::List)
     }
-}
-
-/// What is kept of a cell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Record {
-    /// Its name.
-    pub name: String,
-    /// Addresses that it is served at where nothing else is said.
-    pub listen: Vec<Ipv4Addr>,
-}
-
-impl Record {
-    fn to_text(&self) -> String {
-        let addresses = self.listen.iter().map(|a| format!("listen {a}\n"));
-        let addresses: String = addresses.collect();
-        format!("{RECORD_VERSION}\nname {}\n{addresses}", self.name)
-    }
-
-    /// Reads what is kept. It may have been written by anybody who had the device.
-    fn parse(bytes: &[u8]) -> std::result::Result<Record, String> {
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(format!("it has more than {RECORD_BYTES_MAX} bytes"));
-        }
-        let text = std::str::from_utf8(bytes).map_err(|_| "it is no text")?;
-        let mut lines = text.lines();
-        match lines.next() {
-            Some(RECORD_VERSION) => {}
-            _ => return Err("it is of a version that is not known here".into()),
-        }
-        let mut record = Record {
-            name: String::new(),
-            listen: Vec::new(),
-        };
-        for line in lines {
-            match line.split_once(' ') {
-                Some(("name", name)) if record.name.is_empty() => {
-                    check_name(name).map_err(|e| e.to_string())?;
-                    name.clone_into(&mut record.name);
-                }
-                Some(("listen", address)) if record.listen.len() < afs_server::ADDRESSES_MAX => {
-                    let parsed = address.parse().map_err(|_| "an address makes no sense")?;
-                    record.listen.push(parsed);
-                }
-                _ => return Err("a line of it makes no sense".into()),
-            }
-        }
-        match record.name.is_empty() || record.listen.is_empty() {
-            false => Ok(record),
-            true => Err("a line of it is missing".into()),
-        }
-    }
-
-    /// What is kept with a file system; nothing if it is no cell.
-    fn read(fs: &Fs, device: &str) -> Result<Option<Record>> {
-        let Ok(root_cell) = fs.fileset_named(ROOTS[1]) else {
-            return Ok(None);
-        };
-        let bytes = match root_cell.xattr(ROOT, RECORD) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == FsKind::NoAttribute => return Ok(None),
-            Err(error) => return Err(Error::files(format!("cannot read {device}"))(error)),
-        };
-        let record = Record::parse(&bytes).map_err(|why| {
-            Error::Failed(format!(
-                "what {device} says of its cell cannot be read: {why}; `evfs cell init` on a file \
-                 system whose root.cell was renamed makes it anew"
-            ))
-        })?;
-        Ok(Some(record))
-    }
-
-    /// The same, of a file system that has to be a cell.
-    pub(crate) fn of(fs: &Fs, device: &str) -> Result<Record> {
-        Record::read(fs, device)?.ok_or_else(|| {
-            Error::NotFound(format!(
-                "{device} is no cell; `evfs cell init NAME {device}` makes it one"
-            ))
-        })
-    }
-
-    fn write(&self, fs: &Fs, device: &str) -> Result<()> {
-        let failed = || Error::files(format!("cannot write to {device}"));
-        let root_cell = fs.fileset_named(ROOTS[1]).map_err(failed())?;
-        let text = self.to_text();
-        let set = root_cell.set_xattr(ROOT, RECORD, text.as_bytes(), SetXattr::Any);
-        set.and_then(|()| fs.sync()).map_err(failed())
-    }
-}
-
-/// Refuses what cannot be the name of a cell: it is a domain name, in small letters, because Linux
-/// looks for no others.
-///
-/// # Errors
-/// [`Error::Usage`].
-pub fn check_name(name: &str) -> Result<()> {
-    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let label = |l: &str| {
-        (1..=63).contains(&l.len())
-            && l.chars().all(good)
-            && !l.starts_with('-')
-            && !l.ends_with('-')
-    };
-    let is_address = name.parse::<Ipv4Addr>().is_ok();
-    match name.len() <= NAME_BYTES_MAX && name.split('.').all(label) && !is_address {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
-            "`{name}` cannot be the name of a cell: it is written as a domain name, in small letters, \
-             digits and `-`, at most {NAME_BYTES_MAX}, like example.org"
-        ))),
-    }
-}
-
-/// Refuses addresses that cannot be listened at together, or too many.
-///
-/// # Errors
-/// [`Error::Usage`].
-pub(crate) fn check_addresses(listen: &[Ipv4Addr], announce: &[Ipv4Addr]) -> Result<()> {
-    let usage = |why: String| Err(Error::Usage(why));
-    if listen.len().max(announce.len()) > afs_server::ADDRESSES_MAX {
-        return usage(format!(
-            "a server has at most {} addresses",
-            afs_server::ADDRESSES_MAX
-        ));
-    }
-    for (index, address) in listen.iter().enumerate() {
-        if listen[..index].contains(address) {
-            return usage(format!("{address} is named twice"));
-        }
-    }
-    if listen.len() > 1 && listen.contains(&Ipv4Addr::UNSPECIFIED) {
-        return usage("0.0.0.0 is every address of this machine: name it alone".into());
-    }
-    if listen.contains(&Ipv4Addr::UNSPECIFIED) && announce.is_empty() {
-        return usage(
-            "0.0.0.0 is every address of this machine, and no client can be told of it: name with \
-             --announce those that clients are to use"
-                .into(),
-        );
-    }
-    Ok(())
 }
 
 /// What `cell init` has made.
@@ -361,13 +212,6 @@ fn init_on(
         volumes,
         cellservdb: cell_serv_db(&record.name, &record.listen),
     })
-}
-
-/// The lines for a client's file `CellServDB` (`CellServDB(5)` of OpenAFS).
-pub fn cell_serv_db(name: &str, addresses: &[Ipv4Addr]) -> String {
-    let servers = addresses.iter().map(|a| format!("{a:<23} #{a}\n"));
-    let first = format!(">{name}");
-    format!("{first:<23} #{name}\n{}", servers.collect::<String>())
 }
 
 fn new_volume(name: &str) -> NewVolume {
@@ -561,131 +405,4 @@ fn shown(volume: &Volume) -> Value {
         "used_inodes": record.as_ref().map(|r| r.used_inodes),
         "quota_bytes": (quota > 0).then(|| bytes(quota)),
     })
-}
-
-/// An access list with entries changed, as `fs setacl` changes them: no rights, no entry.
-fn changed(
-    before: &AccessList,
-    changes: &[(String, String)],
-    negative: bool,
-) -> Result<AccessList> {
-    let (mut positive, mut negatives) = (before.positive().to_vec(), before.negative().to_vec());
-    let entries = if negative {
-        &mut negatives
-    } else {
-        &mut positive
-    };
-    for (name, words) in changes {
-        if !afs_server::is_known(name) && words != "none" {
-            return Err(Error::Usage(format!(
-                "`{name}` means nobody here: it is system:anyuser, an address, or a prefix such as \
-                 10.1.0.0/16"
-            )));
-        }
-        let rights = rights(words)?;
-        entries.retain(|entry| entry.name != *name);
-        if rights != Rights::NONE {
-            let name = name.clone();
-            entries.push(Entry { name, rights });
-        }
-    }
-    AccessList::new(positive, negatives).map_err(|error| Error::Usage(error.to_string()))
-}
-
-/// Rights by their letters, or by the words of `fs setacl`.
-fn rights(words: &str) -> Result<Rights> {
-    match words {
-        "none" => Ok(Rights::NONE),
-        "read" => Ok(Rights::READ_LOOKUP),
-        "write" => Ok(Rights::ALL.without(Rights::ADMINISTER)),
-        "all" => Ok(Rights::ALL),
-        letters => letters.parse().map_err(|error| {
-            Error::Usage(format!(
-                "`{letters}` are no rights: {error}; or read, write, all or none"
-            ))
-        }),
-    }
-}
-
-fn shown_list(volume: &str, path: &str, list: &AccessList) -> Value {
-    let entries = |entries: &[Entry]| -> Value {
-        let row = |e: &Entry| json!({ "name": e.name, "rights": e.rights.to_string() });
-        entries.iter().map(row).collect()
-    };
-    json!({
-        "volume": volume,
-        "path": path,
-        "positive": entries(list.positive()),
-        "negative": entries(list.negative()),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_is_read_back_and_nothing_else_is() {
-        let record = Record {
-            name: "test.local".into(),
-            listen: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
-        };
-        assert_eq!(Record::parse(record.to_text().as_bytes()), Ok(record));
-        let ten = "listen 10.0.0.1\n".repeat(16);
-        for bad in [
-            "",
-            "evfs-cell 2\nname a\nlisten 10.0.0.1\n",
-            "evfs-cell 1\n",
-            "evfs-cell 1\nname a\n",
-            "evfs-cell 1\nlisten 10.0.0.1\n",
-            "evfs-cell 1\nname a\nname b\nlisten 10.0.0.1\n",
-            "evfs-cell 1\nname ../a\nlisten 10.0.0.1\n",
-            "evfs-cell 1\nname a\nlisten ::1\n",
-            "evfs-cell 1\nname a\nlisten 10.0.0.1\nmore\n",
-            &format!("evfs-cell 1\nname a\n{ten}"),
-            &format!("evfs-cell 1\nname {}\nlisten 10.0.0.1\n", "a".repeat(5000)),
-        ] {
-            assert!(Record::parse(bad.as_bytes()).is_err(), "{bad}");
-        }
-        assert!(Record::parse(b"evfs-cell 1\nname \xff\n").is_err());
-    }
-
-    #[test]
-    fn names_of_cells_are_domain_names() {
-        for good in ["a", "test.local", "x-1.example.org", "7.z"] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
-        let long = "a.".repeat(40);
-        for bad in [
-            "", ".", "a.", ".a", "A", "a b", "a/b", "-a", "a-", "a..b", "ü", "10.0.0.1", "a\n",
-            &long,
-        ] {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn entries_change_as_fs_setacl_changes_them() {
-        let set = |list: &AccessList, name: &str, words: &str, negative| {
-            changed(list, &[(name.into(), words.into())], negative)
-        };
-        let empty = AccessList::default();
-        let list = set(&empty, "system:anyuser", "read", false).unwrap();
-        let list = set(&list, "10.1.0.0/16", "write", false).unwrap();
-        let list = set(&list, "10.1.2.3", "all", true).unwrap();
-        let texts: Vec<_> = list
-            .positive()
-            .iter()
-            .map(|e| e.rights.to_string())
-            .collect();
-        assert_eq!(texts, ["rl", "rlidwk"]);
-        assert_eq!(list.negative()[0].rights, Rights::ALL);
-        let list = set(&list, "system:anyuser", "none", false).unwrap();
-        assert_eq!(list.positive().len(), 1);
-        for (name, words) in [("alice", "read"), ("10.1.2.3", "x"), ("10.0.0.0/33", "rl")] {
-            assert!(set(&list, name, words, false).is_err(), "{name} {words}");
-        }
-        // What nobody is can always be taken away.
-        assert!(set(&list, "alice", "none", false).is_ok());
-    }
 }

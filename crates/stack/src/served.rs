@@ -471,6 +471,8 @@ fn of_server(server: &Server) -> Value {
             "dropped_datagrams": port.dropped,
             "malformed": sum(&|s| s.malformed),
             "stray": sum(&|s| s.stray),
+            "jumbograms_in": sum(&|s| s.jumbograms_in),
+            "jumbograms_out": sum(&|s| s.jumbograms_out),
             "resent_packets": sum(&|s| s.resent),
             "lost_packets": sum(&|s| s.lost),
             "duplicate_packets": sum(&|s| s.duplicates),

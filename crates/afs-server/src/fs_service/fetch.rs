@@ -2,7 +2,8 @@
 //!
 //! The pages of a file are lent to Rx, which refers to them until the client has them; what would go
 //! beyond the limit on loans is copied. The status behind the data is that of before: if the file
-//! changed meanwhile, the client has been told, and finds a newer version when it asks.
+//! changed meanwhile, the client has been told, and finds a newer version when it asks, also after a
+//! crash: that is made sure of before the status leaves.
 
 use super::look::rights_to_look;
 use super::{ANONYMOUS, Visit};
@@ -59,6 +60,7 @@ impl Visit<'_> {
             }
             Content::File(handle) => {
                 lanes::with(&volume, |lane| self.send(call, lane, &handle, range))??;
+                volume.stores.settle(&volume.files, ino)?;
             }
         }
         let counters = &self.shared.counters;
@@ -85,6 +87,9 @@ impl Visit<'_> {
                 let mut pages = directory.lock();
                 let (attr, bytes) = pages.look(&volume.files)?;
                 let bytes = Bytes::from(bytes.to_vec());
+                let change = pages.change_seen();
+                drop(pages);
+                volume.directories.settle(&volume.files, change)?;
                 Ok((attr, Content::Bytes(bytes)))
             }
             FileType::Symlink => {
@@ -118,9 +123,7 @@ impl Visit<'_> {
                 None => vec![read(lane, file, part.clone())?],
             };
             let there: usize = pages.iter().map(Bytes::len).sum();
-            for page in pages {
-                call.write(page)?;
-            }
+            call.write_all(pages)?;
             // The file was cut; what was announced is what is sent, as with any read of a file that
             // is being cut.
             let missing = (part.end - part.start) as usize - there;

@@ -117,9 +117,12 @@ impl Visit<'_> {
             let mut pages = directory.lock();
             let (attr, bytes) = pages.look(&volume.files)?;
             let length = bytes.len() as u64;
+            let change = pages.change_seen();
             drop(pages);
+            volume.directories.settle(&volume.files, change)?;
             return self.status_of(volume, &attr, length);
         }
+        volume.stores.settle(&volume.files, ino)?;
         self.status_of(volume, &attr, attr.inode.size)
     }
 

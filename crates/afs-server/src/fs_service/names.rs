@@ -222,7 +222,7 @@ impl Visit<'_> {
 
     /// Makes a change durable, and tells others of it.
     pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> Outcome<()> {
-        let durable = volume.files.sync_names();
+        let durable = volume.directories.sync(&volume.files);
         self.tell(volume, changed);
         Ok(durable?)
     }

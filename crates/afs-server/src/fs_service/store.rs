@@ -65,9 +65,15 @@ impl Visit<'_> {
         let part = data.next()?;
         let mut store = volume.stores.begin(&volume.files, ino)?;
         let stored = lanes::with(&volume, |lane| {
-            write_all(lane, &handle, place, part, &mut data, &mut store)?;
-            lane.set_attr(ino, &attributes(wanted, MODTIME))?;
-            Ok::<_, Fault>(lane.sync(&handle)?)
+            let written = write_all(lane, &handle, place, part, &mut data, &mut store);
+            let set = written.and_then(|()| {
+                lane.set_attr(ino, &attributes(wanted, MODTIME))?;
+                Ok(())
+            });
+            // Also what was written of a store that failed has a version now.
+            let synced = lane.sync(&handle);
+            store.durable = synced.is_ok();
+            set.and(synced.map_err(Fault::from))
         });
         drop(store);
         let stored = stored.map_err(Fault::from).flatten();
@@ -171,7 +177,8 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
 }
 
 /// Writes everything, as one change of the file's version. Bytes that are overwritten go to where they were,
-/// so the new version is durable first: a crash in between leaves no old version with other bytes.
+/// and those that are cut off are gone at once, also from what is on its way to clients, so the new
+/// version is durable first: a crash in between leaves no old version with other bytes.
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
@@ -184,20 +191,19 @@ fn write_all(
     let end = place.position + place.length;
     let cuts = place.file_length < size;
     let grows = place.file_length > size.max(end);
+    if cuts || place.length > 0 && place.position < size {
+        lane.files().raise_version(file.ino())?;
+        store.raised = true;
+        lane.files().sync_names()?;
+    }
     if cuts || grows || place.length == 0 {
         let set = SetAttr {
             size: Some(place.file_length),
+            has_version: store.raised,
             ..SetAttr::default()
         };
         lane.set_attr(file.ino(), &set)?;
         store.raised = true;
-    }
-    if place.length > 0 && place.position < size.min(place.file_length) {
-        if !store.raised {
-            lane.files().raise_version(file.ino())?;
-            store.raised = true;
-        }
-        lane.files().sync_names()?;
     }
     let (mut at, mut part) = (place.position, first);
     while !part.is_empty() {
@@ -228,6 +234,7 @@ impl Data<'_> {
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {
             if self.piece.is_empty() {
+                self.call.await_bytes(wanted - part.len())?;
                 let piece = self.call.read()?;
                 self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
             }

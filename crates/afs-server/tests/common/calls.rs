@@ -1,35 +1,10 @@
-//! The calls of a client, one function each.
+//! The calls of a client whose server stays, past its cache.
 
-use super::Client;
-use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, DataLength, LockType, Reply, Request};
-use afs_proto::{Abort, AfsCallBack, AfsFid, List, Name, Opaque, Path, Reader, to_bytes};
+use super::{Client, plain};
+use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, LockType};
+use afs_proto::{Abort, AfsCallBack, AfsFid};
 
 type Outcome<T> = Result<T, Abort>;
-
-/// Makes a call and takes fields of its reply.
-macro_rules! ask {
-    ($client:expr, $name:ident { $($arguments:tt)* } => $($field:ident),*) => {{
-        let answer = $client.ask(&Request::$name { $($arguments)* })?;
-        match answer.reply() {
-            Reply::$name { $($field,)* .. } => Ok(($($field),*)),
-            other => panic!("{other:?}"),
-        }
-    }};
-}
-
-fn name(name: &str) -> Name<'_> {
-    Name::new(name.as_bytes()).expect("a name")
-}
-
-/// Nothing in particular is wanted.
-pub const ANY: AfsStoreStatus = AfsStoreStatus {
-    client_mod_time: None,
-    owner: None,
-    group: None,
-    unix_mode_bits: None,
-    segment_size: None,
-    sync: false,
-};
 
 impl Client {
     pub fn status(&self, fid: AfsFid) -> Outcome<AfsFetchStatus> {
@@ -37,23 +12,19 @@ impl Client {
     }
 
     pub fn status_and_promise(&self, fid: AfsFid) -> Outcome<(AfsFetchStatus, AfsCallBack)> {
-        ask!(self, FetchStatus { fid } => status, callback)
+        plain(self.own.fetch_status(fid))
     }
 
     pub fn bulk(&self, fids: &[AfsFid]) -> Outcome<(Vec<AfsFetchStatus>, Vec<AfsCallBack>)> {
-        let fids = List::new(fids.to_vec()).expect("few");
-        let (statuses, callbacks) = ask!(self, InlineBulkStatus { fids } => statuses, callbacks)?;
-        Ok((statuses.into_vec(), callbacks.into_vec()))
+        plain(self.own.bulk(fids))
     }
 
     pub fn create(&self, directory: AfsFid, of: &str) -> Outcome<(AfsFid, AfsFetchStatus)> {
-        let (name, wanted) = (name(of), ANY);
-        ask!(self, CreateFile { directory, name, wanted } => fid, directory_status)
+        plain(self.own.create(directory, of))
     }
 
     pub fn make_dir(&self, directory: AfsFid, of: &str) -> Outcome<(AfsFid, AfsFetchStatus)> {
-        let (name, wanted) = (name(of), ANY);
-        ask!(self, MakeDir { directory, name, wanted } => fid, directory_status)
+        plain(self.own.make_dir(directory, of))
     }
 
     pub fn symlink(
@@ -63,77 +34,51 @@ impl Client {
         contents: &str,
         mode: u32,
     ) -> Outcome<(AfsFid, AfsFetchStatus)> {
-        let name = name(of);
-        let contents = Path::new(contents.as_bytes()).expect("a path");
-        let wanted = AfsStoreStatus {
-            unix_mode_bits: Some(mode),
-            ..ANY
-        };
-        ask!(self, Symlink { directory, name, contents, wanted } => fid, directory_status)
+        plain(self.own.symlink(directory, of, contents, mode))
     }
 
-    /// Gives the status of the directory.
     pub fn link(&self, directory: AfsFid, of: &str, existing: AfsFid) -> Outcome<AfsFetchStatus> {
-        let name = name(of);
-        ask!(self, Link { directory, name, existing } => directory_status)
+        plain(self.own.link(directory, of, existing))
     }
 
-    /// Gives the status of the directory.
     pub fn remove(&self, directory: AfsFid, of: &str) -> Outcome<AfsFetchStatus> {
-        let name = name(of);
-        ask!(self, RemoveFile { directory, name } => directory_status)
+        plain(self.own.remove(directory, of))
     }
 
-    /// Gives the status of the directory.
     pub fn remove_dir(&self, directory: AfsFid, of: &str) -> Outcome<AfsFetchStatus> {
-        let name = name(of);
-        ask!(self, RemoveDir { directory, name } => directory_status)
+        plain(self.own.remove_dir(directory, of))
     }
 
-    /// Gives the statuses of both directories.
     pub fn rename(
         &self,
-        (old_directory, old): (AfsFid, &str),
-        (new_directory, new): (AfsFid, &str),
+        old: (AfsFid, &str),
+        new: (AfsFid, &str),
     ) -> Outcome<(AfsFetchStatus, AfsFetchStatus)> {
-        let (old_name, new_name) = (name(old), name(new));
-        ask!(
-            self,
-            Rename { old_directory, old_name, new_directory, new_name }
-                => old_directory_status, new_directory_status
-        )
+        plain(self.own.rename(old, new))
     }
 
     pub fn lookup(&self, directory: AfsFid, of: &str) -> Outcome<AfsFid> {
-        let name = name(of);
-        ask!(self, Lookup { directory, name } => fid)
+        plain(self.own.lookup(directory, of))
     }
 
     pub fn set(&self, fid: AfsFid, wanted: AfsStoreStatus) -> Outcome<AfsFetchStatus> {
-        ask!(self, StoreStatus { fid, wanted } => status)
+        plain(self.own.store_status(fid, wanted))
     }
 
     pub fn list(&self, fid: AfsFid) -> Outcome<String> {
-        let answer = self.ask(&Request::FetchACL { fid })?;
-        match answer.reply() {
-            Reply::FetchACL { access_list, .. } => {
-                Ok(String::from_utf8_lossy(access_list.as_bytes()).into_owned())
-            }
-            other => panic!("{other:?}"),
-        }
+        plain(self.own.access_list(fid))
     }
 
     pub fn set_list(&self, fid: AfsFid, text: &str) -> Outcome<AfsFetchStatus> {
-        let access_list = Opaque::new(text.as_bytes()).expect("short");
-        ask!(self, StoreACL { fid, access_list } => status)
+        plain(self.own.set_access_list(fid, text))
     }
 
     pub fn lock(&self, fid: AfsFid, lock: LockType) -> Outcome<()> {
-        ask!(self, SetLock { fid, lock } => sync).map(drop)
+        plain(self.own.lock(fid, lock))
     }
 
     pub fn unlock(&self, fid: AfsFid) -> Outcome<()> {
-        ask!(self, ReleaseLock { fid } => sync).map(drop)
+        plain(self.own.unlock(fid))
     }
 
     /// The data, the status behind it, and the promise.
@@ -143,23 +88,7 @@ impl Client {
         position: u64,
         length: u64,
     ) -> Outcome<(Vec<u8>, AfsFetchStatus, AfsCallBack)> {
-        let request = Request::FetchData64 {
-            fid,
-            position,
-            length,
-        };
-        let bytes = self.exchange(to_bytes(&request), &[], 64 << 20)?;
-        let mut from = Reader::new(&bytes);
-        let head = DataLength::read(&request, &mut from).expect("a length");
-        let count = usize::try_from(head.bytes()).expect("it came");
-        let (data, rest) = from.rest().split_at(count);
-        let mut from = Reader::new(rest);
-        match afs_proto::fs::read_reply(request.opcode(), &mut from).expect("a reply") {
-            Reply::FetchData64 {
-                status, callback, ..
-            } => Ok((data.to_vec(), status, callback)),
-            other => panic!("{other:?}"),
-        }
+        plain(self.own.fetch_data(fid, position, length))
     }
 
     pub fn store(
@@ -169,35 +98,6 @@ impl Client {
         data: &[u8],
         file_length: u64,
     ) -> Outcome<AfsFetchStatus> {
-        let request = Request::StoreData64 {
-            fid,
-            wanted: ANY,
-            position,
-            length: data.len() as u64,
-            file_length,
-        };
-        let bytes = self.exchange(to_bytes(&request), data, 4096)?;
-        Ok(stored(&request, &bytes))
-    }
-
-    /// Makes a file these bytes, where the server may go.
-    pub fn try_store(&self, fid: AfsFid, data: &[u8]) -> Result<AfsFetchStatus, rx::Error> {
-        let request = Request::StoreData64 {
-            fid,
-            wanted: ANY,
-            position: 0,
-            length: data.len() as u64,
-            file_length: data.len() as u64,
-        };
-        let bytes = self.try_exchange(to_bytes(&request), data, 4096)?;
-        Ok(stored(&request, &bytes))
-    }
-}
-
-fn stored(request: &Request<'_>, bytes: &[u8]) -> AfsFetchStatus {
-    let mut from = Reader::new(bytes);
-    match afs_proto::fs::read_reply(request.opcode(), &mut from).expect("a reply") {
-        Reply::StoreData64 { status, .. } => status,
-        other => panic!("{other:?}"),
+        plain(self.own.store_data(fid, position, data, file_length))
     }
 }

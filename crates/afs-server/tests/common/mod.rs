@@ -1,16 +1,18 @@
-//! What the tests share: a cell in memory, and clients of it that speak for themselves.
+//! What the tests share: a cell in memory or in a process of its own, and clients of it.
 #![allow(dead_code)] // Each test uses a part of it.
 
 pub mod calls;
+pub mod process;
 
-use afs_proto::cb::{self, InterfaceAddr};
+use afs_client::{Error, Net};
+use afs_proto::cb;
 use afs_proto::fs::{Reply, Request};
-use afs_proto::{Abort, AfsFid, List, Reader, Uuid, capability, prefix, to_bytes};
+use afs_proto::{Abort, AfsFid, Reader, to_bytes};
 use afs_server::{Config, Kind, Server};
 use block::{BlockDevice, Mem};
 use cache::Cache;
 use fs::{Fs, Options};
-use rx::{Call, Connection, End, Port, Service, Settings, Timeouts};
+use rx::Timeouts;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -21,6 +23,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The volume that tests work in.
 pub const VOLUME: &str = "root.cell";
+
+/// Bytes of a server's cache.
+pub const CACHE_BYTES: u64 = 32 << 20;
 
 /// A file system with the volume.
 pub fn format(device: &Arc<dyn BlockDevice>) {
@@ -64,7 +69,7 @@ impl Cell {
     pub fn on(device: &Arc<dyn BlockDevice>, config: Config) -> Cell {
         let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
         let fs = Arc::new(fs);
-        let cache = Cache::new(cache::Config::new(32 << 20)).expect("a cache");
+        let cache = Cache::new(cache::Config::new(CACHE_BYTES)).expect("a cache");
         let server = Server::start(config, Arc::clone(&fs), cache).expect("a server");
         Cell { server, fs }
     }
@@ -101,51 +106,29 @@ pub struct Told {
     pub asked: usize,
 }
 
-/// The callback service of a client.
+/// What a client hears.
+#[derive(Default)]
 pub struct Ears {
     pub told: Mutex<Told>,
     changed: Condvar,
     /// It hears and says nothing, and neither does its port.
     pub deaf: AtomicBool,
-    uuid: Uuid,
 }
 
 impl Ears {
-    fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
-        let bytes = call.read_to_end(4096)?;
+    fn hear(&self, request: &cb::Request) {
         while self.deaf.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let (request, _) = prefix::<cb::Request>(&bytes).expect("a request");
-        let address = InterfaceAddr {
-            uuid: self.uuid,
-            interfaces: List::new(Vec::new()).expect("none"),
-        };
         let mut told = self.told.lock().expect("told");
-        let reply = match request {
-            cb::Request::CallBack { fids, .. } => {
-                told.broken.extend(fids.iter().copied());
-                cb::Reply::CallBack {}
-            }
-            cb::Request::TellMeAboutYourself {} => {
-                told.asked += 1;
-                let capabilities = List::new(vec![capability::ERRORTRANS]).expect("one");
-                cb::Reply::TellMeAboutYourself {
-                    address,
-                    capabilities,
-                }
-            }
-            cb::Request::InitCallBackState3 { .. } => {
-                told.ended += 1;
-                cb::Reply::InitCallBackState3 {}
-            }
+        match request {
+            cb::Request::CallBack { fids, .. } => told.broken.extend(fids.iter().copied()),
+            cb::Request::TellMeAboutYourself {} => told.asked += 1,
+            cb::Request::InitCallBackState3 { .. } => told.ended += 1,
             other => panic!("a client was asked {other:?}"),
-        };
+        }
         drop(told);
         self.changed.notify_all();
-        let mut bytes = Vec::new();
-        reply.write(&mut bytes);
-        Ok(call.write(bytes)?)
     }
 
     /// Waits for something that it is to be told.
@@ -167,21 +150,16 @@ impl Ears {
 
 /// A client of the file service.
 pub struct Client {
-    pub files: Connection,
+    pub own: afs_client::Client,
     pub ears: Arc<Ears>,
     pub root: AfsFid,
-    _port: Port,
 }
 
 impl Client {
     /// A client at that address.
     pub fn at(cell: &Cell, address: Ipv4Addr) -> Client {
-        Client::new(
-            address,
-            cell.server.file_service(),
-            cell.root(),
-            Timeouts::default(),
-        )
+        let server = cell.server.file_service();
+        Client::new(address, server, cell.root(), Timeouts::default())
     }
 
     /// A client of a server in another process, which gives it up soon.
@@ -199,29 +177,19 @@ impl Client {
     }
 
     fn new(address: Ipv4Addr, server: SocketAddr, root: AfsFid, timeouts: Timeouts) -> Client {
-        let mut uuid = [7; 16];
-        getrandom::fill(&mut uuid).expect("random numbers");
-        let ears = Arc::new(Ears {
-            told: Mutex::default(),
-            changed: Condvar::new(),
-            deaf: AtomicBool::new(false),
-            uuid: Uuid(uuid),
-        });
-        let settings = Settings {
-            listen: (address, 0).into(),
-            ..Settings::default()
-        };
+        let ears = Arc::new(Ears::default());
         let hears = Arc::clone(&ears);
-        let service = Service {
-            id: cb::SERVICE,
-            handler: Arc::new(move |call: &mut Call| hears.serve(call)),
+        let options = afs_client::Options {
+            timeouts,
+            ear: Some(Box::new(move |request| hears.hear(request))),
+            ..Default::default()
         };
-        let port = Port::open(&settings, vec![service]).expect("a port");
+        // A port of its own: a deaf client holds the threads of its port.
+        let own = Net::new().client(address, server, options);
         Client {
-            files: port.connect(server, afs_proto::fs::SERVICE, timeouts),
+            own: own.expect("a port"),
             ears,
             root,
-            _port: port,
         }
     }
 
@@ -234,26 +202,16 @@ impl Client {
 
     /// Makes a call: sends bytes and data, gives all that comes.
     pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>, Abort> {
-        match self.try_exchange(head, data, most) {
-            Ok(bytes) => Ok(bytes),
-            Err(rx::Error::Ended(End::Aborted(code))) => Err(Abort(code)),
-            Err(error) => panic!("a call broke: {error}"),
-        }
+        plain(self.own.exchange(head, data, most))
     }
+}
 
-    /// The same, where the server may go.
-    pub fn try_exchange(
-        &self,
-        head: Vec<u8>,
-        data: &[u8],
-        most: usize,
-    ) -> Result<Vec<u8>, rx::Error> {
-        let mut call = self.files.call()?;
-        call.write(head)?;
-        data.chunks(1 << 20).try_for_each(|part| call.write(part))?;
-        call.finish()?;
-        call.read_to_end(most)
-    }
+/// What a server that stays said.
+pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
+    outcome.map_err(|error| match error {
+        Error::Abort(code) => code,
+        error => panic!("a call broke: {error}"),
+    })
 }
 
 /// What a call gave.

@@ -4,6 +4,7 @@ mod attach;
 mod benchmark;
 mod cache;
 mod cell;
+mod cell_shown;
 mod config;
 mod detach;
 mod files;

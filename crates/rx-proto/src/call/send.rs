@@ -28,6 +28,11 @@ pub(crate) const PEER_WINDOW_INITIAL: u32 = 16;
 /// after eight, OpenAFS after two, Linux after three.
 const UNASKED_MIN: u32 = 8;
 
+/// Room in the peer's window, in packets, that is worth sending for once the window was full: two full
+/// jumbograms, or a quarter of a small window. OpenAFS says that it has read some after each third
+/// packet; sending three each time would cost several times as much.
+const ROOM_MIN: u32 = 8;
+
 /// Packets that acknowledgements can speak of.
 pub(crate) const WINDOW_MAX: u32 = 255;
 
@@ -103,6 +108,8 @@ pub(crate) struct Sender<P> {
     pushed: bool,
     last_cut: bool,
     peer_window: u32,
+    /// The peer's window was full, and has not enough room yet.
+    held: bool,
     waiting: u32,
     in_flight: u32,
     lost: u32,
@@ -132,6 +139,7 @@ impl<P: Payload> Sender<P> {
             pushed: false,
             last_cut: false,
             peer_window,
+            held: false,
             waiting: 0,
             in_flight: 0,
             lost: 0,
@@ -195,6 +203,18 @@ impl<P: Payload> Sender<P> {
     /// The peer takes so many packets beyond the first that it does not have.
     pub(crate) fn set_peer_window(&mut self, packets: u32, ours: u32) {
         self.peer_window = packets.min(ours).min(WINDOW_MAX);
+        self.note_room();
+    }
+
+    /// Packets that may be cut before the peer has more for good.
+    fn room(&self) -> u32 {
+        self.peer_window.saturating_sub(self.len())
+    }
+
+    /// Looks whether the peer's window is full, or has room that is worth sending for.
+    fn note_room(&mut self) {
+        let room = self.room();
+        self.held = room == 0 || self.held && room < ROOM_MIN.min(self.peer_window.div_ceil(4));
     }
 
     /// Packets in the window.
@@ -212,7 +232,8 @@ impl<P: Payload> Sender<P> {
     fn can_cut(&self, room: usize) -> bool {
         let uncut = self.uncut();
         let enough = self.finished || uncut > room as u64 || self.pushed && uncut > 0;
-        !self.last_cut && enough && self.len() < self.peer_window
+        let ends = || self.finished && uncut <= u64::from(self.room()) * room as u64;
+        !self.last_cut && enough && self.room() > 0 && (!self.held || ends())
     }
 
     /// Whether there is something to send, if the path lets it.
@@ -265,6 +286,7 @@ impl<P: Payload> Sender<P> {
             self.pushed &= self.uncut() > 0;
             self.last_cut = last;
             self.waiting += 1;
+            self.note_room();
         }
         Ok(())
     }
@@ -445,6 +467,7 @@ impl<P: Payload> Sender<P> {
             self.first = self.first.next();
             self.arrived -= 1;
         }
+        self.note_room();
         let start = self.window.front().map_or(self.cut, |p| p.start);
         self.stream.release(start);
         self.take_soft(now, ack.packets, named, rtt, &mut effect);

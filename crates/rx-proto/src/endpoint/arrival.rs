@@ -41,6 +41,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 self.stats.malformed += 1;
                 return;
             };
+            self.stats.jumbograms_in += 1;
             let more = packets.clone().count().saturating_sub(1);
             let kind = PacketType::Data as u8;
             Stats::packets(&mut self.stats.packets_in, kind, more as u64);

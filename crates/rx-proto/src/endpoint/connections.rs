@@ -72,9 +72,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Takes a stranger's first packet: makes a connection of it, or turns it away.
     pub(super) fn admit(&mut self, now: Timestamp, route: Route, header: &Header) -> Option<Key> {
         if header.kind != PacketType::Data {
-            // The rest of a call from before we began; its client is left in peace, because some
-            // take any answer for a sign of life (OpenAFS, `rxi_ReceiveServerCall`).
             self.stats.stray += 1;
+            if header.kind == PacketType::Ack {
+                // The rest of a call from before we began. Its client would wait for silence to become
+                // death, if it has sent everything. Nothing but an abort tells all clients: some take any
+                // other answer for a sign of life (OpenAFS, `rxi_ReceiveServerCall`).
+                let code = code::RESTARTING.to_be_bytes();
+                self.answer_stray(now, route, header, PacketType::Abort, &code);
+            }
             return None;
         }
         let service = self.services.iter().find(|s| s.id == header.service);

@@ -133,7 +133,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// A packet of a connection that we made.
     fn server_packet(&mut self, now: Timestamp, route: Route, header: &Header, datagram: D) {
         let Some(connection) = self.find(&key_of(route, header, Role::Client)) else {
-            return self.stats.stray += 1;
+            self.stats.stray += 1;
+            if header.kind == PacketType::Data {
+                // A reply to somebody who was here before. It would be sent again until its server takes
+                // us for dead, and be in the way of what else is sent to us.
+                let code = code::CALL_DEAD.to_be_bytes();
+                self.answer_stray(now, route, header, PacketType::Abort, &code);
+            }
+            return;
         };
         let Some(c) = self.connections.get(connection) else {
             return;

@@ -214,6 +214,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             left = left.saturating_sub(new);
             departed += new;
             packets += count;
+            stats.jumbograms_out += u64::from(count > 1);
             largest = largest.max(datagram.packets);
         };
         if packets > 0 {
