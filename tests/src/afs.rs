@@ -37,7 +37,8 @@ pub struct Machine<'s> {
 impl<'s> Machine<'s> {
     /// A machine on which nothing runs. It takes root.
     pub fn new(s: &'s Sandbox) -> Machine<'s> {
-        let mut init = Command::new("unshare")
+        let mut init = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "unshare"])
             .args(["-m", "-n", "-u", "-p", "-f", "--kill-child"])
             .args(["--propagation", "private"])
             .arg(scripts().join("afs-cell.sh"))
