@@ -148,7 +148,14 @@ impl Directories {
 impl Directory {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
         debug_assert_ne!(self.ino, 0);
-        self.pages.lock().expect("no panic under this lock")
+        self.pages.lock().unwrap_or_else(|poisoned| {
+            // What broke off may have left them between two states: they are made anew.
+            self.pages.clear_poison();
+            let mut pages = poisoned.into_inner();
+            drop(pages.take());
+            pages.change = None;
+            pages
+        })
     }
 }
 
@@ -175,18 +182,23 @@ impl Pages {
         change
     }
 
-    /// Makes ready for a change, in which a name comes, or none.
-    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<()> {
+    /// Makes ready for a change, in which a name comes, or none. Gives the version before it.
+    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<u64> {
         self.make(files)?;
         if name.is_some_and(|name| self.image.as_ref().is_none_or(|image| !image.fits(name))) {
             return Err(FULL);
         }
         if !self.marked {
-            files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any)?;
-            self.marked = true;
+            match files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any) {
+                Ok(()) => self.marked = true,
+                // There is no room for the mark, and what makes room must not need it: the pages are made
+                // anew after the change, with a version of their own.
+                Err(error) if name.is_none() && is_full(&error) => drop(self.take()),
+                Err(error) => return Err(error.into()),
+            }
         }
         self.change = None;
-        Ok(())
+        Ok(self.version)
     }
 
     /// A name has come.
@@ -226,6 +238,9 @@ impl Pages {
         let version = files.attr(self.ino)?.inode.data_version;
         if version == self.version + 1 {
             self.version = version;
+        }
+        if !self.marked {
+            files.raise_version(self.ino)?;
         }
         self.count_change();
         let attr = self.make(files)?;
@@ -299,6 +314,11 @@ impl Drop for Pages {
     fn drop(&mut self) {
         drop(self.take());
     }
+}
+
+/// Whether there is no room, on the device or in the quota.
+fn is_full(error: &fs::Error) -> bool {
+    matches!(error.kind(), Kind::NoSpace | Kind::Quota)
 }
 
 /// Makes the pages from the names.

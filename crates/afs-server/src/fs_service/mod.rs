@@ -31,6 +31,9 @@ use std::time::Instant;
 /// Who owns what is made by callers of whom nothing is known (`AnonymousID` of OpenAFS).
 pub(crate) const ANONYMOUS: u32 = 32_766;
 
+/// Mode bits that give the rights of a file's owner and group to whoever runs it.
+const SET_ID: u32 = 0o6000;
+
 /// Answers the calls of clients.
 pub(crate) struct FileService {
     pub(crate) shared: Arc<Shared>,
