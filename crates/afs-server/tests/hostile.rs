@@ -214,7 +214,7 @@ fn a_request_whose_end_does_not_come_gives_its_thread_back() {
         motd: message,
     };
     // Its first packet, and never the second.
-    let mut call = client.files.call().expect("a call");
+    let mut call = client.own.connection().call().expect("a call");
     call.write(to_bytes(&request)[..1500].to_vec())
         .expect("sent");
     let until = Instant::now() + PATIENCE;
