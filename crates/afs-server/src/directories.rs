@@ -55,8 +55,9 @@ pub(crate) struct Pages {
     version: u64,
     /// The mark is on the directory.
     marked: bool,
-    /// Number of the last change; none while one is being made, of which the end is not known.
-    change: Option<u64>,
+    /// Number of the change that the version is of. One whose end is not known leaves another version, and
+    /// the mark; so the pages are made anew, which is a change.
+    change: u64,
     changes: Arc<AtomicU64>,
     all_bytes: Arc<AtomicUsize>,
 }
@@ -108,7 +109,7 @@ impl Directories {
                     image: None,
                     version: 0,
                     marked: false,
-                    change: Some(0),
+                    change: 0,
                     changes: Arc::clone(&self.changes),
                     all_bytes: Arc::clone(&self.bytes),
                 }),
@@ -153,7 +154,7 @@ impl Directory {
             self.pages.clear_poison();
             let mut pages = poisoned.into_inner();
             drop(pages.take());
-            pages.change = None;
+            pages.count_change();
             pages
         })
     }
@@ -167,19 +168,14 @@ impl Pages {
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
-    /// Number of the last change, for [`Directories::settle`].
-    pub(crate) fn change_seen(&mut self) -> u64 {
-        match self.change {
-            Some(change) => change,
-            None => self.count_change(),
-        }
+    /// Number of the change that was looked at, for [`Directories::settle`].
+    pub(crate) fn change_seen(&self) -> u64 {
+        self.change
     }
 
-    /// Gives the last change its number: it is in the file system now.
-    fn count_change(&mut self) -> u64 {
-        let change = self.changes.fetch_add(1, SeqCst) + 1;
-        self.change = Some(change);
-        change
+    /// Gives a change its number: it is in the file system now.
+    fn count_change(&mut self) {
+        self.change = self.changes.fetch_add(1, SeqCst) + 1;
     }
 
     /// Makes ready for a change, in which a name comes, or none. Gives the version before it.
@@ -197,7 +193,6 @@ impl Pages {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.change = None;
         Ok(self.version)
     }
 

@@ -118,8 +118,12 @@ pub struct Ears {
 
 impl Ears {
     fn hear(&self, request: &cb::Request) {
-        while self.deaf.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(5));
+        if self.deaf.load(Ordering::Relaxed) {
+            // What comes now is for nobody.
+            while self.deaf.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return;
         }
         let mut told = self.told.lock().expect("told");
         match request {
