@@ -55,6 +55,9 @@ pub(crate) struct Pages {
     version: u64,
     /// The mark is on the directory.
     marked: bool,
+    /// Nothing can be changed, and the pages are not those that clients may have seen: they are shown with
+    /// the next version, which no other pages get, as the mark stays.
+    ahead: bool,
     /// Number of the change that the version is of. One whose end is not known leaves another version, and
     /// the mark; so the pages are made anew, which is a change.
     change: u64,
@@ -109,6 +112,7 @@ impl Directories {
                     image: None,
                     version: 0,
                     marked: false,
+                    ahead: false,
                     change: 0,
                     changes: Arc::clone(&self.changes),
                     all_bytes: Arc::clone(&self.bytes),
@@ -251,7 +255,7 @@ impl Pages {
                 return Err(Fault::Errno(libc::ENOTDIR));
             }
             if self.image.is_some() && self.version == attr.inode.data_version {
-                return Ok(attr);
+                return Ok(self.shown(attr));
             }
             drop(self.take());
             let image = build(files, &attr)?;
@@ -260,15 +264,20 @@ impl Pages {
             if now.inode.data_version == attr.inode.data_version {
                 self.version = attr.inode.data_version;
                 self.put(image);
-                return Ok(now);
+                return Ok(self.shown(now));
             }
         }
         Err(Fault::Code(Abort::VBUSY))
     }
 
+    fn shown(&self, mut attr: Attr) -> Attr {
+        attr.inode.data_version += u64::from(self.ahead);
+        attr
+    }
+
     /// Gives pages that are made anew a version of their own, if clients may have seen others.
     fn unmark(&mut self, files: &Files, attr: Attr) -> Outcome<Attr> {
-        self.marked = false;
+        (self.marked, self.ahead) = (false, false);
         match files.xattr(self.ino, CHANGED) {
             Ok(_) => {}
             Err(error) if error.kind() == Kind::NoAttribute => return Ok(attr),
@@ -280,7 +289,10 @@ impl Pages {
         }
         let raised = match files.raise_version(self.ino) {
             Ok(raised) => raised,
-            Err(error) if error.kind() == Kind::ReadOnly => return Ok(attr),
+            Err(error) if error.kind() == Kind::ReadOnly => {
+                self.ahead = true;
+                return Ok(attr);
+            }
             Err(error) => return Err(error.into()),
         };
         files.remove_xattr(self.ino, CHANGED)?;
