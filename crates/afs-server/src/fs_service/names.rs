@@ -190,6 +190,8 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
+        // What is not there leaves no mark of a change.
+        volume.files.lookup(dir.ino, name)?;
         pages.prepare(&volume.files, None)?;
         let gone = match is_dir {
             true => volume.files.rmdir(dir.ino, name)?,
