@@ -192,8 +192,9 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        let before = pages.prepare(&volume.files, None)?;
+        // What is not there leaves no mark of a change.
         let named = volume.files.lookup(dir.ino, name)?;
+        let before = pages.prepare(&volume.files, None)?;
         let removed = match is_dir {
             true => volume.files.rmdir(dir.ino, name),
             false => volume.files.unlink(dir.ino, name),
