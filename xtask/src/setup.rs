@@ -38,6 +38,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("request-key", "keyutils"),
     ("rxdebug", "openafs-client"),
+    ("afsd.fuse", "openafs-fuse"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),

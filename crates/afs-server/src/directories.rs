@@ -58,8 +58,9 @@ pub(crate) struct Pages {
     /// Nothing can be changed, and the pages are not those that clients may have seen: they are shown with
     /// the next version, which no other pages get, as the mark stays.
     ahead: bool,
-    /// Number of the last change; none while one is being made, of which the end is not known.
-    change: Option<u64>,
+    /// Number of the change that the version is of. One whose end is not known leaves another version, and
+    /// the mark; so the pages are made anew, which is a change.
+    change: u64,
     changes: Arc<AtomicU64>,
     all_bytes: Arc<AtomicUsize>,
 }
@@ -112,7 +113,7 @@ impl Directories {
                     version: 0,
                     marked: false,
                     ahead: false,
-                    change: Some(0),
+                    change: 0,
                     changes: Arc::clone(&self.changes),
                     all_bytes: Arc::clone(&self.bytes),
                 }),
@@ -157,7 +158,7 @@ impl Directory {
             self.pages.clear_poison();
             let mut pages = poisoned.into_inner();
             drop(pages.take());
-            pages.change = None;
+            pages.count_change();
             pages
         })
     }
@@ -171,19 +172,14 @@ impl Pages {
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
-    /// Number of the last change, for [`Directories::settle`].
-    pub(crate) fn change_seen(&mut self) -> u64 {
-        match self.change {
-            Some(change) => change,
-            None => self.count_change(),
-        }
+    /// Number of the change that was looked at, for [`Directories::settle`].
+    pub(crate) fn change_seen(&self) -> u64 {
+        self.change
     }
 
-    /// Gives the last change its number: it is in the file system now.
-    fn count_change(&mut self) -> u64 {
-        let change = self.changes.fetch_add(1, SeqCst) + 1;
-        self.change = Some(change);
-        change
+    /// Gives a change its number: it is in the file system now.
+    fn count_change(&mut self) {
+        self.change = self.changes.fetch_add(1, SeqCst) + 1;
     }
 
     /// Makes ready for a change, in which a name comes, or none. Gives the version before it.
@@ -201,7 +197,6 @@ impl Pages {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.change = None;
         Ok(self.version)
     }
 

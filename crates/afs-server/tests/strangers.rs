@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// Whether a question is answered.
+type Answers = fn(&cb::Request) -> bool;
+
 /// A client that answers what it likes.
 struct Stranger {
     port: Port,
@@ -20,11 +23,11 @@ struct Stranger {
     /// Times that it was told that all promises are over.
     ended: Arc<AtomicUsize>,
     /// Which questions it answers.
-    answers: Arc<Mutex<fn(&cb::Request) -> bool>>,
+    answers: Arc<Mutex<Answers>>,
 }
 
 impl Stranger {
-    fn new(cell: &Cell, answers: fn(&cb::Request) -> bool) -> Stranger {
+    fn new(cell: &Cell, answers: Answers) -> Stranger {
         let (ended, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(answers)));
         let (told, asked) = (Arc::clone(&ended), Arc::clone(&answers));
         let serve = move |call: &mut Call| {

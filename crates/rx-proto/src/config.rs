@@ -16,6 +16,8 @@ pub struct Config {
     /// The same in all calls together. Beyond, a call may have 16 packets: enough to go on, so that
     /// clients who ask for much and acknowledge nothing do not stop the others.
     pub send_bytes_max: usize,
+    /// The same in all calls of one host, a quarter of that: beyond, its calls alone have as few.
+    pub send_bytes_per_host: usize,
     /// References to payloads of a call that are held at once, so that a call of single bytes does
     /// not cost more memory than it sends.
     pub send_buffer_pieces: usize,
@@ -36,7 +38,8 @@ pub struct Config {
     /// Silence after which a peer with a call is given up (OpenAFS clients: 50 s). It is pinged after
     /// a sixth of it.
     pub dead_time: Duration,
-    /// Time without data in a call that waits for its peer's data, at a server.
+    /// Time without progress of a call that waits for its peer, at a server: for data, or for the word
+    /// that it has what was written, also where it said that it takes nothing.
     pub idle_time: Option<Duration>,
     /// Longest time of a call, at a server.
     pub hard_time: Option<Duration>,
@@ -54,12 +57,16 @@ pub struct Config {
     /// The same from one host: an IPv4 address, or an IPv6 network of 64 bits. A cell's clients
     /// behind one translated address share it.
     pub connections_per_host: usize,
-    /// Connections at once whose peer has not answered yet; beyond, the oldest makes room.
+    /// Connections at once whose peer has not answered yet; beyond, the oldest makes room, whose peer may
+    /// answer all the same, and has to send its call again.
     pub unproven_max: usize,
     /// Packets of a call that are held before its peer has answered: the first window of those known.
     pub unproven_packets: u32,
     /// Calls of others at once. Each costs about 700 bytes beside its data.
     pub calls_max: usize,
+    /// The same of one host whose address is proven, an eighth of that: many times the threads of a
+    /// server. Those beyond are told that the server is busy.
+    pub calls_per_host: usize,
     /// Bytes that were received and not read, in all calls, and 256 more for each packet and each gap
     /// before one. Beyond, a call still gets its next packet if it has read all others, so that none
     /// starves.
@@ -69,7 +76,8 @@ pub struct Config {
     /// Answers a second to packets that belong to no connection: DEBUG, VERSION, aborts.
     pub stray_answers_per_second: u32,
 
-    /// Whether DEBUG packets are answered: they show addresses of clients.
+    /// Whether DEBUG packets are answered: they show addresses of clients, and no numbers that only the
+    /// two ends of a connection may know.
     pub debug: bool,
     /// What VERSION packets are answered, 64 bytes at most.
     pub version: String,
@@ -82,6 +90,7 @@ impl Default for Config {
             send_window: 255,
             send_buffer_bytes: 2 * 255 * 1412,
             send_bytes_max: 256 << 20,
+            send_bytes_per_host: 64 << 20,
             send_buffer_pieces: 4096,
             ack_stride: 8,
             ack_stride_start: 2,
@@ -99,6 +108,7 @@ impl Default for Config {
             unproven_max: 1024,
             unproven_packets: 16,
             calls_max: 8192,
+            calls_per_host: 1024,
             receive_bytes_max: 256 << 20,
             control_packets_max: 1024,
             stray_answers_per_second: 200,

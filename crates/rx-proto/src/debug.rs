@@ -2,7 +2,8 @@
 //!
 //! A question is two words, type and index; its answer is one of the structures of
 //! `src/rx/rx.h` in OpenAFS (`rx_debugStats`, `rx_debugConn`, `rx_debugPeer`, `rx_statistics`), of
-//! version 'S'. What we have no equivalent of is zero.
+//! version 'S'. What we have no equivalent of is zero, and so is what only the two ends of a connection
+//! may know: its epoch and id, and the numbers of transmissions.
 
 use crate::stats::Stats;
 use std::net::{IpAddr, SocketAddr};
@@ -49,9 +50,6 @@ impl Question {
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionView {
     pub(crate) peer: SocketAddr,
-    pub(crate) epoch: u32,
-    pub(crate) cid: u32,
-    pub(crate) serial: u32,
     pub(crate) security_index: u8,
     pub(crate) server: bool,
     pub(crate) channels: [ChannelView; 4],
@@ -162,9 +160,9 @@ pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
         w.zeros(4).number(u32::MAX.into()).zeros(168);
         return w.0;
     };
-    w.host(view.peer)
-        .number(view.cid.into())
-        .number(view.serial.into());
+    // Connection id and serial number: with them, and the epoch below, anybody could speak in the
+    // peer's name.
+    w.host(view.peer).zeros(8);
     for channel in &view.channels {
         w.number(channel.number.into());
     }
@@ -186,7 +184,7 @@ pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
             .map(|c| u8::from(c.holds_input) | u8::from(c.holds_output) << 1),
     );
     // Nothing is said of the security class.
-    w.zeros(76).number(view.epoch.into()).number(1444).zeros(36);
+    w.zeros(80).number(1444).zeros(36);
     w.0
 }
 
@@ -301,9 +299,6 @@ mod tests {
         };
         let view = ConnectionView {
             peer: peer_view.peer,
-            epoch: 1,
-            cid: 8,
-            serial: 3,
             security_index: 0,
             server: true,
             channels: [ChannelView::default(); 4],

@@ -92,7 +92,8 @@ pub enum Event {
         /// Why.
         reason: End,
     },
-    /// A channel of this connection became free, after a call could not be started.
+    /// A channel of this connection became free, or the connection was closed, after a call could not
+    /// be started.
     ChannelFree(ConnectionId),
     /// A connection that a client made is forgotten; its calls are over.
     Closed(ConnectionId),

@@ -27,6 +27,8 @@ const PACKET_DATA_MIN: usize = 576 - 56 - HEADER_BYTES;
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) peer: SocketAddr,
+    /// The share of its host.
+    pub(crate) host: Key,
     /// Connections that use it.
     pub(crate) users: u32,
     pub(crate) rtt: Rtt,
@@ -47,9 +49,10 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    pub(crate) const fn new(peer: SocketAddr, jumbo_max: u8) -> Path {
+    pub(crate) const fn new(peer: SocketAddr, host: Key, jumbo_max: u8) -> Path {
         Path {
             peer,
+            host,
             users: 0,
             rtt: Rtt::new(),
             congestion: Congestion::new(),
@@ -146,9 +149,10 @@ impl Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slab::Slab;
 
     fn path() -> Path {
-        Path::new("192.0.2.1:7001".parse().unwrap(), 6)
+        Path::new("192.0.2.1:7001".parse().unwrap(), Slab::new().insert(()), 6)
     }
 
     fn takes(words: [u32; 4]) -> Trailer {

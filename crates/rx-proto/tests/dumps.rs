@@ -289,10 +289,19 @@ fn a_stranger_is_asked_before_anything_is_done() {
     assert_eq!(ping, expected);
     assert_eq!(wire.endpoint.poll_event(), None);
 
-    // The answer to another ping proves nothing; that to this one does.
+    // The answer to another ping proves nothing, and as somebody guesses, that to this one is not enough.
     assert!(wire.exchange(&pong(serial.next())).is_empty());
     assert_eq!(wire.endpoint.poll_event(), None);
-    wire.exchange(&pong(serial));
+    let sent = wire.exchange(&pong(serial));
+    assert_eq!(sent.len(), 1);
+    let mut second = sent[0].clone();
+    let higher = Serial(u32::from_be_bytes(second[16..20].try_into().unwrap()));
+    assert!((serial.0 + 1..1 << 31).contains(&higher.0));
+    second[16..20].fill(0);
+    assert_eq!(second, expected);
+    assert!(wire.exchange(&pong(serial)).is_empty());
+    assert_eq!(wire.endpoint.poll_event(), None);
+    wire.exchange(&pong(higher));
     let Some(Event::Call(incoming)) = wire.endpoint.poll_event() else {
         panic!("the call is shown");
     };

@@ -2,128 +2,18 @@
 
 mod common;
 
-use common::{CLIENT, Link, Pair, Random, SERVER, SERVICE, endpoint, seed};
+use common::strangers::{Strangers, stranger};
+use common::{CLIENT, Link, Pair, Random, SERVER, SERVICE, seed};
 use rx_proto::{
-    ACK_BYTES_MIN, CallNumber, Config, Endpoint, Event, HEADER_BYTES, Header, PACKET_DATA_BYTES,
-    PacketType, Read, Reason, Route, Seq, Serial, Shared, Timestamp, Transmit, WriteError, flag,
+    ACK_BYTES_MIN, Config, Event, HEADER_BYTES, Header, PACKET_DATA_BYTES, PacketType, Read, Route,
+    Shared, WriteError, flag,
 };
-use std::net::SocketAddr;
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// What a full packet that is not read counts for.
 const PACKET_COST: usize = PACKET_DATA_BYTES + 256;
-
-/// Many strangers, each with an address of its own.
-struct Strangers {
-    endpoint: Endpoint<Shared, Shared>,
-    now: Timestamp,
-    batch: Transmit<Shared>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Stranger {
-    peer: SocketAddr,
-    cid: u32,
-    call: u32,
-}
-
-/// The n-th stranger: sixteen ports of each host.
-fn stranger(n: u32) -> Stranger {
-    let [a, b, c, _] = (n / 16 * 256).to_be_bytes();
-    Stranger {
-        peer: SocketAddr::from(([10, a, b, c], 7000 + (n % 16) as u16)),
-        cid: 4 * n,
-        call: 1,
-    }
-}
-
-impl Stranger {
-    fn data(self, seq: u32, flags: u8, body: &[u8]) -> Vec<u8> {
-        let mut bytes = self.header(PacketType::Data, seq, flags).encode().to_vec();
-        bytes.extend(body);
-        bytes
-    }
-
-    fn header(self, kind: PacketType, seq: u32, flags: u8) -> Header {
-        Header {
-            epoch: 0x8000_0001,
-            cid: self.cid,
-            call_number: CallNumber(self.call),
-            seq: Seq(seq),
-            serial: Serial(seq),
-            kind,
-            flags: flags | flag::CLIENT_INITIATED,
-            user_status: 0,
-            security_index: 0,
-            checksum: 0,
-            service: SERVICE,
-        }
-    }
-}
-
-impl Strangers {
-    fn new(config: Config) -> Strangers {
-        Strangers {
-            endpoint: endpoint(config, 9),
-            now: Timestamp::from_nanos(1_000_000_000),
-            batch: Transmit::new(64),
-        }
-    }
-
-    /// Hands in a packet of a stranger; gives what is sent back.
-    fn send(&mut self, from: Stranger, bytes: Vec<u8>) -> Vec<Vec<u8>> {
-        let route = Route {
-            peer: from.peer,
-            local: None,
-        };
-        self.endpoint
-            .handle_input(self.now, route, Shared::from(bytes));
-        self.sent()
-    }
-
-    fn sent(&mut self) -> Vec<Vec<u8>> {
-        let mut all = Vec::new();
-        while self.endpoint.poll_transmit(self.now, &mut self.batch) {
-            all.extend(self.batch.datagrams());
-        }
-        all
-    }
-
-    /// Lets a stranger answer the pings among `packets`.
-    fn answer(&mut self, from: Stranger, packets: &[Vec<u8>]) {
-        for packet in packets {
-            let header = Header::parse(packet).unwrap();
-            if header.kind == PacketType::Ack && packet[HEADER_BYTES + 16] == Reason::Ping as u8 {
-                let mut pong = from.header(PacketType::Ack, 0, 0).encode().to_vec();
-                pong.extend([0; 4]);
-                pong.extend(1u32.to_be_bytes());
-                pong.extend(0u32.to_be_bytes());
-                pong.extend(header.serial.0.to_be_bytes());
-                pong.extend([Reason::PingResponse as u8, 0]);
-                self.send(from, pong);
-            }
-        }
-    }
-
-    /// A call of a stranger that is shown to the application.
-    fn call(&mut self, from: Stranger, body: &[u8]) -> Option<rx_proto::CallId> {
-        let sent = self.send(from, from.data(1, flag::LAST_PACKET, body));
-        self.answer(from, &sent);
-        while let Some(event) = self.endpoint.poll_event() {
-            if let Event::Call(incoming) = event {
-                return Some(incoming.call);
-            }
-        }
-        None
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.now = self.now + time;
-        self.endpoint.handle_timeout(self.now);
-    }
-}
 
 #[test]
 fn strangers_that_do_not_answer_take_turns() {
@@ -232,6 +122,50 @@ fn too_many_calls_are_told_that_the_server_is_busy() {
     strangers.endpoint.abort(strangers.now, calls[0], 1);
     strangers.sent();
     assert!(strangers.call(second, b"and this").is_some());
+}
+
+#[test]
+fn a_host_has_its_share_of_calls() {
+    let config = Config {
+        calls_per_host: 3,
+        ..Config::default()
+    };
+    let mut strangers = Strangers::new(config);
+    // Four calls at once, before it has proven its address: one is put off.
+    let on_channel = |n| {
+        let mut from = stranger(0);
+        from.cid += n;
+        from
+    };
+    let mut sent = Vec::new();
+    for n in 0..4 {
+        let from = on_channel(n);
+        sent = strangers.send(from, from.data(1, flag::LAST_PACKET, b"hello"));
+    }
+    strangers.answer(on_channel(3), &sent);
+    let mut calls = Vec::new();
+    while let Some(event) = strangers.endpoint.poll_event() {
+        if let Event::Call(incoming) = event {
+            calls.push(incoming.call);
+        }
+    }
+    assert_eq!((calls.len(), strangers.endpoint.calls()), (3, 3));
+    // One on a connection that is known is told; another port of the host is not even asked.
+    let again = on_channel(3);
+    let sent = strangers.send(again, again.data(1, flag::LAST_PACKET, b"hello"));
+    assert_eq!(Header::parse(&sent[0]).unwrap().kind, PacketType::Busy);
+    let port = stranger(1);
+    let sent = strangers.send(port, port.data(1, flag::LAST_PACKET, b"hello"));
+    assert!(sent.is_empty());
+    // Other hosts are served.
+    assert!(strangers.call(stranger(16), b"hello").is_some());
+    // Each call that ends makes room for one, which was never run.
+    for from in [again, port] {
+        let call = calls.pop().unwrap();
+        strangers.endpoint.abort(strangers.now, call, 1);
+        strangers.sent();
+        assert!(strangers.call(from, b"hello").is_some());
+    }
 }
 
 #[test]
@@ -350,6 +284,39 @@ fn what_was_written_and_not_acknowledged_is_limited() {
         strangers.sent();
     }
     assert_eq!(strangers.endpoint.unacknowledged_bytes(), 0);
+}
+
+#[test]
+fn a_host_that_acknowledges_nothing_does_not_take_what_others_may_have() {
+    let limit = 200_000;
+    let config = Config {
+        send_bytes_per_host: limit,
+        ..Config::default()
+    };
+    let room = config.send_buffer_bytes;
+    let mut strangers = Strangers::new(config);
+    let mut written = |n: u32| {
+        let call = strangers.call(stranger(n), b"give").unwrap();
+        let page = Shared::from(vec![7; 4096]);
+        let mut bytes = 0;
+        while strangers
+            .endpoint
+            .write(strangers.now, call, page.clone())
+            .is_ok()
+        {
+            bytes += 4096;
+        }
+        bytes
+    };
+    let (first, crowded) = (written(0), 16 * PACKET_DATA_BYTES);
+    assert!((limit..limit + 8192).contains(&first), "{first}");
+    for n in 1..16 {
+        let later = written(n);
+        assert!((crowded..crowded + 4096).contains(&later), "{later}");
+    }
+    // Another host's call is limited by its own share, or its own buffer.
+    let other = written(16);
+    assert!((limit.min(room)..limit + 8192).contains(&other), "{other}");
 }
 
 #[test]

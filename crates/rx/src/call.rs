@@ -10,6 +10,11 @@ use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
+use std::time::Instant;
+
+/// Bytes of what is written that are handed on at once: the endpoint takes whole pieces, and must not
+/// take much more than it has room for.
+const SLICE_BYTES: usize = 16 * 1024;
 
 /// Small pieces that are written before they are handed on, however few bytes they are.
 const UNSENT_PIECES: usize = 64;
@@ -106,7 +111,15 @@ impl Call {
     /// # Errors
     /// [`Error::Ended`] if the call ended before its time, [`Error::Stopped`].
     pub fn read(&mut self) -> Result<Option<Bytes>, Error> {
-        self.await_bytes(0)?;
+        self.read_by(None)
+    }
+
+    /// The same, but waits no longer than until `deadline`, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`read`](Call::read); [`Error::Late`] if nothing came in time. The call goes on.
+    pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
+        self.wait(0, deadline)?;
         Ok(self.ready.pop_front())
     }
 
@@ -117,9 +130,13 @@ impl Call {
     /// # Errors
     /// Those of [`read`](Call::read).
     pub fn await_bytes(&mut self, wanted: usize) -> Result<(), Error> {
+        self.wait(wanted, None)
+    }
+
+    fn wait(&mut self, wanted: usize, deadline: Option<Instant>) -> Result<(), Error> {
         if self.ready.is_empty() && !self.at_end {
             let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);
-            self.at_end = self.shard.until(&self.wake, |state, now| {
+            self.at_end = self.shard.until(&self.wake, deadline, |state, now| {
                 state.take(now, id, client, wanted, ready)
             })?;
             self.over |= client && self.at_end;
@@ -223,14 +240,18 @@ impl Call {
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
         self.unsent_bytes = 0;
-        self.shard.until(&self.wake, |state, now| {
+        self.shard.until(&self.wake, None, |state, now| {
             if state.stopped {
                 return Some(Err(Error::Stopped));
             }
             while let Some(bytes) = unsent.pop_front() {
-                match state.endpoint.write(now, id, bytes) {
+                let slice = bytes.slice(0..SLICE_BYTES);
+                match state.endpoint.write(now, id, slice) {
+                    Ok(_) if bytes.len() > SLICE_BYTES => {
+                        unsent.push_front(bytes.slice(SLICE_BYTES..bytes.len()));
+                    }
                     Ok(_) => {}
-                    Err(WriteError::Blocked(bytes)) => {
+                    Err(WriteError::Blocked(_)) => {
                         unsent.push_front(bytes);
                         state.open.get_mut(&id)?.waits = true;
                         return None;

@@ -4,9 +4,10 @@ use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Error;
 use crate::inbox::Open;
-use crate::shard::{Shard, State};
-use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts, Timestamp};
+use crate::shard::Shard;
+use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A connection to a service of a peer: four calls at a time, of any threads. Copies are the same
 /// connection, which is closed when the last of them and of its calls is gone.
@@ -52,36 +53,45 @@ impl Connection {
     /// that somebody may wait for, or two of them may wait for each other.
     ///
     /// # Errors
-    /// [`Error::Stopped`], [`Error::Exhausted`].
+    /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the connection
+    /// was [closed](Connection::close), also while this waits.
     pub fn call(&self) -> Result<Call, Error> {
-        let link = &self.link;
-        let shard = &link.shard;
-        shard.until(&shard.channels, |state, now| self.start(state, now))
+        self.start(None)
     }
 
-    /// Starts a call, unless four are running.
+    /// Starts a call; waits at most so long while four are running, with [`Duration::ZERO`] not at all.
     ///
     /// # Errors
-    /// As [`call`](Connection::call).
-    pub fn try_call(&self) -> Result<Option<Call>, Error> {
-        let shard = &self.link.shard;
-        let started = shard.turn(|state, now| self.start(state, now));
-        started.transpose()
+    /// Those of [`call`](Connection::call); [`Error::Late`] if none of the four ended in time.
+    pub fn call_within(&self, time: Duration) -> Result<Call, Error> {
+        self.start(Some(Instant::now() + time))
     }
 
-    fn start(&self, state: &mut State, now: Timestamp) -> Option<Result<Call, Error>> {
+    /// Closes the connection, all copies of it: its calls end, at the peer too, and whoever waits to start
+    /// one waits no longer.
+    pub fn close(&self) {
+        let id = self.link.id;
+        self.link
+            .shard
+            .turn(|state, now| state.endpoint.close(now, id));
+    }
+
+    fn start(&self, deadline: Option<Instant>) -> Result<Call, Error> {
         let link = &self.link;
-        if state.stopped {
-            return Some(Err(Error::Stopped));
-        }
-        let id = match state.endpoint.start(now, link.id) {
-            Ok(id) => id,
-            Err(StartError::NoChannel) => return None,
-            Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
-            Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
-        };
-        let open = state.open.entry(id).or_insert_with(Open::new);
-        Some(Ok(Call::outgoing(link, id, open)))
+        let wake = &link.shard.channels;
+        link.shard.until(wake, deadline, |state, now| {
+            if state.stopped {
+                return Some(Err(Error::Stopped));
+            }
+            let id = match state.endpoint.start(now, link.id) {
+                Ok(id) => id,
+                Err(StartError::NoChannel) => return None,
+                Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
+                Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
+            };
+            let open = state.open.entry(id).or_insert_with(Open::new);
+            Some(Ok(Call::outgoing(link, id, open)))
+        })
     }
 
     /// Makes a whole call: sends `request`, gives the reply, which has at most `reply_max` bytes.

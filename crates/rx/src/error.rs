@@ -23,6 +23,9 @@ pub enum Error {
     /// The connection has used up its numbers; another one has to be made.
     #[error("the connection has used up the numbers of calls")]
     Exhausted,
+    /// What was waited for did not come within the time given.
+    #[error("what was waited for did not come in time")]
+    Late,
 }
 
 impl From<CallError> for Error {
@@ -45,6 +48,7 @@ impl From<Error> for Abort {
         Abort(match error {
             Error::Short | Error::Long(_) => code::PROTOCOL_ERROR,
             Error::Stopped => code::RESTARTING,
+            Error::Late => code::CALL_TIMEOUT,
             Error::Ended(_) | Error::Finished | Error::Exhausted => code::USER_ABORT,
         })
     }

@@ -9,7 +9,7 @@ use crate::socket::Socket;
 use crate::sys::{Received, Receiver};
 use crate::worker::{Job, Workers};
 use rustix::event::{PollFd, PollFlags};
-use rx_proto::{Header, Route, Stats, Timeouts, flag};
+use rx_proto::{Header, Host, Route, Stats, Timeouts, flag};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,6 +46,8 @@ pub struct PortStats {
     pub connections: usize,
     /// Calls at the moment, both ways.
     pub calls: usize,
+    /// Bytes at the moment that were written and not acknowledged.
+    pub unacknowledged: u64,
 }
 
 impl Port {
@@ -140,6 +142,7 @@ impl Port {
                 stats.send_errors += state.socket.errors;
                 stats.connections += state.endpoint.connections();
                 stats.calls += state.endpoint.calls();
+                stats.unacknowledged += state.endpoint.unacknowledged_bytes();
             });
         }
         let dropped = self.dropped.iter().map(|n| n.load(Ordering::Relaxed));
@@ -195,7 +198,7 @@ impl Intake {
             }
             self.receive();
             if let Some(job) = self.deliver(workers) {
-                match workers.leave(self) {
+                match workers.leave(self, Host::of(job.incoming.peer)) {
                     Ok(()) => return Some(job),
                     Err(intake) => self = intake,
                 }

@@ -22,7 +22,9 @@ pub struct Settings {
     /// Sockets on the port, each with a thread. The kernel keeps a peer's packets on one of them.
     pub sockets: usize,
     /// Calls that are served at a time, each by a thread. Threads are made when they are needed; calls
-    /// beyond wait, as many as [`rx_proto::Config::calls_max`] says.
+    /// beyond wait, as many as [`rx_proto::Config::calls_max`] says. A host gets one more only while it
+    /// has no more than are free: alone it has half of them, so that one that holds its calls for ever
+    /// stops none of the others.
     pub workers: usize,
     /// Bytes of each socket's buffers, both ways. OpenAFS's rule is threads times window times packet:
     /// 128 times 32 times 1.4 KB is 6 MB. More than the system's limit needs `CAP_NET_ADMIN`.

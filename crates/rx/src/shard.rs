@@ -16,6 +16,7 @@
 //! **Invariant:** the timer is set to the endpoint's next deadline or before, unless the lock is taken.
 
 use crate::bytes::Bytes;
+use crate::error::Error;
 use crate::inbox::Open;
 use crate::socket::{Sent, Socket};
 use crate::worker::{Job, Workers};
@@ -25,6 +26,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A socket of a port with everything that goes through it.
 pub(crate) struct Shard {
@@ -107,12 +109,14 @@ impl Shard {
         result
     }
 
-    /// The same, again and again until it gives something, each time after `wake` was notified.
+    /// The same, again and again until it gives something, each time after `wake` was notified;
+    /// [`Error::Late`] if that takes until `deadline`.
     pub(crate) fn until<R>(
         self: &Arc<Self>,
         wake: &Condvar,
-        mut act: impl FnMut(&mut State, Timestamp) -> Option<R>,
-    ) -> R {
+        deadline: Option<Instant>,
+        mut act: impl FnMut(&mut State, Timestamp) -> Option<Result<R, Error>>,
+    ) -> Result<R, Error> {
         let mut state = self.lock();
         loop {
             let now = now();
@@ -134,7 +138,15 @@ impl Shard {
             if news {
                 continue;
             }
-            state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            state = match left {
+                None => wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return Err(Error::Late),
+                Some(left) => {
+                    let waited = wake.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 

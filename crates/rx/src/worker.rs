@@ -5,8 +5,10 @@
 //! wakes.
 //!
 //! **Invariant:** a call is with one thread from its beginning to its end; there are never more calls
-//! served than the setting says, nor fewer than calls up to that number; each socket is with a thread, or
-//! with one that is on its way.
+//! served than the setting says; each socket is with a thread, or with one that is on its way. A host whose
+//! calls wait is served in turn with the others, and gets a thread only while it has no more than are
+//! free: one host has half of them and one more at most, the next half of the rest, and for a host that
+//! has none there is one as long as there are few that have many.
 
 use crate::bytes::Bytes;
 use crate::call::Call;
@@ -14,8 +16,8 @@ use crate::error::Abort;
 use crate::port::Intake;
 use crate::settings::Service;
 use crate::shard::Shard;
-use rx_proto::{Incoming, code};
-use std::collections::VecDeque;
+use rx_proto::{Host, Incoming, code};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,15 +56,84 @@ enum Work {
     Listen(Box<Intake>),
 }
 
+/// The calls of a host.
+#[derive(Default)]
+struct Share {
+    /// Those that wait.
+    jobs: VecDeque<Job>,
+    /// Threads that serve others of them.
+    served: usize,
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Work>,
-    /// Threads that wait for something to do.
+    hosts: HashMap<Host, Share>,
+    /// The hosts of which calls wait; whose turn it is comes first.
+    turns: VecDeque<Host>,
+    /// Sockets that a thread has left to another one.
+    left: VecDeque<Box<Intake>>,
+    /// Threads that serve a call, and threads that wait for something to do.
+    busy: usize,
     idle: usize,
     /// Sockets, each of which has a thread.
     sockets: usize,
     threads: Vec<JoinHandle<()>>,
     stopped: bool,
+}
+
+impl Queue {
+    fn add(&mut self, job: Job) {
+        let host = Host::of(job.incoming.peer);
+        let share = self.hosts.entry(host).or_default();
+        if share.jobs.is_empty() {
+            self.turns.push_back(host);
+        }
+        share.jobs.push_back(job);
+    }
+
+    /// Whose call is to be served next, as a place in `turns`. At most as many hosts are passed over as
+    /// there are threads that serve theirs.
+    fn next(&self, threads_max: usize) -> Option<usize> {
+        let free = threads_max - self.busy;
+        let fits = |host: &Host| self.hosts.get(host).is_some_and(|s| s.served <= free);
+        if free == 0 {
+            return None;
+        }
+        self.turns.iter().position(fits)
+    }
+
+    /// Takes a call to serve it.
+    fn take(&mut self, threads_max: usize) -> Option<Job> {
+        let host = self.turns.remove(self.next(threads_max)?)?;
+        let share = self.hosts.get_mut(&host)?;
+        let job = share.jobs.pop_front()?;
+        share.served += 1;
+        self.busy += 1;
+        if !share.jobs.is_empty() {
+            self.turns.push_back(host);
+        }
+        Some(job)
+    }
+
+    /// Counts a call of a host as served, if it may be.
+    fn begin(&mut self, host: Host, threads_max: usize) -> bool {
+        let share = self.hosts.entry(host).or_default();
+        let may = self.busy < threads_max && share.served <= threads_max - self.busy;
+        share.served += usize::from(may);
+        self.busy += usize::from(may);
+        may
+    }
+
+    /// A call of this host is served no more.
+    fn done(&mut self, host: Host) {
+        self.busy -= 1;
+        if let Some(share) = self.hosts.get_mut(&host) {
+            share.served -= 1;
+            if share.served == 0 && share.jobs.is_empty() {
+                self.hosts.remove(&host);
+            }
+        }
+    }
 }
 
 /// The threads, and the calls that wait for one.
@@ -94,15 +165,22 @@ impl Workers {
     /// Hands in a call.
     pub(crate) fn push(self: &Arc<Self>, job: Job) {
         let mut queue = self.lock();
-        if queue.stopped {
+        if !queue.stopped {
+            queue.add(job);
+            self.rouse(&mut queue);
+        }
+    }
+
+    /// Sees to it that a thread takes the next call, if one may be served.
+    fn rouse(self: &Arc<Self>, queue: &mut Queue) {
+        if queue.next(self.threads_max).is_none() {
             return;
         }
-        queue.jobs.push_back(Work::Serve(job));
-        if queue.jobs.len() <= queue.idle {
-            drop(queue);
+        if queue.idle > 0 {
+            // It rouses the next one.
             self.wake.notify_one();
         } else if queue.threads.len() < self.threads_max + queue.sockets
-            && let Err(e) = self.add_thread(&mut queue)
+            && let Err(e) = self.add_thread(queue)
         {
             tracing::warn!("no thread for a call, which waits: {e}");
         }
@@ -112,17 +190,19 @@ impl Workers {
     pub(crate) fn listen(self: &Arc<Self>, intake: Intake) -> io::Result<()> {
         let mut queue = self.lock();
         queue.sockets += 1;
-        queue.jobs.push_back(Work::Listen(Box::new(intake)));
+        queue.left.push_back(Box::new(intake));
         self.add_thread(&mut queue)
     }
 
-    /// Leaves a socket to another thread, if one has nothing else to do.
-    pub(crate) fn leave(&self, intake: Box<Intake>) -> Result<(), Box<Intake>> {
+    /// Leaves a socket to another thread, if one has nothing else to do, so that this one may serve a
+    /// call of `host`.
+    pub(crate) fn leave(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
         let mut queue = self.lock();
-        if queue.stopped || queue.jobs.len() >= queue.idle {
+        let is_quiet = !queue.stopped && queue.turns.is_empty();
+        if !is_quiet || queue.left.len() >= queue.idle || !queue.begin(host, self.threads_max) {
             return Err(intake);
         }
-        queue.jobs.push_front(Work::Listen(intake));
+        queue.left.push_back(intake);
         drop(queue);
         self.wake.notify_one();
         Ok(())
@@ -138,24 +218,26 @@ impl Workers {
     }
 
     fn work(self: &Arc<Self>) {
-        while let Some((work, waited)) = self.next() {
-            match work {
-                Work::Listen(intake) => {
-                    if let Some(job) = intake.run(self) {
-                        self.serve(job);
-                    }
-                }
-                // A client that gave up while its call waited costs no work.
-                Work::Serve(job) if waited && job.shard.has_ended(job.incoming.call) => {
-                    Call::incoming(job).abort(code::USER_ABORT);
-                }
-                Work::Serve(job) => self.serve(job),
+        let mut last = None;
+        while let Some((work, waited)) = self.next(last.take()) {
+            let (job, waited) = match work {
+                Work::Serve(job) => (job, waited),
+                Work::Listen(intake) => match intake.run(self) {
+                    Some(job) => (job, false),
+                    None => continue,
+                },
+            };
+            last = Some(Host::of(job.incoming.peer));
+            // A client that gave up while its call waited costs no work.
+            if waited && job.shard.has_ended(job.incoming.call) {
+                Call::incoming(job).abort(code::USER_ABORT);
+                continue;
             }
+            self.serve(Call::incoming(job));
         }
     }
 
-    fn serve(&self, job: Job) {
-        let mut call = Call::incoming(job);
+    fn serve(&self, mut call: Call) {
         let service = self.services.iter().find(|s| s.id == call.service());
         let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
         match served {
@@ -170,16 +252,25 @@ impl Workers {
         }
     }
 
-    /// What to do next, and whether it waited for this thread; `None` if there will be no more.
-    fn next(&self) -> Option<(Work, bool)> {
+    /// What to do next, after a call of the host `last`, and whether it waited for this thread; `None` if
+    /// there will be no more.
+    fn next(self: &Arc<Self>, last: Option<Host>) -> Option<(Work, bool)> {
         let mut queue = self.lock();
+        if let Some(host) = last {
+            queue.done(host);
+        }
         let mut waited = true;
         loop {
             if queue.stopped {
                 return None;
             }
-            if let Some(work) = queue.jobs.pop_front() {
-                return Some((work, waited));
+            if let Some(intake) = queue.left.pop_front() {
+                self.rouse(&mut queue);
+                return Some((Work::Listen(intake), waited));
+            }
+            if let Some(job) = queue.take(self.threads_max) {
+                self.rouse(&mut queue);
+                return Some((Work::Serve(job), waited));
             }
             waited = false;
             queue.idle += 1;
@@ -196,10 +287,14 @@ impl Workers {
         let mut queue = self.lock();
         queue.stopped = true;
         let threads = std::mem::take(&mut queue.threads);
-        let jobs = std::mem::take(&mut queue.jobs);
+        let waiting = (
+            std::mem::take(&mut queue.hosts),
+            std::mem::take(&mut queue.left),
+        );
+        queue.turns.clear();
         drop(queue);
         self.wake.notify_all();
-        drop(jobs);
+        drop(waiting);
         for thread in threads {
             // Its panics were caught.
             let _ = thread.join();

@@ -227,6 +227,54 @@ fn a_call_that_is_dropped_ends_at_the_server() {
 }
 
 #[test]
+fn a_fifth_call_waits_only_as_long_as_it_may_and_not_for_a_closed_connection() {
+    let ((server, heard), client) = (reading(), client());
+    let connection = connect(&client, &server);
+    let mut calls: Vec<Call> = (0..4)
+        .map(|_| {
+            let mut call = connection.call_within(Duration::ZERO).unwrap();
+            call.write(vec![0; 5000]).unwrap();
+            assert_eq!(heard.recv_timeout(PATIENCE), Ok(Ok(())));
+            call
+        })
+        .collect();
+    for time in [Duration::ZERO, Duration::from_millis(50)] {
+        let late = connection.call_within(time).map(drop);
+        assert_eq!(late, Err(Error::Late));
+    }
+    // An answer does not come, as long as the request has no end.
+    let late = calls[0].read_by(Some(Instant::now() + Duration::from_millis(50)));
+    assert_eq!(late.map(drop), Err(Error::Late));
+    // A channel that becomes free is taken at once.
+    drop(calls.pop());
+    let fourth = connection.call_within(PATIENCE).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (connection, tell) = (connection.clone(), tell.clone());
+            scope.spawn(move || tell.send(connection.call().map(drop)).unwrap());
+        }
+        let waits = told.recv_timeout(Duration::from_millis(100));
+        assert_eq!(waits, Err(mpsc::RecvTimeoutError::Timeout));
+        connection.close();
+        let closed = Error::Ended(End::Closed);
+        for _ in 0..2 {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(closed)));
+        }
+        assert_eq!(connection.call_within(PATIENCE).map(drop), Err(closed));
+        for call in calls.iter_mut() {
+            assert_eq!(call.read().map(drop), Err(closed));
+        }
+    });
+    drop((calls, fourth));
+    // The server heard of the end: of the call that was dropped, and of the others.
+    let mut ended = 0;
+    while ended < 4 {
+        ended += usize::from(heard.recv_timeout(PATIENCE).unwrap().is_err());
+    }
+}
+
+#[test]
 fn a_port_that_closes_tells_its_clients_to_try_again() {
     let ((server, heard), client) = (reading(), client());
     let mut call = connect(&client, &server).call().unwrap();
@@ -268,6 +316,101 @@ fn more_calls_than_threads_wait_and_are_served() {
         }
     });
     assert_eq!(most.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_host_whose_calls_do_not_end_does_not_stop_the_others() {
+    let settings = Settings {
+        workers: 8,
+        ..Settings::default()
+    };
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let server = serve_with(&settings, move |call: &mut Call| {
+        let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
+        peak.fetch_max(running, Ordering::SeqCst);
+        let result = echo(call);
+        counts.fetch_sub(1, Ordering::SeqCst);
+        result
+    });
+    let host = |last| {
+        let settings = Settings {
+            listen: ([127, 0, 0, last], 0).into(),
+            ..Settings::default()
+        };
+        Port::open(&settings, Vec::new()).unwrap()
+    };
+    let (slow, other) = (host(21), host(22));
+    let connections = [(); 5].map(|()| connect(&slow, &server));
+    let mut calls = Vec::new();
+    for connection in &connections {
+        for _ in 0..4 {
+            let mut call = connection.call().unwrap();
+            call.write(vec![7; 5000]).unwrap();
+            calls.push(call);
+        }
+    }
+    until("all requests have begun", || server.stats().calls == 20);
+    until("some are served", || now.load(Ordering::SeqCst) >= 5);
+    let timeouts = Timeouts {
+        hard: Some(PATIENCE / 2),
+        ..Timeouts::default()
+    };
+    let connection = other.connect(server.address(), SERVICE, timeouts);
+    for round in 0..20 {
+        check_echo(&connection, round, 3000).unwrap();
+    }
+    assert!(now.load(Ordering::SeqCst) == 5 && most.load(Ordering::SeqCst) == 6);
+    // What waited is served as soon as what was before it ends.
+    for call in &mut calls {
+        call.finish().unwrap();
+    }
+    for mut call in calls {
+        assert_eq!(call.read_to_end(5000).unwrap(), [7; 5000]);
+    }
+}
+
+#[test]
+fn a_long_piece_is_not_taken_before_there_is_room() {
+    const PIECE: usize = 512 * 1024;
+    const LIMIT: usize = 100_000;
+    let settings = Settings {
+        rx: rx::Config {
+            send_bytes_max: LIMIT,
+            ..rx::Config::default()
+        },
+        ..Settings::default()
+    };
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&begun);
+    let server = serve_with(&settings, move |call: &mut Call| {
+        call.read_to_end(10)?;
+        counts.fetch_add(1, Ordering::SeqCst);
+        call.write(vec![3; PIECE])?;
+        Ok(())
+    });
+    let client = client();
+    let connections = [(); 2].map(|()| connect(&client, &server));
+    let ask = |n: usize| {
+        let mut call = connections[n / 4].call().unwrap();
+        call.write(vec![0]).unwrap();
+        call.finish().unwrap();
+        call
+    };
+    let calls: Vec<Call> = (0..8).map(ask).collect();
+    until("all are served", || begun.load(Ordering::SeqCst) == 8);
+    let mut before = 0;
+    until("writers that stop", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = server.stats().unacknowledged;
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    // Each may have sixteen packets beyond the limit, and a slice of 16 KiB.
+    let most = LIMIT + 8 * (16 * 1412 + 16 * 1024);
+    assert!(before <= most as u64, "{before}");
+    for mut call in calls {
+        assert!(call.read_to_end(PIECE).unwrap() == vec![3; PIECE]);
+    }
 }
 
 #[test]

@@ -25,6 +25,9 @@ use std::sync::Arc;
 /// clients for so many.
 const SOCKETS_MAX: usize = 8;
 
+/// Clients that are shown, those that were heard of last: as many as fit an answer.
+const CLIENTS_SHOWN: usize = 4000;
+
 /// Which cell to serve, and how.
 #[derive(Debug, Clone)]
 pub struct ServeSpec {
@@ -215,7 +218,8 @@ impl Served {
         answer["cellservdb"] = json!(cell::cell_serv_db(&self.record.name, &self.announced));
         answer["stats"] = of_server(server);
         if clients {
-            answer["clients"] = server.clients().iter().map(of_client).collect();
+            let all = server.clients();
+            answer["clients"] = all.iter().take(CLIENTS_SHOWN).map(of_client).collect();
         }
     }
 
@@ -284,11 +288,10 @@ impl Served {
             volume.files.close().map_err(failed())?;
             self.volumes.pop();
         }
-        let Some(fs) = self.fs.take() else {
-            return Ok(());
-        };
-        fs.commit().map_err(failed())?;
-        match Arc::into_inner(fs) {
+        if let Some(fs) = &self.fs {
+            fs.commit().map_err(failed())?;
+        }
+        match self.fs.take().and_then(Arc::into_inner) {
             Some(fs) => fs.close().map_err(failed()),
             None => Ok(()),
         }

@@ -192,6 +192,7 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
+        // What is not there leaves no mark of a change.
         let named = volume.files.lookup(dir.ino, name)?;
         let before = pages.prepare(&volume.files, None)?;
         let removed = match is_dir {

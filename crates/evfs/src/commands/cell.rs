@@ -13,18 +13,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(clap::Subcommand)]
-#[command(
-    long_about = "Make a cell, look at it, say who may do what, and manage its volumes.\n\n\
-A cell is a file system that `evfs serve` gives to AFS clients: its name is what clients know it by, \
-each of its filesets is a volume, and mount points join the volumes to one tree. A cell that is served \
-goes on being served while it is managed, and clients are told of what changes."
-)]
+#[command(after_help = CELL_EXAMPLES)]
 pub enum Command {
     /// Make a DEVICE a cell, and say what clients have to be told
     #[command(after_help = "\
-A DEVICE without a file system is formatted; one that has an EVFS file system keeps what it holds, and
-EACH OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise. What
-holds something else is refused. Doing it again changes the addresses, and nothing else.
+A DEVICE without a file system is formatted; one that has an EVFS file system keeps what it holds,
+and EACH OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise.
+What holds something else is refused. Doing it again changes the addresses, and nothing else.
 
 Examples:
   evfs cell init example.org cell.img --size 10G
@@ -47,6 +42,16 @@ Examples:
     Volume(VolumeCommand),
 }
 
+const CELL_EXAMPLES: &str = "\
+Examples:
+  evfs cell init example.org cell.img --size 10G      says how clients mount it
+  evfs serve cell.img --anonymous-write --background
+  evfs cell volume create cell projects --quota 5G --mount /projects
+  evfs cell acl set cell projects / system:anyuser read 10.0.0.0/24 write
+  evfs cell status --clients --watch
+
+First steps with both clients, and what protects a cell: docs/guide/cell.md";
+
 #[derive(clap::Args)]
 pub struct InitArgs {
     /// Name of the cell, written as a domain name
@@ -68,7 +73,7 @@ pub struct StatusArgs {
     name: Option<PathBuf>,
     #[command(flatten)]
     unlock: UnlockArgs,
-    /// Each client, too
+    /// Clients, too; the 4,000 that were heard of last
     #[arg(long)]
     clients: bool,
     /// Print again every second
@@ -119,7 +124,7 @@ Examples:
         /// Folder, from the root of the volume
         path: String,
         /// Names and rights in pairs
-        #[arg(required = true, num_args = 2.., value_name = "NAME RIGHTS")]
+        #[arg(required = true, num_args = 2.., value_names = ["NAME", "RIGHTS"])]
         pairs: Vec<String>,
         /// Entries that take rights away
         #[arg(long)]
@@ -134,9 +139,9 @@ Examples:
 pub enum VolumeCommand {
     /// Make an empty volume, and a mount point of it
     #[command(after_help = "\
-PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead through
-mount points. Without --mount the volume is found where `evfs cell volume mount` says, or mounted by
-its name.
+PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead
+through mount points. Without --mount the volume is found where `evfs cell volume mount` says, or
+mounted by its name.
 
 Examples:
   evfs cell volume create cell projects --quota 5G --mount /projects")]
@@ -178,9 +183,9 @@ Examples:
     },
     /// Make the read-only replica of a volume, or make it anew
     #[command(after_help = "\
-NAME.readonly, or NAME.backup, shows what the volume is now. Made anew, it keeps its number, and clients
-that have something of it are told that it has changed; a file that they have open and that is not in
-it any more gives errors from then on.
+NAME.readonly, or NAME.backup, shows what the volume is now. Made anew, it keeps its number, and
+clients that have something of it are told that it has changed; a file that they have open and that
+is not in it any more gives errors from then on.
 
 Examples:
   evfs cell volume clone cell projects
@@ -210,7 +215,7 @@ Examples:
         #[arg(value_parser = parse_size)]
         size: u64,
     },
-    /// Remove a volume, its replica and its backup
+    /// Remove a volume, its replica and its backup; mount points of it stay
     Remove {
         #[command(flatten)]
         on: CellArgs,

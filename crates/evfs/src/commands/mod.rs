@@ -62,8 +62,17 @@ pub enum Command {
     /// Unmount a file system, with everything durable
     Unmount(files::UnmountArgs),
     /// Serve a file system to AFS clients, as a cell
+    ///
+    /// Each fileset of DEVICE is a volume, which the clients of OpenAFS and of Linux (kafs) read, write
+    /// and cache. `evfs cell init` makes DEVICE a cell first, and says what clients have to be told.
+    /// After a crash or a kill this command is all that is needed: what a client was told is stored is
+    /// there.
     Serve(serve::Args),
     /// Make a cell, look at it, say who may do what, and manage its volumes
+    ///
+    /// A cell is a file system that `evfs serve` gives to AFS clients. Its name is what clients know it
+    /// by; each of its filesets is a volume; mount points join the volumes to one tree. It goes on being
+    /// served while it is managed, and clients are told of what changes.
     #[command(subcommand)]
     Cell(cell::Command),
     /// Check a file system, and repair it

@@ -12,14 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 #[derive(clap::Args)]
-#[command(
-    long_about = "Serve a file system to AFS clients, as a cell.\n\n\
-Each fileset of DEVICE is a volume, which the clients of OpenAFS and of Linux (kafs) read, write and \
-cache. `evfs cell init` makes DEVICE a cell first, and says what clients have to be told. Nothing \
-starts again after a kill -9 but this command: what clients were told is stored is there.",
-    after_help = "\
-Who may do what: AFS without Kerberos, which is what is spoken here, neither proves who calls nor hides
-what is said. So
+#[command(after_help = "\
+Who may do what: AFS without Kerberos, which is what is spoken here, neither proves who calls nor
+hides what is said. So
   - without --listen only this machine is served, unless `cell init` was told otherwise;
   - --allow limits who may call at all, by address, and `evfs cell acl` what they may do, by folder;
   - clients change nothing without --anonymous-write, whatever access lists say. With it, folders
@@ -35,8 +30,7 @@ Examples:
   evfs serve cell.img --listen 10.0.0.1 --allow 10.0.0.0/24 --anonymous-write
   evfs serve cell.img --listen 10.0.0.1 --announce 192.0.2.1     behind NAT
   evfs cell status --clients
-  evfs detach cell"
-)]
+  evfs detach cell")]
 pub struct Args {
     #[command(flatten)]
     on: DeviceArgs,

@@ -57,6 +57,9 @@ pub(crate) struct Call<P, D> {
     pub(crate) role: Role,
     pub(crate) connection: Key,
     pub(crate) path: Key,
+    /// The share of the peer's host, and whether the call counts there.
+    pub(crate) host: Key,
+    pub(crate) counted: bool,
     pub(crate) channel: usize,
     pub(crate) number: CallNumber,
     pub(crate) sender: Sender<P>,
@@ -96,6 +99,7 @@ pub(crate) struct Call<P, D> {
 pub(crate) struct Place {
     pub(crate) connection: Key,
     pub(crate) path: Key,
+    pub(crate) host: Key,
     pub(crate) channel: usize,
     pub(crate) number: CallNumber,
 }
@@ -112,6 +116,8 @@ impl<P: Payload, D: Payload> Call<P, D> {
             role,
             connection: place.connection,
             path: place.path,
+            host: place.host,
+            counted: false,
             channel: place.channel,
             number: place.number,
             sender: Sender::new(peer_window),
@@ -152,11 +158,14 @@ impl<P: Payload, D: Payload> Call<P, D> {
         self.may_send() && self.sender.has_work(room)
     }
 
-    /// Whether the peer's data is waited for, or the peer's word that it has ours.
+    /// Whether the peer's data is waited for, or the peer's word that it has ours; whatever the reason
+    /// is that it was not sent yet: a peer could leave its window closed for ever.
     fn waits_for_peer(&self) -> bool {
         match self.role {
             Role::Client => self.sender.is_finished() && !self.receiver.complete(),
-            Role::Server if self.receiver.complete() => self.sender.in_flight() > 0,
+            Role::Server if self.receiver.complete() => {
+                self.sender.stream.held() > 0 || self.sender.in_flight() > 0
+            }
             Role::Server => true,
         }
     }

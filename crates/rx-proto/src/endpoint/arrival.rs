@@ -17,7 +17,7 @@ use crate::slab::Key;
 use crate::stats::Stats;
 use crate::time::Timestamp;
 
-/// Bytes that a call may write where all calls have written too much.
+/// Bytes that a call may write where all calls, or those of its host, have written too much.
 const SEND_BYTES_CROWDED: u64 = 16 * PACKET_DATA_BYTES as u64;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
@@ -80,7 +80,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         let bound = c.sender.since_last(now);
-        self.unacknowledged -= c.sender.stream.held();
+        self.hosts.released(c.host, c.sender.stream.held());
         let in_flight = c.sender.clear();
         let path = c.path;
         c.moved = now;
@@ -218,14 +218,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if ack.reason == Some(Reason::PingResponse) {
             self.pong(now, call, ack.serial);
         }
-        if self
-            .connections
-            .get(connection)
-            .is_none_or(|c| !c.is_proven())
-        {
-            // Only the answer to our ping counts until then.
-            return;
-        }
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
@@ -252,16 +244,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let held = c.sender.stream.held();
         let acknowledged = c.sender.acknowledge(now, ack, &mut path.rtt);
-        self.unacknowledged -= held - c.sender.stream.held();
+        self.hosts.released(c.host, held - c.sender.stream.held());
         match acknowledged {
             Ok(effect) => self.apply(now, call, &effect),
             Err(_) => self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR)),
         }
     }
 
-    /// A ping was answered: a round trip, perhaps the proof of an address, or of what the path
-    /// carries.
-    fn pong(&mut self, now: Timestamp, call: Key, serial: Serial) {
+    /// A ping was answered: a round trip, perhaps the proof of what the path carries.
+    pub(super) fn pong(&mut self, now: Timestamp, call: Key, serial: Serial) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
@@ -273,13 +264,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.stats.rtt(sample);
             c.pinged = None;
             path.jumbo.answered(connection, serial);
-        }
-        if self
-            .connections
-            .get(connection)
-            .is_some_and(|c| c.proves(serial))
-        {
-            self.proven(now, connection);
         }
     }
 
@@ -312,7 +296,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.stats.late += u64::from(effect.late);
         let room = path.data_bytes();
         let stream = &c.sender.stream;
-        let limit = send_limit(&self.config, self.unacknowledged);
+        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.host));
         let room_to_write =
             stream.held() <= limit / 2 && stream.pieces() <= self.config.send_buffer_pieces / 2;
         if c.writer_waits && room_to_write {
@@ -331,9 +315,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     }
 }
 
-/// Bytes that a call may have written and not acknowledged, if all calls together have so many.
-pub(super) const fn send_limit(config: &Config, unacknowledged: u64) -> u64 {
-    if unacknowledged < config.send_bytes_max as u64 {
+/// Bytes that a call may have written and not acknowledged, if those of its host and of all have so
+/// many.
+pub(super) const fn send_limit(config: &Config, (host, all): (u64, u64)) -> u64 {
+    if host < config.send_bytes_per_host as u64 && all < config.send_bytes_max as u64 {
         config.send_buffer_bytes as u64
     } else {
         SEND_BYTES_CROWDED

@@ -20,10 +20,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         number: CallNumber,
     ) -> Option<Key> {
         let c = self.connections.get_mut(connection)?;
-        let role = c.key.role;
+        let (role, proven) = (c.key.role, c.is_proven());
+        let host = self.paths.get(c.path)?.host;
         let place = Place {
             connection,
             path: c.path,
+            host,
             channel,
             number,
         };
@@ -35,15 +37,27 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         slot.number = number;
         slot.after = After::Nothing;
         c.active = now;
+        self.hosts.join(host);
         match role {
             Role::Server => {
                 self.calls_in += 1;
+                if proven {
+                    self.count_call(call);
+                }
                 self.stats.calls_in += 1;
             }
             Role::Client => self.stats.calls_out += 1,
         }
         self.set_call_timer(call);
         Some(call)
+    }
+
+    /// A server's call of a proven peer counts among those of its host.
+    pub(super) fn count_call(&mut self, call: Key) {
+        if let Some(c) = self.calls.get_mut(call) {
+            c.counted = true;
+            self.hosts.called(c.host);
+        }
     }
 
     /// A call has something to send; its turn will come.
@@ -171,7 +185,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         c.receiver.forget();
         c.acks.spoken();
         let path = c.path;
-        self.unacknowledged -= c.sender.stream.held();
+        self.hosts.released(c.host, c.sender.stream.held());
         let in_flight = c.sender.clear();
         if let Some(path) = self.paths.get_mut(path) {
             path.congestion.forgotten(in_flight);
@@ -201,6 +215,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.role == Role::Server {
             self.calls_in -= 1;
         }
+        if c.counted {
+            self.hosts.call_over(c.host);
+        }
+        self.hosts.leave(c.host);
         let Some(connection) = self.connections.get_mut(c.connection) else {
             return;
         };

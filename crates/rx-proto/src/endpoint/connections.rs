@@ -1,12 +1,6 @@
-//! Connections and paths come and go, within limits; and peers prove that they are where they say.
-//!
-//! **Reach.** A stranger's first packet creates a connection that does nothing but ask: a ping, sent
-//! only in answer to a packet, whose serial number nobody else can know. Until it is answered nothing
-//! is acknowledged, no call is shown to the application, and little is held. So a packet in
-//! another's name brings that other one packet of at most 65 bytes, and a request that was delayed
-//! in the network until its connection was forgotten is not run again: its client does not answer for
-//! calls that are over. OpenAFS asks in the same way (`rxi_CheckConnReach`), once a minute per peer.
+//! Connections and paths come and go, within limits.
 
+use super::hosts::Host;
 use super::{Endpoint, Notice};
 use crate::ack::Reason;
 use crate::call::Role;
@@ -22,29 +16,9 @@ use crate::slab::Key;
 use crate::time::Timestamp;
 use crate::timers::Timer;
 use crate::transmit::Route;
-use std::net::{IpAddr, SocketAddr};
 
 /// Connections that are looked at for one that may make room.
 const SWEEP: usize = 64;
-
-/// What counts as one host: an IPv4 address, or an IPv6 network of 64 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Host {
-    V4([u8; 4]),
-    V6([u16; 4]),
-}
-
-impl Host {
-    fn of(peer: SocketAddr) -> Host {
-        match peer.ip().to_canonical() {
-            IpAddr::V4(address) => Host::V4(address.octets()),
-            IpAddr::V6(address) => {
-                let [a, b, c, d, ..] = address.segments();
-                Host::V6([a, b, c, d])
-            }
-        }
-    }
-}
 
 /// A service that others may call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,21 +44,28 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     }
 
     /// Takes a stranger's first packet: makes a connection of it, or turns it away.
-    pub(super) fn admit(&mut self, now: Timestamp, route: Route, header: &Header) -> Option<Key> {
-        if header.kind != PacketType::Data {
-            self.stats.stray += 1;
-            if header.kind == PacketType::Ack {
-                // The rest of a call from before we began. Its client would wait for silence to become
-                // death, if it has sent everything. Nothing but an abort tells all clients: some take any
-                // other answer for a sign of life (OpenAFS, `rxi_ReceiveServerCall`).
-                let code = code::RESTARTING.to_be_bytes();
-                self.answer_stray(now, route, header, PacketType::Abort, &code);
-            }
-            return None;
-        }
+    pub(super) fn admit(
+        &mut self,
+        now: Timestamp,
+        route: Route,
+        header: &Header,
+        datagram: &[u8],
+    ) -> Option<Key> {
+        let key = ConnectionKey {
+            peer: route.peer,
+            epoch: header.epoch,
+            cid: header.cid & !CHANNEL_MASK,
+            role: Role::Server,
+        };
+        let answer = match header.kind {
+            PacketType::Data => None,
+            _ => Some(self.answers_from_before(now, &key, route, header, datagram)?),
+        };
         let service = self.services.iter().find(|s| s.id == header.service);
         let class = header.security_index;
-        let known = class == RXNULL || self.acceptors.iter().any(|a| a.index() == class);
+        // Those of other classes answer challenges.
+        let known = class == RXNULL
+            || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
         if !known || !service.is_some_and(|s| s.classes.contains(&class)) {
             let code = code::INVALID_OPERATION.to_be_bytes();
             self.answer_stray(now, route, header, PacketType::Abort, &code);
@@ -94,12 +75,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.stats.connections_refused += 1;
             return None;
         }
-        let key = ConnectionKey {
-            peer: route.peer,
-            epoch: header.epoch,
-            cid: header.cid & !CHANNEL_MASK,
-            role: Role::Server,
-        };
         let mut connection = self.new_connection(now, key, route);
         connection.service = header.service;
         connection.security_index = class;
@@ -109,36 +84,41 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             let acceptor = self.acceptors.iter_mut().find(|a| a.index() == class);
             connection.security = acceptor.map(|a| a.accept(key.epoch, key.cid, entropy));
         }
+        if let Some(path) = self.paths.get(connection.path) {
+            self.hosts.connected(path.host);
+        }
         let connection = self.keep(connection);
         self.unproven.push_back(connection);
         self.unproven_count += 1;
         self.connections_in += 1;
-        *self.hosts.entry(Host::of(route.peer)).or_default() += 1;
         self.set_connection_timer(connection, now + self.config.reach_time);
-        Some(connection)
+        match answer {
+            None => Some(connection),
+            Some(serial) => {
+                self.ask_again(connection, header, serial);
+                None
+            }
+        }
     }
 
     /// Whether one more connection from `host` fits the limits; makes room where that is fair.
     fn has_place_for(&mut self, now: Timestamp, host: Host) -> bool {
-        if self
-            .hosts
-            .get(&host)
-            .is_some_and(|n| *n >= self.config.connections_per_host)
-        {
+        if self.hosts.connections(host) >= self.config.connections_per_host {
             return false;
         }
         while self.unproven_count >= self.config.unproven_max {
             let Some(oldest) = self.unproven.pop_front() else {
                 break;
             };
-            if self.connections.get(oldest).is_some_and(|c| !c.is_proven()) {
+            let asked = Connection::is_asked;
+            if self.connections.get(oldest).is_some_and(asked) {
                 self.remove_connection(now, oldest);
             }
         }
         while self
             .unproven
             .front()
-            .is_some_and(|c| self.connections.get(*c).is_none_or(Connection::is_proven))
+            .is_some_and(|c| self.connections.get(*c).is_none_or(|c| !c.is_asked()))
         {
             self.unproven.pop_front();
         }
@@ -171,7 +151,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let path = match self.by_peer.get(&route.peer) {
             Some(path) => *path,
             None => {
-                let path = Path::new(route.peer, self.config.jumbo_packets);
+                let host = self.hosts.share(Host::of(route.peer));
+                let path = Path::new(route.peer, host, self.config.jumbo_packets);
                 let path = self.paths.insert(path);
                 self.by_peer.insert(route.peer, path);
                 path
@@ -207,17 +188,19 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         self.recent = None;
         self.by_key.remove(&c.key);
+        if c.channel_wanted {
+            // Who waits finds that there is nothing left to wait for.
+            let free = Event::ChannelFree(ConnectionId(connection));
+            self.notices.push_back(Notice::Event(free));
+        }
         if c.is_server() {
             self.connections_in -= 1;
-            self.unproven_count -= usize::from(!c.is_proven());
-            let host = Host::of(c.key.peer);
-            if let Some(count) = self.hosts.get_mut(&host) {
-                *count -= 1;
-                if *count == 0 {
-                    self.hosts.remove(&host);
-                }
+            self.unproven_count -= usize::from(c.is_asked());
+            if let Some(path) = self.paths.get(c.path) {
+                self.hosts.disconnected(path.host);
             }
             if c.is_proven() {
+                self.forgets(now, c.created);
                 let closed = Event::Closed(ConnectionId(connection));
                 self.notices.push_back(Notice::Event(closed));
             }
@@ -226,9 +209,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             path.users -= 1;
             path.users == 0
         });
-        if unused {
-            self.paths.remove(c.path);
-            self.by_peer.remove(&c.key.peer);
+        if unused && let Some(path) = self.paths.remove(c.path) {
+            self.by_peer.remove(&path.peer);
+            self.hosts.leave(path.host);
         }
     }
 
@@ -240,11 +223,16 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.is_proven() {
             return;
         }
+        self.unproven_count -= usize::from(c.is_asked());
         c.reach = Reach::Proven;
         c.active = now;
-        self.unproven_count -= 1;
-        let calls: Vec<Key> = c.calls().collect();
+        let (path, calls) = (c.path, c.calls().collect::<Vec<Key>>());
         for call in calls {
+            if !self.host_may_call(path) {
+                self.put_off(now, call);
+                continue;
+            }
+            self.count_call(call);
             if let Some(call) = self.calls.get_mut(call) {
                 call.ping_due = false;
                 call.acks.prompt(Reason::Idle, Serial(0));
@@ -254,6 +242,27 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let until = now + self.config.connection_idle;
         self.set_connection_timer(connection, until);
+    }
+
+    /// Whether a host may have one more call.
+    pub(super) fn host_may_call(&self, path: Key) -> bool {
+        let calls = |path: &Path| self.hosts.calls(path.host);
+        self.paths.get(path).map_or(0, calls) < self.config.calls_per_host
+    }
+
+    /// Forgets a call that was not shown to the application, as if it had never begun: its client will
+    /// send it again.
+    fn put_off(&mut self, now: Timestamp, call: Key) {
+        let Some((connection, channel)) = self.calls.get(call).map(|c| (c.connection, c.channel))
+        else {
+            return;
+        };
+        self.remove_call(now, call);
+        if let Some(c) = self.connections.get_mut(connection)
+            && let Some(slot) = c.channels.get_mut(channel)
+        {
+            slot.number = CallNumber(0);
+        }
     }
 
     /// A client's answer to a challenge.

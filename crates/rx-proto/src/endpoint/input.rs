@@ -41,7 +41,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let connection = match self.find(&key) {
             Some(connection) => connection,
             None if !about_a_call => return self.stats.stray += 1,
-            None => match self.admit(now, route, header) {
+            None => match self.admit(now, route, header, datagram.as_ref()) {
                 Some(connection) => connection,
                 None => return,
             },
@@ -55,6 +55,16 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if !about_a_call {
             return self.about_connection(now, connection, header, datagram);
         }
+        if header.kind == PacketType::Ack && !c.is_proven() {
+            self.stranger_answers(now, connection, header, datagram.as_ref());
+        }
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        if header.kind == PacketType::Ack && !c.is_proven() {
+            return;
+        }
+        let path = c.path;
         let Some(channel) = c.channels.get(header.channel()).copied() else {
             return;
         };
@@ -76,7 +86,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if header.kind != PacketType::Data {
             return self.stats.stray += 1;
         }
-        if let Some(call) = self.begin_call(now, connection, channel.call, header) {
+        if let Some(call) = self.begin_call(now, (connection, path), channel.call, header) {
             self.deliver(now, call, header, datagram);
         }
     }
@@ -87,7 +97,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     fn begin_call(
         &mut self,
         now: Timestamp,
-        connection: Key,
+        (connection, path): (Key, Key),
         before: Option<Key>,
         header: &Header,
     ) -> Option<Key> {
@@ -100,7 +110,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.reply_arrived(now, before);
             self.remove_call(now, before);
         }
-        if self.calls_in >= self.config.calls_max {
+        if self.calls_in >= self.config.calls_max || !self.host_may_call(path) {
             self.say_busy(connection, header);
             return None;
         }

@@ -13,7 +13,9 @@
 //! | `arrival.rs` | what a packet does to its call |
 //! | `output.rs` | what is sent next |
 //! | `clock.rs` | what time brings |
-//! | `connections.rs` | connections and paths come and go; proof of addresses |
+//! | `connections.rs` | connections and paths come and go |
+//! | `reach.rs` | peers prove their addresses |
+//! | `hosts.rs` | what one host has of us |
 //! | `calls.rs` | calls begin and end; what the application is told |
 //! | `questions.rs` | DEBUG and VERSION packets |
 
@@ -22,14 +24,17 @@ mod calls;
 mod clock;
 mod connections;
 mod control;
+mod hosts;
 mod input;
 mod output;
 mod questions;
+mod reach;
 mod verbs;
 #[cfg(test)]
 mod wrap_tests;
 
 pub use connections::Service;
+pub use hosts::Host;
 pub use verbs::{CallError, Connect, Read, StartError, WriteError};
 
 use crate::call::Call;
@@ -45,8 +50,8 @@ use crate::slab::{Key, Slab};
 use crate::stats::Stats;
 use crate::time::Timestamp;
 use crate::timers::{Timer, Timers};
-use connections::Host;
 use control::{Control, Strays};
+use hosts::Hosts;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
@@ -70,7 +75,6 @@ pub struct Endpoint<P, D> {
     config: Config,
     secret: Secret,
     epoch: u32,
-    next_cid: u32,
     services: Vec<Service>,
     acceptors: Vec<Box<dyn Acceptor<P, D>>>,
 
@@ -78,21 +82,23 @@ pub struct Endpoint<P, D> {
     by_key: HashMap<ConnectionKey, Key, Keyed>,
     /// The connection found last: datagrams come in runs.
     recent: Option<(ConnectionKey, Key)>,
-    hosts: HashMap<Host, usize, Keyed>,
+    hosts: Hosts,
     /// Connections that others made, and where the next look for an idle one begins.
     connections_in: usize,
     sweep: usize,
     /// Connections whose peer has not answered yet, oldest first, with some that have.
     unproven: VecDeque<Key>,
     unproven_count: usize,
+    /// What the numbers of pings to them are computed with, and until when two are asked for.
+    proofs: Keyed,
+    doubts_until: Timestamp,
     paths: Slab<Path>,
     by_peer: HashMap<SocketAddr, Key, Keyed>,
 
     calls: Slab<Call<P, D>>,
-    /// Calls of others, and, in all calls, bytes received and not read, and written and not acknowledged.
+    /// Calls of others, and, in all calls, bytes received and not read.
     calls_in: usize,
     held_bytes: usize,
-    unacknowledged: u64,
 
     timers: Timers,
     /// Calls that have something to send.
@@ -119,23 +125,23 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let config = config.checked();
         Endpoint {
             epoch: secret.next() | EPOCH_RANDOM,
-            next_cid: secret.next() & !crate::packet::CHANNEL_MASK,
             services: Vec::new(),
             acceptors: Vec::new(),
             connections: Slab::new(),
             by_key: HashMap::with_hasher(secret.table()),
             recent: None,
-            hosts: HashMap::with_hasher(secret.table()),
+            hosts: Hosts::new(secret.table()),
             connections_in: 0,
             sweep: 0,
             unproven: VecDeque::new(),
             unproven_count: 0,
+            proofs: secret.table(),
+            doubts_until: Timestamp::from_nanos(0),
             paths: Slab::new(),
             by_peer: HashMap::with_hasher(secret.table()),
             calls: Slab::new(),
             calls_in: 0,
             held_bytes: 0,
-            unacknowledged: 0,
             timers: Timers::default(),
             ready: VecDeque::new(),
             control: VecDeque::new(),
@@ -208,6 +214,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// What [`Config::send_bytes_max`](crate::Config::send_bytes_max) limits, at the moment.
     pub const fn unacknowledged_bytes(&self) -> u64 {
-        self.unacknowledged
+        self.hosts.all_unacknowledged()
     }
 }

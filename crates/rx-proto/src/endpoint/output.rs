@@ -1,6 +1,7 @@
 //! What is sent next: small packets first, then calls in turn, a batch each.
 
 use super::Endpoint;
+use super::reach::ping_serial;
 use crate::ack::{AckOut, Reason};
 use crate::call::Role;
 use crate::call::loss::Sent;
@@ -337,15 +338,16 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let mut header = connection.header(PacketType::Ack, c.channel, c.number);
         header.flags |= flag::SLOW_START_OK;
-        header.serial = connection.take_serials(1);
         if reason == Reason::Ping {
+            header.serial = ping_serial(now, &self.proofs, connection, &header);
             header.flags |= flag::REQUEST_ACK;
             c.pinged = Some(Sent {
                 at: now,
                 serial: header.serial,
             });
-            connection.asked(header.serial);
             self.stats.pings += 1;
+        } else {
+            header.serial = connection.take_serials(1);
         }
         // Before the peer's address is proven nothing is acknowledged: it sends again, and is asked
         // again, without a timer of ours.

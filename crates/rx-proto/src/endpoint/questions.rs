@@ -1,4 +1,5 @@
-//! DEBUG and VERSION packets: anyone may ask, at a limited rate.
+//! DEBUG and VERSION packets: anyone may ask, at a limited rate, and learns nothing that proves an
+//! address or a connection.
 
 use super::Endpoint;
 use crate::call::{Call, Role};
@@ -54,12 +55,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 let busy = self
                     .connections
                     .iter()
-                    .filter(|(_, c)| c.has_calls())
+                    .filter(|(_, c)| c.is_proven() && c.has_calls())
                     .nth(nth(index));
                 debug::connection(busy.map(|(_, c)| self.connection_view(c)).as_ref())
             }
             Question::Connection(index) => {
-                let any = self.connections.iter().nth(nth(index));
+                let mut proven = self.connections.iter().filter(|(_, c)| c.is_proven());
+                let any = proven.nth(nth(index));
                 debug::connection(any.map(|(_, c)| self.connection_view(c)).as_ref())
             }
             Question::Peer(index) => {
@@ -83,9 +85,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     fn connection_view(&self, connection: &Connection<P, D>) -> ConnectionView {
         ConnectionView {
             peer: connection.key.peer,
-            epoch: connection.key.epoch,
-            cid: connection.key.cid,
-            serial: connection.next_serial().0,
             security_index: connection.security_index,
             server: connection.is_server(),
             channels: connection.channels.map(|channel| {

@@ -93,13 +93,17 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let mut key = ConnectionKey {
             peer: connect.route.peer,
             epoch: self.epoch,
-            cid: self.next_cid,
+            cid: 0,
             role: Role::Client,
         };
-        while self.by_key.contains_key(&key) {
-            key.cid = key.cid.wrapping_add(CHANNEL_MASK + 1);
+        // Drawn, because the epoch is known to all our peers: whoever knows one connection must not
+        // know the others.
+        loop {
+            key.cid = self.secret.next() & !CHANNEL_MASK;
+            if !self.by_key.contains_key(&key) {
+                break;
+            }
         }
-        self.next_cid = key.cid.wrapping_add(CHANNEL_MASK + 1);
         let mut connection = self.new_connection(now, key, connect.route);
         connection.service = connect.service;
         connection.timeouts = connect.timeouts;
@@ -184,7 +188,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// of it; gives how many more bytes there is room for.
     pub fn write(
         &mut self,
-        _now: Timestamp,
+        now: Timestamp,
         call: CallId,
         payload: P,
     ) -> Result<usize, WriteError<P>> {
@@ -197,7 +201,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.sender.is_finished() {
             return Err(WriteError::Finished(payload));
         }
-        let limit = send_limit(&self.config, self.unacknowledged);
+        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.host));
         if c.sender.stream.held() >= limit
             || c.sender.stream.pieces() >= self.config.send_buffer_pieces
         {
@@ -207,7 +211,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.ready_to_send(call.0);
             return Err(WriteError::Blocked(payload));
         }
-        self.unacknowledged += payload.len() as u64;
+        if c.sender.stream.held() == 0 {
+            // The peer is waited for from now on.
+            c.moved = now;
+        }
+        self.hosts.wrote(c.host, payload.len() as u64);
         c.sender.stream.push(payload);
         let room = limit.saturating_sub(c.sender.stream.held());
         self.ready_to_send(call.0);

@@ -205,21 +205,21 @@ fn call_numbers_end_and_a_server_takes_those_that_go_around() {
 }
 
 #[test]
-fn connection_ids_go_around_and_avoid_those_in_use() {
+fn connection_ids_do_not_tell_of_each_other() {
     let mut echo = Echo::new(4);
-    let first = {
-        echo.client.next_cid = 4;
-        echo.connect()
-    };
-    echo.client.next_cid = u32::MAX - 3;
-    let connections = [first, echo.connect(), echo.connect(), echo.connect()];
+    let connections = [(); 6].map(|()| echo.connect());
     let cid = |c: &ConnectionId| echo.client.connections.get(c.0).unwrap().key.cid;
-    let cids: Vec<u32> = connections.iter().map(cid).collect();
-    assert_eq!(cids, [4, u32::MAX - 3, 0, 8]);
+    let cids = connections.each_ref().map(cid);
+    assert!(cids.iter().all(|cid| cid % 4 == 0));
+    let mut steps: Vec<u32> = cids.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    assert_eq!(steps.len(), 5, "{cids:x?}");
+    assert!(steps.iter().all(|step| *step > 1000), "{cids:x?}");
     for connection in connections {
         echo.call(connection, 5000);
     }
-    assert_eq!(echo.server.connections(), 4);
+    assert_eq!(echo.server.connections(), 6);
 }
 
 #[test]
@@ -227,7 +227,6 @@ fn epochs_are_names_and_nothing_more() {
     let mut echo = Echo::new(5);
     for epoch in [u32::MAX, 0, 1, 0x7fff_ffff, 0x8000_0000] {
         echo.client.epoch = epoch;
-        echo.client.next_cid = 4;
         let connection = echo.connect();
         for _ in 0..3 {
             echo.call(connection, 3000);
@@ -235,7 +234,7 @@ fn epochs_are_names_and_nothing_more() {
         let key = ConnectionKey {
             peer: Echo::route(false).peer,
             epoch,
-            cid: 4,
+            cid: echo.client.connections.get(connection.0).unwrap().key.cid,
             role: crate::call::Role::Server,
         };
         assert!(echo.server.find(&key).is_some());

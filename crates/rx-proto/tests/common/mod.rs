@@ -4,6 +4,7 @@
 
 pub mod host;
 pub mod net;
+pub mod strangers;
 
 pub use host::{Host, Outcome, reply_bytes, request_bytes};
 pub use net::{Link, Net, Random};
