@@ -1,6 +1,6 @@
 # The kernel's client uses the cell as a disk, beside others that do: afsd.fuse on the host, and another
 # guest. /share/NAME.tar is a tree of sources, /share/NAME.sums what is in it, /share/cc.tar what a
-# compiler takes. Files in /share say who is how far. Prints a line per fact.
+# compiler takes, /share/tests which tests of Connectathon's are run. Files in /share say who is how far. Prints a line per fact.
 set -e
 . /share/kafs.sh
 me=$(cat /share/me)
@@ -44,12 +44,13 @@ cd /
 
 # ---- Connectathon ----
 mkdir /mnt/$me/connectathon
-connectathon /mnt/$me/connectathon 1 2 3 4 5 6 7 8 9
+connectathon /mnt/$me/connectathon $(cat /share/tests)
 rmdir /mnt/$me/connectathon
 
 # ---- a file beyond 4 GiB ----
 dd if=/share/piece of=/mnt/$me/large bs=1M 2> /dev/null
 dd if=/share/piece of=/mnt/$me/large bs=1M seek=4608 conv=notrunc 2> /dev/null
+dd if=/share/piece of=/mnt/$me/large bs=1M seek=4095 conv=notrunc 2> /dev/null
 say "large $(stat -c %s /mnt/$me/large)"
 
 # ---- with a cold cache ----
@@ -57,7 +58,8 @@ look_again() {
   (cd /mnt/$me/moved && sha256sum -c /share/sums > /tmp/said) || { cat /tmp/said; exit 1; }
   say "$1_verified $(grep -c ': OK$' /tmp/said)"
   say "$1_first $(dd if=/mnt/$me/large bs=1M count=2 2> /dev/null | sum)"
-  say "$1_hole $(dd if=/mnt/$me/large bs=1M skip=4096 count=1 2> /dev/null | tr -d '\000' | wc -c)"
+  say "$1_hole $(dd if=/mnt/$me/large bs=1M skip=4000 count=1 2> /dev/null | tr -d '\000' | wc -c)"
+  say "$1_across $(dd if=/mnt/$me/large bs=1M skip=4095 count=2 2> /dev/null | sum)"
   say "$1_last $(dd if=/mnt/$me/large bs=1M skip=4608 2> /dev/null | sum)"
 }
 attach_again /mnt

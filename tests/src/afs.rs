@@ -37,7 +37,8 @@ pub struct Machine<'s> {
 impl<'s> Machine<'s> {
     /// A machine on which nothing runs. It takes root.
     pub fn new(s: &'s Sandbox) -> Machine<'s> {
-        let mut init = Command::new("unshare")
+        let mut init = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "unshare"])
             .args(["-m", "-n", "-u", "-p", "-f", "--kill-child"])
             .args(["--propagation", "private"])
             .arg(scripts().join("afs-cell.sh"))
@@ -231,7 +232,8 @@ pub struct Served<'s> {
 impl Served<'_> {
     /// What it says of itself: `cell status`.
     pub fn status(&self) -> Value {
-        self.s.json(&["cell", "status", &self.name, "--clients"])
+        let all = self.s.json(&["cell", "status", &self.name, "--clients"]);
+        all["cells"][0].clone()
     }
 
     /// What its disk and its cache have done: `stats`.

@@ -140,6 +140,31 @@ impl Client {
         Ok((bytes, status, callback))
     }
 
+    /// Fetches bytes and keeps none of them; gives how many there were. For measuring.
+    pub fn skip_data(&self, fid: AfsFid, position: u64, length: u64) -> Result<usize> {
+        let request = Request::FetchData64 {
+            fid,
+            position,
+            length,
+        };
+        let mut call = self.connection().call()?;
+        call.write(to_bytes(&request))?;
+        call.finish()?;
+        let mut head = [0; 8];
+        call.read_exact(&mut head)?;
+        let mut left = DataLength::read(&request, &mut Reader::new(&head))?.bytes();
+        let count = usize::try_from(left).unwrap_or(usize::MAX);
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(usize::MAX);
+            let piece = call.read_up_to(most)?;
+            let piece = piece.ok_or(Error::Nonsense("less data than it announced"))?;
+            left -= piece.len() as u64;
+        }
+        let rest = call.read_to_end(gather::REPLY_BYTES_MAX)?;
+        reply(&request, &rest)?;
+        Ok(count)
+    }
+
     /// Writes bytes at `position`, into a file that is cut to `file_length` before.
     pub fn store_data(
         &self,

@@ -47,8 +47,7 @@ pub struct Client {
     pub(crate) heard: Arc<Heard>,
     patience: Duration,
     address: SocketAddr,
-    /// Keeps the port.
-    _line: Arc<Line>,
+    line: Arc<Line>,
 }
 
 impl Client {
@@ -64,7 +63,7 @@ impl Client {
             heard,
             patience,
             address: (address, line.port()).into(),
-            _line: line,
+            line,
         }
     }
 
@@ -76,6 +75,11 @@ impl Client {
     /// Who it says it is.
     pub fn uuid(&self) -> Uuid {
         self.heard.uuid
+    }
+
+    /// What passed through its port, which other clients may share.
+    pub fn port_stats(&self) -> rx::PortStats {
+        self.line.stats()
     }
 
     /// The way to the file server, for calls that are none of these.

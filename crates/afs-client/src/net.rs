@@ -53,7 +53,8 @@ impl Net {
         Arc::default()
     }
 
-    /// A client at an address of this machine, of the file server at another.
+    /// A client at an address of this machine, of the file server at another. At 0.0.0.0 it has the port for
+    /// itself, and the address that leads to the server.
     ///
     /// # Errors
     /// A port could not be opened; no random numbers for an identity.
@@ -116,7 +117,10 @@ impl Line {
     fn take(&self, address: IpAddr, heard: &Arc<Heard>) -> bool {
         let mut clients = lock(&self.clients);
         clients.retain(|_, client| client.strong_count() > 0);
-        let free = clients.len() < CLIENTS_MAX && !clients.contains_key(&address);
+        let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let full = clients.len() >= CLIENTS_MAX || clients.contains_key(&any);
+        let free =
+            !full && !clients.contains_key(&address) && (address != any || clients.is_empty());
         if free {
             clients.insert(address, Arc::downgrade(heard));
         }
@@ -130,8 +134,16 @@ impl Line {
         service: u16,
         timeouts: Timeouts,
     ) -> Connection {
-        self.port
-            .connect_from(local.into(), server, service, timeouts)
+        match local.is_unspecified() {
+            true => self.port.connect(server, service, timeouts),
+            false => self
+                .port
+                .connect_from(local.into(), server, service, timeouts),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> rx::PortStats {
+        self.port.stats()
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -149,8 +161,9 @@ fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
     let (request, _) =
         prefix::<cb::Request>(&bytes).map_err(|error| rx::Abort(error.server_abort().0))?;
     let called = call.local().and_then(|address| {
-        let client = lock(clients).get(&address).cloned();
-        client.and_then(|client| client.upgrade())
+        let clients = lock(clients);
+        let any = clients.get(&IpAddr::from(Ipv4Addr::UNSPECIFIED));
+        clients.get(&address).or(any)?.upgrade()
     });
     // Nobody is there any more, and nobody remembers what was promised.
     let heard = called.ok_or(rx::Abort(Abort::RX_INVALID_OPERATION.0))?;

@@ -13,13 +13,10 @@
 //! longest call. The files lie in the root of the volume, where anybody must be allowed to write, and stay
 //! there.
 
-use afs_proto::cb::{self, InterfaceAddr};
-use afs_proto::fs::{AfsStoreStatus, Reply, Request};
-use afs_proto::{AfsFid, List, Name, Reader, Uuid, to_bytes};
-use rx::{Call, Connection, Port, Service, Settings, Timeouts};
+use afs_client::{Client, Net, Options};
+use afs_proto::AfsFid;
 use std::error::Error;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -39,8 +36,8 @@ fn main() -> Outcome<()> {
     let clients: usize = clients.parse()?;
     let time = Duration::from_secs(seconds.parse()?);
     let mib: usize = rest.first().map_or(Ok(1), |mib| mib.parse())?;
-    let all = (0..clients).map(|n| Client::new(server, root, n));
-    let mut all: Vec<Client> = all.collect::<Outcome<_>>()?;
+    let all = (0..clients).map(|n| Caller::new(server, root, n));
+    let mut all: Vec<Caller> = all.collect::<Outcome<_>>()?;
     for at in 0..all.len() {
         match &what[..] {
             "share" if at > 0 => all[at].file = all[0].file,
@@ -52,7 +49,7 @@ fn main() -> Outcome<()> {
     let (calls, worst) = (AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        let run = |client: &Client| -> Outcome<()> {
+        let run = |client: &Caller| -> Outcome<()> {
             while begun.elapsed() < time {
                 let start = Instant::now();
                 client.once(what, mib)?;
@@ -84,31 +81,21 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-struct Client {
-    _port: Port,
-    files: Connection,
+/// A client, and the file that is its own.
+struct Caller {
+    client: Client,
     root: AfsFid,
     name: String,
     file: AfsFid,
 }
 
-impl Client {
-    fn new(server: IpAddr, root: AfsFid, n: usize) -> Outcome<Client> {
-        let settings = Settings {
-            listen: ([0, 0, 0, 0], 0).into(),
-            workers: 4,
-            ..Settings::default()
-        };
-        let uuid = Uuid([n as u8 + 1; 16]);
-        let service = Service {
-            id: cb::SERVICE,
-            handler: Arc::new(move |call: &mut Call| called_back(call, uuid)),
-        };
-        let port = Port::open(&settings, vec![service])?;
+impl Caller {
+    fn new(server: IpAddr, root: AfsFid, n: usize) -> Outcome<Caller> {
         let to = (server, afs_proto::fs::PORT).into();
-        Ok(Client {
-            files: port.connect(to, afs_proto::fs::SERVICE, Timeouts::default()),
-            _port: port,
+        // Each a port of its own, at whatever address leads to the server.
+        let client = Net::new().client(Ipv4Addr::UNSPECIFIED, to, Options::default())?;
+        Ok(Caller {
+            client,
             root,
             name: format!("load-{}-{n}", std::process::id()),
             file: AfsFid::default(),
@@ -117,114 +104,37 @@ impl Client {
 
     /// Makes the file that is fetched.
     fn prepare(&mut self, mib: usize) -> Outcome<()> {
-        self.file = self.make()?;
+        self.file = self.client.create(self.root, &self.name)?.0;
         self.store(mib)
     }
 
     fn once(&self, what: &str, mib: usize) -> Outcome<()> {
         match what {
-            "time" => self.call(&Request::GetTime {}, &[], 4096).map(drop),
-            "status" => self
-                .call(&Request::FetchStatus { fid: self.root }, &[], 4096)
-                .map(drop),
-            "fetch" | "share" => self.fetch(mib),
-            "store" => self.store(mib),
-            "names" => self.names(),
-            other => Err(format!("{other}?").into()),
+            "time" => self.client.time().map(drop)?,
+            "status" => self.client.fetch_status(self.root).map(drop)?,
+            "fetch" | "share" => self.fetch(mib)?,
+            "store" => self.store(mib)?,
+            "names" => {
+                self.client.create(self.root, &self.name)?;
+                self.client.remove(self.root, &self.name)?;
+            }
+            other => return Err(format!("{other}?").into()),
         }
+        Ok(())
     }
 
-    /// Makes the client's file.
-    fn make(&self) -> Outcome<AfsFid> {
-        let (directory, name) = (self.root, Name::new(self.name.as_bytes())?);
-        let wanted = nothing();
-        let create = Request::CreateFile {
-            directory,
-            name,
-            wanted,
-        };
-        let bytes = self.call(&create, &[], 4096)?;
-        match afs_proto::fs::read_reply(create.opcode(), &mut Reader::new(&bytes))? {
-            Reply::CreateFile { fid, .. } => Ok(fid),
-            other => Err(format!("{other:?}").into()),
-        }
-    }
-
+    /// Past the cache, and without a copy of it.
     fn fetch(&self, mib: usize) -> Outcome<()> {
-        let fid = self.file;
-        let request = Request::FetchData64 {
-            fid,
-            position: 0,
-            length: (mib << 20) as u64,
-        };
-        let mut call = self.files.call()?;
-        call.write(to_bytes(&request))?;
-        call.finish()?;
-        let mut bytes = 0;
-        while let Some(piece) = call.read()? {
-            bytes += piece.len();
-        }
-        match bytes > mib << 20 {
+        match self.client.skip_data(self.file, 0, (mib << 20) as u64)? == mib << 20 {
             true => Ok(()),
             false => Err("not all of it came".into()),
         }
     }
 
     fn store(&self, mib: usize) -> Outcome<()> {
-        let fid = self.file;
-        let request = Request::StoreData64 {
-            fid,
-            wanted: nothing(),
-            position: 0,
-            length: (mib << 20) as u64,
-            file_length: (mib << 20) as u64,
-        };
-        self.call(&request, &vec![7; mib << 20], 4096).map(drop)
+        let data = vec![7; mib << 20];
+        self.client
+            .store_data(self.file, 0, &data, data.len() as u64)?;
+        Ok(())
     }
-
-    fn names(&self) -> Outcome<()> {
-        let (directory, name) = (self.root, Name::new(self.name.as_bytes())?);
-        let wanted = nothing();
-        let create = Request::CreateFile {
-            directory,
-            name,
-            wanted,
-        };
-        self.call(&create, &[], 4096)?;
-        let remove = Request::RemoveFile { directory, name };
-        self.call(&remove, &[], 4096).map(drop)
-    }
-
-    fn call(&self, request: &Request<'_>, data: &[u8], most: usize) -> Outcome<Vec<u8>> {
-        let mut call = self.files.call()?;
-        call.write(to_bytes(request))?;
-        if !data.is_empty() {
-            call.write(data)?;
-        }
-        call.finish()?;
-        Ok(call.read_to_end(most)?)
-    }
-}
-
-fn nothing() -> AfsStoreStatus {
-    AfsStoreStatus::default()
-}
-
-/// Answers the server's questions, as little as it takes.
-fn called_back(call: &mut Call, uuid: Uuid) -> Result<(), rx::Abort> {
-    let bytes = call.read_to_end(4096)?;
-    let mut reply = Vec::new();
-    match afs_proto::prefix::<cb::Request>(&bytes) {
-        Ok((cb::Request::TellMeAboutYourself {}, _)) => cb::Reply::TellMeAboutYourself {
-            address: InterfaceAddr {
-                uuid,
-                interfaces: List::new(Vec::new()).map_err(|_| rx::Abort(-452))?,
-            },
-            capabilities: List::new(vec![1]).map_err(|_| rx::Abort(-452))?,
-        }
-        .write(&mut reply),
-        Ok(_) => {}
-        Err(error) => return Err(rx::Abort(error.server_abort().0)),
-    }
-    Ok(call.write(reply)?)
 }

@@ -54,6 +54,20 @@ pub(crate) struct Allowed {
     pub(crate) anybody: Rights,
 }
 
+impl Allowed {
+    /// What is allowed where there is no list.
+    pub(crate) fn nothing(caller: &Caller) -> Allowed {
+        let nothing = Rights(0);
+        Allowed {
+            caller: match caller {
+                Caller::At(_) => nothing,
+                Caller::Administrator => Rights(u32::MAX),
+            },
+            anybody: nothing,
+        }
+    }
+}
+
 /// The access lists of a volume.
 pub(crate) struct Lists {
     /// Of directories without one.

@@ -5,7 +5,7 @@
 //! promised to hear of it; only nobody is asked whether the administrator may.
 
 use crate::acl::Caller;
-use crate::callback::Breaks;
+use crate::breaks::Breaks;
 use crate::config::Config;
 use crate::error::Fault;
 use crate::fid::Fid;
@@ -382,7 +382,7 @@ impl Administration {
     fn visit(&self) -> Visit<'_> {
         Visit {
             shared: &self.shared,
-            host: Arc::new(Host::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))),
+            host: Arc::new(Host::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), 0)),
             caller: Caller::Administrator,
         }
     }

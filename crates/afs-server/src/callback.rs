@@ -1,17 +1,18 @@
-//! Promises to tell clients of changes, and telling them.
+//! Promises to tell clients of changes.
 //!
 //! ```text
 //!   a client looks:   give() ──► then the file is read, so that a later change finds the promise
-//!   a file changes:   the change ──► take() ──► tell() all of them at once ──► the answer to the change
+//!   a file changes:   the change ──► take() ──► tell() everybody ──► the answer to the change
 //! ```
 //!
 //! **Invariant:** nobody is told while a directory or a file is locked. A client that does not answer
 //! in time delays one change, once; it is promised nothing more before it is heard of again.
 
+use crate::breaks::Breaks;
 use crate::fid::Fid;
-use crate::hosts::{Host, Hosts};
+use crate::hosts::{Host, with_slack};
 use crate::volume::VolumeId;
-use afs_proto::{AfsCallBack, AfsFid, FIDS_MAX, List, cb, to_bytes};
+use afs_proto::{AfsCallBack, AfsFid};
 use fs::Ino;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -24,6 +25,9 @@ const SHARDS: usize = 64;
 /// Seconds between two searches for promises that are over, where there is no room.
 const SEARCH_SECONDS: u32 = 10;
 
+/// One client has at most this part of all promises there may be.
+const SHARE: usize = 16;
+
 /// A file, in any volume.
 type File = (VolumeId, Ino);
 
@@ -32,6 +36,7 @@ pub(crate) struct Promises {
     shards: Vec<Mutex<HashMap<File, Vec<Promise>>>>,
     count: AtomicUsize,
     max: usize,
+    host_max: usize,
     seconds: u32,
     started: Instant,
     searched: AtomicU32,
@@ -44,10 +49,11 @@ struct Promise {
     until: u32,
 }
 
-/// Who has to be told of a change, and of which files.
-#[derive(Default)]
-pub(crate) struct Breaks {
-    by_host: Vec<(Arc<Host>, Vec<AfsFid>)>,
+/// A promise that was made, to be told to the client.
+pub(crate) struct Given {
+    /// To whom and in which era; none was made otherwise.
+    to: Option<(Arc<Host>, u32)>,
+    seconds: u32,
 }
 
 impl Promises {
@@ -56,6 +62,7 @@ impl Promises {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             max: config.promises_max,
+            host_max: (config.promises_max / SHARE).max(1),
             seconds: config.promise_seconds,
             started: Instant::now(),
             searched: AtomicU32::new(0),
@@ -71,28 +78,40 @@ impl Promises {
         u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Promises a client to tell it when a file changes; says what to tell it now. To be called before
-    /// the file is looked at.
-    pub(crate) fn give(&self, host: &Arc<Host>, file: File) -> AfsCallBack {
-        let Some(era) = host.era().filter(|_| self.has_room()) else {
-            return AfsCallBack::dropped();
+    /// Promises a client to tell it when a file changes. To be called before the file is looked at.
+    pub(crate) fn give(&self, host: &Arc<Host>, file: File) -> Given {
+        let mut given = Given {
+            to: None,
+            seconds: self.seconds,
         };
-        let until = self.now().saturating_add(self.seconds);
+        let until = self.now().saturating_add(with_slack(self.seconds));
+        if !self.has_room(host) {
+            return given;
+        }
+        let Some(era) = host.era(until) else {
+            return given;
+        };
         let mut shard = self.shard(file);
-        let promises = shard.entry(file).or_default();
+        // Most files have one.
+        let place = shard.entry(file);
+        let promises = place.or_insert_with(|| Vec::with_capacity(1));
         match promises.iter_mut().find(|p| Arc::ptr_eq(&p.host, host)) {
             Some(promise) => (promise.era, promise.until) = (era, until),
             None => {
+                self.count.fetch_add(1, Relaxed);
+                host.promises.fetch_add(1, Relaxed);
                 let host = Arc::clone(host);
                 promises.push(Promise { host, era, until });
-                self.count.fetch_add(1, Relaxed);
             }
         }
-        AfsCallBack::promise(self.seconds)
+        given.to = Some((Arc::clone(host), era));
+        given
     }
 
-    fn has_room(&self) -> bool {
-        if self.count.load(Relaxed) < self.max {
+    fn has_room(&self, host: &Host) -> bool {
+        let is_room =
+            || self.count.load(Relaxed) < self.max && host.promises.load(Relaxed) < self.host_max;
+        if is_room() {
             return true;
         }
         let (now, searched) = (self.now(), self.searched.load(Relaxed));
@@ -101,7 +120,13 @@ impl Promises {
         }
         self.searched.store(now.max(1), Relaxed);
         self.search(now);
-        self.count.load(Relaxed) < self.max
+        is_room()
+    }
+
+    /// A promise is no longer kept.
+    fn forget(&self, promise: &Promise) {
+        self.count.fetch_sub(1, Relaxed);
+        promise.host.promises.fetch_sub(1, Relaxed);
     }
 
     /// Forgets promises that are over.
@@ -109,9 +134,10 @@ impl Promises {
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic under this lock");
             shard.retain(|_, promises| {
-                let before = promises.len();
-                promises.retain(|promise| promise.until > now && promise.host.is_of(promise.era));
-                self.count.fetch_sub(before - promises.len(), Relaxed);
+                let is_over = |p: &mut Promise| p.until <= now || !p.host.is_of(p.era);
+                promises
+                    .extract_if(.., is_over)
+                    .for_each(|p| self.forget(&p));
                 !promises.is_empty()
             });
         }
@@ -123,9 +149,10 @@ impl Promises {
         let Some(promises) = shard.get_mut(&file) else {
             return;
         };
-        let before = promises.len();
-        promises.retain(|promise| !Arc::ptr_eq(&promise.host, host));
-        self.count.fetch_sub(before - promises.len(), Relaxed);
+        let is_its = |p: &mut Promise| Arc::ptr_eq(&p.host, host);
+        promises
+            .extract_if(.., is_its)
+            .for_each(|p| self.forget(&p));
         if promises.is_empty() {
             shard.remove(&file);
         }
@@ -145,17 +172,13 @@ impl Promises {
         let Some(promises) = shard.get_mut(&file) else {
             return;
         };
-        let before = promises.len();
-        promises.retain(|promise| {
-            if knows.is_some_and(|host| Arc::ptr_eq(&promise.host, host)) {
-                return true;
-            }
+        let is_told = |p: &mut Promise| knows.is_none_or(|host| !Arc::ptr_eq(&p.host, host));
+        for promise in promises.extract_if(.., is_told) {
+            self.forget(&promise);
             if promise.until > now && promise.host.is_of(promise.era) {
-                breaks.add(&promise.host, fid.within(file.0));
+                breaks.add(&promise.host, promise.era, fid.within(file.0));
             }
-            false
-        });
-        self.count.fetch_sub(before - promises.len(), Relaxed);
+        }
         if promises.is_empty() {
             shard.remove(&file);
         }
@@ -174,9 +197,9 @@ impl Promises {
             let mut shard = shard.lock().expect("no panic under this lock");
             let of_it = shard.extract_if(|(of, _), _| *of == volume);
             for promise in of_it.flat_map(|(_, promises)| promises) {
-                self.count.fetch_sub(1, Relaxed);
+                self.forget(&promise);
                 if promise.until > now && promise.host.is_of(promise.era) {
-                    breaks.add_once(&promise.host, all);
+                    breaks.add(&promise.host, promise.era, all);
                 }
             }
         }
@@ -202,53 +225,73 @@ impl Promises {
     }
 }
 
-impl Breaks {
-    fn add(&mut self, host: &Arc<Host>, fid: AfsFid) {
-        match self.by_host.iter_mut().find(|(h, _)| Arc::ptr_eq(h, host)) {
-            Some((_, fids)) => fids.push(fid),
-            None => self.by_host.push((Arc::clone(host), vec![fid])),
+impl Given {
+    /// What to tell the client, at the moment at which it is told: a promise that was over before that
+    /// is none.
+    pub(crate) fn now(&self) -> AfsCallBack {
+        match &self.to {
+            Some((host, era)) if host.is_of(*era) => AfsCallBack::promise(self.seconds),
+            _ => AfsCallBack::dropped(),
         }
-    }
-
-    /// The same for what may be there already.
-    fn add_once(&mut self, host: &Arc<Host>, fid: AfsFid) {
-        let there =
-            |(h, fids): &(Arc<Host>, Vec<AfsFid>)| Arc::ptr_eq(h, host) && fids.contains(&fid);
-        if !self.by_host.iter().any(there) {
-            self.add(host, fid);
-        }
-    }
-
-    /// Tells everybody, all at once, and waits until they have answered, or for the time there is. Gives
-    /// how many calls that took.
-    pub(crate) fn tell(self, hosts: &Hosts) -> u64 {
-        let mut calls = Vec::with_capacity(self.by_host.len());
-        for (host, fids) in self.by_host {
-            for fids in fids.chunks(FIDS_MAX) {
-                let call = start(&host, fids);
-                calls.push((Arc::clone(&host), call));
-            }
-        }
-        let count = calls.len() as u64;
-        for (host, call) in calls {
-            let answered = call.is_some_and(|mut call| call.read_to_end(0).is_ok());
-            if !answered {
-                hosts.lost(&host);
-            }
-        }
-        count
     }
 }
 
-/// Begins to tell a client of files.
-fn start(host: &Host, fids: &[AfsFid]) -> Option<rx::Call> {
-    // No callbacks beside the files, as OpenAFS: Linux 6.12 does not take as many as there are files.
-    let request = cb::Request::CallBack {
-        fids: List::new(fids.to_vec()).ok()?,
-        callbacks: List::new(Vec::new()).ok()?,
-    };
-    let mut call = host.connection()?.call().ok()?;
-    call.write(to_bytes(&request)).ok()?;
-    call.finish().ok()?;
-    Some(call)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use afs_proto::CallBackType;
+
+    fn promises(config: crate::Config) -> Promises {
+        Promises::new(&config)
+    }
+
+    fn is_shared(given: &Given) -> bool {
+        given.now().kind == CallBackType::Shared
+    }
+
+    #[test]
+    fn a_promise_holds_longer_here_than_at_its_client() {
+        for (seconds, least) in [(1, 2), (10, 20), (3600, 3660)] {
+            let promises = promises(crate::Config {
+                promise_seconds: seconds,
+                ..Default::default()
+            });
+            let given = promises.give(&Host::known(), (1, 2));
+            assert_eq!(given.now().expires, seconds);
+            let shard = promises.shard((1, 2));
+            assert!(shard[&(1, 2)][0].until >= least);
+        }
+    }
+
+    #[test]
+    fn a_promise_that_is_over_before_the_answer_is_none() {
+        let (promises, host) = (promises(Default::default()), Host::known());
+        let given = promises.give(&host, (1, 2));
+        assert!(is_shared(&given));
+        host.give_up_all();
+        assert_eq!(given.now(), AfsCallBack::dropped());
+    }
+
+    #[test]
+    fn one_client_has_a_part_of_all_promises() {
+        let promises = promises(crate::Config {
+            promises_max: 4 * SHARE,
+            ..Default::default()
+        });
+        let (one, other) = (Host::known(), Host::known());
+        let mut fids: Vec<_> = (0..5).map(|n| (1, n)).collect();
+        let given: Vec<_> = fids.iter().map(|f| promises.give(&one, *f)).collect();
+        let shared: Vec<_> = given.iter().map(is_shared).collect();
+        assert_eq!(shared, [true, true, true, true, false]);
+        assert!(
+            fids.iter()
+                .take(4)
+                .all(|f| is_shared(&promises.give(&other, *f)))
+        );
+        // What is given up makes room.
+        promises.give_up(&one, fids[0]);
+        assert!(is_shared(&promises.give(&one, fids.remove(4))));
+        assert_eq!(promises.count(), 8);
+        assert_eq!(one.promises.load(Relaxed), 4);
+    }
 }

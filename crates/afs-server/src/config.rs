@@ -26,12 +26,14 @@ pub struct Config {
     /// How long a promise holds, in seconds. OpenAFS gives one to four hours. Longer saves calls, and
     /// shorter bounds what a client sees that could not be reached when a file changed.
     pub promise_seconds: u32,
-    /// Promises at once, about 40 bytes each. Beyond, files come without one, and clients ask again.
+    /// Promises at once, about 130 bytes each; one client has a sixteenth of them. Beyond, files come without
+    /// one, and clients ask again.
     pub promises_max: usize,
     /// Clients at once. Beyond, the one that was not heard of for longest is forgotten.
     pub hosts_max: usize,
     /// How long a client may take to answer that it heard of a change, or who it is: what a dead one
-    /// costs a writer, once. Some of its retransmissions, on a network that loses a fifth.
+    /// costs a writer, once, or twice that if others tell it something already. Some of its
+    /// retransmissions, on a network that loses a fifth.
     pub answer_time: Duration,
     /// Bytes of directories' pages that are kept.
     pub directory_bytes_max: usize,
@@ -51,7 +53,7 @@ impl Default for Config {
             sockets: 2,
             workers: 64,
             promise_seconds: 3600,
-            promises_max: 4 << 20,
+            promises_max: 1 << 20,
             hosts_max: 65_536,
             answer_time: Duration::from_secs(5),
             directory_bytes_max: 64 << 20,

@@ -55,8 +55,12 @@ pub(crate) struct Pages {
     version: u64,
     /// The mark is on the directory.
     marked: bool,
-    /// Number of the last change; none while one is being made, of which the end is not known.
-    change: Option<u64>,
+    /// Nothing can be changed, and the pages are not those that clients may have seen: they are shown with
+    /// the next version, which no other pages get, as the mark stays.
+    ahead: bool,
+    /// Number of the change that the version is of. One whose end is not known leaves another version, and
+    /// the mark; so the pages are made anew, which is a change.
+    change: u64,
     changes: Arc<AtomicU64>,
     all_bytes: Arc<AtomicUsize>,
 }
@@ -108,7 +112,8 @@ impl Directories {
                     image: None,
                     version: 0,
                     marked: false,
-                    change: Some(0),
+                    ahead: false,
+                    change: 0,
                     changes: Arc::clone(&self.changes),
                     all_bytes: Arc::clone(&self.bytes),
                 }),
@@ -148,7 +153,14 @@ impl Directories {
 impl Directory {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
         debug_assert_ne!(self.ino, 0);
-        self.pages.lock().expect("no panic under this lock")
+        self.pages.lock().unwrap_or_else(|poisoned| {
+            // What broke off may have left them between two states: they are made anew.
+            self.pages.clear_poison();
+            let mut pages = poisoned.into_inner();
+            drop(pages.take());
+            pages.count_change();
+            pages
+        })
     }
 }
 
@@ -160,33 +172,32 @@ impl Pages {
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
-    /// Number of the last change, for [`Directories::settle`].
-    pub(crate) fn change_seen(&mut self) -> u64 {
-        match self.change {
-            Some(change) => change,
-            None => self.count_change(),
-        }
+    /// Number of the change that was looked at, for [`Directories::settle`].
+    pub(crate) fn change_seen(&self) -> u64 {
+        self.change
     }
 
-    /// Gives the last change its number: it is in the file system now.
-    fn count_change(&mut self) -> u64 {
-        let change = self.changes.fetch_add(1, SeqCst) + 1;
-        self.change = Some(change);
-        change
+    /// Gives a change its number: it is in the file system now.
+    fn count_change(&mut self) {
+        self.change = self.changes.fetch_add(1, SeqCst) + 1;
     }
 
-    /// Makes ready for a change, in which a name comes, or none.
-    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<()> {
+    /// Makes ready for a change, in which a name comes, or none. Gives the version before it.
+    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<u64> {
         self.make(files)?;
         if name.is_some_and(|name| self.image.as_ref().is_none_or(|image| !image.fits(name))) {
             return Err(FULL);
         }
         if !self.marked {
-            files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any)?;
-            self.marked = true;
+            match files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any) {
+                Ok(()) => self.marked = true,
+                // There is no room for the mark, and what makes room must not need it: the pages are made
+                // anew after the change, with a version of their own.
+                Err(error) if name.is_none() && is_full(&error) => drop(self.take()),
+                Err(error) => return Err(error.into()),
+            }
         }
-        self.change = None;
-        Ok(())
+        Ok(self.version)
     }
 
     /// A name has come.
@@ -227,6 +238,9 @@ impl Pages {
         if version == self.version + 1 {
             self.version = version;
         }
+        if !self.marked {
+            files.raise_version(self.ino)?;
+        }
         self.count_change();
         let attr = self.make(files)?;
         let length = self.image.as_ref().map_or(0, |image| image.bytes().len());
@@ -241,7 +255,7 @@ impl Pages {
                 return Err(Fault::Errno(libc::ENOTDIR));
             }
             if self.image.is_some() && self.version == attr.inode.data_version {
-                return Ok(attr);
+                return Ok(self.shown(attr));
             }
             drop(self.take());
             let image = build(files, &attr)?;
@@ -250,15 +264,20 @@ impl Pages {
             if now.inode.data_version == attr.inode.data_version {
                 self.version = attr.inode.data_version;
                 self.put(image);
-                return Ok(now);
+                return Ok(self.shown(now));
             }
         }
         Err(Fault::Code(Abort::VBUSY))
     }
 
+    fn shown(&self, mut attr: Attr) -> Attr {
+        attr.inode.data_version += u64::from(self.ahead);
+        attr
+    }
+
     /// Gives pages that are made anew a version of their own, if clients may have seen others.
     fn unmark(&mut self, files: &Files, attr: Attr) -> Outcome<Attr> {
-        self.marked = false;
+        (self.marked, self.ahead) = (false, false);
         match files.xattr(self.ino, CHANGED) {
             Ok(_) => {}
             Err(error) if error.kind() == Kind::NoAttribute => return Ok(attr),
@@ -270,7 +289,10 @@ impl Pages {
         }
         let raised = match files.raise_version(self.ino) {
             Ok(raised) => raised,
-            Err(error) if error.kind() == Kind::ReadOnly => return Ok(attr),
+            Err(error) if error.kind() == Kind::ReadOnly => {
+                self.ahead = true;
+                return Ok(attr);
+            }
             Err(error) => return Err(error.into()),
         };
         files.remove_xattr(self.ino, CHANGED)?;
@@ -299,6 +321,11 @@ impl Drop for Pages {
     fn drop(&mut self) {
         drop(self.take());
     }
+}
+
+/// Whether there is no room, on the device or in the quota.
+fn is_full(error: &fs::Error) -> bool {
+    matches!(error.kind(), Kind::NoSpace | Kind::Quota)
 }
 
 /// Makes the pages from the names.

@@ -17,10 +17,11 @@ thread_local! {
 pub(crate) fn with<R>(volume: &Arc<Volume>, act: impl FnOnce(&mut Lane) -> R) -> fs::Result<R> {
     LANES.with_borrow_mut(|lanes| {
         let is_this = |(of, _): &(Weak<Volume>, Lane)| std::ptr::eq(of.as_ptr(), &**volume);
+        // Those of volumes that are gone keep nothing longer than to the thread's next call.
+        lanes.retain(|(of, _)| of.strong_count() > 0);
         match lanes.iter().position(is_this) {
             Some(at) => lanes[..=at].rotate_right(1),
             None => {
-                lanes.retain(|(of, _)| of.strong_count() > 0);
                 lanes.truncate(LANES_MAX - 1);
                 lanes.insert(0, (Arc::downgrade(volume), volume.files.lane()?));
             }

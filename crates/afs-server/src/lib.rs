@@ -21,6 +21,7 @@
 
 mod acl;
 mod admin;
+mod breaks;
 mod callback;
 mod config;
 mod directories;
@@ -30,6 +31,7 @@ mod fs_service;
 mod hosts;
 mod lanes;
 mod locks;
+mod patience;
 mod server;
 mod stats;
 mod status;

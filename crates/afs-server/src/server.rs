@@ -19,7 +19,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Seconds within which a client that was heard of counts as active.
 pub(crate) const ACTIVE_SECONDS: u32 = 900;
@@ -197,8 +197,8 @@ fn all_of(ports: &[Port]) -> PortStats {
         })
 }
 
-/// Calls of the volume location service at a time: they wait for nothing.
-const LOCATION_WORKERS: usize = 4;
+/// Calls of the volume location service at a time: they wait for nothing but their requests.
+const LOCATION_WORKERS: usize = 16;
 
 impl Shared {
     pub(crate) fn new(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Arc<Shared>> {
@@ -238,6 +238,10 @@ fn identity(fs: &Fs) -> Uuid {
     Uuid(fs.superblock().uuid)
 }
 
+/// Time within which a request has to come, without the data that follows it: two packets, and some
+/// retransmissions of them. A thread waits for it.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
+
 /// Receives a request: bytes that begin with one, as `parse` finds. File data may follow in them, and in
 /// the call.
 pub(crate) fn receive(
@@ -249,13 +253,16 @@ pub(crate) fn receive(
         Err(WireError::Incomplete) => Ok(false),
         Err(error) => Err(error),
     };
-    let first = call.read()?.ok_or(Fault::Code(Abort::RXGEN_DECODE))?;
+    let deadline = Some(Instant::now() + REQUEST_TIME);
+    let first = call
+        .read_by(deadline)?
+        .ok_or(Fault::Code(Abort::RXGEN_DECODE))?;
     if is_whole(first.as_ref())? {
         return Ok(first);
     }
     let mut held = first.as_ref().to_vec();
     loop {
-        let piece = call.read()?.ok_or(WireError::Incomplete)?;
+        let piece = call.read_by(deadline)?.ok_or(WireError::Incomplete)?;
         held.extend_from_slice(piece.as_ref());
         if is_whole(&held)? {
             return Ok(held.into());

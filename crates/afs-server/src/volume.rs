@@ -15,7 +15,7 @@ use crate::fid::Fid;
 use crate::stores::Stores;
 use afs_proto::{Abort, AfsFid, AfsVolSync};
 use cache::Cache;
-use fs::{Attr, Files, Fs, Ino, ROOT, TreeId, TreeRecord};
+use fs::{Attr, Files, Fs, Ino, TreeId, TreeRecord};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
@@ -118,16 +118,20 @@ impl Volume {
     }
 
     /// What a caller may do with an inode: the list of a directory is its own, of all else that of the
-    /// directory it is in, or of the root, if it lost its name there.
+    /// directory it was made in or moved to. Where that is gone, only an administrator may do anything.
     pub(crate) fn allowed(&self, attr: &Attr, caller: &Caller) -> Outcome<Allowed> {
         if attr.inode.is_dir() {
             return Ok(self.lists.allowed(&self.files, attr, caller)?);
         }
-        let parent = match self.files.attr(attr.inode.parent) {
-            Ok(parent) if parent.inode.is_dir() => parent,
-            _ => self.files.attr(ROOT)?,
-        };
-        Ok(self.lists.allowed(&self.files, &parent, caller)?)
+        match self.files.attr(attr.inode.parent) {
+            Ok(parent) if parent.inode.is_dir() => {
+                Ok(self.lists.allowed(&self.files, &parent, caller)?)
+            }
+            Err(error) if !matches!(error.kind(), fs::Kind::Stale | fs::Kind::NotFound) => {
+                Err(error.into())
+            }
+            _ => Ok(Allowed::nothing(caller)),
+        }
     }
 
     /// What replies say of it.

@@ -2,9 +2,10 @@
 
 mod common;
 
-use afs_proto::fs::{LockType, Reply, Request};
-use afs_proto::{Abort, Rights};
-use afs_server::{Config, Kind, Prefix};
+use afs_client::ANY;
+use afs_proto::fs::{AfsStoreStatus, LockType, Reply, Request};
+use afs_proto::{Abort, Name, Rights};
+use afs_server::{Config, Fid, Kind, Prefix};
 use common::{Cell, Client, VOLUME, config};
 use fs::{ROOT, SetXattr};
 
@@ -192,4 +193,70 @@ fn a_quota_is_told_and_kept() {
         Reply::GetVolumeStatus { status, .. } => assert_eq!(status.max_quota, 1024),
         other => panic!("{other:?}"),
     }
+}
+
+/// Goal: what runs with somebody's rights is neither made nor changed by whoever may write.
+#[test]
+fn a_stranger_makes_nothing_that_runs_with_the_rights_of_others() {
+    let cell = Cell::new();
+    let client = cell.client();
+    let volume = cell
+        .server
+        .volumes()
+        .find(VOLUME.as_bytes())
+        .expect("there");
+    let new = fs::New {
+        kind: fs::FileType::File,
+        permissions: 0o4755,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+    };
+    volume.files.create(ROOT, b"program", &new).expect("made");
+    let fid = client.lookup(client.root, "program").expect("there");
+    let mode = |bits| AfsStoreStatus {
+        unix_mode_bits: Some(bits),
+        ..ANY
+    };
+    for bits in [0o4777, 0o2755, 0o104_755] {
+        let code = client.set(fid, mode(bits)).expect_err("refused");
+        assert_eq!(code.errno(), Some(libc::EPERM), "{bits:o}");
+    }
+    assert_eq!(client.status(fid).expect("there").unix_mode_bits, 0o4755);
+    let status = client.store(fid, 0, b"mine", 4).expect("stored");
+    assert_eq!(status.unix_mode_bits, 0o755);
+    let made = client.ask(&Request::CreateFile {
+        directory: client.root,
+        name: Name::new(b"own").expect("a name"),
+        wanted: mode(0o6755),
+    });
+    match made.expect("made").reply() {
+        Reply::CreateFile { status, .. } => assert_eq!(status.unix_mode_bits, 0o755),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Goal: a file that a mount moved out of its folder by links is not opened to everybody when the folder
+/// is removed.
+#[test]
+fn a_file_whose_folder_is_gone_is_nobodys() {
+    let cell = Cell::new();
+    let client = cell.client();
+    let (a, _) = client.make_dir(client.root, "a").expect("made");
+    let (private, _) = client.make_dir(client.root, "private").expect("made");
+    let (fid, _) = client.create(a, "x").expect("made");
+    let files = &cell
+        .server
+        .volumes()
+        .find(VOLUME.as_bytes())
+        .expect("there")
+        .files;
+    let ino = |fid| Fid::from(&fid).ino().expect("a number");
+    files.link(ino(fid), ino(private), b"y").expect("linked");
+    files.unlink(ino(a), b"x").expect("removed");
+    files.rmdir(ROOT, b"a").expect("removed");
+    denied(client.status(fid));
+    denied(client.fetch(fid, 0, 9));
+    denied(client.store(fid, 0, b"x", 1));
 }

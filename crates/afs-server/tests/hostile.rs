@@ -8,7 +8,9 @@ use afs_client::ANY;
 use afs_proto::fs::{AfsStoreVolumeStatus, LockType, PROCEDURES, Request};
 use afs_proto::{Abort, AfsCbs, AfsFid, List, Message, Name, Opaque, Path, to_bytes};
 use block::Random;
-use common::{Cell, Client, seed};
+use common::{Cell, Client, PATIENCE, seed};
+use rx::{End, code};
+use std::time::Instant;
 
 /// A request of each procedure, about things that are there.
 fn requests(root: AfsFid, file: AfsFid) -> Vec<Vec<u8>> {
@@ -192,4 +194,32 @@ fn data_that_ends_early_leaves_the_file_readable() {
     client.store(file, 0, b"text", 4).expect("served");
     let (data, ..) = client.fetch(file, 0, 4).expect("served");
     assert_eq!(data, b"text");
+}
+
+#[test]
+fn a_request_whose_end_does_not_come_gives_its_thread_back() {
+    let cell = Cell::new();
+    let client = cell.client();
+    let (file, _) = client.create(client.root, "file").expect("made");
+    let long = [b'x'; 1000];
+    let message = Message::new(&long).expect("long");
+    let request = Request::SetVolumeStatus {
+        volume: client.root.volume,
+        wanted: AfsStoreVolumeStatus {
+            min_quota: None,
+            max_quota: None,
+        },
+        name: Name::new(b"").expect("empty"),
+        offline_message: message,
+        motd: message,
+    };
+    // Its first packet, and never the second.
+    let mut call = client.own.connection().call().expect("a call");
+    call.write(to_bytes(&request)[..1500].to_vec())
+        .expect("sent");
+    let until = Instant::now() + PATIENCE;
+    let ended = call.read_by(Some(until)).map(drop).expect_err("an end");
+    let timeout = End::Aborted(code::CALL_TIMEOUT);
+    assert_eq!(ended, rx::Error::Ended(timeout));
+    still_serves(&client, file);
 }

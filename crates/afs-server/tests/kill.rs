@@ -88,8 +88,10 @@ impl Written {
     }
 
     /// A reader, while others store: nothing older than what was answered before it asked.
-    fn look(&self, client: &Client) -> Result<(), Error> {
+    fn look(&self, client: &Client, root: AfsFid) -> Result<(), Error> {
         let answered = self.answered.load(Ordering::Acquire);
+        // Until it calls, a client cannot know that the server which promised to tell it is gone.
+        client.fetch_status(root)?;
         let data = client.read(self.fid, 0, 1 << 20)?;
         let (least, most) = numbers(&data);
         // What is cut at the moment is empty, or zeros.
@@ -237,7 +239,7 @@ impl Load {
                 scope.spawn(move || {
                     on(&mut || {
                         client.directory(root)?;
-                        written.iter().try_for_each(|file| file.look(client))
+                        written.iter().try_for_each(|file| file.look(client, root))
                     })
                 });
             }

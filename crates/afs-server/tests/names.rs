@@ -279,12 +279,15 @@ fn pages_that_are_made_anew_have_a_version_of_their_own() {
     let make = |names: std::ops::Range<u32>| {
         let cell = Cell::on(&device, common::config());
         let client = cell.client();
+        let changes = !names.is_empty();
         for n in names {
             client
                 .create(client.root, &format!("name {n}"))
                 .expect("made");
         }
-        client.remove(client.root, "name 3").ok();
+        if changes {
+            client.remove(client.root, "name 3").expect("removed");
+        }
         Copy::fetch(&client, client.root)
     };
     let first = make(0..50);
@@ -295,4 +298,82 @@ fn pages_that_are_made_anew_have_a_version_of_their_own() {
     let third = make(0..0);
     assert_eq!(third.version, again.version);
     assert!(third.image.bytes() == again.image.bytes());
+}
+
+/// A folder with two names, whose pages are as its names give them.
+fn folder(device: &std::sync::Arc<dyn block::BlockDevice>) -> AfsFid {
+    common::format(device);
+    let cell = Cell::on(device, common::config());
+    let client = cell.client();
+    let (folder, _) = client.make_dir(client.root, "folder").expect("made");
+    for name in ["b", "a", "gone"] {
+        client.create(folder, name).expect("made");
+    }
+    client.remove(folder, "gone").expect("removed");
+    folder
+}
+
+#[test]
+fn a_name_can_be_removed_where_there_is_no_room_for_anything() {
+    let device: std::sync::Arc<dyn block::BlockDevice> =
+        std::sync::Arc::new(block::Mem::new(64 << 20, 4096));
+    let folder = folder(&device);
+    let cell = Cell::on(&device, common::config());
+    let client = cell.client();
+    let before = Copy::fetch(&client, folder);
+    let (big, _) = client.create(client.root, "big").expect("made");
+    let mut at = 0;
+    for piece in [1 << 20, 64 << 10, 4096] {
+        let data = vec![7; piece];
+        while client.store(big, at, &data, at + piece as u64).is_ok() {
+            at += piece as u64;
+        }
+    }
+    // Until there is no room for a name either.
+    let full = (0..100_000).map(|n| client.make_dir(client.root, &format!("directory {n}")));
+    let full = full.into_iter().find_map(Result::err);
+    assert_eq!(full, Some(Abort::VDISKFULL));
+    let status = client.remove(folder, "a").expect("removed");
+    assert!(status.data_version > before.version);
+    let after = Copy::fetch(&client, folder);
+    assert_eq!(after.version, status.data_version);
+    assert!(after.image.find(b"a").is_none() && after.image.find(b"b").is_some());
+    // A client that knows only its own copy must not take it for this version.
+    let mut own = before;
+    own.image.remove(b"a");
+    assert!(own.image.bytes() == after.image.bytes() || after.version != own.version + 1);
+}
+
+#[test]
+fn pages_that_are_made_anew_where_nothing_can_be_changed_have_a_version_of_their_own() {
+    let device: std::sync::Arc<dyn block::BlockDevice> =
+        std::sync::Arc::new(block::Mem::new(64 << 20, 4096));
+    common::format(&device);
+    let before = {
+        let cell = Cell::on(&device, common::config());
+        let client = cell.client();
+        for n in 0..50 {
+            client
+                .create(client.root, &format!("name {n}"))
+                .expect("made");
+        }
+        client.remove(client.root, "name 3").expect("removed");
+        Copy::fetch(&client, client.root)
+    };
+    let options = fs::Options {
+        read_only: true,
+        ..Default::default()
+    };
+    let fs = std::sync::Arc::new(fs::Fs::open(device, options).expect("open"));
+    let cache = cache::Cache::new(cache::Config::new(common::CACHE_BYTES)).expect("a cache");
+    let server = afs_server::Server::start(common::config(), std::sync::Arc::clone(&fs), cache);
+    let cell = Cell {
+        server: server.expect("a server"),
+        fs,
+    };
+    let client = cell.client();
+    let now = Copy::fetch(&client, client.root);
+    assert!(now.image.bytes() != before.image.bytes());
+    assert!(now.version > before.version);
+    now.check(&client);
 }

@@ -49,7 +49,8 @@ impl Connection {
         }
     }
 
-    /// Starts a call; waits while four are running.
+    /// Starts a call; waits while four are running. Whoever waits here has no call on another connection
+    /// that somebody may wait for, or two of them may wait for each other.
     ///
     /// # Errors
     /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the connection

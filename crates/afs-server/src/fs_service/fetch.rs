@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Bytes that are taken from the cache at a time: two of Rx's windows.
 const CHUNK: u64 = 512 << 10;
 
+/// Bytes of a piece that is copied: a client that takes all but its last packets holds no more.
+const PIECE: usize = 64 << 10;
+
 /// Bytes of a page of the cache.
 const PAGE: usize = fs::BLOCK_BYTES as usize;
 
@@ -72,7 +75,7 @@ impl Visit<'_> {
             call,
             &Reply::FetchData {
                 status,
-                callback,
+                callback: callback.now(),
                 sync: volume.sync(),
             },
         )
@@ -120,7 +123,7 @@ impl Visit<'_> {
             at = part.end;
             let pages = match lend(self.shared, lane, file, part.clone()) {
                 Some(pages) => pages,
-                None => vec![read(lane, file, part.clone())?],
+                None => read(lane, file, part.clone())?,
             };
             let there: usize = pages.iter().map(Bytes::len).sum();
             call.write_all(pages)?;
@@ -175,9 +178,18 @@ fn lend(shared: &Shared, lane: &mut Lane, file: &Handle, range: Range<u64>) -> O
     lent.is_ok().then_some(pages)
 }
 
-fn read(lane: &mut Lane, file: &Handle, range: Range<u64>) -> Outcome<Bytes> {
-    let mut bytes = vec![0; (range.end - range.start) as usize];
-    let there = lane.read(file, range.start, &mut bytes)?;
-    bytes.truncate(there);
-    Ok(bytes.into())
+/// A copy of a range, in pieces that are let go one by one as they arrive.
+fn read(lane: &mut Lane, file: &Handle, range: Range<u64>) -> Outcome<Vec<Bytes>> {
+    let mut pieces = Vec::new();
+    for at in range.clone().step_by(PIECE) {
+        let mut bytes = vec![0; PIECE.min((range.end - at) as usize)];
+        let there = lane.read(file, at, &mut bytes)?;
+        let all = there == bytes.len();
+        bytes.truncate(there);
+        pieces.push(bytes.into());
+        if !all {
+            break;
+        }
+    }
+    Ok(pieces)
 }

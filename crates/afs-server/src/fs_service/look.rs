@@ -1,6 +1,7 @@
 //! Statuses of files.
 
 use super::{Visit, fid_of};
+use crate::callback::Given;
 use crate::error::{DENIED, Fault, Outcome};
 use crate::status;
 use crate::volume::Volume;
@@ -23,7 +24,7 @@ impl Visit<'_> {
         let (volume, status, callback) = self.status_and_promise(fid)?;
         Ok(Reply::FetchStatus {
             status,
-            callback,
+            callback: callback.now(),
             sync: volume.sync(),
         })
     }
@@ -37,20 +38,21 @@ impl Visit<'_> {
             let (status, callback) = match self.status_and_promise(fid) {
                 Ok((volume, status, callback)) => {
                     sync = volume.sync();
-                    (status, callback)
+                    (status, Some(callback))
                 }
                 Err(Fault::Call(error)) => return Err(error.into()),
                 Err(fault) => {
                     let status = AfsFetchStatus::failed(fault.code(knows_table));
-                    (status, AfsCallBack::default())
+                    (status, None)
                 }
             };
             statuses.push(status);
             callbacks.push(callback);
         }
+        let shown = |given: Option<Given>| given.map_or_else(AfsCallBack::default, |g| g.now());
         Ok(Reply::InlineBulkStatus {
             statuses: List::new(statuses)?,
-            callbacks: List::new(callbacks)?,
+            callbacks: List::new(callbacks.into_iter().map(shown).collect())?,
             sync,
         })
     }
@@ -67,7 +69,7 @@ impl Visit<'_> {
         }
         Ok(Reply::BulkStatus {
             statuses: List::new(statuses)?,
-            callbacks: List::new(callbacks)?,
+            callbacks: List::new(callbacks.iter().map(Given::now).collect())?,
             sync,
         })
     }
@@ -83,16 +85,13 @@ impl Visit<'_> {
             fid,
             status,
             directory_status: self.status(&volume, dir)?,
-            callback,
+            callback: callback.now(),
             sync: volume.sync(),
         })
     }
 
     /// What is known of a file, with a promise that was made before.
-    fn status_and_promise(
-        &self,
-        fid: &AfsFid,
-    ) -> Outcome<(Arc<Volume>, AfsFetchStatus, AfsCallBack)> {
+    fn status_and_promise(&self, fid: &AfsFid) -> Outcome<(Arc<Volume>, AfsFetchStatus, Given)> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
         self.check_look(&volume, &volume.files.attr(ino)?)?;

@@ -13,7 +13,8 @@ mod store;
 mod volumes;
 
 use crate::acl::{Allowed, Caller};
-use crate::callback::Breaks;
+use crate::breaks::Breaks;
+use crate::callback::Given;
 use crate::error::{DENIED, Outcome};
 use crate::fid::Fid;
 use crate::hosts::Host;
@@ -21,7 +22,7 @@ use crate::server::{Shared, receive};
 use crate::stats::add;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};
-use afs_proto::{Abort, AfsCallBack, AfsFid, List, Rights, capability, prefix};
+use afs_proto::{Abort, AfsFid, List, Rights, capability, prefix};
 use fs::{Attr, Ino};
 use rx::{Call, Handler};
 use std::sync::Arc;
@@ -29,6 +30,9 @@ use std::time::Instant;
 
 /// Who owns what is made by callers of whom nothing is known (`AnonymousID` of OpenAFS).
 pub(crate) const ANONYMOUS: u32 = 32_766;
+
+/// Mode bits that give the rights of a file's owner and group to whoever runs it.
+const SET_ID: u32 = 0o6000;
 
 /// Answers the calls of clients.
 pub(crate) struct FileService {
@@ -69,12 +73,12 @@ impl FileService {
         data: rx::Bytes,
     ) -> Result<(), Abort> {
         let plain = |fault: crate::error::Fault| fault.code(false);
-        if let Some(reply) = self.about_server(request).map_err(plain)? {
+        if let Some(reply) = self.about_server(call, request).map_err(plain)? {
             return write(call, &reply).map_err(plain);
         }
         let visit = Visit {
             shared: &self.shared,
-            host: self.shared.hosts.of(call),
+            host: self.shared.hosts.of(call).map_err(plain)?,
             caller: Caller::At(call.peer().ip()),
         };
         visit
@@ -82,10 +86,17 @@ impl FileService {
             .map_err(|fault| fault.code(visit.host.knows_table()))
     }
 
-    /// What has to do with no file, and needs nothing of who asks.
-    fn about_server(&self, request: &Request<'_>) -> Outcome<Option<Reply<'static>>> {
+    /// What has to do with no file, and needs nothing of who asks. By two of these a client looks whether
+    /// the server is there: then it is told what it has to know, and answered in any case.
+    fn about_server(&self, call: &Call, request: &Request<'_>) -> Outcome<Option<Reply<'static>>> {
+        if matches!(request, Request::GetTime {} | Request::GetCapabilities {}) {
+            let _ = self.shared.hosts.of(call);
+        }
         let now = self.shared.clock();
         Ok(Some(match request {
+            Request::GetCapabilities {} => Reply::GetCapabilities {
+                capabilities: List::new(vec![capability::ERRORTRANS | capability::FILES64])?,
+            },
             Request::GetTime {} => Reply::GetTime {
                 seconds: u32::try_from(now.as_secs()).unwrap_or(u32::MAX),
                 microseconds: now.subsec_micros(),
@@ -203,10 +214,6 @@ impl Visit<'_> {
             Request::SetLock { fid, lock } => self.set_lock(fid, *lock),
             Request::ExtendLock { fid } => self.extend_lock(fid),
             Request::ReleaseLock { fid } => self.release_lock(fid),
-            // What clients ask first: they are asked back before they hold anything.
-            Request::GetCapabilities {} => Ok(Reply::GetCapabilities {
-                capabilities: List::new(vec![capability::ERRORTRANS | capability::FILES64])?,
-            }),
             Request::GiveUpCallBacks { fids, .. } => self.give_up(fids),
             Request::GiveUpAllCallBacks {} => {
                 self.host.give_up_all();
@@ -253,7 +260,7 @@ impl Visit<'_> {
 
     /// Promises the caller to tell it of changes. Comes before the file is looked at. What is only read
     /// changes as a whole.
-    fn promise(&self, volume: &Volume, ino: Ino) -> AfsCallBack {
+    fn promise(&self, volume: &Volume, ino: Ino) -> Given {
         let file = match volume.kind {
             Kind::ReadWrite => (volume.id, ino),
             Kind::ReadOnly | Kind::Backup => (volume.id, 0),

@@ -3,14 +3,15 @@
 //! The directory is locked from before the change until its pages have changed with it, and not while
 //! others are told.
 
-use super::{ANONYMOUS, Change, Visit, fid_of};
+use super::{ANONYMOUS, Change, SET_ID, Visit, fid_of};
+use crate::callback::Given;
 use crate::directories::Pages;
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
-use afs_proto::{AfsCallBack, AfsFid, Rights};
+use afs_proto::{AfsFid, Rights};
 use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ struct Made {
     volume: Arc<Volume>,
     fid: AfsFid,
     ino: Ino,
-    callback: AfsCallBack,
+    callback: Given,
     directory_status: AfsFetchStatus,
 }
 
@@ -45,7 +46,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback,
+            callback: made.callback.now(),
             sync: made.volume.sync(),
         })
     }
@@ -64,7 +65,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback,
+            callback: made.callback.now(),
             sync: made.volume.sync(),
         })
     }
@@ -105,29 +106,30 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        pages.prepare(&volume.files, Some(name))?;
-        let attr = make(&volume, &dir)?;
-        let fid = fid_of(&attr)?;
-        pages.insert(name, fid);
-        let callback = self.promise(&volume, attr.ino);
-        if let Some(seconds) = wanted.client_mod_time {
-            let seconds = seconds.into();
-            let set = SetAttr {
-                modified: Some(SetTime::To(Time { seconds, nanos: 0 })),
-                ..SetAttr::default()
-            };
-            set_attr(&volume, attr.ino, &set)?;
-        }
-        let directory_status = self.settle(&volume, &mut pages)?;
+        let before = pages.prepare(&volume.files, Some(name))?;
+        let made = make(&volume, &dir).and_then(|attr| {
+            let fid = fid_of(&attr)?;
+            pages.insert(name, fid);
+            let callback = self.promise(&volume, attr.ino);
+            if let Some(seconds) = wanted.client_mod_time {
+                let seconds = seconds.into();
+                let set = SetAttr {
+                    modified: Some(SetTime::To(Time { seconds, nanos: 0 })),
+                    ..SetAttr::default()
+                };
+                set_attr(&volume, attr.ino, &set)?;
+            }
+            Ok(Made {
+                fid: fid.within(volume.id),
+                ino: attr.ino,
+                callback,
+                directory_status: self.settle(&volume, &mut pages)?,
+                volume: Arc::clone(&volume),
+            })
+        });
         drop(pages);
-        self.durable(&volume, &[Change::answered(dir.ino, directory.into())])?;
-        Ok(Made {
-            fid: fid.within(volume.id),
-            ino: attr.ino,
-            callback,
-            directory_status,
-            volume,
-        })
+        let changed = [Change::answered(dir.ino, directory.into())];
+        self.after(&volume, (dir.ino, before), &changed, made)
     }
 
     pub(super) fn link(
@@ -141,23 +143,23 @@ impl Visit<'_> {
             return Err(Fault::Errno(libc::EXDEV));
         }
         let ino = volume.ino(existing)?;
+        let locked = volume.directories.of(dir.ino);
+        let mut pages = locked.lock();
         let attr = volume.files.attr(ino)?;
         // The access list of a file is that of its directory, so there is only one.
         if !attr.inode.is_dir() && attr.inode.parent != dir.ino {
             return Err(Fault::Errno(libc::EXDEV));
         }
-        let locked = volume.directories.of(dir.ino);
-        let mut pages = locked.lock();
-        pages.prepare(&volume.files, Some(name))?;
+        let before = pages.prepare(&volume.files, Some(name))?;
         volume.files.link(ino, dir.ino, name)?;
         pages.insert(name, Fid::from(existing));
-        let directory_status = self.settle(&volume, &mut pages)?;
+        let linked = self.settle(&volume, &mut pages);
         drop(pages);
         let changed = [
             Change::answered(dir.ino, directory.into()),
             Change::answered(ino, existing.into()),
         ];
-        self.durable(&volume, &changed)?;
+        let directory_status = self.after(&volume, (dir.ino, before), &changed, linked)?;
         Ok(Reply::Link {
             status: self.status(&volume, ino)?,
             directory_status,
@@ -190,18 +192,22 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        pages.prepare(&volume.files, None)?;
-        let gone = match is_dir {
-            true => volume.files.rmdir(dir.ino, name)?,
-            false => volume.files.unlink(dir.ino, name)?,
+        // What is not there leaves no mark of a change.
+        let named = volume.files.lookup(dir.ino, name)?;
+        let before = pages.prepare(&volume.files, None)?;
+        let removed = match is_dir {
+            true => volume.files.rmdir(dir.ino, name),
+            false => volume.files.unlink(dir.ino, name),
         };
-        pages.remove(name);
-        let directory_status = self.settle(&volume, &mut pages)?;
-        drop(pages);
         let mut changed = vec![Change::answered(dir.ino, directory.into())];
-        changed.extend(lost_a_name(&gone));
-        self.forget_if_gone(&volume, &gone);
-        self.durable(&volume, &changed)?;
+        changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
+        let removed = removed.map_err(Fault::from).and_then(|gone| {
+            pages.remove(name);
+            self.forget_if_gone(&volume, &gone);
+            self.settle(&volume, &mut pages)
+        });
+        drop(pages);
+        let directory_status = self.after(&volume, (dir.ino, before), &changed, removed)?;
         Ok((volume, directory_status))
     }
 
@@ -218,6 +224,32 @@ impl Visit<'_> {
     pub(super) fn settle(&self, volume: &Volume, pages: &mut Pages) -> Outcome<AfsFetchStatus> {
         let (attr, length) = pages.settle(&volume.files)?;
         self.status_of(volume, &attr, length)
+    }
+
+    /// After a change of a directory, which had that version before: makes it durable, and tells others of
+    /// it. Also one that failed, if it has happened all the same; of that the caller is told too, whose
+    /// answer says nothing.
+    pub(super) fn after<T>(
+        &self,
+        volume: &Volume,
+        (dir, before): (Ino, u64),
+        changed: &[Change],
+        done: Outcome<T>,
+    ) -> Outcome<T> {
+        let fault = match done {
+            Ok(done) => return self.durable(volume, changed).map(|()| done),
+            Err(fault) => fault,
+        };
+        let now = volume.files.attr(dir).map(|attr| attr.inode.data_version);
+        if now.ok() != Some(before) {
+            let told = |change: &Change| Change {
+                is_answered: false,
+                ..*change
+            };
+            let changed: Vec<_> = changed.iter().map(told).collect();
+            self.durable(volume, &changed)?;
+        }
+        Err(fault)
     }
 
     /// Makes a change durable, and tells others of it.
@@ -238,10 +270,12 @@ pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     })
 }
 
+/// What is made, without the bits that give its owner's or group's rights to whoever runs it: those are
+/// for administrators.
 fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
     New {
         kind,
-        permissions: wanted.unix_mode_bits.unwrap_or(mode) & 0o7777,
+        permissions: wanted.unix_mode_bits.unwrap_or(mode) & 0o7777 & !SET_ID,
         umask: 0,
         uid: ANONYMOUS,
         gid: dir.inode.gid,

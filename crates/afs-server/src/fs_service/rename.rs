@@ -39,16 +39,29 @@ impl Visit<'_> {
             let above = moved.inode.is_dir() && dirs.0 != dirs.1;
             let locked = Locked::new(&volume, &[dirs.0, dirs.1], above.then_some(moved.ino));
             let mut guards = locked.lock();
-            if volume.files.lookup(dirs.0, old.1)?.ino != moved.ino {
+            // As it is now: what it was like before may have changed, its links too.
+            let before = moved.ino;
+            let moved = volume.files.lookup(dirs.0, old.1)?;
+            if moved.ino != before {
                 continue;
             }
+            let version = volume.files.attr(dirs.0)?.inode.data_version;
             let done = self.rename_locked(&volume, &mut guards, (old, new), &moved, may_replace);
             drop(guards);
-            let done = done?;
+            let changed = match &done {
+                Ok(done) => done.changed.clone(),
+                // It may have happened all the same.
+                Err(_) => {
+                    let dirs = [(dirs.0, Fid::from(old.0)), (dirs.1, Fid::from(new.0))];
+                    let moved = Fid::of(&moved).map(|fid| (moved.ino, fid));
+                    let all = dirs.into_iter().chain(moved);
+                    all.map(|(ino, fid)| Change::answered(ino, fid)).collect()
+                }
+            };
+            let done = self.after(&volume, (dirs.0, version), &changed, done)?;
             if let Some(gone) = &done.replaced {
                 self.forget_if_gone(&volume, gone);
             }
-            self.durable(&volume, &done.changed)?;
             return Ok(Reply::Rename {
                 old_directory_status: done.old_status,
                 new_directory_status: done.new_status,

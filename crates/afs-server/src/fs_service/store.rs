@@ -3,7 +3,7 @@
 //! What a client stores is received before it is written, a part at a time, so that nobody waits for a
 //! slow client. It is one change to all others: the version rises by one, when all of it is there.
 
-use super::{ANONYMOUS, Change, Visit};
+use super::{ANONYMOUS, Change, SET_ID, Visit};
 use crate::error::{DENIED, Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
@@ -65,6 +65,15 @@ impl Visit<'_> {
         let part = data.next()?;
         let mut store = volume.stores.begin(&volume.files, ino)?;
         let stored = lanes::with(&volume, |lane| {
+            let mode = handle.attr()?.inode.permissions;
+            if mode & SET_ID != 0 {
+                // Before the first byte, and durable with the version that is.
+                let set = SetAttr {
+                    permissions: Some(mode & !SET_ID),
+                    ..SetAttr::default()
+                };
+                lane.set_attr(ino, &set)?;
+            }
             let written = write_all(lane, &handle, place, part, &mut data, &mut store);
             let set = written.and_then(|()| {
                 lane.set_attr(ino, &attributes(wanted, MODTIME))?;
@@ -102,7 +111,7 @@ impl Visit<'_> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
-        match gives_away(&attr, wanted) {
+        match gives_away(&attr, wanted) || sets_id(wanted) {
             // As for a system call, it is not a matter of the file's access list.
             true => self
                 .check(&volume, &attr, Rights::ADMINISTER)
@@ -110,8 +119,9 @@ impl Visit<'_> {
             false => self.check(&volume, &attr, rights_to_set(&attr))?,
         };
         self.set_attributes(&volume, ino, wanted)?;
-        volume.files.sync_names()?;
+        let durable = volume.files.sync_names();
         self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
+        durable?;
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreStatus {
             status: self.status(&volume, ino)?,
@@ -134,6 +144,12 @@ impl Visit<'_> {
 fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
     wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
         || wanted.group.is_some_and(|group| group != attr.inode.gid)
+}
+
+/// Whether whoever runs it is to have its owner's or group's rights. That too takes the right to change
+/// access lists: who may write a file did not make it, and need not be who it would act for.
+fn sets_id(wanted: &AfsStoreStatus) -> bool {
+    wanted.unix_mode_bits.is_some_and(|mode| mode & SET_ID != 0)
 }
 
 /// What it takes to change other attributes.

@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod process;
+pub mod relay;
 
 use afs_client::{Error, Net};
 use afs_proto::cb;
@@ -117,8 +118,12 @@ pub struct Ears {
 
 impl Ears {
     fn hear(&self, request: &cb::Request) {
-        while self.deaf.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(5));
+        if self.deaf.load(Ordering::Relaxed) {
+            // What comes now is for nobody.
+            while self.deaf.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return;
         }
         let mut told = self.told.lock().expect("told");
         match request {
@@ -212,6 +217,13 @@ pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
         Error::Abort(code) => code,
         error => panic!("a call broke: {error}"),
     })
+}
+
+impl Drop for Client {
+    /// A port waits for those who answer its calls.
+    fn drop(&mut self) {
+        self.ears.deaf.store(false, Ordering::Relaxed);
+    }
 }
 
 /// What a call gave.

@@ -8,7 +8,7 @@ use path_file::FileDevice;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub struct Process {
     child: Child,
     /// What it reads ends when this does.
     _stdin: ChildStdin,
+    /// The test program ends when it cannot say that a test takes its time.
+    _stdout: BufReader<ChildStdout>,
     pub address: SocketAddr,
     pub volume: u32,
 }
@@ -63,9 +65,9 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut lines = lines.map(|line| line.expect("a line"));
-        let line = lines.find(|line| line.starts_with("serving "));
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let lines = stdout.by_ref().lines().map(|line| line.expect("a line"));
+        let line = lines.into_iter().find(|line| line.starts_with("serving "));
         let line = line.expect("it serves");
         let mut words = line.split(' ').skip(1);
         let mut word = || words.next().expect("a word");
@@ -73,6 +75,7 @@ impl Process {
             address: word().parse().expect("an address"),
             volume: word().parse().expect("a volume"),
             _stdin: child.stdin.take().expect("piped"),
+            _stdout: stdout,
             child,
         }
     }

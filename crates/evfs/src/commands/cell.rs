@@ -124,7 +124,7 @@ Examples:
         /// Folder, from the root of the volume
         path: String,
         /// Names and rights in pairs
-        #[arg(required = true, num_args = 2.., value_name = "NAME RIGHTS")]
+        #[arg(required = true, num_args = 2.., value_names = ["NAME", "RIGHTS"])]
         pairs: Vec<String>,
         /// Entries that take rights away
         #[arg(long)]

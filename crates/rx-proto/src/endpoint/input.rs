@@ -56,7 +56,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return self.about_connection(now, connection, header, datagram);
         }
         if header.kind == PacketType::Ack && !c.is_proven() {
-            return self.stranger_answers(now, connection, header, datagram.as_ref());
+            self.stranger_answers(now, connection, header, datagram.as_ref());
+        }
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        if header.kind == PacketType::Ack && !c.is_proven() {
+            return;
         }
         let path = c.path;
         let Some(channel) = c.channels.get(header.channel()).copied() else {
