@@ -18,7 +18,8 @@
 #            null-1, null-4, status-1, status-4    GetTime and FetchStatus with one and four threads
 #            names-1, names-15    files made and removed: one client, and fifteen
 #            own-read, own-time, own-share    our own client: crates/afs-server/examples/load.rs
-#            fuse        afsd.fuse: cold read, write until it is with the server, names
+#            fuse        afsd.fuse: cold read of 60 MB, names, a cold look at 500 files
+#            fuse-write  afsd.fuse: write of 32 MB, until it is with the server
 #            fuse-15     15 of afsd.fuse read one file of 1 MB, cold
 #   ROUNDS   rounds (5), and FIRST the number of the first (1), for runs in pieces
 #   NICE     of servers and clients alike (0), below 0 where others use the processors
@@ -37,7 +38,7 @@
 set -euo pipefail
 export LC_ALL=C
 TARGETS=${TARGETS:-ours encrypted oafs oafs_best}
-CASES=${CASES:-load-1 load-20 cold-1 store-15 read store null-1 null-4 status-1 status-4 names-1 names-15 own-read own-share own-time fuse fuse-15}
+CASES=${CASES:-load-1 load-20 cold-1 store-15 read store null-1 null-4 status-1 status-4 names-1 names-15 own-read own-share own-time fuse fuse-write fuse-15}
 ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-afs}
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 LOAD=${LOAD:-$REPO/target/release/examples/load} BEFORE_EVFS=${BEFORE_EVFS:-}
@@ -213,12 +214,9 @@ t = time.time(); n = sum(1 for e in os.scandir(sys.argv[1]) if os.stat(e.path))
 print(json.dumps({"seconds": time.time() - t}))' "$2" > "$WORK/out"
 }
 fuse() { # ROUND TARGET
-  local t=$2 at file
+  local t=$2 at
   at=$WORK/$t/m/a$1/$CELL; fuse_up "$t" "a$1" 262144
   count "$1" "$t" fuse-read 1 $((60 * MB)) timed "$t" "cat '$at/sixty' > /dev/null"
-  file=$(inside "$t" "$WORK/afsc" $IP "${VOLUME[$t]}" make -b 0 -l "written$1")
-  inside "$t" ls "$at" > /dev/null
-  count "$1" "$t" fuse-write 1 $((32 * MB)) timed "$t" "head -c $((32 * MB)) /dev/zero > '$at/written$1'; '$WORK/afsc' $IP ${VOLUME[$t]} await -f $file -b $((32 * MB))"
   count "$1" "$t" fuse-names 1200 0 names "$t" "$at/n$1"
   if [ ! -e "$WORK/$t/many" ]; then
     inside "$t" bash -ec "mkdir $at/many; cd $at/many; for i in \$(seq 500); do : > f\$i; done"; touch "$WORK/$t/many"
@@ -227,6 +225,28 @@ fuse() { # ROUND TARGET
   fuse_up "$t" "b$1" 8192; at=$WORK/$t/m/b$1/$CELL
   count "$1" "$t" fuse-stat 500 0 look "$t" "$at/many"
   fuse_down "$t" "b$1"
+}
+# The client closes a file before it has stored it, and a server may say the new length before it has all: it is over when
+# as many bytes have passed, and no more pass.
+write_it() { # TARGET FILE BYTES
+  client "$1" python3 -c '
+import json, sys, time
+def passed(): return int([l for l in open("/proc/net/dev") if "lo:" in l][0].split(":")[1].split()[0])
+size = int(sys.argv[2]); before = passed(); begun = time.time()
+with open(sys.argv[1], "wb") as f:
+    for _ in range(size // 1000000): f.write(bytes(1000000))
+seen = last = 0
+while seen < before + size or time.time() < last + 0.1:
+    now = passed()
+    if now != seen: seen, last = now, time.time()
+    time.sleep(0.005)
+print(json.dumps({"seconds": last - begun}))' "$2" "$3" > "$WORK/out"
+}
+fuse_write() { # ROUND TARGET
+  local t=$2 at=$WORK/$2/m/d$1/$CELL
+  fuse_up "$t" "d$1" 262144; inside "$t" ls "$at" > /dev/null
+  count "$1" "$t" fuse-write 1 $((32 * MB)) write_it "$t" "$at/written$1" $((32 * MB))
+  fuse_down "$t" "d$1"
 }
 fuse_15() { # ROUND TARGET
   local t=$2 n at
@@ -266,6 +286,7 @@ measure() { # ROUND CASE TARGET
     own-share) "${many[@]}" 0 0 own "$t" 15 1 share 1 ;;
     own-time) "${many[@]}" 0 0 own "$t" 4 1 time ;;
     fuse) fuse "$r" "$t" ;;
+    fuse-write) fuse_write "$r" "$t" ;;
     fuse-15) fuse_15 "$r" "$t" ;;
     *) die "no case $case" ;;
   esac
@@ -295,20 +316,31 @@ run() {
 
 # ---- tables --------------------------------------------------------------------------------------------
 JQ='def median: sort | .[length / 2 | floor]; def f: if . == null then "-" elif . >= 100 then round else . * 100 | round / 100 end;'
+# A row for each case, a column for each target
 table() {
-  jq -rs "$JQ"'"| case | target | calls/s best (median) | MB/s best (median) | slowest, s | average, s | longest call, ms | server CPU, s/GB least (median) | server CPU, us/call | drops |",
-    "|---|---|---|---|---|---|---|---|---|---|",
-    (group_by([.case, .target])[] | .[0] as $x
-    | "| \($x.case) | \($x.target) | \(map(.calls_s) | max | f) (\(map(.calls_s) | median | f)) | \(map(.mb_s) | max | f) (\(map(.mb_s) | median | f)) | \(map(.seconds) | median | f) | \(map(.average) | median | f) | \(map(.longest) | median * 1000 | f) | \(map(.server_cpu_s_gb) | min | f) (\(map(.server_cpu_s_gb) | median | f)) | \(map(.server_us_call) | median | f) | \(map(.drops) | median) |"),
-    "", (map(select(.more)) | group_by(.target)[] | .[0] as $x | "- \($x.case) \($x.target), each in a second, best (median): \([.[].more | to_entries[]] | group_by(.key) | map("\(.[0].key) \(map(.value) | max) (\(map(.value) | median))") | join(", "))")' "$1"
+  jq -rs "$JQ"'. as $all | ($all | map(.target) | unique) as $targets
+    | def cells(value): . as $runs | $targets | map(. as $t | $runs | map(select(.target == $t)) | if length == 0 then "-" else value end) | join(" | ");
+    def rows(cases; value): $all | map(select(cases)) | group_by(.case)[] | "| \(.[0].case) | \(cells(value)) |";
+    def table(title; cases; value): "", title, "", "| case | \($targets | join(" | ")) |", "|---|\($targets | map("---|") | add)", rows(cases; value);
+    def least(what): map(what) | "\(min | f) (\(median | f))"; def best(what): map(what) | "\(max | f) (\(median | f))";
+    table("MB/s, best (median)"; .mb_s > 0; best(.mb_s)),
+    table("CPU of the server, seconds for each GB, least (median)"; .mb_s > 0; least(.server_cpu_s_gb)),
+    table("Calls or operations a second, best (median)"; .mb_s == 0; best(.calls_s)),
+    table("CPU of the server, microseconds for each of them, least (median)"; .mb_s == 0; least(.server_us_call)),
+    table("Seconds of the slowest client and of the average one, medians; the longest of all rounds"; .average != null and .mb_s > 0;
+      "\(map(.seconds) | median | f), \(map(.average) | median | f); \(map(.seconds) | max | f)"),
+    table("Datagrams dropped in a run, median (most)"; .mb_s > 0; "\(map(.drops) | median) (\(map(.drops) | max))"),
+    ($all | map(select(.more) | .target as $t | .more | to_entries[] | {case: .key, target: $t, rate: .value}) as $all
+    | "", "Names through afsd.fuse, each in a second, best (median)", "", "| case | \($targets | join(" | ")) |", "|---|\($targets | map("---|") | add)",
+      ($all | group_by(.case)[] | "| \(.[0].case) | \(cells(best(.rate))) |"))' "$1"
 }
 ratio() { # FILE TARGET TARGET
   jq -rs --arg a "$2" --arg b "$3" "$JQ"'def show: map(select(. != null)) | sort | if length == 0 then "-" else "\(.[length / 2 | floor] | f) [\(.[0] | f), \(.[-1] | f)]" end;
     def over($x; $y): if $x == null or $y == null or $y == 0 then null else $x / $y end;
-    "| case | rate, \($a) / \($b) | slowest | server CPU | rounds |", "|---|---|---|---|---|",
+    "| case | rate, \($a) / \($b) | server CPU for each byte or call | rounds |", "|---|---|---|---|",
     (group_by(.case)[] | .[0].case as $case
     | [group_by(.round)[] | [(.[] | select(.target == $a)), (.[] | select(.target == $b))] | select(length == 2)]
-    | "| \($case) | \(map(over(.[0].calls_s; .[1].calls_s)) | show) | \(map(over(.[0].seconds; .[1].seconds)) | show) | \(map(over(.[0].server_us_call; .[1].server_us_call)) | show) | \(length) |")' "$1"
+    | "| \($case) | \(map(over(.[0].calls_s; .[1].calls_s)) | show) | \(map(over(.[0].server_us_call; .[1].server_us_call)) | show) | \(length) |")' "$1"
 }
 case ${1:-} in
   run) run ;;
