@@ -250,22 +250,31 @@ impl Hosts {
         drop(state);
         host.era.fetch_add(1, Relaxed);
         let greeting = Greeting { hosts: self, host };
-        let mut answer = match slow {
-            true => None,
+        let mut said = match slow {
+            true => Said::Nothing,
             false => self.ask(call, QUICK.min(self.answer_time)),
         };
-        if answer.is_none()
+        if matches!(said, Said::Nothing)
             && let Some(_place) = self.patience.place(address)
         {
             host.stage(Stage::Greeting { slow: true });
-            answer = self.ask(call, self.answer_time);
+            said = self.ask(call, self.answer_time);
         }
-        let Some(who) = answer else {
-            drop(greeting);
-            return self.unknown(host);
-        };
-        let connection = call.connect_back(cb::SERVICE, timeouts(self.answer_time));
-        host.answered(who, connection, self.patience.distrusted_until(address));
+        match said {
+            Said::Who(who) => {
+                let connection = call.connect_back(cb::SERVICE, timeouts(self.answer_time));
+                host.answered(who, connection, self.patience.distrusted_until(address));
+            }
+            Said::NoCallbacks => {
+                // Such a one was never promised anything.
+                host.trusts.store(0, Relaxed);
+                host.stage(Stage::Silent(Instant::now() + SILENCE));
+            }
+            Said::Nothing => {
+                drop(greeting);
+                return self.unknown(host);
+            }
+        }
         Ok(())
     }
 
@@ -279,29 +288,33 @@ impl Hosts {
 
     /// Who a client is, and whether it knows the error table. It is told that all promises are over.
     /// It has that time for each answer.
-    fn ask(&self, call: &Call, time: Duration) -> Option<(Uuid, bool)> {
+    fn ask(&self, call: &Call, time: Duration) -> Said {
         let connection = &call.connect_back(cb::SERVICE, timeouts(time));
-        let about = tell(connection, &cb::Request::TellMeAboutYourself {});
-        let who = match about {
-            Err(rx::Error::Ended(End::Aborted(code))) if Abort(code) == Abort::RXGEN_OPCODE => {
-                tell(connection, &cb::Request::WhoAreYou {})
-            }
-            about => about,
-        };
-        let who = match who.ok()? {
-            cb::Reply::TellMeAboutYourself {
+        let mut who = tell(connection, &cb::Request::TellMeAboutYourself {});
+        if is_unknown(&who) {
+            who = tell(connection, &cb::Request::WhoAreYou {});
+        }
+        if is_unknown(&who) {
+            return Said::NoCallbacks;
+        }
+        let who = match who {
+            Ok(cb::Reply::TellMeAboutYourself {
                 address,
                 capabilities,
-            } => {
+            }) => {
                 let first = capabilities.first().copied().unwrap_or_default();
                 (address.uuid, first & capability::ERRORTRANS != 0)
             }
-            cb::Reply::WhoAreYou { address } => (address.uuid, false),
-            _ => return None,
+            Ok(cb::Reply::WhoAreYou { address }) => (address.uuid, false),
+            _ => return Said::Nothing,
         };
         let server = self.identity;
-        tell(connection, &cb::Request::InitCallBackState3 { server }).ok()?;
-        Some(who)
+        let told = tell(connection, &cb::Request::InitCallBackState3 { server });
+        match told {
+            Ok(_) => Said::Who(who),
+            unknown if is_unknown(&unknown) => Said::NoCallbacks,
+            Err(_) => Said::Nothing,
+        }
     }
 
     /// A client did not answer that a file has changed: its promises of that era are over, and so are those
@@ -319,6 +332,21 @@ impl Hosts {
             }
         }
     }
+}
+
+/// What a client says to who it is, and to that all promises are over.
+enum Said {
+    /// Its identity, and whether it knows the error table. It has heard of the promises.
+    Who((Uuid, bool)),
+    /// It is there, and does not know what callbacks are.
+    NoCallbacks,
+    Nothing,
+}
+
+/// Whether a client refuses a procedure of the callback service, or all of it.
+fn is_unknown(answer: &Result<cb::Reply, rx::Error>) -> bool {
+    let unknown = [Abort::RXGEN_OPCODE, Abort::RX_INVALID_OPERATION];
+    matches!(answer, Err(rx::Error::Ended(End::Aborted(code))) if unknown.contains(&Abort(*code)))
 }
 
 /// Asking a client who it is. Whatever becomes of it, nobody waits for the answer after that.

@@ -43,19 +43,26 @@ impl Stranger {
             answer(&request).write(&mut bytes);
             Ok(call.write(bytes)?)
         };
-        let settings = Settings {
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            ..Settings::default()
-        };
         let service = Service {
             id: cb::SERVICE,
             handler: Arc::new(serve),
         };
+        let mut stranger = Stranger::with(cell, vec![service]);
+        (stranger.ended, stranger.answers) = (ended, answers);
+        stranger
+    }
+
+    /// One that has these services.
+    fn with(cell: &Cell, services: Vec<Service>) -> Stranger {
+        let settings = Settings {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            ..Settings::default()
+        };
         Stranger {
-            port: Port::open(&settings, vec![service]).expect("a port"),
+            port: Port::open(&settings, services).expect("a port"),
             server: cell.server.file_service(),
-            ended,
-            answers,
+            ended: Arc::default(),
+            answers: Arc::new(Mutex::new(ALL)),
         }
     }
 
@@ -245,6 +252,32 @@ fn who_can_trust_nothing_old_is_served_without_promises() {
 }
 
 /// Goal: a client that only looks whether the server is there hears that promises are over.
+/// Goal: programs that keep nothing, and know nothing of callbacks, are served from the first call on.
+#[test]
+fn who_does_not_know_callbacks_is_served_at_once_without_promises() {
+    let cell = Cell::new();
+    let no_state = |call: &mut Call| {
+        let bytes = call.read_to_end(4096)?;
+        let (request, _) = prefix::<cb::Request>(&bytes).expect("a request");
+        if matches!(request, cb::Request::InitCallBackState3 { .. }) {
+            return Err(rx::Abort(Abort::RXGEN_OPCODE.0));
+        }
+        let mut bytes = Vec::new();
+        answer(&request).write(&mut bytes);
+        Ok(call.write(bytes)?)
+    };
+    let service = Service {
+        id: cb::SERVICE,
+        handler: Arc::new(no_state),
+    };
+    for services in [Vec::new(), vec![service]] {
+        let stranger = Stranger::with(&cell, services);
+        for _ in 0..3 {
+            assert_eq!(stranger.look(cell.root()), Ok(CallBackType::Dropped));
+        }
+    }
+}
+
 #[test]
 fn a_client_that_asks_for_the_time_is_told_that_promises_are_over() {
     let cell = Cell::new();
