@@ -113,7 +113,8 @@ asked(struct rx_call *call)
     if (ntohl(opcode) != TELL_ME)
 	return 0;
     words[0] = getpid();
-    words[1] = (afs_uint32)(now() * 1e6);
+    /* Sixteen bits, for which C has a word in XDR. */
+    words[1] = (afs_uint32)(now() * 1e6) & 0xffff;
     words[11] = 1;
     words[12] = ntohl(address);
     for (i = 0; i < 2; i++)
