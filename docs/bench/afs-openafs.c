@@ -106,16 +106,16 @@ out_name(struct rx_call *call, const char *text)
 static afs_int32
 asked(struct rx_call *call)
 {
-    afs_uint32 opcode, words[11 + 1 + 96 + 2] = { 0 };
+    afs_uint32 opcode, words[1 + 11 + 96 + 2] = { 0 };
     int i;
     if (rx_Read(call, (char *)&opcode, 4) != 4)
 	return -1;
     if (ntohl(opcode) != TELL_ME)
 	return 0;
-    words[0] = getpid();
-    /* Sixteen bits, for which C has a word in XDR. */
-    words[1] = (afs_uint32)(now() * 1e6) & 0xffff;
-    words[11] = 1;
+    words[0] = 1;
+    words[1] = getpid();
+    /* Sixteen bits, for which XDR has a word. */
+    words[2] = (afs_uint32)(now() * 1e6) & 0xffff;
     words[12] = ntohl(address);
     for (i = 0; i < 2; i++)
 	words[108 + i] = 1 - i;
