@@ -44,34 +44,13 @@ BASES=${BASES:-evfs clear} ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WARM=${WARM-1} 
 FILES_SMALL=${FILES_SMALL:-3000} FILES_LARGE=${FILES_LARGE:-200} FILES_DIR=${FILES_DIR:-1000000} DIR_MAX_S=${DIR_MAX_S:-180}
 TREE=${TREE:-} MKFS=${MKFS:-} BEFORE=${BEFORE:-} RUN_MAX_S=${RUN_MAX_S:-240}
 WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-fs}
-REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-EVFS=${EVFS:-$REPO/target/release/evfs} MAILMIX=${MAILMIX:-$REPO/target/release/examples/mailmix}
-PAIRED=${PAIRED:-cargo run --quiet --release --manifest-path $REPO/Cargo.toml -p lab --example paired --}
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+MAILMIX=${MAILMIX:-$REPO/target/release/examples/mailmix}
 PASSWORD=correct-horse-battery
 DISK_DIR=$WORK/disk
 
-die() { echo "fs.sh: $*" >&2; exit 1; }
-say() { echo "fs.sh: $*" >&2; }
-
-# ---- CPU: a cgroup for each server and one for the clients; processes enter before exec ---------------
-declare -A GROUP=()
-GROUPS_UP=
-groups_up() {
-  local v2; v2=$(awk '$(NF-2) == "cgroup2" || / - cgroup2 / {print $5; exit}' /proc/self/mountinfo)
-  if mkdir /sys/fs/cgroup/cpuacct/evfs-fs.$$ 2>/dev/null; then GROUPS_UP=/sys/fs/cgroup/cpuacct/evfs-fs.$$
-  elif [ -n "$v2" ] && mkdir "$v2/evfs-fs.$$" 2>/dev/null; then GROUPS_UP=$v2/evfs-fs.$$
-  else die 'no cgroup can be made for counting CPU'; fi
-}
-group() { GROUP[$1]=$GROUPS_UP/$1; mkdir -p "${GROUP[$1]}"; }
-cpu_us() {
-  if [ -e "${GROUP[$1]}/cpuacct.usage" ]; then echo $(($(< "${GROUP[$1]}/cpuacct.usage") / 1000))
-  else awk '$1 == "usage_usec" {print $2}' "${GROUP[$1]}/cpu.stat"; fi
-}
-in_group() { local g=${GROUP[$1]}; shift; ( echo "$BASHPID" > "$g/cgroup.procs"; exec $BEFORE "$@" ); }
-
 # ---- targets ------------------------------------------------------------------------------------------
 declare -A MOUNTED=() ATTACHED=() LOOPS=()
-await() { local n=0; until eval "$2"; do n=$((n + 1)); [ $n -lt 600 ] || die "$1 does not come up; see $WORK/$1.log"; sleep 0.05; done; }
 evfs() { local g=$1; shift; EVFS_KEYS_DIR=$WORK/keys EVFS_RUN_DIR=$WORK/run in_group "$g" "$EVFS" "$@" >> "$WORK/$g.log" 2>&1; }
 volume() { # TARGET FILE: an encrypted volume
   mkdir -p "$WORK/keys" "$WORK/run"; chmod 700 "$WORK/keys" "$WORK/run"
@@ -116,8 +95,7 @@ clean_up() {
   umount "$DISK_DIR" 2>/dev/null || say "$DISK_DIR is still mounted"
   [ -z "$DISK_LOOP" ] || losetup -d "$DISK_LOOP" || :
   rm -rf "$WORK/disk.img" "$WORK/keys" "$WORK/run" "$WORK/cryfs.state"
-  for t in "${!GROUP[@]}"; do rmdir "${GROUP[$t]}" 2>/dev/null || :; done
-  [ -z "$GROUPS_UP" ] || rmdir "$GROUPS_UP" 2>/dev/null || :
+  groups_down
 }
 
 # ---- rows: each prints the number of operations, or of MiB, that it has done ---------------------------------
@@ -234,5 +212,5 @@ case ${1:-} in
   # A namespace of mounts of our own: whoever makes one meanwhile would keep our mounts alive.
   run) [ -n "${APART:-}" ] || APART=1 exec unshare --mount --propagation private "$0" run; run ;;
   report) report "${2:?rows.tsv}" ;;
-  *) sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) usage ;;
 esac

@@ -40,30 +40,10 @@ EXPORTS=${EXPORTS:-nbd fuse}
 JOBS=${JOBS:-sr-1x1 sw-1x1 rr-1x1 rw-1x1 sr-1x10 sw-1x10 rr-1x10 rw-1x10 sr-10x1 sw-10x1 rr-10x1 rw-10x1}
 BASE=${BASE:-evfs} ROUNDS=${ROUNDS:-10} SIZE=${SIZE:-1024} RUN_MAX_S=${RUN_MAX_S:-120}
 WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-peers}
-REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-EVFS=${EVFS:-$REPO/target/release/evfs} EVFS_CREATE=${EVFS_CREATE:-} EVFS_ATTACH=${EVFS_ATTACH:-}
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+EVFS_CREATE=${EVFS_CREATE:-} EVFS_ATTACH=${EVFS_ATTACH:-}
 QSD_FILE=${QSD_FILE:-cache.direct=on,aio=io_uring} NBDKIT=${NBDKIT:-} NBDFUSE=${NBDFUSE:--C 4}
-PAIRED=${PAIRED:-cargo run --quiet --release --manifest-path $REPO/Cargo.toml -p lab --example paired --}
 PASSPHRASE=correct-horse-battery
-
-die() { echo "peers.sh: $*" >&2; exit 1; }
-say() { echo "peers.sh: $*" >&2; }
-
-# ---- CPU: one cgroup for each server and one for fio; processes enter before exec --------------
-declare -A GROUP=()
-GROUPS_UP=
-groups_up() {
-  local v2; v2=$(awk '$(NF-2) == "cgroup2" || / - cgroup2 / {print $5; exit}' /proc/self/mountinfo)
-  if mkdir /sys/fs/cgroup/cpuacct/evfs-peers.$$ 2>/dev/null; then GROUPS_UP=/sys/fs/cgroup/cpuacct/evfs-peers.$$
-  elif [ -n "$v2" ] && mkdir "$v2/evfs-peers.$$" 2>/dev/null; then GROUPS_UP=$v2/evfs-peers.$$
-  else die 'no cgroup can be made for counting CPU'; fi
-}
-group() { GROUP[$1]=$GROUPS_UP/$1; mkdir -p "${GROUP[$1]}"; }
-cpu_us() { # TARGET
-  if [ -e "${GROUP[$1]}/cpuacct.usage" ]; then echo $(($(< "${GROUP[$1]}/cpuacct.usage") / 1000))
-  else awk '$1 == "usage_usec" {print $2}' "${GROUP[$1]}/cpu.stat"; fi
-}
-in_group() { local g=${GROUP[$1]}; shift; ( echo "$BASHPID" > "$g/cgroup.procs"; exec "$@" ); }
 
 # ---- the disk under WORK ------------------------------------------------------------------------------
 disk_sectors() { # prints sectors read and written so far; nothing where the file system has no disk of its own
@@ -80,7 +60,6 @@ serve() { # TARGET COMMAND...
   local g=${GROUP[$1]} log=$WORK/$1.log; shift
   ( echo "$BASHPID" > "$g/cgroup.procs"; exec "$@" ) < /dev/null >> "$log" 2>&1 & PIDS+=($!)
 }
-await() { local n=0; until eval "$2"; do n=$((n + 1)); [ $n -lt 600 ] || die "$1 does not come up; see $WORK/$1.log"; sleep 0.05; done; }
 # luks1 FILE. The shortest key derivation, because nbdkit repeats it for each connection and it would count
 # as CPU of the job. qemu-img now and then fails with "Unable to get accurate CPU usage": again
 luks1() {
@@ -145,8 +124,7 @@ stop_all() {
 }
 clean_up() {
   local t; stop_all
-  for t in "${!GROUP[@]}"; do rmdir "${GROUP[$t]}" 2>/dev/null || :; done
-  [ -z "$GROUPS_UP" ] || rmdir "$GROUPS_UP" 2>/dev/null || :
+  groups_down
   [ -n "${KEEP:-}" ] || for t in $TARGETS; do rm -rf "$WORK/$t.img" "$WORK/$t.sock" "$WORK/$t.fuse" "$WORK/pass"; done
 }
 
@@ -242,5 +220,5 @@ report() {
 case ${1:-} in
   run) run ;;
   report) report "${2:?rows.tsv}" ;;
-  *) sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) usage ;;
 esac

@@ -6,21 +6,53 @@
 //!
 //! Claims: verification never panics; of a directory that passes it, every name that is listed is
 //! found, and no more is listed than there is room for; what was written passes, has the entries in
-//! their order, and its parts are those of the whole.
+//! their order, and its parts are those of the whole; what is changed name by name stays sound, and has the
+//! names that are left, also where the pages were another server's.
 #![no_main]
 
-use afs_proto::dir::{Directory, Entry, Layout, LayoutError, PAGE_BYTES, Plan};
+use afs_proto::dir::{Directory, Entry, Image, Layout, LayoutError, PAGE_BYTES, Plan};
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
 
+/// Takes every second name out of pages that are sound, gives the others another place to lead to, and puts
+/// the names back.
+fn change(pages: &[u8]) {
+    let before = Directory::verify(pages).expect("sound");
+    let names: Vec<&[u8]> = before.entries().skip(2).map(|entry| entry.name).collect();
+    let mut image = Image::from_pages(pages.to_vec()).expect("sound");
+    if names.iter().collect::<HashSet<_>>().len() < names.len() {
+        // Another server's: which of two is meant is for it to say.
+        return;
+    }
+    for (n, name) in names.iter().enumerate() {
+        match n % 2 {
+            0 => assert!(image.remove(name) && image.find(name).is_none()),
+            _ => assert!(image.replace(name, (7, 8)) && image.find(name) == Some((7, 8))),
+        }
+    }
+    let left = Directory::verify(image.bytes()).expect("still sound").entries().count();
+    assert_eq!(left, 2 + names.len() / 2);
+    for name in names.iter().step_by(2) {
+        let fits = image.fits(name);
+        let entry = Entry { name, vnode: 9, unique: 10 };
+        assert_eq!(image.insert(entry).is_ok(), fits, "said to fit, or not");
+    }
+    let now = Directory::verify(image.bytes()).expect("still sound");
+    assert!(now.entries().count() <= 2 + names.len());
+}
+
 fn verify(image: &[u8]) {
-    let Ok(directory) = Directory::verify(image) else { return };
+    let Ok(directory) = Directory::verify(image) else {
+        assert!(Image::from_pages(image.to_vec()).is_err());
+        return;
+    };
     let mut count = 0;
     for entry in directory.entries() {
         assert!(directory.lookup(entry.name).is_some());
         count += 1;
     }
     assert!((2..=image.len() / 32).contains(&count));
+    change(image);
 }
 
 fn write(layout: &Layout, names: &[&[u8]], range: std::ops::Range<usize>) -> Vec<u8> {
@@ -57,6 +89,8 @@ fn build(text: &[u8]) {
     for (n, name) in names.iter().enumerate() {
         assert_eq!(directory.lookup(name), Some((n as u32, !(n as u32))));
     }
+
+    change(&image);
 
     let damage: Vec<u8> = lines.flatten().copied().collect();
     let mut places = Vec::new();

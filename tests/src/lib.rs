@@ -3,6 +3,8 @@
 //! The tests start the program as a user would and look at it from outside, beside real peers. A
 //! peer that is missing fails the test; what needs root says so and is skipped without it.
 
+pub mod afs;
+pub mod lua;
 pub mod mounts;
 pub mod targets;
 pub mod writer;
@@ -164,7 +166,7 @@ pub fn program() -> PathBuf {
 }
 
 /// Longer than any program of the tests takes on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What a program did.
 #[derive(Debug)]
@@ -182,12 +184,17 @@ pub struct Ran {
 impl Ran {
     /// Runs a command to its end.
     pub fn of(command: &mut Command) -> Ran {
-        Ran::started(command.stdin(Stdio::null()), |_| ())
+        Ran::patiently(command, PATIENCE)
+    }
+
+    /// Runs a command that may take longer than any of the others.
+    pub fn patiently(command: &mut Command, patience: Duration) -> Ran {
+        Ran::started(command.stdin(Stdio::null()), patience, |_| ())
     }
 
     /// Runs a command with `input` on its standard input.
     pub fn with_input(command: &mut Command, input: &[u8]) -> Ran {
-        Ran::started(command.stdin(Stdio::piped()), |child| {
+        Ran::started(command.stdin(Stdio::piped()), PATIENCE, |child| {
             // A program that fails early does not read its input; that is for the caller to judge.
             let _ = child.stdin.take().expect("piped").write_all(input);
         })
@@ -195,7 +202,7 @@ impl Ran {
 
     /// Runs a command to its end, and kills it when that does not come: a program that hangs is to
     /// fail its test, not to hold up all others.
-    fn started(command: &mut Command, feed: impl FnOnce(&mut Child)) -> Ran {
+    fn started(command: &mut Command, patience: Duration, feed: impl FnOnce(&mut Child)) -> Ran {
         let shown = format!("{command:?}");
         let mut child = command
             .stdout(Stdio::piped())
@@ -207,7 +214,7 @@ impl Ran {
         let pid = child.id() as i32;
         let (ended, end) = channel::<()>();
         let watch = std::thread::spawn(move || {
-            let hangs = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            let hangs = end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             if hangs {
                 // SAFETY: a signal to a child that has not been waited for.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -219,7 +226,7 @@ impl Ran {
         drop(ended);
         let ran = Ran::from_output(shown, output);
         let hung = watch.join().expect("a watch does not panic");
-        assert!(!hung, "hung for {PATIENCE:?} and was killed: {ran:?}");
+        assert!(!hung, "hung for {patience:?} and was killed: {ran:?}");
         ran
     }
 
@@ -264,6 +271,16 @@ pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
     Ran::of(Command::new(program).args(args).env("PATH", path))
         .ok()
         .stdout
+}
+
+/// A program of this machine.
+pub fn installed(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.exists())
+        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
 }
 
 /// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never

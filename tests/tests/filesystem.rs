@@ -1,10 +1,10 @@
 //! The verbs of the file system, from outside: format, mount, unmount, fsck, fileset, df, up.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tests::{Ran, Sandbox, is_root, wait_until};
+use tests::mounts::is_mounted;
+use tests::{Ran, Sandbox, wait_until};
 
 /// A sandbox with a file system in the clear and a folder to mount it at.
 struct Place {
@@ -42,15 +42,6 @@ impl Place {
     fn is_clean(&self) {
         let checked = self.s.json(&["fsck", "disk.img"]);
         assert_eq!(checked["clean"], true, "{checked}");
-    }
-}
-
-fn is_mounted(at: &Path) -> bool {
-    let dev = |path: &Path| fs::metadata(path).map(|m| m.dev());
-    match (dev(at), dev(at.parent().unwrap())) {
-        (Ok(own), Ok(above)) => own != above,
-        // The server is gone, the mount is not.
-        _ => true,
     }
 }
 
@@ -163,20 +154,12 @@ fn filesets_are_made_limited_kept_and_removed_mounted_or_not() {
 }
 
 #[test]
-fn a_mounted_device_is_taken_and_its_name_answers() {
+fn the_name_of_a_mount_answers() {
     let p = Place::new();
     let status = p.mount(&["--name", "there"]);
     assert_eq!(status["name"], "there");
     assert_eq!(status["fileset"], "main");
     assert_eq!(status["label"], "first");
-    p.s.run(&["mount", "disk.img", "mnt", "--name", "other"])
-        .code(11);
-    fs::create_dir(p.s.path("second")).unwrap();
-    p.s.run(&["mount", "disk.img", "second", "--name", "other"])
-        .code(11);
-    p.s.run(&["fsck", "disk.img"]).code(11);
-    p.s.run(&["format", "disk.img", "--force"]).code(11);
-    p.s.run(&["unmount", "second"]).code(10);
     fs::write(p.at.join("file"), vec![1; 100_000]).unwrap();
     let stats = p.s.json(&["stats", "there"]);
     assert!(stats["write"].is_object(), "{stats}");
@@ -197,30 +180,12 @@ fn a_mounted_device_is_taken_and_its_name_answers() {
     assert_eq!(used, 100_000u64.next_multiple_of(4096), "{df}");
     // Somebody works in it.
     let held = fs::File::open(p.at.join("file")).unwrap();
-    p.s.run(&["unmount", "mnt"]).code(11);
     p.s.run(&["detach", "there"]).code(11);
     assert!(is_mounted(&p.at));
     p.s.run(&["unmount", "mnt", "--force"]).ok();
     assert!(!is_mounted(&p.at));
     drop(held);
     p.is_clean();
-}
-
-#[test]
-fn a_mount_that_is_taken_away_by_hand_ends_its_process_well() {
-    if !is_root("umount") {
-        return;
-    }
-    let p = Place::new();
-    let status = p.mount(&[]);
-    fs::write(p.at.join("file"), b"kept").unwrap();
-    Ran::of(Command::new("umount").arg(&p.at)).ok();
-    let process = format!("/proc/{}", status["pid"]);
-    wait_until("the process ends", || !Path::new(&process).exists());
-    p.is_clean();
-    p.mount(&[]);
-    assert_eq!(fs::read(p.at.join("file")).unwrap(), b"kept");
-    p.unmount();
 }
 
 #[test]

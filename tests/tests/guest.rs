@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use tests::{Ran, Random, Sandbox, peer, program};
+use tests::{Ran, Random, Sandbox, installed, peer, program};
 
 /// Size of the volume, in bytes; the guest makes a file system on half of it.
 const SIZE: usize = 32 << 20;
@@ -25,16 +25,6 @@ fn guest<S: AsRef<OsStr>>(options: &[S], script: &str, programs: &[&Path]) -> St
     Ran::of(boot.arg(scripts.join(script)).args(programs))
         .ok()
         .stdout
-}
-
-/// A program of this machine.
-fn installed(name: &str) -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .map(|folder| folder.join(name))
-        .find(|file| file.exists())
-        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
 }
 
 fn sha256(file: &Path) -> String {

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::{Disk, Mounted, On};
-use tests::{Ran, Sandbox, is_root, peer};
+use tests::{Ran, Sandbox, is_root, lua};
 
 /// Runs a shell line in a folder; it must succeed. Gives what it printed.
 #[track_caller]
@@ -41,81 +41,10 @@ fn once_more(s: &Sandbox, disk: &Disk, mounted: Mounted) -> Mounted {
     disk.mount(&[])
 }
 
-/// The sources of Lua, in C, as a crate brings them.
-fn lua() -> PathBuf {
-    let metadata = peer(
-        env!("CARGO"),
-        &[
-            "metadata",
-            "--format-version=1",
-            "--offline",
-            // What other platforms would need is not here.
-            "--filter-platform",
-            &format!("{}-unknown-linux-gnu", std::env::consts::ARCH),
-            "--manifest-path",
-            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
-        ],
-    );
-    let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let found = packages.iter().find(|p| p["name"] == "lua-src").unwrap();
-    let manifest = Path::new(found["manifest_path"].as_str().unwrap());
-    let mut sources: Vec<_> = fs::read_dir(manifest.parent().unwrap())
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.to_str().unwrap().contains("/lua-5.4"))
-        .collect();
-    sources.pop().expect("Lua 5.4 in the crate")
-}
-
-/// A program of two lines that says how Lua is made: with an archive, and in parts.
-const MAKEFILE: &str = "\
-CFLAGS = -O0 -DLUA_USE_POSIX -MMD
-OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))
-minimal: $(OBJECTS)
-\t$(AR) rcs liblua.a $(filter-out main.o,$(OBJECTS))
-\t$(CC) -o $@ main.o liblua.a -lm
--include $(OBJECTS:.o=.d)
-";
-
-/// The crate has the library only; this is an interpreter.
-const MAIN: &str = r#"
-#include <stdio.h>
-#include "lauxlib.h"
-#include "lualib.h"
-int main(int count, char **words) {
-    lua_State *lua = luaL_newstate();
-    luaL_openlibs(lua);
-    if (count < 2 || luaL_dofile(lua, words[1])) {
-        fprintf(stderr, "%s\n", lua_tostring(lua, -1));
-        return 1;
-    }
-    lua_close(lua);
-    return 0;
-}
-"#;
-
-/// Writes a file of its own, reads it, and says what became of it.
-const SCRIPT: &str = r#"
-local out = assert(io.open("numbers", "w"))
-for i = 1, 20000 do out:write(i, "\n") end
-out:close()
-local sum = 0
-for line in io.lines("numbers") do sum = sum + tonumber(line) end
-assert(os.rename("numbers", "kept"))
-print(_VERSION, sum)
-"#;
-
 /// A repository with a history: the sources, then one change after the other.
 fn repository(s: &Sandbox) -> PathBuf {
     let repository = s.path("repository");
-    shell(
-        &s.path(""),
-        &format!("cp -r {} repository", lua().display()),
-    );
-    fs::write(repository.join("Makefile"), MAKEFILE).unwrap();
-    fs::write(repository.join("main.c"), MAIN).unwrap();
-    fs::write(repository.join("script.lua"), SCRIPT).unwrap();
+    lua::copy(&repository);
     fs::write(
         repository.join(".gitignore"),
         "*.o\n*.d\n*.a\nminimal\nkept\n",
@@ -144,7 +73,7 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
     );
     let clone = mounted.path("clone");
     let builds = "make -s -j2 && ./minimal script.lua";
-    assert_eq!(shell(&clone, builds), "Lua 5.4\t200010000\n");
+    assert_eq!(shell(&clone, builds), lua::PRINTED);
     assert_eq!(shell(&clone, "git status --porcelain"), "");
     shell(
         &clone,
@@ -155,7 +84,7 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
          git fsck --full --strict",
     );
     // Built again only where something has changed: by the times of the files.
-    assert_eq!(shell(&clone, builds), "Lua 5.4\t200010000\n");
+    assert_eq!(shell(&clone, builds), lua::PRINTED);
     assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
     shell(
         mounted.dir(),
@@ -174,10 +103,7 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
         "git fsck --full --strict; test -z \"$(git status --porcelain)\"",
     );
     assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
-    assert_eq!(
-        shell(&clone, "./minimal script.lua"),
-        "Lua 5.4\t200010000\n"
-    );
+    assert_eq!(shell(&clone, "./minimal script.lua"), lua::PRINTED);
     shell(
         mounted.dir(),
         "rm -r clone again clone.tar; test -z \"$(ls -A)\"",

@@ -92,12 +92,7 @@ fn a_forced_unmount_takes_the_mount_away_and_what_was_written_stays() {
         Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "{error}"),
     }
     drop(file);
-    let pid = mounted.pid();
-    wait_until("the process ends", || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.contains(") Z")
-    });
-    drop(mounted);
+    mounted.ended();
     disk.check();
     let mounted = disk.mount(&[]);
     assert!(fs::read(mounted.path("open")).unwrap() == [3; 300_000]);
@@ -181,12 +176,8 @@ fn the_ways_to_end_a_mount() {
             })
             .collect();
         peer(program, &args);
-        wait_until("the process ends", || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.contains(") Z")
-        });
+        mounted.ended();
         assert!(!is_mounted(&dir));
-        drop(mounted);
         disk.check();
     }
 }

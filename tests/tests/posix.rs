@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Random, Sandbox, is_root, program};
 
 /// The guide, which says what is not as POSIX has it.
@@ -24,37 +25,6 @@ fn tool(name: &str) -> PathBuf {
     target.join("tools/bin").join(name)
 }
 
-/// A mounted file system of its own.
-struct Mounted {
-    s: Sandbox,
-    at: PathBuf,
-}
-
-impl Mounted {
-    fn new() -> Mounted {
-        let s = Sandbox::new();
-        s.run(&["format", "disk.img", "--size", "1G"]).ok();
-        let at = s.path("mnt");
-        fs::create_dir(&at).unwrap();
-        s.run(&["mount", "disk.img", "mnt", "--background"]).ok();
-        Mounted { s, at }
-    }
-
-    /// Unmounts, and checks what is left.
-    fn end(self) {
-        self.s.run(&["unmount", "mnt"]).ok();
-        self.s.run(&["fsck", "disk.img"]).ok();
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.s.run(&["unmount", "mnt", "--force"]);
-        }
-    }
-}
-
 /// Makes a folder that everybody may write to.
 fn open_folder(path: PathBuf) -> PathBuf {
     fs::create_dir(&path).unwrap();
@@ -63,8 +33,12 @@ fn open_folder(path: PathBuf) -> PathBuf {
 }
 
 /// How each case of a run of pjdfstest ended: `ok`, `skipped`, `FAILED`.
-fn pjdfstest(mounted: &Mounted, remount: bool, cases: &[&str]) -> BTreeMap<String, String> {
-    let s = &mounted.s;
+fn pjdfstest(
+    s: &Sandbox,
+    mounted: &Mounted,
+    remount: bool,
+    cases: &[&str],
+) -> BTreeMap<String, String> {
     // Two users that every Debian has; and the granularity of our times is a nanosecond.
     let config = format!(
         "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutime_now = {{}}\nutimensat = {{}}\n\
@@ -74,7 +48,7 @@ fn pjdfstest(mounted: &Mounted, remount: bool, cases: &[&str]) -> BTreeMap<Strin
     fs::write(s.path("pjdfstest.toml"), config).unwrap();
     let mut suite = Command::new(tool("pjdfstest"));
     suite.arg("-c").arg(s.path("pjdfstest.toml"));
-    suite.arg("-p").arg(mounted.at.join("suite"));
+    suite.arg("-p").arg(mounted.path("suite"));
     // Another file system: the one that the sandbox lies on.
     suite.arg("-s").arg(s.path("second")).args(cases);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -102,11 +76,12 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
     if !is_root("pjdfstest, which acts as several users") {
         return;
     }
-    let mounted = Mounted::new();
-    let s = &mounted.s;
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "1G");
+    let mounted = disk.mount(&[]);
     // The users of the suite have to get through.
     fs::set_permissions(s.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    open_folder(mounted.at.join("suite"));
+    open_folder(mounted.path("suite"));
     open_folder(s.path("second"));
     // mount(8) would look for a program of FUSE's to make the mount read-only for a while.
     fs::create_dir(s.path("bin")).unwrap();
@@ -116,8 +91,8 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
 
     // The suite leaves files open, which keeps it from making the mount read-only later; so the cases
     // that do that have a run of their own.
-    let mut ended = pjdfstest(&mounted, false, &[]);
-    ended.extend(pjdfstest(&mounted, true, &["erofs"]));
+    let mut ended = pjdfstest(&s, &mounted, false, &[]);
+    ended.extend(pjdfstest(&s, &mounted, true, &["erofs"]));
     let count = |what: &str| ended.values().filter(|ended| *ended == what).count();
     eprintln!(
         "pjdfstest: {} ok, {} failed, {} skipped",
@@ -129,7 +104,8 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
     let mut others = ended.clone();
     others.retain(|_, ended| ended != "ok");
     assert_eq!(others, published(), "the guide's list says something else");
-    mounted.end();
+    mounted.unmount(&s);
+    disk.check();
 }
 
 /// The list of the guide.
@@ -155,16 +131,19 @@ fn fsx_finds_no_byte_that_differs() {
          write = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\nfsync = 0.3\n\
          fdatasync = 0.3\nposix_fallocate = 3\npunch_hole = 3\nsendfile = 3\nposix_fadvise = 1\n\
          copy_file_range = 3\n";
-    let mounted = Mounted::new();
-    let config = mounted.s.path("fsx.toml");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "1G");
+    let mounted = disk.mount(&[]);
+    let config = s.path("fsx.toml");
     fs::write(&config, CONFIG).unwrap();
     let (runs, ops) = (number("EVFS_FSX_RUNS", 2), number("EVFS_FSX_OPS", 20_000));
     let mut random = Random::from_environment();
     for run in 0..runs {
         let seed = random.below(1 << 31).to_string();
-        fsx(&config, &mounted.at.join(format!("file {run}")), ops, &seed);
+        fsx(&config, &mounted.path(&format!("file {run}")), ops, &seed);
     }
-    mounted.end();
+    mounted.unmount(&s);
+    disk.check();
 }
 
 fn fsx(config: &Path, file: &Path, ops: u64, seed: &str) {

@@ -14,6 +14,7 @@ const TARGETS: &[&str] = &[
     "luks2_json",
     "nbd_handshake",
     "nbd_replies",
+    "rx_packets",
     "scsi_data",
 ];
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings
-//!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo), fetch the kernel of the guests
+//!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo), fetch the kernels of the guests
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
 //! ```

@@ -1,12 +1,15 @@
 //! The programs that the tests run against: real peers, never imitations.
 
 use crate::{Outcome, run};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A program or file that the tests need, and the Debian package that brings it.
 const NEEDED: &[(&str, &str)] = &[
+    ("afsd.fuse", "openafs-fuse"),
     ("age", "age"),
+    ("asetkey", "openafs-krb5"),
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("cryptsetup", "cryptsetup-bin"),
@@ -23,19 +26,27 @@ const NEEDED: &[(&str, &str)] = &[
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
     ("openssl", "openssl"),
+    ("/usr/lib/openafs/dafileserver", "openafs-fileserver"),
+    ("/usr/lib/openafs/vlserver", "openafs-dbserver"),
     ("pg_ctlcluster", "postgresql"),
+    ("perl", "perl"),
     ("python3", "python3-minimal"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
+    ("request-key", "keyutils"),
+    ("rxdebug", "openafs-client"),
+    ("afsd.fuse", "openafs-fuse"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),
     ("sqlite3", "sqlite3"),
     ("ssh-keygen", "openssh-client"),
     ("strace", "strace"),
+    ("tcc", "tcc"),
+    ("tcpdump", "tcpdump"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
     ("xz", "xz-utils"),
@@ -49,15 +60,26 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 
+/// What packages ask when they are installed: no AFS client is to be started, and its cell is nobody's.
+const ANSWERS: &str = "\
+openafs-client openafs-client/run-client boolean false
+openafs-client openafs-client/thiscell string test.local
+openafs-client openafs-client/cell-info string 127.0.0.1
+openafs-fileserver openafs-fileserver/thiscell string test.local
+";
+
+/// Kernels that guests boot: Linux 6.1 and 6.12.
+const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
+
 /// Suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
 /// Installs the programs that are missing, for which it takes root, builds the suites, and fetches the
-/// kernel that the tests boot.
+/// kernels that the tests boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     suites()?;
-    kernel(root)
+    kernels(root)
 }
 
 /// Installs what is missing; without root it says which command would.
@@ -73,6 +95,7 @@ fn programs() -> Outcome {
     if !is_root() {
         return Err(hint);
     }
+    answer_questions()?;
     run(Command::new("apt-get").args(["update", "-qq"]))?;
     run(Command::new("apt-get")
         .args(["install", "-y", "-qq", "--no-install-recommends"])
@@ -82,6 +105,23 @@ fn programs() -> Outcome {
         Ok(())
     } else {
         Err(hint)
+    }
+}
+
+/// Gives [`ANSWERS`] to the system that asks for the packages.
+fn answer_questions() -> Outcome {
+    let failed = |e: std::io::Error| format!("debconf-set-selections: {e}");
+    let mut debconf = Command::new("debconf-set-selections")
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut questions = debconf.stdin.take().expect("it was asked for");
+    questions.write_all(ANSWERS.as_bytes()).map_err(failed)?;
+    drop(questions);
+    let status = debconf.wait().map_err(failed)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(String::from("debconf-set-selections failed")),
     }
 }
 
@@ -108,11 +148,14 @@ fn suites() -> Outcome {
     }
 }
 
-/// Puts the kernel where the tests look for it.
-fn kernel(root: &Path) -> Outcome {
-    run(Command::new(root.join("tests/guest/boot.sh"))
-        .args(["--fetch", "--cache"])
-        .arg(target()?.join("guest")))
+/// Puts the kernels where the tests look for them.
+fn kernels(root: &Path) -> Outcome {
+    for package in KERNELS {
+        run(Command::new(root.join("tests/guest/boot.sh"))
+            .args(["--fetch", "--kernel", package, "--cache"])
+            .arg(target()?.join("guest")))?;
+    }
+    Ok(())
 }
 
 /// The folder that this program was built in, and the tests are.

@@ -5,8 +5,8 @@
 //! added.
 
 use afs_proto::dir::{
-    BLOBS_SURE, Directory, DirectoryError, Entry, Layout, LayoutError, PAGE_BYTES, PAGES_MAX, Plan,
-    blobs,
+    BLOBS_SURE, Directory, DirectoryError, Entry, Image, Layout, LayoutError, PAGE_BYTES,
+    PAGES_MAX, Plan, blobs,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -92,6 +92,43 @@ fn pages_of_openafs_are_written_again_to_the_same_bytes() {
             assert_eq!(ours, theirs, "blob {at}");
         }
     }
+}
+
+#[test]
+fn names_are_added_where_openafs_adds_them() {
+    for expected in [SMALL, ORDERED] {
+        let read = Directory::verify(expected).expect("a good directory");
+        let mut entries = read.entries();
+        let mut dot = || entries.next().map(|entry| (entry.vnode, entry.unique));
+        let (own, parent) = (dot().expect("a dot"), dot().expect("two dots"));
+        let mut image = Image::new(own, parent);
+        // Both only grew, from entries of one size or in this order: places are as old as they are low.
+        entries.for_each(|entry| image.insert(entry).expect("room"));
+        assert!(image.bytes() == expected);
+    }
+    // A gap is filled: the first that is long enough, in the first page that has one.
+    let mut image = Image::from_pages(USED.to_vec()).expect("a good directory");
+    let victim = image_names(&image).swap_remove(5);
+    assert!(image.remove(&victim) && image.find(&victim).is_none());
+    let length = image.bytes().len();
+    let name = vec![b'z'; victim.len()];
+    let (vnode, unique) = (4, 9);
+    let entry = Entry {
+        name: &name,
+        vnode,
+        unique,
+    };
+    image.insert(entry).expect("room");
+    assert_eq!(image.find(&name), Some((4, 9)));
+    assert_eq!(image.bytes().len(), length);
+    assert!(image.replace(&name, (6, 7)) && image.find(&name) == Some((6, 7)));
+    assert!(!image.remove(b"not there") && !image.replace(b"not there", (1, 1)));
+    Directory::verify(image.bytes()).expect("sound");
+}
+
+fn image_names(image: &Image) -> Vec<Vec<u8>> {
+    let read = Directory::verify(image.bytes()).expect("sound");
+    read.entries().map(|entry| entry.name.to_vec()).collect()
 }
 
 #[test]
@@ -355,6 +392,37 @@ proptest! {
         let listed: Vec<&[u8]> = read.entries().map(|entry| entry.name).collect();
         let order: Vec<&[u8]> = [&b"."[..], b".."].into_iter().chain(names.iter().map(|n| &n[..])).collect();
         prop_assert_eq!(listed, order);
+    }
+
+    #[test]
+    fn an_image_has_the_names_that_came_and_did_not_go(
+        names in vec(name(), 1..300),
+        steps in vec((any::<prop::sample::Index>(), any::<bool>(), any::<u32>()), 1..1500),
+    ) {
+        let (mut model, mut image) = (BTreeMap::new(), Image::new(OWN, PARENT));
+        for (which, adds, vnode) in steps {
+            let name = which.get(&names);
+            let was = model.get(name).copied();
+            prop_assert_eq!(image.find(name), was);
+            match (adds, was) {
+                (true, None) => {
+                    model.insert(name.clone(), (vnode, 1));
+                    prop_assert_eq!(image.insert(Entry { name, vnode, unique: 1 }), Ok(()));
+                }
+                (true, Some(_)) => {
+                    model.insert(name.clone(), (vnode, 2));
+                    prop_assert!(image.replace(name, (vnode, 2)));
+                }
+                (false, _) => prop_assert_eq!(image.remove(name), model.remove(name).is_some()),
+            }
+        }
+        let read = Directory::verify(image.bytes()).expect("sound");
+        let found: BTreeMap<_, _> = read
+            .entries()
+            .skip(2)
+            .map(|entry| (entry.name.to_vec(), (entry.vnode, entry.unique)))
+            .collect();
+        prop_assert_eq!(found, model);
     }
 
     #[test]

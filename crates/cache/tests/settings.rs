@@ -82,7 +82,8 @@ fn the_most_and_the_least_that_pages_take_change_at_once() {
     until("memory goes back", || {
         bench.cache.stats().resident_bytes <= 4 << 20
     });
-    assert_eq!(bench.cache.shrink(0), 2 << 20, "the least stays");
+    // What is on its way from below cannot go yet.
+    until("the least stays", || bench.cache.shrink(0) == 2 << 20);
     assert!(bench.cache.stats().counts.evicted_pressure > 0);
     bench.set(&[("filecache_max", "25%"), ("filecache_min", "1MB")]);
     scan(&mut session, &mut open, SPAN);
@@ -91,7 +92,7 @@ fn the_most_and_the_least_that_pages_take_change_at_once() {
         stats.used_bytes >= SPAN && stats.max_bytes == 16 << 20,
         "{stats:?}"
     );
-    assert_eq!(bench.cache.shrink(0), 1 << 20);
+    until("the new least stays", || bench.cache.shrink(0) == 1 << 20);
 }
 
 #[test]

@@ -2,32 +2,16 @@
 //!
 //! `cargo run --release -p fs --example metadata [FILES] [FILE_OR_DEVICE]`
 
-use block::{BlockDevice, Mem};
+mod support;
+
 use fs::{FIRST_FILESET, FileType, Fileset, Fs, New, Options, ROOT};
 use std::sync::Arc;
-use std::time::Instant;
+use support::{arguments, rate};
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 
 fn main() {
-    let mut args = std::env::args().skip(1);
-    let files: u64 = args
-        .next()
-        .map_or(100_000, |n| n.parse().expect("a number of files"));
-    let device: Arc<dyn BlockDevice> = match args.next() {
-        None => Arc::new(Mem::new(8 << 30, 4096)),
-        Some(path) => {
-            let options = path_file::Options::default();
-            path_file::FileDevice::open(path.as_ref(), &options).expect("the file opens")
-        }
-    };
+    let (files, device) = arguments(100_000, 8 << 30);
     Fs::format(Arc::clone(&device), "").expect("it formats");
     let fs = Fs::open(Arc::clone(&device), Options::default()).expect("it opens");
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
@@ -93,24 +77,4 @@ fn list(main: &Fileset) {
         Ok(true)
     })
     .expect("listed");
-}
-
-fn rate<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
-    let (start, busy) = (Instant::now(), cpu_seconds());
-    let result = work();
-    let each = start.elapsed().as_secs_f64() / count as f64;
-    let busy = (cpu_seconds() - busy) / count as f64;
-    println!(
-        "{what:50} {:10.0} a second, {:9.2} us each, {:9.2} us of CPU",
-        1.0 / each,
-        each * 1e6,
-        busy * 1e6
-    );
-    result
-}
-
-/// What all threads have used.
-fn cpu_seconds() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

@@ -5,8 +5,9 @@
 //!   commit:   state ──freeze──► tree (redb, two phases)                   every few seconds
 //! ```
 //!
-//! A thread that wants its changes durable waits for the log, and finds on its turn that the thread
-//! before it has done it all, or does it for everybody who waits behind it (group commit). A commit
+//! A thread that wants its changes durable does it for everybody (group commit), or waits while another
+//! one does, and goes on as soon as what that one wrote includes them; whoever else comes meanwhile is
+//! with the next. A commit
 //! writes what the journal does not have yet as its last record, freezes, and goes on in the other
 //! half, so that nobody waits for the tree; only if that record does not fit, the next fsync does.
 //!
@@ -37,11 +38,9 @@ const PAGES_PER_KEY: usize = 8;
 /// Segments of the metadata that nobody counts on: for the next opening.
 const SEGMENTS_SPARE: usize = 4;
 
-/// The end of the journal, and what is durable.
+/// The end of the journal.
 pub(crate) struct Log {
     writer: Writer,
-    /// Changes up to this one are durable.
-    durable: u64,
     /// The last commit could not be logged first, and is not durable yet: no record may follow.
     blocked: bool,
 }
@@ -50,7 +49,6 @@ impl Log {
     pub fn new(writer: Writer) -> Log {
         Log {
             writer,
-            durable: 0,
             blocked: false,
         }
     }
@@ -65,6 +63,62 @@ impl Log {
         self.writer.next_epoch();
         self.writer.next_epoch();
         self.blocked = false;
+    }
+}
+
+/// Who writes for everybody. Its lock is never held during a write, so that those whose changes are
+/// durable do not wait for the next ones to be.
+#[derive(Default)]
+pub(crate) struct Group {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Changes up to this one are durable.
+    durable: u64,
+    /// Somebody writes.
+    busy: bool,
+}
+
+/// The turn of one who writes; it is over when this is dropped.
+struct Turn<'g>(&'g Group);
+
+impl Group {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().expect("no panic under this lock")
+    }
+
+    /// Waits until changes are durable, or for a turn to make them so.
+    fn turn(&self, wanted: u64) -> Option<Turn<'_>> {
+        let waits = |progress: &mut Progress| progress.busy && progress.durable < wanted;
+        let progress = self.changed.wait_while(self.lock(), waits);
+        let mut progress = progress.expect("no panic under this lock");
+        if progress.durable >= wanted {
+            return None;
+        }
+        progress.busy = true;
+        Some(Turn(self))
+    }
+
+    fn is_durable(&self, wanted: u64) -> bool {
+        self.lock().durable >= wanted
+    }
+
+    /// Changes up to this one are durable.
+    fn done(&self, changes: u64) {
+        let mut progress = self.lock();
+        progress.durable = progress.durable.max(changes);
+        drop(progress);
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.lock().busy = false;
+        self.0.changed.notify_all();
     }
 }
 
@@ -109,17 +163,20 @@ impl Inner {
             }
             state.changes
         };
-        loop {
+        while let Some(turn) = self.group.turn(wanted) {
             let mut log = self.log();
-            if log.durable >= wanted {
-                return self.flush_data(written);
+            // A commit may have come first.
+            if self.group.is_durable(wanted) {
+                break;
             }
             if !log.blocked && self.write_record(&mut log)? {
                 return Ok(());
             }
             drop(log);
+            drop(turn);
             self.checkpoint()?;
         }
+        self.flush_data(written)
     }
 
     /// Makes the first `written` writes of file data durable.
@@ -175,7 +232,7 @@ impl Inner {
             self.space.set_flushed(taken.written);
         }
         self.space.set_durable(taken.set);
-        log.durable = log.durable.max(taken.changes);
+        self.group.done(taken.changes);
         Ok(true)
     }
 
@@ -219,11 +276,11 @@ impl Inner {
         let base = db.base()?;
         self.note_slack(db)?;
         let mut log = self.log();
-        log.durable = log.durable.max(taken.changes);
         log.blocked = false;
         // The commit has flushed the device before it became the current one.
         self.space.set_flushed(taken.written);
         self.space.set_durable(taken.set);
+        self.group.done(taken.changes);
         let old = self.write().store.committed(base);
         drop(log);
         drop(old);

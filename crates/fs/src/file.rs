@@ -123,10 +123,19 @@ impl Fileset {
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
         self.fs
-            .with_room(|| self.try_prepare_write(ino, bytes.clone()))
+            .with_room(|| self.try_prepare_write(ino, bytes.clone(), true))
     }
 
-    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+    /// The same for a further part of a change that has its version already.
+    ///
+    /// # Errors
+    /// As [`Fileset::prepare_write`].
+    pub fn prepare_more(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        self.fs
+            .with_room(|| self.try_prepare_write(ino, bytes.clone(), false))
+    }
+
+    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, is_new: bool) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
@@ -136,6 +145,9 @@ impl Fileset {
         }
         let core = op.core(ino)?;
         core.inode.touch(now);
+        if !is_new {
+            core.inode.data_version = inode.data_version;
+        }
         core.inode.size = inode.size.max(bytes.end);
         core.dirty = true;
         op.list_dirty((self.id, ino));

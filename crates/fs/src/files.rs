@@ -294,6 +294,11 @@ impl Files {
         Ok(())
     }
 
+    /// See [`Fileset::raise_version`].
+    pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
+        self.shared.fileset.raise_version(ino)
+    }
+
     /// See [`Fileset::seek`]. Pages that wait to be written count as data.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
         let _here = within(Layer::Fs);

@@ -53,6 +53,8 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// Length in bytes; see [`Fileset::truncate`].
     pub size: Option<u64>,
+    /// A new length is part of a change that has its data version already.
+    pub has_version: bool,
     /// Last read.
     pub accessed: Option<SetTime>,
     /// Last change of content.
@@ -177,12 +179,29 @@ impl Fileset {
             self.follow_mode(&mut op, ino, permissions)?;
         }
         if let Some(size) = set.size {
+            let before = op.look(ino)?.data_version;
             self.cut_or_grow(&mut op, ino, size)?;
+            if set.has_version {
+                op.change(ino, |inode| inode.data_version = before)?;
+            }
         }
         if let (Some(_), Some(modified)) = (set.size, set.modified) {
             let to = time(Some(modified), now)?;
             op.change(ino, |inode| inode.modified = to)?;
         }
+        let inode = op.look(ino)?;
+        op.finish();
+        Ok(Attr { ino, inode })
+    }
+
+    /// Says that the content of an inode has changed, as somebody sees it who is shown more than is
+    /// kept here: gives it a further data version.
+    ///
+    /// # Errors
+    /// [`Kind::Stale`], [`Kind::ReadOnly`].
+    pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.change(ino, |inode| inode.data_version += 1)?;
         let inode = op.look(ino)?;
         op.finish();
         Ok(Attr { ino, inode })

@@ -7,7 +7,7 @@
 //! Locks are taken in this order and in no other; nobody waits for the device while it holds the
 //! state for writing, but for the pages of metadata that a change has to read first.
 
-use crate::commit::{Background, Log};
+use crate::commit::{Background, Group, Log};
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
@@ -102,6 +102,7 @@ pub(crate) struct Inner {
     pub generation: u32,
     pub db: Mutex<Option<Db>>,
     pub log: Mutex<Log>,
+    pub group: Group,
     pub state: RwLock<State>,
     /// Changed keys that wait for a commit.
     pub backlog: AtomicUsize,
@@ -191,6 +192,7 @@ impl Fs {
             generation,
             db: Mutex::new(Some(db)),
             log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            group: Group::default(),
             state: RwLock::new(load(found.store, bounds)?),
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),

@@ -31,6 +31,8 @@ const HEADER_BYTES: usize = 64;
 const CHECKSUM_AT: usize = 8;
 /// The length of a value that says that the key is gone.
 const GONE: u32 = u32::MAX;
+/// Bytes that are looked through at once behind the end.
+const LOOK_BYTES: usize = 1 << 20;
 
 /// Where the journal lies and what its records are marked with.
 #[derive(Clone)]
@@ -251,11 +253,17 @@ fn whole_record(
 
 /// A whole record of the epoch behind the end says that the end is damage.
 fn refuse_gap(io: &DeviceIo, place: &Place, epoch: u64, from: u64, records: u64) -> Result<()> {
-    for block in from..place.half_blocks {
-        let found = whole_record(io, place, epoch, block, Some(records + 1))?;
-        if found.is_some() {
-            let text = format!("the journal is damaged: record {records} of epoch {epoch}");
-            return Err(Error::corrupt(text));
+    let mut bytes = vec![0; LOOK_BYTES];
+    for start in (from..place.half_blocks).step_by(LOOK_BYTES / BLOCK_BYTES as usize) {
+        let len = LOOK_BYTES.min(((place.half_blocks - start) * BLOCK_BYTES) as usize);
+        io.read(place.offset(epoch, start), &mut bytes[..len])?;
+        let blocks = (start..).zip(bytes[..len].chunks(BLOCK_BYTES as usize));
+        for (block, _) in blocks.filter(|(_, first)| first.starts_with(&MAGIC)) {
+            let found = whole_record(io, place, epoch, block, Some(records + 1))?;
+            if found.is_some() {
+                let text = format!("the journal is damaged: record {records} of epoch {epoch}");
+                return Err(Error::corrupt(text));
+            }
         }
     }
     Ok(())

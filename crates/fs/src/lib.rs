@@ -47,7 +47,7 @@ mod store;
 mod superblock;
 mod trees;
 
-pub use cache::{FileId, Pager, PagerInfo, PagerQueue};
+pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek};
@@ -57,7 +57,7 @@ pub use fs::{FIRST_FILESET, Fs, Options, Usage};
 pub use fs_pager::FsPager;
 pub use fsck::{Finding, FindingKind, Repair, Report};
 pub use key::{Ino, TreeId};
-pub use namespace::{DirEntry, New, ROOT, Rename};
+pub use namespace::{DirEntry, INHERITED, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Segment, Superblock};
 pub use trees::Quota;

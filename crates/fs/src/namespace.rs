@@ -17,6 +17,10 @@ use crate::state::State;
 /// The inode of the topmost directory.
 pub const ROOT: Ino = 1;
 
+/// Extended attributes that a directory has from the one that it is made in: the access list of AFS,
+/// which belongs to directories and is copied to those below when they are made.
+pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];
+
 /// Extents that are freed together with the last name of a file; more are freed after it.
 const EXTENTS_AT_ONCE: usize = 1024;
 
@@ -35,6 +39,20 @@ pub struct New {
     pub gid: u32,
     /// The device of a device node.
     pub rdev: u32,
+}
+
+impl New {
+    /// An object of root's with exactly these permissions.
+    pub const fn of_root(kind: FileType, permissions: u32) -> New {
+        New {
+            kind,
+            permissions,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+        }
+    }
 }
 
 /// What [`Fileset::rename`] does about a name that is taken.
@@ -148,12 +166,9 @@ impl Fileset {
             return Err(Error::new(Kind::Invalid, "no target for a symbolic link"));
         }
         let new = New {
-            kind: FileType::Symlink,
-            permissions: 0o777,
-            umask: 0,
             uid,
             gid,
-            rdev: 0,
+            ..New::of_root(FileType::Symlink, 0o777)
         };
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
@@ -222,7 +237,7 @@ impl Fileset {
             disk_size: 0,
             blocks: 0,
             data_version: 1,
-            parent: if is_dir { dir } else { 0 },
+            parent: dir,
             entries: 0,
             accessed: op.now,
             modified: op.now,
@@ -233,6 +248,9 @@ impl Fileset {
             inode.permissions |= libc::S_ISGID;
         }
         self.give_acl(op, dir, ino, &mut inode, new.umask)?;
+        if is_dir {
+            self.give_inherited(op, dir, ino)?;
+        }
         op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
         op.use_inodes(1);
         Ok(Attr { ino, inode })
@@ -267,6 +285,19 @@ impl Fileset {
         }
         if inode.is_dir() {
             give(acl::DEFAULT, &default)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a new directory the attributes that it has from the one above it.
+    fn give_inherited(&self, op: &mut Op, dir: Ino, ino: Ino) -> Result<()> {
+        for name in INHERITED {
+            if let Slot::Taken(_, value) = op.xattr(&self.fs.hasher, self.id, dir, name)? {
+                let place = self.fs.hasher.place(name);
+                let value = &value[..];
+                let xattr = Xattr { name, value }.encode();
+                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?;
+            }
         }
         Ok(())
     }
@@ -468,6 +499,12 @@ impl Fileset {
                 self.give_name(&mut op, &target, true)?;
             }
         }
+        // Once each, however many names came and went: a version is a change as others see it.
+        let now = op.now;
+        op.change(from.0, |dir| dir.touch(now))?;
+        if to.0 != from.0 {
+            op.change(to.0, |dir| dir.touch(now))?;
+        }
         op.finish();
         let Some((ino, (inode, left))) = replaced else {
             return Ok(None);
@@ -536,18 +573,18 @@ impl Fileset {
         Ok(())
     }
 
-    /// Takes an entry out of its directory. The inode is for the caller to care for.
+    /// Takes an entry out of its directory. The inode is for the caller to care for, and that the
+    /// directory has changed for it to say.
     fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
         op.delete(self.id, named.dir, (Item::Entry, named.place))?;
-        let now = op.now;
         op.change(named.dir, |dir| {
             dir.entries = dir.entries.saturating_sub(1);
             dir.links = dir.links.saturating_sub(named.is_dir().into());
-            dir.touch(now);
         })
     }
 
-    /// Puts an entry into a directory, for an inode that has just lost another.
+    /// Puts an entry into a directory, for an inode that has just lost another. That the directory has
+    /// changed is for the caller to say.
     fn give_name(&self, op: &mut Op, named: &Named, fresh: bool) -> Result<()> {
         let entry = Entry {
             ino: named.ino,
@@ -565,12 +602,13 @@ impl Fileset {
         op.change(named.dir, |dir| {
             dir.entries += 1;
             dir.links += u32::from(named.is_dir());
-            dir.touch(now);
         })?;
         op.change(named.ino, |inode| {
             inode.changed = now;
-            if inode.is_dir() {
+            if inode.parent != named.dir {
                 inode.parent = named.dir;
+                // The `..` of a directory leads elsewhere.
+                inode.data_version += u64::from(inode.is_dir());
             }
         })
     }

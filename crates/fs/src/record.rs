@@ -123,7 +123,8 @@ pub struct Inode {
     pub blocks: u64,
     /// Grows with each change of content, by one or more.
     pub data_version: u64,
-    /// A directory: the one above it. The root is its own.
+    /// The directory that it was made in, or last moved to. Of a directory, the one above it; the root is
+    /// its own. A file with several names may have lost the one that it has there.
     pub parent: Ino,
     /// A directory: its entries, without `.` and `..`.
     pub entries: u64,

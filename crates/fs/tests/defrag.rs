@@ -11,14 +11,7 @@ use common::{amount, assert_clean, format, open, seed};
 use fs::{Allocate, FIRST_FILESET, FileType, Fs, Ino, Kind, New, ROOT};
 use std::sync::Arc;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 const PAGE: u64 = 4096;
 
 fn client(fs: &Fs) -> Client {

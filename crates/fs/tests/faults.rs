@@ -11,14 +11,7 @@ use common::{assert_clean, format, open, seed};
 use fs::{FIRST_FILESET, Files, Fs};
 use std::sync::Arc;
 
-const NEW: fs::New = fs::New {
-    kind: fs::FileType::File,
-    permissions: 0,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: fs::New = fs::New::of_root(fs::FileType::File, 0);
 
 /// Works on a device whose n-th write or flush from some moment on fails, and then on what is left.
 fn fail_nth(seed: u64, n: u64, kind: OpKind) {

@@ -15,14 +15,7 @@ use fs::{
 use std::sync::Arc;
 use std::time::Duration;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;
 
 fn cache() -> Arc<Cache> {
@@ -314,6 +307,87 @@ fn threads_append_whole_records() {
     for record in all[..800 * 777].chunks(777) {
         assert!(record.iter().all(|byte| *byte == record[0]));
     }
+}
+
+#[test]
+fn a_change_is_one_version_of_what_it_changes() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let dir = |name: &[u8]| {
+        let new = New {
+            kind: FileType::Directory,
+            ..NEW
+        };
+        files.create(ROOT, name, &new).expect("made").ino
+    };
+    let (one, other) = (dir(b"one"), dir(b"other"));
+    let version = |ino| files.attr(ino).expect("there").inode.data_version;
+    let moved = dir(b"moved");
+    let before = [ROOT, one, other, moved].map(version);
+    let rename = |from, to| {
+        let done = files.rename(from, to, fs::Rename::Replace);
+        done.expect("renamed");
+    };
+    rename((ROOT, b"moved"), (one, b"a"));
+    rename((one, b"a"), (one, b"b"));
+    rename((one, b"b"), (other, b"c"));
+    let after = [ROOT, one, other, moved].map(version);
+    // In another directory, a directory is another one: its `..` is.
+    let changes = [1, 3, 1, 2];
+    for at in 0..4 {
+        assert_eq!(after[at], before[at] + changes[at], "the {at}th");
+    }
+    assert_eq!(files.attr(moved).expect("there").inode.parent, other);
+
+    let file = files.create(one, b"file", &NEW).expect("made");
+    assert_eq!(file.inode.parent, one);
+    let file = files.open(file.ino).expect("open");
+    let mut lane = files.lane().expect("a lane");
+    let first = version(file.ino());
+    lane.write(&file, At::Offset(0), &[1; 5000])
+        .expect("written");
+    lane.write_more(&file, 5000, &[2; 5000]).expect("written");
+    assert_eq!(version(file.ino()), first + 1);
+    files.raise_version(file.ino()).expect("raised");
+    assert_eq!(version(file.ino()), first + 2);
+    // What is lent is as it was, whatever comes after it.
+    let mut lent = Vec::new();
+    let bytes = 4090..20_000;
+    lane.lend(&file, bytes, |page, part| lent.push((page, part)))
+        .expect("lent");
+    lane.write(&file, At::Offset(0), &[3; 10_000])
+        .expect("written");
+    let all: Vec<u8> = lent
+        .iter()
+        .flat_map(|(page, part)| page[part.clone()].to_vec())
+        .collect();
+    assert!(all[..910] == [1; 910] && all[910..] == [2; 5000]);
+}
+
+#[test]
+fn directories_have_the_access_list_of_the_one_they_are_made_in() {
+    let device = device();
+    let fs = open(&device);
+    let cache = cache();
+    let files = files(&fs, &cache);
+    let name = fs::INHERITED[0];
+    let new = New {
+        kind: FileType::Directory,
+        ..NEW
+    };
+    let before = files.create(ROOT, b"before", &new).expect("made").ino;
+    files
+        .set_xattr(ROOT, name, b"text", fs::SetXattr::Any)
+        .expect("set");
+    let after = files.create(ROOT, b"after", &new).expect("made").ino;
+    let below = files.create(after, b"below", &new).expect("made").ino;
+    let file = files.create(after, b"file", &NEW).expect("made").ino;
+    assert_eq!(files.xattr(after, name).expect("there"), b"text");
+    assert_eq!(files.xattr(below, name).expect("there"), b"text");
+    assert!(files.xattr(before, name).is_err() && files.xattr(file, name).is_err());
+    assert_clean(&fs, "inherited");
 }
 
 /// Remembers what it was told.

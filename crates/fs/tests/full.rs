@@ -10,14 +10,7 @@ use common::{assert_clean, format, open, seed};
 use fs::{At, FIRST_FILESET, FileType, Files, Fs, Kind, New, Quota, ROOT};
 use std::sync::Arc;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 
 fn small() -> (Arc<dyn BlockDevice>, Fs) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(12 << 20, 512));

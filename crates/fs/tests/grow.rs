@@ -8,14 +8,7 @@ use common::{assert_clean, format, open, seed};
 use fs::{FIRST_FILESET, FileType, Fs, New, ROOT};
 use std::sync::Arc;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 const SMALL: u64 = 12 << 20;
 const LARGE: u64 = 48 << 20;
 

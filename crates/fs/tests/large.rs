@@ -10,14 +10,7 @@ use fs::{FIRST_FILESET, FileType, New, Options, ROOT};
 use std::sync::Arc;
 use std::time::Instant;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 
 #[test]
 fn a_directory_holds_very_many_entries_and_lists_each_once() {

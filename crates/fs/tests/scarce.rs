@@ -9,14 +9,7 @@ use common::{assert_clean, format, open};
 use fs::{Allocate, FIRST_FILESET, FileType, Fs, Kind, New, ROOT, SetAttr};
 use std::sync::Arc;
 
-const NEW: New = New {
-    kind: FileType::File,
-    permissions: 0o644,
-    umask: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-};
+const NEW: New = New::of_root(FileType::File, 0o644);
 
 fn formatted(mib: u64) -> (Arc<dyn BlockDevice>, Fs) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(mib << 20, 512));

@@ -280,8 +280,9 @@ impl Serving for Attachment {
                         self.status.name
                     ))),
                 };
-                cache.answer(device.volume(), &vnode, ask)
+                cache.answer(&[device.volume()], &vnode, ask)
             }
+            Ask::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
             Ask::Files(_) => Err(Error::NotFound(format!(
                 "{} is given out as a block device; what file system is on it is for others to know",
                 self.status.name

@@ -128,19 +128,19 @@ impl ProcessCache {
         Ok(made)
     }
 
-    /// Answers a question about the cache, or about `volume` in it. `vnode` finds what is to be advised.
+    /// Answers a question about the cache, or about `volumes` in it. `vnode` finds what is to be advised.
     ///
     /// # Errors
     /// What was asked for cannot be done.
     pub fn answer(
         &self,
-        volume: &Volume,
+        volumes: &[&Volume],
         vnode: &dyn Fn(Option<&str>) -> Result<Arc<Vnode>>,
         ask: &Ask,
     ) -> Result<Value> {
         let running = self.running()?;
         match ask {
-            Ask::Show { files } => Ok(self.show(&running, volume, *files)),
+            Ask::Show { files } => Ok(self.show(&running, volumes, *files)),
             Ask::Set { changes } => {
                 let cache = &running.cache;
                 let _alone = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,13 +150,13 @@ impl ProcessCache {
                 Ok(settings(cache))
             }
             Ask::Flush => {
-                volume.flush()?;
-                Ok(json!({ "dirty_bytes": sum(volume, |file| file.dirty_bytes) }))
+                volumes.iter().try_for_each(|volume| volume.flush())?;
+                Ok(json!({ "dirty_bytes": sum(volumes, |file| file.dirty_bytes) }))
             }
             Ask::Drop => {
-                let before = sum(volume, |file| file.resident_bytes);
-                volume.drop_pages()?;
-                let after = sum(volume, |file| file.resident_bytes);
+                let before = sum(volumes, |file| file.resident_bytes);
+                volumes.iter().try_for_each(|volume| volume.drop_pages())?;
+                let after = sum(volumes, |file| file.resident_bytes);
                 Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
             }
             Ask::Advise { path, changes } => {
@@ -185,7 +185,7 @@ impl ProcessCache {
         }))
     }
 
-    fn show(&self, running: &Running, volume: &Volume, files: bool) -> Value {
+    fn show(&self, running: &Running, volumes: &[&Volume], files: bool) -> Value {
         let stats = running.cache.stats();
         let shortage = match &running.watch {
             Ok(_) => "watched".to_owned(),
@@ -209,14 +209,16 @@ impl ProcessCache {
             "settings": settings(&running.cache),
         });
         if files {
-            shown["files"] = volume.files().iter().map(of_file).collect();
+            let all = volumes.iter().flat_map(|volume| volume.files());
+            shown["files"] = all.map(|file| of_file(&file)).collect();
         }
         shown
     }
 }
 
-fn sum(volume: &Volume, of: impl Fn(&FileStats) -> u64) -> u64 {
-    volume.files().iter().map(of).sum()
+fn sum(volumes: &[&Volume], of: impl Fn(&FileStats) -> u64) -> u64 {
+    let all = volumes.iter().flat_map(|volume| volume.files());
+    all.map(|file| of(&file)).sum()
 }
 
 fn settings(cache: &Cache) -> Value {

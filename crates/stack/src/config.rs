@@ -1,5 +1,5 @@
-//! The configuration of `evfs up`: a TOML file with a table for each volume that is attached and each
-//! file system that is mounted.
+//! The configuration of `evfs up`: a TOML file with a table for each volume that is attached, each file
+//! system that is mounted, and each cell that is served.
 //!
 //! ```toml
 //! [volume.data]
@@ -16,15 +16,21 @@
 //! [mount.home]
 //! device = "/srv/home.img"
 //! at = "/home"
+//!
+//! [serve.cell]
+//! device = "/srv/cell.img"
+//! listen = ["10.0.0.1"]
+//! allow = ["10.0.0.0/24"]
 //! ```
 
 use crate::attach::AttachSpec;
 use crate::mounted::MountSpec;
+use crate::served::ServeSpec;
 use crate::settings::did_you_mean;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// Keys of the tables, for the hint at a misspelt one.
@@ -47,6 +53,10 @@ const KEYS: &[&str] = &[
     "fileset",
     "allow-other",
     "exclusive",
+    "listen",
+    "announce",
+    "allow",
+    "anonymous-write",
 ];
 
 #[derive(Deserialize)]
@@ -56,6 +66,8 @@ struct File {
     volume: BTreeMap<String, Volume>,
     #[serde(default)]
     mount: BTreeMap<String, MountTable>,
+    #[serde(default)]
+    serve: BTreeMap<String, ServeTable>,
 }
 
 #[derive(Deserialize)]
@@ -99,8 +111,29 @@ struct MountTable {
     allow_discards: bool,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ServeTable {
+    device: PathBuf,
+    key: Option<String>,
+    key_file: Option<PathBuf>,
+    #[serde(default)]
+    listen: Vec<Ipv4Addr>,
+    #[serde(default)]
+    announce: Vec<Ipv4Addr>,
+    #[serde(default)]
+    allow: Vec<String>,
+    #[serde(default)]
+    anonymous_write: bool,
+    threads: Option<usize>,
+    #[serde(default)]
+    allow_discards: bool,
+}
+
 /// What a table asks for.
 pub enum What {
+    /// A cell is served.
+    Serve(ServeSpec),
     /// A volume is attached.
     Attach(AttachSpec),
     /// A file system is mounted.
@@ -140,17 +173,20 @@ fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
             format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
         )
     })?;
-    if file.volume.is_empty() && file.mount.is_empty() {
+    if file.volume.is_empty() && file.mount.is_empty() && file.serve.is_empty() {
         return Err(Error::config(
             path,
-            "nothing in it; a [volume.NAME] or [mount.NAME] table makes something".into(),
+            "nothing in it; a [volume.NAME], [mount.NAME] or [serve.NAME] table makes something"
+                .into(),
         ));
     }
     let volumes = file.volume.into_iter();
     let mounts = file.mount.into_iter();
+    let cells = file.serve.into_iter();
     volumes
         .map(|(name, v)| entry(path, name, v, threads))
         .chain(mounts.map(|(name, m)| mount_entry(path, name, m)))
+        .chain(cells.map(|(name, s)| serve_entry(path, name, s)))
         .collect()
 }
 
@@ -171,6 +207,32 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
         }),
         key: m.key,
         key_file: m.key_file,
+    })
+}
+
+fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<Entry> {
+    one_key(path, "serve", &name, &s.key, &s.key_file)?;
+    let prefix = |text: &String| {
+        text.parse().map_err(|e| {
+            let detail = format!("serve.{name}: `{text}` in allow is {e}");
+            Error::config(path, detail)
+        })
+    };
+    let allow = s.allow.iter().map(prefix).collect::<Result<_>>()?;
+    Ok(Entry {
+        what: What::Serve(ServeSpec {
+            name,
+            listen: s.listen,
+            announce: s.announce,
+            allow,
+            anonymous_write: s.anonymous_write,
+            threads: s.threads,
+            allow_discards: s.allow_discards,
+            config: Some(full(path)),
+            ..ServeSpec::new(&s.device)
+        }),
+        key: s.key,
+        key_file: s.key_file,
     })
 }
 
@@ -235,18 +297,23 @@ mod tests {
         let text = "[volume.data]\ndevice = \"/d\"\nkey-file = \"/k\"\nloop = true\n\
                     [volume.scratch]\ndevice = \"/s\"\nkey = \"alice\"\nnbd = \"127.0.0.1:10809\"\nthreads = 4\n";
         let text = format!("{text}[mount.home]\ndevice = \"/h\"\nat = \"/home\"\nthreads = 3\n");
+        let text = format!(
+            "{text}[serve.cell]\ndevice = \"/c\"\nlisten = [\"10.0.0.1\"]\nallow = [\"10.0.0.0/24\"]\n"
+        );
         let entries = parse(Path::new("x.toml"), &text, 2).unwrap();
         let seen: Vec<_> = entries
             .iter()
             .map(|e| match &e.what {
                 What::Attach(spec) => (spec.name.as_str(), Some(spec.threads), spec.loop_device),
                 What::Mount(spec) => (spec.name.as_str(), spec.threads, false),
+                What::Serve(spec) => (spec.name.as_str(), Some(spec.allow.len()), false),
             })
             .collect();
         let wanted = [
             ("data", Some(2), true),
             ("scratch", Some(4), false),
             ("home", Some(3), false),
+            ("cell", Some(1), false),
         ];
         assert_eq!(seen, wanted);
         assert_eq!(entries[1].key.as_deref(), Some("alice"));

@@ -36,6 +36,8 @@ pub enum Ask {
     Cache(crate::cache::Ask),
     /// Something about the file system.
     Files(crate::filesystem::Ask),
+    /// Something about the cell that is served.
+    Cell(crate::cell::Ask),
 }
 
 /// The folder of control sockets, made if it is missing.

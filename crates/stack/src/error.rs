@@ -32,6 +32,9 @@ pub enum Error {
         /// What the file system says.
         source: fs::Error,
     },
+    /// The cell.
+    #[error(transparent)]
+    Cell(#[from] afs_server::AdminError),
     /// A file system that is damaged beyond what a repair can mend.
     #[error("{what} cannot be opened even to be repaired; only a backup helps: {source}")]
     BeyondRepair {
@@ -128,6 +131,7 @@ impl Error {
             Error::Volume(e) => of_volume(e),
             Error::Key(e) => of_key(e),
             Error::Files { source, .. } => of_files(source),
+            Error::Cell(e) => of_cell(e),
             Error::BeyondRepair { .. } => exit::NOT_REPAIRABLE,
             Error::NotFound(_) => exit::NOT_FOUND,
             Error::Busy(_) => exit::BUSY,
@@ -155,6 +159,16 @@ fn of_files(error: &fs::Error) -> u8 {
         fs::Kind::Corrupt => exit::REPAIRABLE,
         fs::Kind::Invalid | fs::Kind::Exists => exit::USAGE,
         _ => exit::FAILURE,
+    }
+}
+
+fn of_cell(error: &afs_server::AdminError) -> u8 {
+    use afs_server::AdminError as E;
+    match error {
+        E::NotFound(_) => exit::NOT_FOUND,
+        E::Refused(_) => exit::USAGE,
+        E::Files { source, .. } => of_files(source),
+        E::Call { .. } => exit::FAILURE,
     }
 }
 

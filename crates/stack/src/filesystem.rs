@@ -100,6 +100,13 @@ impl Target<'_> {
         self.needed_key(open)
     }
 
+    /// The same of a DEVICE that has been opened for formatting already.
+    pub(crate) fn of_disk(&self, disk: device::Disk) -> Result<Open> {
+        let options = OpenOptions::default();
+        let open = volume::of_disk(disk, self.opener, self.source, options)?;
+        self.needed_key(open)
+    }
+
     /// A key for what lies in the clear is a mistake about what it is.
     fn needed_key(&self, open: Open) -> Result<Open> {
         match open.cipher.is_none() && self.key_given {
@@ -112,7 +119,7 @@ impl Target<'_> {
     }
 
     /// What errors call it.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.path.display().to_string()
     }
 }
@@ -144,9 +151,8 @@ pub fn format(
     force: bool,
 ) -> Result<Formatted> {
     let (disk, made) = volume::open_or_make(target.path, size, force, target.settings)?;
-    let options = OpenOptions::default();
-    let result = volume::of_disk(disk, target.opener, target.source, options)
-        .and_then(|open| target.needed_key(open))
+    let result = target
+        .of_disk(disk)
         .and_then(|open| format_device(target, &open, label, force));
     if result.is_err() && made {
         let _ = std::fs::remove_file(target.path);
@@ -154,7 +160,12 @@ pub fn format(
     result
 }
 
-fn format_device(target: &Target<'_>, open: &Open, label: &str, force: bool) -> Result<Formatted> {
+pub(crate) fn format_device(
+    target: &Target<'_>,
+    open: &Open,
+    label: &str,
+    force: bool,
+) -> Result<Formatted> {
     let device = &open.device;
     if let Some(found) = signature::find(&**device)? {
         if !force {
@@ -266,7 +277,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     Ok(answer)
 }
 
-/// Under which name this user has the file system of a DEVICE mounted.
+/// Under which name this user has the file system of a DEVICE mounted, or serves it.
 pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let path = std::fs::canonicalize(device).ok();
@@ -282,8 +293,10 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
         }
     };
     control::names(&run_dir).into_iter().find(|name| {
-        control::ask(&run_dir, name, &control::Ask::Status)
-            .is_ok_and(|status| status["fileset"].is_string() && is_it(&status))
+        control::ask(&run_dir, name, &control::Ask::Status).is_ok_and(|status| {
+            let has_files = status["fileset"].is_string() || status["cell"].is_string();
+            has_files && is_it(&status)
+        })
     })
 }
 
@@ -528,7 +541,7 @@ fn open_unmounted<'a>(
 ) -> Result<(Fs, impl Fn() -> Failed + use<'a>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
-            "{} is mounted as `{name}`; unmount it first",
+            "{} is mounted or served as `{name}`; `evfs detach {name}` first",
             target.name()
         )));
     }

@@ -9,6 +9,7 @@
 pub mod arms;
 pub mod attach;
 pub mod cache;
+pub mod cell;
 pub mod config;
 pub mod control;
 pub mod device;
@@ -19,6 +20,7 @@ mod mounted;
 mod paths;
 pub mod registry;
 mod serve;
+mod served;
 mod settings;
 mod signals;
 pub mod signature;
@@ -26,10 +28,12 @@ pub mod status;
 pub mod volume;
 
 pub use crate::cache::ProcessCache;
+pub use afs_server::{NoPrefix, Prefix};
 pub use attach::{AttachSpec, Attachment};
 pub use error::{Error, Result, exit};
 pub use mounted::{MountSpec, Mounted};
 pub use serve::{Ended, Kept, Serving, serve};
+pub use served::{ServeSpec, Served};
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;
 pub use status::Status;

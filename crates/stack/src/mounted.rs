@@ -267,8 +267,9 @@ impl Serving for Mounted {
             }
             Ask::Cache(ask) => {
                 let vnode = |path: Option<&str>| self.vnode(path);
-                self.cache.answer(self.files.volume(), &vnode, ask)
+                self.cache.answer(&[self.files.volume()], &vnode, ask)
             }
+            Ask::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
             Ask::Files(ask) => {
                 let sync = || {
                     let failed = Error::files(format!("cannot write {} out", self.status.name));

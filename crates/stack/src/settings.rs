@@ -146,7 +146,7 @@ const TABLE: &[Row] = &[
         key: "threads",
         env: "EVFS_THREADS",
         unit: "threads",
-        reason: "threads that serve one attached volume; one for each processor",
+        reason: "threads that serve one attached volume, or receive at each port of a cell; one for each processor",
         default: |_| {
             std::thread::available_parallelism()
                 .map_or(1, |n| n.get())

@@ -4,17 +4,15 @@ use block::{BlockDevice, Blocking};
 
 const VOLUME: &str = "LUKS";
 const VOLUME_SECOND: &str = "LUKS (second header)";
+const FILES: &str = "EVFS file system";
+const FILES_SECOND: &str = "EVFS file system (second superblock)";
 
 /// A magic number and where it stands. Offsets as in the formats' own headers (the list is the
 /// common subset of what `blkid` knows).
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     (VOLUME, 0, b"LUKS\xba\xbe"),
-    ("EVFS file system", 0, b"EVFS\xf5\r\n\x1a"),
-    (
-        "EVFS file system (second superblock)",
-        255 * 4096,
-        b"EVFS\xf5\r\n\x1a",
-    ),
+    (FILES, 0, b"EVFS\xf5\r\n\x1a"),
+    (FILES_SECOND, 255 * 4096, b"EVFS\xf5\r\n\x1a"),
     (VOLUME_SECOND, 0x4000, b"SKUL\xba\xbe"),
     ("ext2/ext3/ext4", 0x438, b"\x53\xef"),
     ("XFS", 0, b"XFSB"),
@@ -52,6 +50,11 @@ pub fn looked_at(device: &dyn BlockDevice) -> u64 {
 /// Whether what was found is an encrypted volume.
 pub fn is_volume(found: &str) -> bool {
     found == VOLUME || found == VOLUME_SECOND
+}
+
+/// Whether what was found is a file system of ours.
+pub fn is_ours(found: &str) -> bool {
+    found == FILES || found == FILES_SECOND
 }
 
 /// The name of the first known signature on `device`, if there is one.

@@ -10,9 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// One way by which an attached volume is given out.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportAt {
-    /// `nbd`, `fuse`, `loop` or `mount`.
+    /// `nbd`, `fuse`, `loop`, `mount` or `afs`.
     pub kind: &'static str,
-    /// URI or path.
+    /// URI, path or address.
     pub at: String,
 }
 
@@ -39,6 +39,9 @@ pub struct Status {
     /// Fileset that is mounted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fileset: Option<String>,
+    /// Cell that is served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cell: Option<String>,
     /// Writes are refused.
     pub read_only: bool,
     /// Discards are passed on.
@@ -103,6 +106,7 @@ impl Status {
                 role: c.role.to_string(),
             }),
             fileset: None,
+            cell: None,
             read_only: info.read_only,
             discards: info.discard,
             direct: open.direct,

@@ -22,13 +22,15 @@
 //! crosses a page. The limits follow: 1,023 pages; 64,435 entries beside the two if no name is longer
 //! than 15 bytes, 31,706 if all have 16 to 47.
 //!
-//! [`Plan`] and [`Pages`] write, [`Directory`] reads and verifies. Nothing here changes a page: the
-//! clients that change their own copy of a directory after each of their calls do it by the same
-//! format, and fetch the pages again when the data version does not follow by 1.
+//! [`Plan`] and [`Pages`] write, [`Directory`] reads and verifies, [`Image`] changes: clients change
+//! their own copy of a directory after each of their calls, and fetch the pages again when the data
+//! version does not follow by 1. A server that changes its own in the same way has pages as long as theirs.
 
+mod image;
 mod layout;
 mod read;
 
+pub use image::Image;
 pub use layout::{Layout, LayoutError, Pages, Plan};
 pub use read::{Directory, DirectoryError, Entries};
 

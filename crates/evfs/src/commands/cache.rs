@@ -45,7 +45,7 @@ Examples:
     Advise {
         /// Name of an attached volume, or of a mounted file system
         volume: String,
-        /// File in a mounted file system, from its root
+        /// File in a mounted file system, from its root, or VOLUME/PATH in a served cell
         #[arg(long = "file", value_name = "PATH")]
         path: Option<String>,
         /// Attributes

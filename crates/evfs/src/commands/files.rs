@@ -139,6 +139,31 @@ pub struct DeviceArgs {
     credential: Option<String>,
 }
 
+impl DeviceArgs {
+    /// A DEVICE of a table of a configuration, whose credential has the table's name.
+    pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
+        DeviceArgs {
+            device: device.to_owned(),
+            unlock,
+            credential: Some(name.to_owned()),
+        }
+    }
+
+    /// A DEVICE of a command that takes names, too.
+    pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
+        DeviceArgs {
+            device: device.to_owned(),
+            unlock: unlock.clone(),
+            credential: None,
+        }
+    }
+
+    /// The DEVICE.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+}
+
 fn fs_first() -> &'static str {
     filesystem::FIRST_FILESET
 }
@@ -219,11 +244,7 @@ pub fn mount_as(
     cache: &Arc<ProcessCache>,
 ) -> Result<Mounted> {
     spec.check()?;
-    let on = DeviceArgs {
-        device: spec.device.clone(),
-        unlock,
-        credential: Some(spec.name.clone()),
-    };
+    let on = DeviceArgs::of_table(&spec.device, unlock, &spec.name);
     mount_on(context, &on, spec, run_dir, cache)
 }
 

@@ -3,6 +3,8 @@
 mod attach;
 mod benchmark;
 mod cache;
+mod cell;
+mod cell_shown;
 mod config;
 mod detach;
 mod files;
@@ -13,6 +15,7 @@ mod lun;
 mod path;
 mod plan;
 mod quickstart;
+mod serve;
 mod stats;
 mod status;
 mod unlock;
@@ -51,7 +54,7 @@ pub enum Command {
     Volume(volume::Command),
     /// Open a volume and give it out as a block device
     Attach(attach::Args),
-    /// Flush and close an attached volume or a mounted file system
+    /// Flush and close an attached volume, a mounted file system or a served cell
     Detach(detach::Args),
     /// Make a file system on a volume or a disk
     Format(files::FormatArgs),
@@ -59,6 +62,20 @@ pub enum Command {
     Mount(files::MountArgs),
     /// Unmount a file system, with everything durable
     Unmount(files::UnmountArgs),
+    /// Serve a file system to AFS clients, as a cell
+    ///
+    /// Each fileset of DEVICE is a volume, which the clients of OpenAFS and of Linux (kafs) read, write
+    /// and cache. `evfs cell init` makes DEVICE a cell first, and says what clients have to be told.
+    /// After a crash or a kill this command is all that is needed: what a client was told is stored is
+    /// there.
+    Serve(serve::Args),
+    /// Make a cell, look at it, say who may do what, and manage its volumes
+    ///
+    /// A cell is a file system that `evfs serve` gives to AFS clients. Its name is what clients know it
+    /// by; each of its filesets is a volume; mount points join the volumes to one tree. It goes on being
+    /// served while it is managed, and clients are told of what changes.
+    #[command(subcommand)]
+    Cell(cell::Command),
     /// Check a file system, and repair it
     Fsck(files::FsckArgs),
     /// Rewrite files of many extents into few
@@ -68,9 +85,9 @@ pub enum Command {
     Fileset(fileset::Command),
     /// Show how full a file system is
     Df(files::DfArgs),
-    /// List attached volumes and mounted file systems
+    /// List attached volumes, mounted file systems and served cells
     Status,
-    /// Show the counters of an attached volume or a mounted file system
+    /// Show the counters of the device below an attached volume, a mounted file system or a served cell
     Stats(stats::Args),
     /// Look at the file cache, change its settings, empty it
     #[command(subcommand)]
@@ -81,7 +98,7 @@ pub enum Command {
     /// Add, remove, enable and disable the paths of a LUN
     #[command(subcommand)]
     Path(path::Command),
-    /// Attach all volumes and mount all file systems of a configuration file
+    /// Attach, mount and serve all that a configuration file names
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down,
@@ -109,6 +126,8 @@ impl Command {
             Command::Format(args) => files::format(context, &args),
             Command::Mount(args) => files::mount(context, args),
             Command::Unmount(args) => files::unmount(context, &args),
+            Command::Serve(args) => serve::run(context, args),
+            Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),

@@ -40,6 +40,9 @@ fn describe(v: &Value) -> String {
             ""
         },
     );
+    if let Some(cell) = v["cell"].as_str() {
+        let _ = writeln!(out, "    cell  {cell}");
+    }
     for export in v["exports"].as_array().into_iter().flatten() {
         let _ = writeln!(
             out,

@@ -1,8 +1,9 @@
-//! `evfs up` and `evfs down`: all volumes and mounts of a configuration file.
+//! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
 use super::Context;
 use super::attach::{announce, end, in_background, install_signals, start};
 use super::files::mount_as;
+use super::serve::serve_as;
 use super::unlock::UnlockArgs;
 use crate::{background, output};
 use serde_json::{Value, json};
@@ -23,10 +24,16 @@ Example of a configuration:
   key = \"alice\"
   at = \"/home\"
 
+  [serve.cell]
+  device = \"/srv/cell.img\"
+  listen = [\"10.0.0.1\"]
+  allow = [\"10.0.0.0/24\"]
+
 All share one file cache, but for volumes with `direct = true`.
 
 A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other,
-exclusive and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
+exclusive and allow-discards. A serve table takes device, key, key-file, listen, announce, allow,
+anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop,
 threads, read-only, allow-discards and direct.")]
 pub struct UpArgs {
     /// Configuration file
@@ -59,6 +66,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
                 Box::new(start(context, &spec, &source, &run_dir, &cache)?)
             }
             What::Mount(spec) => Box::new(mount_as(context, &spec, unlock, &run_dir, &cache)?),
+            What::Serve(spec) => Box::new(serve_as(context, &spec, unlock, &run_dir, &cache)?),
         });
     }
     announce(context.json, &attached, ready);

@@ -205,6 +205,7 @@ impl Filesystem for Tree {
             uid,
             gid,
             size,
+            has_version: false,
             accessed: atime.map(convert::set_time),
             modified: mtime.map(convert::set_time),
             changed: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),

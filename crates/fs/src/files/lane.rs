@@ -8,7 +8,7 @@ use crate::key::Ino;
 use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use block::Buf;
 use block::layer::{Layer, within};
-use cache::{OpenFile, Session};
+use cache::{Loan, OpenFile, Session};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 
@@ -77,6 +77,37 @@ impl Lane {
         Ok(len)
     }
 
+    /// Lends the pages of a range, as far as there are bytes, to whoever sends them: gives each with the
+    /// part of it that counts. What is lent stays as it is and keeps its memory until it is given back,
+    /// so a caller limits how much it has.
+    ///
+    /// # Errors
+    /// A page could not be brought, or lies where programs have it mapped; then [`Lane::read`] has it.
+    pub fn lend(
+        &mut self,
+        file: &Handle,
+        bytes: Range<u64>,
+        mut take: impl FnMut(Loan, Range<usize>),
+    ) -> Result<()> {
+        let _here = within(Layer::Fs);
+        let bytes = bytes.start..bytes.end.min(file.node.vnode.size());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let open = self.recent.open(&self.files, &file.node);
+        let first = bytes.start / BLOCK_BYTES;
+        let up_to = |page: u64, end: u64| end.saturating_sub(page * BLOCK_BYTES).min(BLOCK_BYTES);
+        let pages = self.session.pages(open, bytes.clone())?;
+        for (page, held) in (first..).zip(&pages) {
+            let part = up_to(page, bytes.start) as usize..up_to(page, bytes.end) as usize;
+            take(held.lend(), part);
+        }
+        drop(pages);
+        // As for a read.
+        let _ = self.files.note_read(file.ino());
+        Ok(())
+    }
+
     /// Reads past the cache, with what is dirty written out first. Anything but whole blocks is read
     /// through the cache.
     ///
@@ -122,8 +153,17 @@ impl Lane {
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A page that is only written in part could not be brought: some may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        let _here = within(Layer::Fs);
-        self.change_content(file, at, data, Way::Cached)
+        self.change_content(file, at, data, Way::Cached, true)
+    }
+
+    /// Writes a further part of a change that has begun with [`Lane::write`] or a new length, and leaves
+    /// the data version as that has made it.
+    ///
+    /// # Errors
+    /// As [`Lane::write`].
+    pub fn write_more(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        self.change_content(file, At::Offset(offset), data, Way::Cached, false)
+            .map(drop)
     }
 
     /// Writes past the cache, which forgets what it has of the range. Anything but whole blocks is
@@ -134,11 +174,19 @@ impl Lane {
     /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
     /// later.
     pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        let _here = within(Layer::Fs);
-        self.change_content(file, at, data, Way::Direct)
+        self.change_content(file, at, data, Way::Direct, true)
     }
 
-    fn change_content(&mut self, file: &Handle, at: At, data: &[u8], way: Way) -> Result<u64> {
+    /// `is_new`: the change gets a data version.
+    fn change_content(
+        &mut self,
+        file: &Handle,
+        at: At,
+        data: &[u8],
+        way: Way,
+        is_new: bool,
+    ) -> Result<u64> {
+        let _here = within(Layer::Fs);
         let node = &file.node;
         let alone = alone(node);
         let offset = match at {
@@ -153,8 +201,11 @@ impl Lane {
             return Ok(offset);
         }
         let fileset = &self.files.shared.fileset;
-        fileset.prepare_write(node.ino, offset..end)?;
-        let open = self.recent.open(&self.files, node);
+        match is_new {
+            true => fileset.prepare_write(node.ino, offset..end)?,
+            false => fileset.prepare_more(node.ino, offset..end)?,
+        }
+        let open = self.recent.open(&self.files, &file.node);
         let written = match way == Way::Direct && are_blocks(offset, data.len()) {
             true => write_past(&mut self.session, open, offset, data),
             false => self.session.write(open, offset, data),

@@ -147,12 +147,8 @@ impl Pair {
         let permissions = self.random.below(0o1000) as u32;
         let uid = self.random.below(3) as u32;
         let new = New {
-            kind,
-            permissions,
-            umask: 0,
             uid,
-            gid: 0,
-            rdev: 0,
+            ..New::of_root(kind, permissions)
         };
         let ours = self.fileset().create(self.ino(dir), &name, &new);
         self.made(dir, &name, theirs, permissions, uid, ours, "create");

@@ -14,12 +14,9 @@ use std::sync::Arc;
 
 fn new(kind: FileType) -> New {
     New {
-        kind,
-        permissions: 0o755,
-        umask: 0,
         uid: 1,
         gid: 2,
-        rdev: 0,
+        ..New::of_root(kind, 0o755)
     }
 }
 

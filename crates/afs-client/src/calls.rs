@@ -1,0 +1,386 @@
+//! The calls of the file service, one function each. What they bring is kept; a directory that is kept is
+//! changed as the server changed its own, if the version says that there was no other change.
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use afs_proto::dir::{Entry, Image};
+use afs_proto::fs::{
+    AfsFetchStatus, AfsFetchVolumeStatus, AfsStoreStatus, DataLength, LockType, Reply, Request,
+};
+use afs_proto::{AfsCallBack, AfsFid, List, Name, Opaque, Path, Reader, gather, to_bytes};
+use std::sync::Arc;
+
+/// Nothing in particular is wanted.
+pub const ANY: AfsStoreStatus = AfsStoreStatus {
+    client_mod_time: None,
+    owner: None,
+    group: None,
+    unix_mode_bits: None,
+    segment_size: None,
+    sync: false,
+};
+
+/// Makes a call and takes fields of its reply.
+macro_rules! ask {
+    ($client:expr, $name:ident { $($arguments:tt)* } => $($field:ident),*) => {{
+        let bytes = $client.ask(&Request::$name { $($arguments)* })?;
+        match reply(&Request::$name { $($arguments)* }, &bytes)? {
+            Reply::$name { $($field,)* .. } => Ok(($($field),*)),
+            _ => Err(Error::Nonsense("the reply to another question")),
+        }
+    }};
+}
+
+fn reply<'b>(request: &Request<'_>, bytes: &'b [u8]) -> Result<Reply<'b>> {
+    let mut from = Reader::new(bytes);
+    let reply = afs_proto::fs::read_reply(request.opcode(), &mut from)?;
+    match from.rest().is_empty() {
+        true => Ok(reply),
+        false => Err(Error::Nonsense("more than a reply")),
+    }
+}
+
+fn name(name: &str) -> Result<Name<'_>> {
+    Ok(Name::new(name.as_bytes())?)
+}
+
+/// A directory that was changed, in which version, and how.
+type Change<'c> = (AfsFid, AfsFetchStatus, &'c dyn Fn(&mut Image) -> bool);
+
+impl Client {
+    /// Makes a call without file data; gives the reply's bytes.
+    ///
+    /// # Errors
+    /// The server's code; [`Error::Broken`].
+    pub fn ask(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+        self.call(request, &[], gather::REPLY_BYTES_MAX)
+    }
+
+    /// Keeps a directory that a call of ours has changed.
+    fn changed(&self, turn: crate::cache::Turn, (fid, status, how): Change<'_>) {
+        let cache = &self.heard.cache;
+        let before = status.data_version.checked_sub(1);
+        let pages = before.and_then(|version| cache.pages(fid, version));
+        cache.learn(turn, fid, status, None);
+        let image = pages.and_then(|pages| Image::from_pages(pages.to_vec()).ok());
+        if let Some(mut image) = image
+            && how(&mut image)
+            && image.bytes().len() as u64 == status.length
+        {
+            cache.keep(fid, &status, 0, &Arc::new(image.bytes().to_vec()));
+        }
+    }
+
+    /// The status of a file, with the promise.
+    ///
+    /// # Errors
+    /// As [`ask`](Client::ask), like all that follow.
+    pub fn fetch_status(&self, fid: AfsFid) -> Result<(AfsFetchStatus, AfsCallBack)> {
+        let turn = self.turn();
+        let (status, callback) = ask!(self, FetchStatus { fid } => status, callback)?;
+        self.heard.cache.learn(turn, fid, status, Some(callback));
+        Ok((status, callback))
+    }
+
+    /// The statuses of up to 50 files; of one that has none, the error stands in it.
+    pub fn bulk(&self, fids: &[AfsFid]) -> Result<(Vec<AfsFetchStatus>, Vec<AfsCallBack>)> {
+        let turn = self.turn();
+        let list = || List::new(fids.to_vec());
+        let bytes = self.ask(&Request::InlineBulkStatus { fids: list()? })?;
+        let request = Request::InlineBulkStatus { fids: list()? };
+        let Reply::InlineBulkStatus {
+            statuses,
+            callbacks,
+            ..
+        } = reply(&request, &bytes)?
+        else {
+            return Err(Error::Nonsense("the reply to another question"));
+        };
+        for ((fid, status), callback) in fids.iter().zip(&*statuses).zip(&*callbacks) {
+            if status.error_code.0 == 0 {
+                self.heard.cache.learn(turn, *fid, *status, Some(*callback));
+            }
+        }
+        Ok((statuses.into_vec(), callbacks.into_vec()))
+    }
+
+    /// Up to `length` bytes from `position` on, the status behind them, and the promise.
+    pub fn fetch_data(
+        &self,
+        fid: AfsFid,
+        position: u64,
+        length: u64,
+    ) -> Result<(Vec<u8>, AfsFetchStatus, AfsCallBack)> {
+        let turn = self.turn();
+        let request = Request::FetchData64 {
+            fid,
+            position,
+            length,
+        };
+        let most = usize::try_from(length).unwrap_or(usize::MAX);
+        let most = most.saturating_add(gather::REPLY_BYTES_MAX);
+        let mut bytes = self.call(&request, &[], most)?;
+        let mut from = Reader::new(&bytes);
+        let head = DataLength::read(&request, &mut from)?;
+        let head_bytes = bytes.len() - from.rest().len();
+        let count = usize::try_from(head.bytes()).unwrap_or(usize::MAX);
+        if from.rest().len() < count {
+            return Err(Error::Nonsense("less data than it announced"));
+        }
+        let end = head_bytes + count;
+        let (status, callback) = match reply(&request, &bytes[end..])? {
+            Reply::FetchData64 {
+                status, callback, ..
+            } => (status, callback),
+            _ => return Err(Error::Nonsense("the reply to another question")),
+        };
+        bytes.truncate(end);
+        bytes.drain(..head_bytes);
+        self.heard.cache.learn(turn, fid, status, Some(callback));
+        Ok((bytes, status, callback))
+    }
+
+    /// Fetches bytes and keeps none of them; gives how many there were. For measuring.
+    pub fn skip_data(&self, fid: AfsFid, position: u64, length: u64) -> Result<usize> {
+        let request = Request::FetchData64 {
+            fid,
+            position,
+            length,
+        };
+        let mut call = self.connection().call()?;
+        call.write(to_bytes(&request))?;
+        call.finish()?;
+        let mut head = [0; 8];
+        call.read_exact(&mut head)?;
+        let mut left = DataLength::read(&request, &mut Reader::new(&head))?.bytes();
+        let count = usize::try_from(left).unwrap_or(usize::MAX);
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(usize::MAX);
+            let piece = call.read_up_to(most)?;
+            let piece = piece.ok_or(Error::Nonsense("less data than it announced"))?;
+            left -= piece.len() as u64;
+        }
+        let rest = call.read_to_end(gather::REPLY_BYTES_MAX)?;
+        reply(&request, &rest)?;
+        Ok(count)
+    }
+
+    /// Writes bytes at `position`, into a file that is cut to `file_length` before.
+    pub fn store_data(
+        &self,
+        fid: AfsFid,
+        position: u64,
+        data: &[u8],
+        file_length: u64,
+    ) -> Result<AfsFetchStatus> {
+        let turn = self.turn();
+        let request = Request::StoreData64 {
+            fid,
+            wanted: ANY,
+            position,
+            length: data.len() as u64,
+            file_length,
+        };
+        let bytes = self.call(&request, data, gather::REPLY_BYTES_MAX)?;
+        let Reply::StoreData64 { status, .. } = reply(&request, &bytes)? else {
+            return Err(Error::Nonsense("the reply to another question"));
+        };
+        self.heard.cache.learn(turn, fid, status, None);
+        Ok(status)
+    }
+
+    /// Changes mode, owner, group or time.
+    pub fn store_status(&self, fid: AfsFid, wanted: AfsStoreStatus) -> Result<AfsFetchStatus> {
+        let turn = self.turn();
+        let status = ask!(self, StoreStatus { fid, wanted } => status)?;
+        self.heard.cache.learn(turn, fid, status, None);
+        Ok(status)
+    }
+
+    /// Makes an empty file; gives it and the status of the directory.
+    pub fn create(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
+        let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
+        let (fid, status, directory_status, callback) = ask!(
+            self,
+            CreateFile { directory, name, wanted } => fid, status, directory_status, callback
+        )?;
+        self.came(turn, (directory, directory_status), of, fid);
+        self.heard.cache.learn(turn, fid, status, Some(callback));
+        Ok((fid, directory_status))
+    }
+
+    /// Makes a directory; gives it and the status of the one that it is in.
+    pub fn make_dir(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
+        let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
+        let (fid, directory_status) =
+            ask!(self, MakeDir { directory, name, wanted } => fid, directory_status)?;
+        self.came(turn, (directory, directory_status), of, fid);
+        Ok((fid, directory_status))
+    }
+
+    /// Makes a symbolic link; gives it and the status of the directory.
+    pub fn symlink(
+        &self,
+        directory: AfsFid,
+        of: &str,
+        contents: &str,
+        mode: u32,
+    ) -> Result<(AfsFid, AfsFetchStatus)> {
+        let (turn, name) = (self.turn(), name(of)?);
+        let contents = Path::new(contents.as_bytes())?;
+        let wanted = AfsStoreStatus {
+            unix_mode_bits: Some(mode),
+            ..ANY
+        };
+        let (fid, directory_status) =
+            ask!(self, Symlink { directory, name, contents, wanted } => fid, directory_status)?;
+        self.came(turn, (directory, directory_status), of, fid);
+        Ok((fid, directory_status))
+    }
+
+    /// Gives a file a further name; gives the status of the directory.
+    pub fn link(&self, directory: AfsFid, of: &str, existing: AfsFid) -> Result<AfsFetchStatus> {
+        let (turn, name) = (self.turn(), name(of)?);
+        let (status, directory_status) =
+            ask!(self, Link { directory, name, existing } => status, directory_status)?;
+        self.came(turn, (directory, directory_status), of, existing);
+        self.heard.cache.learn(turn, existing, status, None);
+        Ok(directory_status)
+    }
+
+    /// Takes a name of a file away; gives the status of the directory.
+    pub fn remove(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
+        let (turn, name) = (self.turn(), name(of)?);
+        let status = ask!(self, RemoveFile { directory, name } => directory_status)?;
+        self.went(turn, (directory, status), of);
+        Ok(status)
+    }
+
+    /// Removes an empty directory; gives the status of the one that it was in.
+    pub fn remove_dir(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
+        let (turn, name) = (self.turn(), name(of)?);
+        let status = ask!(self, RemoveDir { directory, name } => directory_status)?;
+        self.went(turn, (directory, status), of);
+        Ok(status)
+    }
+
+    fn came(
+        &self,
+        turn: crate::cache::Turn,
+        (directory, status): (AfsFid, AfsFetchStatus),
+        name: &str,
+        fid: AfsFid,
+    ) {
+        let entry = Entry {
+            name: name.as_bytes(),
+            vnode: fid.vnode,
+            unique: fid.unique,
+        };
+        self.changed(
+            turn,
+            (directory, status, &|image| image.insert(entry).is_ok()),
+        );
+    }
+
+    /// What has lost a name may have lost the last one, so nothing is known of it any more.
+    fn went(
+        &self,
+        turn: crate::cache::Turn,
+        (directory, status): (AfsFid, AfsFetchStatus),
+        name: &str,
+    ) {
+        let cache = &self.heard.cache;
+        let before = status.data_version.checked_sub(1);
+        let pages = before.and_then(|version| cache.pages(directory, version));
+        let image = pages.and_then(|pages| Image::from_pages(pages.to_vec()).ok());
+        match image.and_then(|image| image.find(name.as_bytes())) {
+            Some((vnode, unique)) => cache.forget(AfsFid {
+                volume: directory.volume,
+                vnode,
+                unique,
+            }),
+            None => cache.flush(),
+        }
+        self.changed(
+            turn,
+            (directory, status, &|image| image.remove(name.as_bytes())),
+        );
+    }
+
+    /// Gives a file or directory another name; gives the statuses of both directories, which are forgotten.
+    pub fn rename(
+        &self,
+        (old_directory, old): (AfsFid, &str),
+        (new_directory, new): (AfsFid, &str),
+    ) -> Result<(AfsFetchStatus, AfsFetchStatus)> {
+        let (old_name, new_name) = (name(old)?, name(new)?);
+        let done = ask!(
+            self,
+            Rename { old_directory, old_name, new_directory, new_name }
+                => old_directory_status, new_directory_status
+        );
+        // What was replaced, and a directory that has another above it now, have changed as well.
+        self.flush();
+        done
+    }
+
+    /// Asks the server what a name leads to.
+    pub fn lookup(&self, directory: AfsFid, of: &str) -> Result<AfsFid> {
+        let name = name(of)?;
+        ask!(self, Lookup { directory, name } => fid)
+    }
+
+    /// The access list of a directory.
+    pub fn access_list(&self, fid: AfsFid) -> Result<String> {
+        let bytes = self.ask(&Request::FetchACL { fid })?;
+        match reply(&Request::FetchACL { fid }, &bytes)? {
+            Reply::FetchACL { access_list, .. } => {
+                Ok(String::from_utf8_lossy(access_list.as_bytes()).into_owned())
+            }
+            _ => Err(Error::Nonsense("the reply to another question")),
+        }
+    }
+
+    /// Replaces the access list of a directory.
+    pub fn set_access_list(&self, fid: AfsFid, text: &str) -> Result<AfsFetchStatus> {
+        let access_list = Opaque::new(text.as_bytes())?;
+        // Rights of all that is in it have changed.
+        self.flush();
+        ask!(self, StoreACL { fid, access_list } => status)
+    }
+
+    /// Locks a file, for [`afs_proto::fs::LOCK_SECONDS`].
+    pub fn lock(&self, fid: AfsFid, lock: LockType) -> Result<()> {
+        ask!(self, SetLock { fid, lock } => sync).map(drop)
+    }
+
+    /// Ends a lock.
+    pub fn unlock(&self, fid: AfsFid) -> Result<()> {
+        ask!(self, ReleaseLock { fid } => sync).map(drop)
+    }
+
+    /// Quota and use of a volume.
+    pub fn volume_status(&self, volume: u32) -> Result<AfsFetchVolumeStatus> {
+        let bytes = self.ask(&Request::GetVolumeStatus { volume })?;
+        match reply(&Request::GetVolumeStatus { volume }, &bytes)? {
+            Reply::GetVolumeStatus { status, .. } => Ok(status),
+            _ => Err(Error::Nonsense("the reply to another question")),
+        }
+    }
+
+    /// The server's clock, in seconds of 1970: that it answers.
+    pub fn time(&self) -> Result<u32> {
+        ask!(self, GetTime {} => seconds)
+    }
+
+    /// Asks for nothing to be told any more.
+    pub fn give_up_all(&self) -> Result<()> {
+        self.flush();
+        self.exchange(
+            to_bytes(&Request::GiveUpAllCallBacks {}),
+            &[],
+            gather::REPLY_BYTES_MAX,
+        )
+        .map(drop)
+    }
+}

@@ -1,0 +1,257 @@
+//! A client: what it reads through its cache, and how its calls are made.
+
+use crate::cache::{CHUNK, Chunk, Turn};
+use crate::error::{Error, Result};
+use crate::net::{Ear, Heard, Line};
+use afs_proto::dir::Directory;
+use afs_proto::fs::{AfsFetchStatus, FileType, Request};
+use afs_proto::{Abort, AfsFid, Uuid, to_bytes};
+use rx::{Connection, Timeouts};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of a directory at most: 1,023 pages.
+const DIRECTORY_BYTES_MAX: u64 = 1023 * 2048;
+
+/// Pause before a call is made again that a server could not answer.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How a client behaves.
+pub struct Options {
+    /// Bytes of data that are kept.
+    pub cache_bytes_max: usize,
+    /// Of its calls.
+    pub timeouts: Timeouts,
+    /// How long calls that can be repeated without harm (looking, storing) are repeated where the server
+    /// is gone, restarts or is busy.
+    pub patience: Duration,
+    /// Hears what the client is told.
+    pub ear: Option<Ear>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            cache_bytes_max: 16 << 20,
+            timeouts: Timeouts::default(),
+            patience: Duration::ZERO,
+            ear: None,
+        }
+    }
+}
+
+/// A client of one file server. Many threads may use it.
+pub struct Client {
+    files: Connection,
+    pub(crate) heard: Arc<Heard>,
+    patience: Duration,
+    address: SocketAddr,
+    line: Arc<Line>,
+}
+
+impl Client {
+    pub(crate) fn new(
+        line: Arc<Line>,
+        address: Ipv4Addr,
+        server: SocketAddr,
+        (timeouts, patience): (Timeouts, Duration),
+        heard: Arc<Heard>,
+    ) -> Client {
+        Client {
+            files: line.connect(address, server, afs_proto::fs::SERVICE, timeouts),
+            heard,
+            patience,
+            address: (address, line.port()).into(),
+            line,
+        }
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Who it says it is.
+    pub fn uuid(&self) -> Uuid {
+        self.heard.uuid
+    }
+
+    /// What passed through its port, which other clients may share.
+    pub fn port_stats(&self) -> rx::PortStats {
+        self.line.stats()
+    }
+
+    /// The way to the file server, for calls that are none of these.
+    pub fn connection(&self) -> &Connection {
+        &self.files
+    }
+
+    /// Files that are covered by promises, and bytes of data that are kept.
+    pub fn cached(&self) -> (usize, usize) {
+        self.heard.cache.count()
+    }
+
+    /// Forgets all that it knows.
+    pub fn flush(&self) {
+        self.heard.cache.flush();
+    }
+
+    /// The status of a file, from the cache if a promise holds.
+    ///
+    /// # Errors
+    /// Those of a call.
+    pub fn status(&self, fid: AfsFid) -> Result<AfsFetchStatus> {
+        match self.heard.cache.status(fid) {
+            Some(status) => Ok(status),
+            None => Ok(self.fetch_status(fid)?.0),
+        }
+    }
+
+    /// Up to `length` bytes from `position` on, fewer at the end of the file; a chunk at a time, each from the
+    /// cache if a promise holds.
+    ///
+    /// # Errors
+    /// Those of a call.
+    pub fn read(&self, fid: AfsFid, position: u64, length: u64) -> Result<Vec<u8>> {
+        let end = position.saturating_add(length);
+        let (mut at, mut all) = (position, Vec::new());
+        while at < end {
+            let number = at / CHUNK;
+            let (chunk, status) = self.chunk(fid, number, CHUNK)?;
+            let first = number * CHUNK;
+            let until = end.min(first + chunk.len() as u64);
+            if at < until {
+                let range = (at - first) as usize..(until - first) as usize;
+                all.extend_from_slice(&chunk[range]);
+                at = until;
+            }
+            if at >= status.length || (chunk.len() as u64) < CHUNK {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    fn chunk(&self, fid: AfsFid, number: u64, bytes: u64) -> Result<(Chunk, AfsFetchStatus)> {
+        let cache = &self.heard.cache;
+        if cache.has(fid, number) {
+            // Without a promise it is good as long as the version is the same.
+            self.status(fid)?;
+        }
+        if let Some(found) = cache.chunk(fid, number) {
+            return Ok(found);
+        }
+        let (data, status, _) = self.fetch_data(fid, number * CHUNK, bytes)?;
+        let chunk = Arc::new(data);
+        cache.keep(fid, &status, number, &chunk);
+        Ok((chunk, status))
+    }
+
+    /// The pages of a directory, as [`afs_proto::dir`] reads them.
+    ///
+    /// # Errors
+    /// Those of a call.
+    pub fn directory(&self, fid: AfsFid) -> Result<Arc<Vec<u8>>> {
+        Ok(self.chunk(fid, 0, DIRECTORY_BYTES_MAX)?.0)
+    }
+
+    /// What a name in a directory leads to.
+    ///
+    /// # Errors
+    /// [`Error::NoEntry`], [`Error::Nonsense`], those of a call.
+    pub fn find(&self, directory: AfsFid, name: &str) -> Result<AfsFid> {
+        let pages = self.directory(directory)?;
+        let entries = Directory::verify(&pages)
+            .map_err(|_| Error::Nonsense("a directory that makes no sense"))?;
+        let found = entries.lookup(name.as_bytes());
+        let (vnode, unique) = found.ok_or_else(|| Error::NoEntry(name.to_owned()))?;
+        Ok(AfsFid {
+            volume: directory.volume,
+            vnode,
+            unique,
+        })
+    }
+
+    /// What a path leads to, from a directory on: names with slashes between them.
+    ///
+    /// # Errors
+    /// As [`find`](Client::find); `ENOTDIR` where a name on the way is no directory.
+    pub fn walk(&self, from: AfsFid, path: &str) -> Result<AfsFid> {
+        let mut at = from;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            if self.status(at)?.file_type != FileType::Directory {
+                return Err(Error::NoEntry(path.to_owned()));
+            }
+            at = self.find(at, name)?;
+        }
+        Ok(at)
+    }
+
+    /// Writes bytes into a file, which grows to hold them; they are on the server when this returns.
+    ///
+    /// # Errors
+    /// Those of a call.
+    pub fn write(&self, fid: AfsFid, position: u64, data: &[u8]) -> Result<AfsFetchStatus> {
+        let length = self.status(fid)?.length;
+        let end = position.saturating_add(data.len() as u64);
+        self.store_data(fid, position, data, length.max(end))
+    }
+
+    pub(crate) fn turn(&self) -> Turn {
+        self.heard.cache.turn()
+    }
+
+    /// Makes a call without file data in the reply: sends the request and the data behind it, gives all
+    /// that comes back.
+    pub(crate) fn call(&self, request: &Request<'_>, data: &[u8], most: usize) -> Result<Vec<u8>> {
+        let until = Instant::now() + self.patience;
+        loop {
+            let error = match self.exchange(to_bytes(request), data, most) {
+                Err(error) if is_harmless(request) && may_pass(&error) => error,
+                done => return done,
+            };
+            if Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Makes a call of any bytes, once: sends these, gives at most `most` bytes that come back.
+    ///
+    /// # Errors
+    /// The server's code; [`Error::Broken`].
+    pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>> {
+        let mut call = self.files.call()?;
+        call.write(head)?;
+        data.chunks(1 << 20).try_for_each(|part| call.write(part))?;
+        call.finish()?;
+        Ok(call.read_to_end(most)?)
+    }
+}
+
+/// Whether a call may be made twice. A name that was made or taken away is not made or taken away again.
+fn is_harmless(request: &Request<'_>) -> bool {
+    !matches!(
+        request,
+        Request::CreateFile { .. }
+            | Request::MakeDir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::RemoveFile { .. }
+            | Request::RemoveDir { .. }
+            | Request::Rename { .. }
+            | Request::SetLock { .. }
+            | Request::ReleaseLock { .. }
+    )
+}
+
+/// Whether a later try may have another end.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Abort(code) => matches!(*code, Abort::VRESTARTING | Abort::VBUSY),
+        Error::Broken(error) => !matches!(error, rx::Error::Stopped),
+        _ => false,
+    }
+}

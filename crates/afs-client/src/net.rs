@@ -1,0 +1,214 @@
+//! UDP ports that many clients share, and to whom of them a server's call goes.
+//!
+//! **Invariant:** no two clients have the same address and port at a time.
+
+use crate::cache::Cache;
+use crate::client::{Client, Options};
+use afs_proto::cb::{self, InterfaceAddr};
+use afs_proto::{Abort, List, Uuid, capability, prefix};
+use rx::{Call, Connection, Port, Service, Settings, Timeouts};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Bytes of a call of a server: 50 files and their callbacks.
+const CALL_BYTES_MAX: usize = 4096;
+
+/// Clients of a port at most. Its thread and its lock serve them all, and its receive buffer holds what
+/// several of them are sent at once.
+const CLIENTS_MAX: usize = 64;
+
+/// Calls of servers that a port answers at a time, each by a thread that is made when it is needed.
+const WORKERS: usize = 16;
+
+/// Hears what a client is told, before the cache does and the server has its answer. May block: so does a
+/// client that is dead, to its server.
+pub type Ear = Box<dyn Fn(&cb::Request) + Send + Sync>;
+
+/// The ports of many clients.
+#[derive(Default)]
+pub struct Net {
+    lines: Mutex<Vec<Arc<Line>>>,
+}
+
+/// A port, and who has which address at it.
+pub(crate) struct Line {
+    port: Port,
+    clients: Arc<Clients>,
+}
+
+type Clients = Mutex<HashMap<IpAddr, Weak<Heard>>>;
+
+/// What of a client its server may call.
+pub(crate) struct Heard {
+    pub(crate) uuid: Uuid,
+    pub(crate) cache: Cache,
+    pub(crate) ear: Option<Ear>,
+}
+
+impl Net {
+    /// No port yet: they are opened when clients come.
+    pub fn new() -> Arc<Net> {
+        Arc::default()
+    }
+
+    /// A client at an address of this machine, of the file server at another. At 0.0.0.0 it has the port for
+    /// itself, and the address that leads to the server.
+    ///
+    /// # Errors
+    /// A port could not be opened; no random numbers for an identity.
+    pub fn client(
+        &self,
+        address: Ipv4Addr,
+        server: SocketAddr,
+        options: Options,
+    ) -> io::Result<Client> {
+        let mut uuid = [0; 16];
+        getrandom::fill(&mut uuid).map_err(|e| io::Error::other(e.to_string()))?;
+        let heard = Arc::new(Heard {
+            uuid: Uuid(uuid),
+            cache: Cache::new(options.cache_bytes_max),
+            ear: options.ear,
+        });
+        let line = self.line(address.into(), &heard)?;
+        Ok(Client::new(
+            line,
+            address,
+            server,
+            (options.timeouts, options.patience),
+            heard,
+        ))
+    }
+
+    /// The first port where the address is free, or a new one.
+    fn line(&self, address: IpAddr, heard: &Arc<Heard>) -> io::Result<Arc<Line>> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in &*lines {
+            if line.take(address, heard) {
+                return Ok(Arc::clone(line));
+            }
+        }
+        let line = Arc::new(Line::open()?);
+        line.take(address, heard);
+        lines.push(Arc::clone(&line));
+        Ok(line)
+    }
+}
+
+impl Line {
+    fn open() -> io::Result<Line> {
+        let clients: Arc<Clients> = Arc::default();
+        let settings = Settings {
+            listen: (Ipv4Addr::UNSPECIFIED, 0).into(),
+            workers: WORKERS,
+            ..Settings::default()
+        };
+        let of = Arc::clone(&clients);
+        let service = Service {
+            id: cb::SERVICE,
+            handler: Arc::new(move |call: &mut Call| serve(&of, call)),
+        };
+        let port = Port::open(&settings, vec![service])?;
+        Ok(Line { port, clients })
+    }
+
+    /// Gives the address to a client, if nobody has it and there is room.
+    fn take(&self, address: IpAddr, heard: &Arc<Heard>) -> bool {
+        let mut clients = lock(&self.clients);
+        clients.retain(|_, client| client.strong_count() > 0);
+        let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let full = clients.len() >= CLIENTS_MAX || clients.contains_key(&any);
+        let free =
+            !full && !clients.contains_key(&address) && (address != any || clients.is_empty());
+        if free {
+            clients.insert(address, Arc::downgrade(heard));
+        }
+        free
+    }
+
+    pub(crate) fn connect(
+        &self,
+        local: Ipv4Addr,
+        server: SocketAddr,
+        service: u16,
+        timeouts: Timeouts,
+    ) -> Connection {
+        match local.is_unspecified() {
+            true => self.port.connect(server, service, timeouts),
+            false => self
+                .port
+                .connect_from(local.into(), server, service, timeouts),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> rx::PortStats {
+        self.port.stats()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port.address().port()
+    }
+}
+
+fn lock(clients: &Clients) -> MutexGuard<'_, HashMap<IpAddr, Weak<Heard>>> {
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers a server.
+fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
+    let bytes = call.read_to_end(CALL_BYTES_MAX)?;
+    let (request, _) =
+        prefix::<cb::Request>(&bytes).map_err(|error| rx::Abort(error.server_abort().0))?;
+    let called = call.local().and_then(|address| {
+        let clients = lock(clients);
+        let any = clients.get(&IpAddr::from(Ipv4Addr::UNSPECIFIED));
+        clients.get(&address).or(any)?.upgrade()
+    });
+    // Nobody is there any more, and nobody remembers what was promised.
+    let heard = called.ok_or(rx::Abort(Abort::RX_INVALID_OPERATION.0))?;
+    if let Some(ear) = &heard.ear {
+        ear(&request);
+    }
+    let reply = heard.answer(&request)?;
+    let mut bytes = Vec::new();
+    reply.write(&mut bytes);
+    Ok(call.write(bytes)?)
+}
+
+impl Heard {
+    fn answer(&self, request: &cb::Request) -> Result<cb::Reply, rx::Abort> {
+        let none = |_| rx::Abort(Abort::RXGEN_SS_MARSHAL.0);
+        let address = InterfaceAddr {
+            uuid: self.uuid,
+            interfaces: List::new(Vec::new()).map_err(none)?,
+        };
+        Ok(match request {
+            cb::Request::CallBack { fids, .. } => {
+                self.cache.broken(fids);
+                cb::Reply::CallBack {}
+            }
+            cb::Request::InitCallBackState {} => {
+                self.cache.all_broken();
+                cb::Reply::InitCallBackState {}
+            }
+            cb::Request::InitCallBackState2 {} => {
+                self.cache.all_broken();
+                cb::Reply::InitCallBackState2 { address }
+            }
+            cb::Request::InitCallBackState3 { .. } => {
+                self.cache.all_broken();
+                cb::Reply::InitCallBackState3 {}
+            }
+            cb::Request::Probe {} => cb::Reply::Probe {},
+            cb::Request::ProbeUuid { client } if *client == self.uuid => cb::Reply::ProbeUuid {},
+            // What OpenAFS says of another's identity.
+            cb::Request::ProbeUuid { .. } => return Err(rx::Abort(1)),
+            cb::Request::WhoAreYou {} => cb::Reply::WhoAreYou { address },
+            cb::Request::TellMeAboutYourself {} => cb::Reply::TellMeAboutYourself {
+                address,
+                capabilities: List::new(vec![capability::ERRORTRANS]).map_err(none)?,
+            },
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! The pages of a directory while names come and go.
+//!
+//! Clients change their own copy after each of their calls, and take the length of the directory from
+//! the answer. Both only fit if a server puts a name where its clients put it: in the first page with
+//! room, at the first gap that is long enough, at the front of its chain. [`Image`] does that. What it
+//! was made from may have been laid out otherwise ([`super::Plan`]); from then on it goes their way.
+//!
+//! **Invariant:** the pages are sound at every moment, as [`Directory::verify`] has it.
+
+use super::{
+    BLOB_BYTES, BLOBS, COUNTED_PAGES, COUNTS_AT, Directory, DirectoryError, ENTRY_FLAG, Entry,
+    HASHES_AT, LayoutError, NAME_AT, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, Plan, TAG, blob_bits,
+    blobs, chain_of, first_blob,
+};
+
+/// The pages of a directory, to be read and changed.
+#[derive(Debug, Clone)]
+pub struct Image {
+    bytes: Vec<u8>,
+}
+
+impl Image {
+    /// An empty directory, with `.` and `..` given as vnode and uniquifier.
+    pub fn new(own: (u32, u32), parent: (u32, u32)) -> Image {
+        let layout = Plan::new(own, parent).finish();
+        let mut bytes = Vec::with_capacity(PAGE_BYTES);
+        let written = layout.pages(0..PAGE_BYTES).finish(&mut bytes);
+        debug_assert!(written.is_ok(), "a directory without entries has no others");
+        Image { bytes }
+    }
+
+    /// From pages, which are verified.
+    pub fn from_pages(bytes: Vec<u8>) -> Result<Image, DirectoryError> {
+        Directory::verify(&bytes)?;
+        Ok(Image { bytes })
+    }
+
+    /// The pages.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Vnode and uniquifier of a name.
+    pub fn find(&self, name: &[u8]) -> Option<(u32, u32)> {
+        let at = self.locate(name)?.entry;
+        Some((self.word(at + 4), self.word(at + 8)))
+    }
+
+    /// Whether there is room for a name; one that is too long counts as the longest.
+    pub fn fits(&self, name: &[u8]) -> bool {
+        self.room(blobs(name.len().min(NAME_BYTES_MAX))).is_some()
+    }
+
+    /// Adds a name that is not there; that is not looked at.
+    ///
+    /// # Errors
+    /// [`LayoutError::Name`], [`LayoutError::Full`]: nothing has changed.
+    pub fn insert(&mut self, entry: Entry<'_>) -> Result<(), LayoutError> {
+        let Entry {
+            name,
+            vnode,
+            unique,
+        } = entry;
+        let sound = (1..=NAME_BYTES_MAX).contains(&name.len());
+        if !sound || name.iter().any(|byte| [0, b'/'].contains(byte)) {
+            return Err(LayoutError::Name);
+        }
+        let wanted = blobs(name.len());
+        let (page, blob) = self.room(wanted).ok_or(LayoutError::Full)?;
+        if page * PAGE_BYTES == self.bytes.len() {
+            self.add_page(page);
+        }
+        self.set_map(page, self.map(page) | blob_bits(blob, wanted));
+        let number = u16::try_from(page * BLOBS + blob).map_err(|_| LayoutError::Full)?;
+        let chain_at = HASHES_AT + 2 * chain_of(name);
+        let next = self.number(chain_at);
+        self.put(chain_at, &number.to_be_bytes());
+        let at = usize::from(number) * BLOB_BYTES;
+        self.clear(at, wanted * BLOB_BYTES);
+        self.put(at, &[ENTRY_FLAG, 0]);
+        self.put(at + 2, &next.to_be_bytes());
+        self.put(at + 4, &vnode.to_be_bytes());
+        self.put(at + 8, &unique.to_be_bytes());
+        self.put(at + NAME_AT, name);
+        Ok(())
+    }
+
+    /// Removes a name; says whether it was there.
+    pub fn remove(&mut self, name: &[u8]) -> bool {
+        let Some(found) = self.locate(name) else {
+            return false;
+        };
+        let next = self.number(found.entry + 2);
+        self.put(found.link, &next.to_be_bytes());
+        let number = found.entry / BLOB_BYTES;
+        let (page, blob) = (number / BLOBS, number % BLOBS);
+        let used = blobs(name.len());
+        self.set_map(page, self.map(page) & !blob_bits(blob, used));
+        // What is not in use says nothing.
+        self.clear(found.entry, used * BLOB_BYTES);
+        true
+    }
+
+    /// Lets a name that is there lead elsewhere; says whether it is there.
+    pub fn replace(&mut self, name: &[u8], (vnode, unique): (u32, u32)) -> bool {
+        let Some(found) = self.locate(name) else {
+            return false;
+        };
+        self.put(found.entry + 4, &vnode.to_be_bytes());
+        self.put(found.entry + 8, &unique.to_be_bytes());
+        true
+    }
+
+    /// Where the next entry of so many blobs goes: the first page that has room, or a new one.
+    fn room(&self, wanted: usize) -> Option<(usize, usize)> {
+        let pages = self.bytes.len() / PAGE_BYTES;
+        for page in 0..pages {
+            let counted = (page < COUNTED_PAGES).then(|| self.byte(COUNTS_AT + page));
+            if counted.is_some_and(|free| usize::from(free) < wanted) {
+                continue;
+            }
+            let map = self.map(page);
+            let free = |blob: &usize| map & blob_bits(*blob, wanted) == 0;
+            if let Some(blob) = (0..=BLOBS - wanted).find(free) {
+                return Some((page, blob));
+            }
+        }
+        (pages < PAGES_MAX).then_some((pages, first_blob(pages)))
+    }
+
+    fn add_page(&mut self, page: usize) {
+        self.bytes.resize((page + 1) * PAGE_BYTES, 0);
+        let at = page * PAGE_BYTES;
+        self.put(at + 2, &TAG.to_be_bytes());
+        let free = u8::try_from(BLOBS - first_blob(page)).unwrap_or(u8::MAX);
+        self.put(at + 4, &[free]);
+        let pages = u16::try_from(page + 1).unwrap_or(u16::MAX);
+        self.put(0, &pages.to_be_bytes());
+        self.set_map(page, blob_bits(0, first_blob(page)));
+    }
+
+    /// The blobs in use of a page, bit 0 first.
+    fn map(&self, page: usize) -> u64 {
+        let bytes = self.bytes.get(page * PAGE_BYTES + 5..);
+        let map = bytes.and_then(<[u8]>::first_chunk);
+        map.map_or(u64::MAX, |map| u64::from_le_bytes(*map))
+    }
+
+    /// Sets it, and with it the count of the first page.
+    fn set_map(&mut self, page: usize, map: u64) {
+        self.put(page * PAGE_BYTES + 5, &map.to_le_bytes());
+        if page < COUNTED_PAGES {
+            let free = u8::try_from(map.count_zeros()).unwrap_or(u8::MAX);
+            self.put(COUNTS_AT + page, &[free]);
+        }
+    }
+
+    fn locate(&self, name: &[u8]) -> Option<Found> {
+        let mut link = HASHES_AT + 2 * chain_of(name);
+        // The pages are sound, so a chain ends; more steps than blobs there cannot be.
+        for _ in 0..self.bytes.len() / BLOB_BYTES {
+            let number = self.number(link);
+            if number == 0 {
+                return None;
+            }
+            let entry = usize::from(number) * BLOB_BYTES;
+            let there = self.bytes.get(entry + NAME_AT..)?;
+            if there.starts_with(name) && there.get(name.len()) == Some(&0) {
+                return Some(Found { link, entry });
+            }
+            link = entry + 2;
+        }
+        None
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        self.bytes.get(at).copied().unwrap_or_default()
+    }
+
+    fn number(&self, at: usize) -> u16 {
+        u16::from_be_bytes([self.byte(at), self.byte(at + 1)])
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        u32::from_be_bytes([0, 1, 2, 3].map(|byte| self.byte(at + byte)))
+    }
+
+    /// Puts bytes at a place within the pages.
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.bytes.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn clear(&mut self, at: usize, len: usize) {
+        if let Some(place) = self.bytes.get_mut(at..at + len) {
+            place.fill(0);
+        }
+    }
+}
+
+/// An entry, and what refers to it: in bytes from the beginning.
+struct Found {
+    link: usize,
+    entry: usize,
+}

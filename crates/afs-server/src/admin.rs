@@ -1,0 +1,496 @@
+//! What the administrator of a cell does: makes volumes, replicas and mount points, limits volumes,
+//! and says who may do what. With a server that runs, or without one.
+//!
+//! **Invariant:** what is done here is done as a client's call does it, with everybody told who was
+//! promised to hear of it; only nobody is asked whether the administrator may.
+
+use crate::acl::Caller;
+use crate::breaks::Breaks;
+use crate::config::Config;
+use crate::error::Fault;
+use crate::fid::Fid;
+use crate::fs_service::Visit;
+use crate::hosts::Host;
+use crate::server::Shared;
+use crate::stats::add;
+use crate::volume::{Kind, Volume, VolumeId, Volumes};
+use afs_proto::AfsFid;
+use afs_proto::acl::AccessList;
+use afs_proto::fs::AfsStoreStatus;
+use cache::Cache;
+use fs::{Attr, BLOCK_BYTES, FileType, Fs, Quota, ROOT, SetAttr, TreeId};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The volume that clients find at `/afs`, and the one at `/afs/CELL`. A cell has both.
+pub const ROOTS: [&str; 2] = ["root.afs", "root.cell"];
+
+/// Permissions that tell a mount point from a symbolic link (`src/afs/afs_vnodeops.c`, Linux
+/// `fs/afs/inode.c`).
+const MOUNT_POINT_MODE: u32 = 0o644;
+
+/// Mount points that a path may lead through.
+const CROSSINGS_MAX: usize = 16;
+
+/// What a replica that is replaced is called until nobody reads it any more.
+const REPLACED: &str = ".replaced";
+/// What a replica is called until it is whole.
+const UNFINISHED: &str = ".unfinished";
+
+/// How long a replica that is replaced is waited for, until nobody reads it.
+const LEAVE: Duration = Duration::from_secs(10);
+/// Between two looks whether it is.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Why something cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// There is no such volume, folder or mount point.
+    #[error("{0}")]
+    NotFound(String),
+    /// It makes no sense, or is refused.
+    #[error("{0}")]
+    Refused(String),
+    /// The file system.
+    #[error("{what}: {source}")]
+    Files {
+        /// What was tried.
+        what: String,
+        /// What the file system says.
+        source: fs::Error,
+    },
+    /// What a client would have been told.
+    #[error("{what}: {why}")]
+    Call {
+        /// What was tried.
+        what: String,
+        /// The answer.
+        why: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, AdminError>;
+
+/// A volume to be made.
+#[derive(Debug, Clone)]
+pub struct NewVolume {
+    /// Its name.
+    pub name: String,
+    /// Bytes that it may hold; 0 for no limit.
+    pub quota_bytes: u64,
+    /// User and group that own its root directory.
+    pub owner: (u32, u32),
+}
+
+/// A mount point to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct MountPoint<'a> {
+    /// The volume whose root the path begins at.
+    pub volume: &'a str,
+    /// Where it is to be. It may lead through other mount points.
+    pub path: &'a str,
+    /// The volume that is found there.
+    pub of: &'a str,
+    /// Always the volume that is written, never its replica.
+    pub read_write: bool,
+}
+
+/// The volumes of a cell, for those who have the device.
+pub struct Administration {
+    shared: Arc<Shared>,
+}
+
+impl Administration {
+    /// Without a server.
+    ///
+    /// # Errors
+    /// A fileset could not be opened.
+    pub fn open(fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Administration> {
+        let shared = Shared::new(Config::default(), fs, cache)?;
+        Ok(Administration { shared })
+    }
+
+    pub(crate) fn of(shared: Arc<Shared>) -> Administration {
+        Administration { shared }
+    }
+
+    /// The volumes.
+    pub fn volumes(&self) -> &Volumes {
+        &self.shared.volumes
+    }
+
+    /// The volume of that name or number.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
+        let found = self.volumes().find(name.as_bytes());
+        found.ok_or_else(|| AdminError::NotFound(format!("no volume is called '{name}'")))
+    }
+
+    /// Makes a volume, which is empty.
+    ///
+    /// # Errors
+    /// The name is taken, or is none for a volume.
+    pub fn create(&self, new: &NewVolume) -> Result<Arc<Volume>> {
+        let NewVolume { name, owner, .. } = new;
+        check_name(name)?;
+        let failed = || files(format!("cannot make the volume '{name}'"));
+        let fs = self.volumes().fs();
+        let made = fs.create_fileset(name).map_err(failed())?;
+        let set = SetAttr {
+            uid: Some(owner.0),
+            gid: Some(owner.1),
+            ..SetAttr::default()
+        };
+        made.set_attr(ROOT, &set).map_err(failed())?;
+        fs.sync().map_err(failed())?;
+        self.refresh()?;
+        if new.quota_bytes > 0 {
+            self.set_quota(name, new.quota_bytes)?;
+        }
+        self.volume(name)
+    }
+
+    /// Limits the bytes that a volume may hold; 0 is no limit.
+    ///
+    /// # Errors
+    /// There is no such volume, or it is only read.
+    pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
+        let volume = self.writable(name)?;
+        let failed = || files(format!("cannot limit '{name}'"));
+        let files = volume.files.fileset();
+        let quota = Quota {
+            blocks: bytes.div_ceil(BLOCK_BYTES),
+            inodes: files.record().map_err(failed())?.quota_inodes,
+        };
+        let fs = self.volumes().fs();
+        fs.set_quota(files.id(), quota).map_err(failed())
+    }
+
+    /// Makes the replica or the backup of a volume, or makes it anew: it keeps its number, and clients
+    /// are told that it has changed.
+    ///
+    /// # Errors
+    /// There is no such volume, or no room.
+    pub fn clone_volume(&self, name: &str, kind: Kind) -> Result<Arc<Volume>> {
+        let volume = self.writable(name)?;
+        let clone = format!("{name}{}", kind.suffix());
+        let failed = || files(format!("cannot make '{clone}'"));
+        let (unfinished, replaced) = (clone.clone() + UNFINISHED, clone.clone() + REPLACED);
+        for left in [&unfinished, &replaced] {
+            self.remove_replaced(left)?;
+        }
+        let fs = self.volumes().fs();
+        volume.files.sync().map_err(failed())?;
+        let made = fs.snapshot(volume.files.fileset().id(), &unfinished);
+        let made = made.map_err(failed())?.id();
+        if let Some(old) = self.tree(&clone) {
+            fs.rename_fileset(old, &replaced).map_err(failed())?;
+        }
+        fs.rename_fileset(made, &clone).map_err(failed())?;
+        drop(volume);
+        self.refresh()?;
+        self.remove_replaced(&replaced)?;
+        self.volume(&clone)
+    }
+
+    /// Removes a volume for good; with `force` also one that has something in it, and its replicas
+    /// with it.
+    ///
+    /// # Errors
+    /// There is no such volume, the cell needs it, or it has something in it.
+    pub fn remove(&self, name: &str, force: bool) -> Result<()> {
+        let volume = self.volume(name)?;
+        let name = volume.name.clone();
+        if ROOTS.contains(&name.as_str()) {
+            let why = format!("a cell needs '{name}', so it is not removed");
+            return Err(AdminError::Refused(why));
+        }
+        let failed = || files(format!("cannot remove '{name}'"));
+        let record = volume.files.fileset().record().map_err(failed())?;
+        let holds = record.used_inodes.saturating_sub(1);
+        if volume.kind == Kind::ReadWrite && holds > 0 && !force {
+            return Err(AdminError::Refused(format!(
+                "'{name}' holds {holds} files and folders; --force removes them for good"
+            )));
+        }
+        let mut doomed = vec![name.clone()];
+        if volume.kind == Kind::ReadWrite {
+            let clones = [Kind::ReadOnly, Kind::Backup].map(|kind| name.clone() + kind.suffix());
+            doomed.splice(0..0, clones);
+        }
+        // Others may have snapshots of it besides, and those are kept.
+        let id = volume.files.fileset().id();
+        let trees = self.volumes().fs().filesets();
+        if let Some((_, other)) = trees
+            .iter()
+            .find(|(_, r)| r.origin == id && !doomed.contains(&r.name))
+        {
+            return Err(AdminError::Refused(format!(
+                "'{name}' has the snapshot '{}'; `evfs fileset remove` removes that",
+                other.name
+            )));
+        }
+        let kept: Vec<_> = doomed
+            .iter()
+            .filter_map(|name| self.volume(name).ok())
+            .collect();
+        drop(volume);
+        // The clones first: a fileset with snapshots stays.
+        kept.into_iter().try_for_each(|one| self.remove_volume(one))
+    }
+
+    /// Takes a volume away from clients, waits until their calls have ended, and removes it.
+    fn remove_volume(&self, volume: Arc<Volume>) -> Result<()> {
+        let tree = volume.files.fileset().id();
+        self.volumes().hide(tree, true);
+        let removed = self.refresh().and_then(|()| {
+            let until = Instant::now() + LEAVE;
+            while Arc::strong_count(&volume) > 1 && Instant::now() < until {
+                std::thread::sleep(POLL);
+            }
+            let failed = files(format!("cannot write '{}' out", volume.name));
+            volume.files.close().map_err(failed)?;
+            self.remove_tree(tree, &volume.name)
+        });
+        self.volumes().hide(tree, false);
+        match removed {
+            Ok(()) => Ok(()),
+            // It is there still, so clients see it again.
+            Err(error) => self.refresh().and(Err(error)),
+        }
+    }
+
+    /// Makes a mount point.
+    ///
+    /// # Errors
+    /// There is no such volume or folder; the name is taken.
+    pub fn mount(&self, point: &MountPoint<'_>) -> Result<()> {
+        let MountPoint { path, of, .. } = *point;
+        self.volume(of)?;
+        let (volume, dir, name) = self.place(point.volume, path)?;
+        let sign = if point.read_write { '%' } else { '#' };
+        let contents = format!("{sign}{of}.");
+        let wanted = AfsStoreStatus {
+            unix_mode_bits: Some(MOUNT_POINT_MODE),
+            ..AfsStoreStatus::default()
+        };
+        let made = self
+            .visit()
+            .symlink(&fid(&volume, &dir), &name, contents.as_bytes(), &wanted);
+        made.map(drop)
+            .map_err(call(format!("cannot make the mount point {path}")))
+    }
+
+    /// Whether a mount point can be made there.
+    ///
+    /// # Errors
+    /// There is no such folder; the name is taken.
+    pub fn check_mount(&self, volume: &str, path: &str) -> Result<()> {
+        let (volume, dir, name) = self.place(volume, path)?;
+        match volume.files.lookup(dir.ino, &name) {
+            Err(error) if error.kind() == fs::Kind::NotFound => Ok(()),
+            Err(error) => Err(files(format!("cannot look at {path}"))(error)),
+            Ok(_) => Err(AdminError::Refused(format!("{path} exists already"))),
+        }
+    }
+
+    /// Where a path leads to but for its last name, and that.
+    fn place(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr, Vec<u8>)> {
+        let trimmed = path.trim_end_matches('/');
+        let (above, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
+        if matches!(name, "" | "." | "..") {
+            let why = format!("{path} is no place for a mount point");
+            return Err(AdminError::Refused(why));
+        }
+        let (volume, dir) = self.directory(volume, above)?;
+        if volume.kind != Kind::ReadWrite {
+            let why = format!("'{}' is only read", volume.name);
+            return Err(AdminError::Refused(why));
+        }
+        Ok((volume, dir, name.as_bytes().to_vec()))
+    }
+
+    /// The access list of a directory.
+    ///
+    /// # Errors
+    /// There is no such volume or folder.
+    pub fn access_list(&self, volume: &str, path: &str) -> Result<AccessList> {
+        let (volume, dir) = self.directory(volume, path)?;
+        let list = volume.lists.of(&volume.files, &dir);
+        let list = list.map_err(files(format!("cannot read the access list of {path}")))?;
+        Ok(AccessList::clone(&list))
+    }
+
+    /// Gives a directory another access list. What is made in it from then on inherits it.
+    ///
+    /// # Errors
+    /// There is no such volume or folder; the list is too long.
+    pub fn set_access_list(&self, volume: &str, path: &str, list: &AccessList) -> Result<()> {
+        let (volume, dir) = self.directory(volume, path)?;
+        let text = list.to_text();
+        let text = text.map_err(|error| AdminError::Refused(error.to_string()))?;
+        let stored = self.visit().store_list(&fid(&volume, &dir), &text);
+        stored
+            .map(drop)
+            .map_err(call(format!("cannot set the access list of {path}")))
+    }
+
+    /// A directory, by a path that may lead through mount points.
+    fn directory(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr)> {
+        let no_folder = |path: &str| AdminError::NotFound(format!("there is no folder {path}"));
+        let failed = || files(format!("cannot look at {path}"));
+        let mut volume = self.volume(volume)?;
+        let mut attr = volume.files.attr(ROOT).map_err(failed())?;
+        let mut crossings = 0;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            attr = match volume.files.lookup(attr.ino, part.as_bytes()) {
+                Err(error) if error.kind() == fs::Kind::NotFound => return Err(no_folder(path)),
+                found => found.map_err(failed())?,
+            };
+            if let Some(name) = mounted_by(&volume, &attr).map_err(failed())? {
+                crossings += 1;
+                if crossings > CROSSINGS_MAX {
+                    return Err(AdminError::Refused(format!("{path} leads in circles")));
+                }
+                volume = self.volume(&name)?;
+                attr = volume.files.attr(ROOT).map_err(failed())?;
+            }
+            if !attr.inode.is_dir() {
+                return Err(AdminError::Refused(format!(
+                    "{part} in {path} is no folder"
+                )));
+            }
+        }
+        Ok((volume, attr))
+    }
+
+    /// The volume of that name, if it is one that is written.
+    fn writable(&self, name: &str) -> Result<Arc<Volume>> {
+        let volume = self.volume(name)?;
+        match volume.kind {
+            Kind::ReadWrite => Ok(volume),
+            _ => Err(AdminError::Refused(format!(
+                "'{}' is only read: name the volume that it was made of",
+                volume.name
+            ))),
+        }
+    }
+
+    fn visit(&self) -> Visit<'_> {
+        Visit {
+            shared: &self.shared,
+            host: Arc::new(Host::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), 0)),
+            caller: Caller::Administrator,
+        }
+    }
+
+    fn tree(&self, name: &str) -> Option<TreeId> {
+        let trees = self.volumes().fs().filesets();
+        let found = trees.into_iter().find(|(_, record)| record.name == name);
+        found.map(|(id, _)| id)
+    }
+
+    /// Looks again which volumes there are, and tells clients of those that have changed as a whole.
+    ///
+    /// # Errors
+    /// A fileset could not be opened; the others are there.
+    pub fn refresh(&self) -> Result<()> {
+        let changed = self.volumes().refresh();
+        let changed = changed.map_err(files("cannot open a volume".into()))?;
+        self.tell(&changed);
+        Ok(())
+    }
+
+    fn tell(&self, changed: &[VolumeId]) {
+        let mut breaks = Breaks::default();
+        for volume in changed {
+            self.shared.promises.take_volume(*volume, &mut breaks);
+        }
+        let told = breaks.tell(&self.shared.hosts);
+        add(&self.shared.counters.breaks, told);
+    }
+
+    /// Removes what a replica was, or would have been, when nobody reads it any more.
+    fn remove_replaced(&self, name: &str) -> Result<()> {
+        match self.tree(name) {
+            Some(tree) => self.remove_tree(tree, name),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes a tree when the calls that use it are over. It is hidden from clients before.
+    fn remove_tree(&self, tree: TreeId, name: &str) -> Result<()> {
+        let until = Instant::now() + LEAVE;
+        loop {
+            match self.volumes().fs().remove_fileset(tree) {
+                Err(error) if error.kind() == fs::Kind::Busy && Instant::now() < until => {
+                    std::thread::sleep(POLL);
+                }
+                removed => return removed.map_err(files(format!("cannot remove '{name}'"))),
+            }
+        }
+    }
+}
+
+/// The volume that an inode is a mount point of, if it is one.
+fn mounted_by(volume: &Volume, attr: &Attr) -> fs::Result<Option<String>> {
+    let is_one =
+        attr.inode.kind == FileType::Symlink && attr.inode.permissions & 0o777 == MOUNT_POINT_MODE;
+    if !is_one {
+        return Ok(None);
+    }
+    let contents = volume.files.read_link(attr.ino)?;
+    let text = std::str::from_utf8(&contents).unwrap_or_default();
+    let target = text
+        .strip_prefix(['#', '%'])
+        .and_then(|t| t.strip_suffix('.'));
+    // A cell before the name would be another's.
+    Ok(target.filter(|t| !t.contains(':')).map(str::to_owned))
+}
+
+fn fid(volume: &Volume, attr: &Attr) -> AfsFid {
+    // What AFS cannot name has no number there, and none is 0.
+    let fid = Fid::of(attr).unwrap_or(Fid {
+        vnode: 0,
+        unique: 0,
+    });
+    fid.within(volume.id)
+}
+
+/// Whether a volume can have that name: one that leaves room for the suffixes, is no number, and
+/// stands in mount points without being taken for something else.
+fn check_name(name: &str) -> Result<()> {
+    const BYTES_MAX: usize = 55;
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let suffixed = Kind::ALL[1..]
+        .iter()
+        .any(|kind| name.ends_with(kind.suffix()));
+    let is_number = name.bytes().all(|b| b.is_ascii_digit());
+    let plain = (1..=BYTES_MAX).contains(&name.len()) && name.chars().all(good);
+    match plain && !name.starts_with(['.', '-']) && !name.ends_with('.') && !is_number && !suffixed
+    {
+        true => Ok(()),
+        false => Err(AdminError::Refused(format!(
+            "'{name}' cannot be the name of a volume: letters, digits, `.`, `_` and `-`, at most \
+             {BYTES_MAX}, not digits alone, not ending with .readonly or .backup"
+        ))),
+    }
+}
+
+fn files(what: String) -> impl FnOnce(fs::Error) -> AdminError {
+    move |source| AdminError::Files { what, source }
+}
+
+fn call(what: String) -> impl FnOnce(Fault) -> AdminError {
+    move |fault| {
+        let why = match fault {
+            Fault::Errno(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
+            Fault::Code(code) => code.to_string(),
+            Fault::Call(error) => error.to_string(),
+        };
+        AdminError::Call { what, why }
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a call fails, and the code that its client is told.
+
+use afs_proto::Abort;
+use fs::Kind;
+
+/// What a procedure gives.
+pub(crate) type Outcome<T> = Result<T, Fault>;
+
+/// Why a call has no reply.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// A code of AFS.
+    Code(Abort),
+    /// One of Linux's errors: clients that know the table are told by it, others by number.
+    Errno(i32),
+    /// The call itself broke; the client knows.
+    Call(rx::Error),
+}
+
+impl Fault {
+    /// The code for a client that knows the error table, or not.
+    pub(crate) fn code(self, knows_table: bool) -> Abort {
+        match self {
+            Fault::Code(code) => code,
+            Fault::Errno(errno) if knows_table => Abort::from_errno(errno),
+            Fault::Errno(errno) => Abort(errno),
+            Fault::Call(error) => Abort(rx::Abort::from(error).0),
+        }
+    }
+}
+
+/// Nobody may do that.
+pub(crate) const DENIED: Fault = Fault::Errno(libc::EACCES);
+
+impl From<Abort> for Fault {
+    fn from(code: Abort) -> Fault {
+        Fault::Code(code)
+    }
+}
+
+impl From<rx::Error> for Fault {
+    fn from(error: rx::Error) -> Fault {
+        Fault::Call(error)
+    }
+}
+
+impl From<fs::Error> for Fault {
+    fn from(error: fs::Error) -> Fault {
+        match error.kind() {
+            Kind::Stale => Fault::Code(Abort::VNOVNODE),
+            Kind::NoSpace => Fault::Code(Abort::VDISKFULL),
+            Kind::Quota => Fault::Code(Abort::VOVERQUOTA),
+            Kind::Corrupt | Kind::Io => {
+                tracing::error!("a file could not be reached: {error}");
+                Fault::Errno(error.errno())
+            }
+            _ => Fault::Errno(error.errno()),
+        }
+    }
+}
+
+impl From<afs_proto::WireError> for Fault {
+    fn from(error: afs_proto::WireError) -> Fault {
+        Fault::Code(error.server_abort())
+    }
+}

@@ -1,0 +1,303 @@
+//! The file service: each call to the procedure that answers it.
+//!
+//! A procedure finds the volume and the inode, looks whether the caller may, does it, makes it durable,
+//! tells others who were promised to hear of it, and only then answers.
+
+mod fetch;
+mod lists;
+mod locks;
+mod look;
+mod names;
+mod rename;
+mod store;
+mod volumes;
+
+use crate::acl::{Allowed, Caller};
+use crate::breaks::Breaks;
+use crate::callback::Given;
+use crate::error::{DENIED, Outcome};
+use crate::fid::Fid;
+use crate::hosts::Host;
+use crate::server::{Shared, receive};
+use crate::stats::add;
+use crate::volume::{Kind, Volume};
+use afs_proto::fs::{Reply, Request};
+use afs_proto::{Abort, AfsFid, List, Rights, capability, prefix};
+use fs::{Attr, Ino};
+use rx::{Call, Handler};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Who owns what is made by callers of whom nothing is known (`AnonymousID` of OpenAFS).
+pub(crate) const ANONYMOUS: u32 = 32_766;
+
+/// Mode bits that give the rights of a file's owner and group to whoever runs it.
+const SET_ID: u32 = 0o6000;
+
+/// Answers the calls of clients.
+pub(crate) struct FileService {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Handler for FileService {
+    fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
+        let counters = &self.shared.counters;
+        add(&counters.calls, 1);
+        self.answer(call)
+            .inspect_err(|_| add(&counters.aborts, 1))
+            .map_err(|code| rx::Abort(code.0))
+    }
+}
+
+impl FileService {
+    fn answer(&self, call: &mut Call) -> Result<(), Abort> {
+        let plain = |fault: crate::error::Fault| fault.code(false);
+        self.shared.check_allowed(call).map_err(plain)?;
+        let parse = |bytes: &[u8]| prefix::<Request<'_>>(bytes).map(drop);
+        let head = receive(call, parse).map_err(plain)?;
+        let (request, taken) =
+            prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
+        let data = head.slice(taken..head.len());
+        let answered = self.carry_out(call, &request, data);
+        if let Some(procedure) = self.shared.counters.procedure(request.opcode()) {
+            add(&procedure.calls, 1);
+            add(&procedure.aborts, u64::from(answered.is_err()));
+        }
+        answered
+    }
+
+    fn carry_out(
+        &self,
+        call: &mut Call,
+        request: &Request<'_>,
+        data: rx::Bytes,
+    ) -> Result<(), Abort> {
+        let plain = |fault: crate::error::Fault| fault.code(false);
+        if let Some(reply) = self.about_server(call, request).map_err(plain)? {
+            return write(call, &reply).map_err(plain);
+        }
+        let visit = Visit {
+            shared: &self.shared,
+            host: self.shared.hosts.of(call).map_err(plain)?,
+            caller: Caller::At(call.peer().ip()),
+        };
+        visit
+            .answer(call, request, data)
+            .map_err(|fault| fault.code(visit.host.knows_table()))
+    }
+
+    /// What has to do with no file, and needs nothing of who asks. By two of these a client looks whether
+    /// the server is there: then it is told what it has to know, and answered in any case.
+    fn about_server(&self, call: &Call, request: &Request<'_>) -> Outcome<Option<Reply<'static>>> {
+        if matches!(request, Request::GetTime {} | Request::GetCapabilities {}) {
+            let _ = self.shared.hosts.of(call);
+        }
+        let now = self.shared.clock();
+        Ok(Some(match request {
+            Request::GetCapabilities {} => Reply::GetCapabilities {
+                capabilities: List::new(vec![capability::ERRORTRANS | capability::FILES64])?,
+            },
+            Request::GetTime {} => Reply::GetTime {
+                seconds: u32::try_from(now.as_secs()).unwrap_or(u32::MAX),
+                microseconds: now.subsec_micros(),
+            },
+            Request::GetStatistics {} => volumes::statistics(&self.shared),
+            Request::GetStatistics64 { version } => volumes::statistics64(&self.shared, *version)?,
+            _ => return Ok(None),
+        }))
+    }
+}
+
+fn write(call: &mut Call, reply: &Reply<'_>) -> Outcome<()> {
+    let mut bytes = Vec::new();
+    reply.write(&mut bytes);
+    Ok(call.write(bytes)?)
+}
+
+/// One call of a client.
+pub(crate) struct Visit<'s> {
+    pub(crate) shared: &'s Shared,
+    pub(crate) host: Arc<Host>,
+    pub(crate) caller: Caller,
+}
+
+/// What a call has changed.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    ino: Ino,
+    fid: Fid,
+    /// Whether the answer says what it is like now. Who called has to be told of it otherwise: Linux counts
+    /// the links of a file wrong from the second time on that one of two is removed (`fs/afs/inode.c`,
+    /// `afs_apply_status`, looks for what is new against the last status and not against its own count).
+    is_answered: bool,
+}
+
+impl Change {
+    fn answered(ino: Ino, fid: Fid) -> Change {
+        let is_answered = true;
+        Change {
+            ino,
+            fid,
+            is_answered,
+        }
+    }
+}
+
+impl Visit<'_> {
+    fn answer(&self, call: &mut Call, request: &Request<'_>, data: rx::Bytes) -> Outcome<()> {
+        match request {
+            Request::FetchData {
+                fid,
+                position,
+                length,
+            } => {
+                let range = (u64::from(*position), u64::from(*length));
+                self.fetch_data(call, request, fid, range)
+            }
+            Request::FetchData64 {
+                fid,
+                position,
+                length,
+            } => self.fetch_data(call, request, fid, (*position, *length)),
+            Request::StoreData {
+                fid,
+                wanted,
+                position,
+                length,
+                file_length,
+            } => {
+                let place = store::Place {
+                    position: (*position).into(),
+                    length: (*length).into(),
+                    file_length: (*file_length).into(),
+                };
+                self.store_data(call, data, fid, wanted, &place)
+            }
+            Request::StoreData64 {
+                fid,
+                wanted,
+                position,
+                length,
+                file_length,
+            } => {
+                let place = store::Place {
+                    position: *position,
+                    length: *length,
+                    file_length: *file_length,
+                };
+                self.store_data(call, data, fid, wanted, &place)
+            }
+            Request::FetchACL { fid } => self.fetch_list(call, fid),
+            Request::GetVolumeStatus { volume } => self.volume_status(call, *volume),
+            other => write(call, &self.reply(other)?),
+        }
+    }
+
+    #[rustfmt::skip]
+    fn reply(&self, request: &Request<'_>) -> Outcome<Reply<'static>> {
+        match request {
+            Request::FetchStatus { fid } => self.fetch_status(fid),
+            Request::InlineBulkStatus { fids } => self.inline_bulk_status(fids),
+            Request::BulkStatus { fids } => self.bulk_status(fids),
+            Request::Lookup { directory, name } => self.lookup(directory, name.as_bytes()),
+            Request::StoreStatus { fid, wanted } => self.store_status(fid, wanted),
+            Request::StoreACL { fid, access_list } => self.store_list(fid, access_list.as_bytes()),
+            Request::CreateFile { directory, name, wanted } => self.create_file(directory, name.as_bytes(), wanted),
+            Request::MakeDir { directory, name, wanted } => self.make_dir(directory, name.as_bytes(), wanted),
+            Request::Symlink { directory, name, contents, wanted } =>
+                self.symlink(directory, name.as_bytes(), contents.as_bytes(), wanted),
+            Request::Link { directory, name, existing } => self.link(directory, name.as_bytes(), existing),
+            Request::RemoveFile { directory, name } => self.remove_file(directory, name.as_bytes()),
+            Request::RemoveDir { directory, name } => self.remove_dir(directory, name.as_bytes()),
+            Request::Rename { old_directory, old_name, new_directory, new_name } =>
+                self.rename((old_directory, old_name.as_bytes()), (new_directory, new_name.as_bytes())),
+            Request::SetLock { fid, lock } => self.set_lock(fid, *lock),
+            Request::ExtendLock { fid } => self.extend_lock(fid),
+            Request::ReleaseLock { fid } => self.release_lock(fid),
+            Request::GiveUpCallBacks { fids, .. } => self.give_up(fids),
+            Request::GiveUpAllCallBacks {} => {
+                self.host.give_up_all();
+                Ok(Reply::GiveUpAllCallBacks {})
+            }
+            Request::SetVolumeStatus { volume, wanted, .. } => self.set_volume_status(*volume, wanted),
+            other => Err(afs_proto::WireError::Opcode(other.opcode()).into()),
+        }
+    }
+
+    /// The volume of a file.
+    fn volume(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
+        let volume = self.shared.volumes.get(fid.volume);
+        volume.ok_or(Abort::VNOVOL.into())
+    }
+
+    /// The volume of a file that is to be changed.
+    fn volume_to_change(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
+        let volume = self.volume(fid)?;
+        volume.check_writable()?;
+        Ok(volume)
+    }
+
+    /// What the caller may do with an inode; fails unless that is all of `wanted`.
+    fn check(&self, volume: &Volume, attr: &Attr, wanted: Rights) -> Outcome<Allowed> {
+        let allowed = volume.allowed(attr, &self.caller)?;
+        match allowed.caller.has(wanted) {
+            true => Ok(allowed),
+            false => Err(DENIED),
+        }
+    }
+
+    /// The directory that is to be changed: its volume and inode, after a look whether the caller may.
+    fn directory(&self, fid: &AfsFid, wanted: Rights) -> Outcome<(Arc<Volume>, Attr, Allowed)> {
+        let volume = self.volume_to_change(fid)?;
+        let ino = volume.ino(fid)?;
+        let attr = volume.files.attr(ino)?;
+        if !attr.inode.is_dir() {
+            return Err(crate::error::Fault::Errno(libc::ENOTDIR));
+        }
+        let allowed = self.check(&volume, &attr, wanted)?;
+        Ok((volume, attr, allowed))
+    }
+
+    /// Promises the caller to tell it of changes. Comes before the file is looked at. What is only read
+    /// changes as a whole.
+    fn promise(&self, volume: &Volume, ino: Ino) -> Given {
+        let file = match volume.kind {
+            Kind::ReadWrite => (volume.id, ino),
+            Kind::ReadOnly | Kind::Backup => (volume.id, 0),
+        };
+        self.shared.promises.give(&self.host, file)
+    }
+
+    /// Tells everybody who was promised to hear of it that files have changed.
+    fn tell(&self, volume: &Volume, changed: &[Change]) {
+        let mut breaks = Breaks::default();
+        for change in changed {
+            let file = (volume.id, change.ino);
+            let knows = change.is_answered.then_some(&self.host);
+            self.shared
+                .promises
+                .take(file, change.fid, knows, &mut breaks);
+        }
+        let told = breaks.tell(&self.shared.hosts);
+        add(&self.shared.counters.breaks, told);
+    }
+
+    fn lock_count(&self, volume: &Volume, ino: Ino) -> i32 {
+        self.shared.locks.count(Instant::now(), (volume.id, ino))
+    }
+
+    fn give_up(&self, fids: &[AfsFid]) -> Outcome<Reply<'static>> {
+        for fid in fids {
+            if let Some(ino) = Fid::from(fid).ino() {
+                let file = (fid.volume, ino);
+                self.shared.promises.give_up(&self.host, file);
+            }
+        }
+        Ok(Reply::GiveUpCallBacks {})
+    }
+}
+
+/// The numbers of an inode that AFS can name.
+fn fid_of(attr: &Attr) -> Outcome<Fid> {
+    Fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
+}

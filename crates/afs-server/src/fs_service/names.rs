@@ -1,0 +1,288 @@
+//! Names that come and go.
+//!
+//! The directory is locked from before the change until its pages have changed with it, and not while
+//! others are told.
+
+use super::{ANONYMOUS, Change, SET_ID, Visit, fid_of};
+use crate::callback::Given;
+use crate::directories::Pages;
+use crate::error::{Fault, Outcome};
+use crate::fid::Fid;
+use crate::lanes;
+use crate::volume::Volume;
+use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
+use afs_proto::{AfsFid, Rights};
+use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
+use std::sync::Arc;
+
+/// Mode of a file of which the client says none.
+const FILE_MODE: u32 = 0o644;
+/// The same of a directory.
+const DIRECTORY_MODE: u32 = 0o755;
+/// Mode of a symbolic link. One that may not be executed is a mount point to clients.
+const LINK_MODE: u32 = 0o777;
+
+/// What was made.
+struct Made {
+    volume: Arc<Volume>,
+    fid: AfsFid,
+    ino: Ino,
+    callback: Given,
+    directory_status: AfsFetchStatus,
+}
+
+impl Visit<'_> {
+    pub(super) fn create_file(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        wanted: &AfsStoreStatus,
+    ) -> Outcome<Reply<'static>> {
+        let made = self.make(directory, name, wanted, |volume, dir| {
+            let new = new(FileType::File, dir, wanted, FILE_MODE);
+            Ok(volume.files.create(dir.ino, name, &new)?)
+        })?;
+        Ok(Reply::CreateFile {
+            fid: made.fid,
+            status: self.status(&made.volume, made.ino)?,
+            directory_status: made.directory_status,
+            callback: made.callback.now(),
+            sync: made.volume.sync(),
+        })
+    }
+
+    pub(super) fn make_dir(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        wanted: &AfsStoreStatus,
+    ) -> Outcome<Reply<'static>> {
+        let made = self.make(directory, name, wanted, |volume, dir| {
+            let new = new(FileType::Directory, dir, wanted, DIRECTORY_MODE);
+            Ok(volume.files.create(dir.ino, name, &new)?)
+        })?;
+        Ok(Reply::MakeDir {
+            fid: made.fid,
+            status: self.status(&made.volume, made.ino)?,
+            directory_status: made.directory_status,
+            callback: made.callback.now(),
+            sync: made.volume.sync(),
+        })
+    }
+
+    pub(crate) fn symlink(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        contents: &[u8],
+        wanted: &AfsStoreStatus,
+    ) -> Outcome<Reply<'static>> {
+        let made = self.make(directory, name, wanted, |volume, dir| {
+            let (uid, gid) = (ANONYMOUS, dir.inode.gid);
+            let made = volume.files.symlink(dir.ino, name, contents, uid, gid)?;
+            let mode = wanted.unix_mode_bits.unwrap_or(LINK_MODE) & 0o777;
+            let set = SetAttr {
+                permissions: (mode != LINK_MODE).then_some(mode),
+                ..SetAttr::default()
+            };
+            set_attr(volume, made.ino, &set)
+        })?;
+        Ok(Reply::Symlink {
+            fid: made.fid,
+            status: self.status(&made.volume, made.ino)?,
+            directory_status: made.directory_status,
+            sync: made.volume.sync(),
+        })
+    }
+
+    /// Makes something with a name in a directory.
+    fn make(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        wanted: &AfsStoreStatus,
+        make: impl FnOnce(&Arc<Volume>, &Attr) -> Outcome<Attr>,
+    ) -> Outcome<Made> {
+        let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
+        let locked = volume.directories.of(dir.ino);
+        let mut pages = locked.lock();
+        let before = pages.prepare(&volume.files, Some(name))?;
+        let made = make(&volume, &dir).and_then(|attr| {
+            let fid = fid_of(&attr)?;
+            pages.insert(name, fid);
+            let callback = self.promise(&volume, attr.ino);
+            if let Some(seconds) = wanted.client_mod_time {
+                let seconds = seconds.into();
+                let set = SetAttr {
+                    modified: Some(SetTime::To(Time { seconds, nanos: 0 })),
+                    ..SetAttr::default()
+                };
+                set_attr(&volume, attr.ino, &set)?;
+            }
+            Ok(Made {
+                fid: fid.within(volume.id),
+                ino: attr.ino,
+                callback,
+                directory_status: self.settle(&volume, &mut pages)?,
+                volume: Arc::clone(&volume),
+            })
+        });
+        drop(pages);
+        let changed = [Change::answered(dir.ino, directory.into())];
+        self.after(&volume, (dir.ino, before), &changed, made)
+    }
+
+    pub(super) fn link(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        existing: &AfsFid,
+    ) -> Outcome<Reply<'static>> {
+        let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
+        if existing.volume != directory.volume {
+            return Err(Fault::Errno(libc::EXDEV));
+        }
+        let ino = volume.ino(existing)?;
+        let locked = volume.directories.of(dir.ino);
+        let mut pages = locked.lock();
+        let attr = volume.files.attr(ino)?;
+        // The access list of a file is that of its directory, so there is only one.
+        if !attr.inode.is_dir() && attr.inode.parent != dir.ino {
+            return Err(Fault::Errno(libc::EXDEV));
+        }
+        let before = pages.prepare(&volume.files, Some(name))?;
+        volume.files.link(ino, dir.ino, name)?;
+        pages.insert(name, Fid::from(existing));
+        let linked = self.settle(&volume, &mut pages);
+        drop(pages);
+        let changed = [
+            Change::answered(dir.ino, directory.into()),
+            Change::answered(ino, existing.into()),
+        ];
+        let directory_status = self.after(&volume, (dir.ino, before), &changed, linked)?;
+        Ok(Reply::Link {
+            status: self.status(&volume, ino)?,
+            directory_status,
+            sync: volume.sync(),
+        })
+    }
+
+    pub(super) fn remove_file(&self, directory: &AfsFid, name: &[u8]) -> Outcome<Reply<'static>> {
+        let (volume, directory_status) = self.remove(directory, name, false)?;
+        Ok(Reply::RemoveFile {
+            directory_status,
+            sync: volume.sync(),
+        })
+    }
+
+    pub(super) fn remove_dir(&self, directory: &AfsFid, name: &[u8]) -> Outcome<Reply<'static>> {
+        let (volume, directory_status) = self.remove(directory, name, true)?;
+        Ok(Reply::RemoveDir {
+            directory_status,
+            sync: volume.sync(),
+        })
+    }
+
+    fn remove(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        is_dir: bool,
+    ) -> Outcome<(Arc<Volume>, AfsFetchStatus)> {
+        let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
+        let locked = volume.directories.of(dir.ino);
+        let mut pages = locked.lock();
+        // What is not there leaves no mark of a change.
+        let named = volume.files.lookup(dir.ino, name)?;
+        let before = pages.prepare(&volume.files, None)?;
+        let removed = match is_dir {
+            true => volume.files.rmdir(dir.ino, name),
+            false => volume.files.unlink(dir.ino, name),
+        };
+        let mut changed = vec![Change::answered(dir.ino, directory.into())];
+        changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
+        let removed = removed.map_err(Fault::from).and_then(|gone| {
+            pages.remove(name);
+            self.forget_if_gone(&volume, &gone);
+            self.settle(&volume, &mut pages)
+        });
+        drop(pages);
+        let directory_status = self.after(&volume, (dir.ino, before), &changed, removed)?;
+        Ok((volume, directory_status))
+    }
+
+    /// What has lost a name, and may have been the last one.
+    pub(super) fn forget_if_gone(&self, volume: &Volume, attr: &Attr) {
+        if attr.inode.is_dir() {
+            volume.directories.forget(attr.ino);
+        } else if attr.inode.links == 0 {
+            self.shared.locks.forget((volume.id, attr.ino));
+        }
+    }
+
+    /// The status of a directory that has changed, and is locked still.
+    pub(super) fn settle(&self, volume: &Volume, pages: &mut Pages) -> Outcome<AfsFetchStatus> {
+        let (attr, length) = pages.settle(&volume.files)?;
+        self.status_of(volume, &attr, length)
+    }
+
+    /// After a change of a directory, which had that version before: makes it durable, and tells others of
+    /// it. Also one that failed, if it has happened all the same; of that the caller is told too, whose
+    /// answer says nothing.
+    pub(super) fn after<T>(
+        &self,
+        volume: &Volume,
+        (dir, before): (Ino, u64),
+        changed: &[Change],
+        done: Outcome<T>,
+    ) -> Outcome<T> {
+        let fault = match done {
+            Ok(done) => return self.durable(volume, changed).map(|()| done),
+            Err(fault) => fault,
+        };
+        let now = volume.files.attr(dir).map(|attr| attr.inode.data_version);
+        if now.ok() != Some(before) {
+            let told = |change: &Change| Change {
+                is_answered: false,
+                ..*change
+            };
+            let changed: Vec<_> = changed.iter().map(told).collect();
+            self.durable(volume, &changed)?;
+        }
+        Err(fault)
+    }
+
+    /// Makes a change durable, and tells others of it.
+    pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> Outcome<()> {
+        let durable = volume.directories.sync(&volume.files);
+        self.tell(volume, changed);
+        Ok(durable?)
+    }
+}
+
+/// The change of what has lost a name, as it is now. No answer tells of a file that has other names.
+pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
+    let is_answered = attr.inode.is_dir() || attr.inode.links == 0;
+    Fid::of(attr).map(|fid| Change {
+        ino: attr.ino,
+        fid,
+        is_answered,
+    })
+}
+
+/// What is made, without the bits that give its owner's or group's rights to whoever runs it: those are
+/// for administrators.
+fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
+    New {
+        kind,
+        permissions: wanted.unix_mode_bits.unwrap_or(mode) & 0o7777 & !SET_ID,
+        umask: 0,
+        uid: ANONYMOUS,
+        gid: dir.inode.gid,
+        rdev: 0,
+    }
+}
+
+fn set_attr(volume: &Arc<Volume>, ino: Ino, set: &SetAttr) -> Outcome<Attr> {
+    Ok(lanes::with(volume, |lane| lane.set_attr(ino, set))??)
+}

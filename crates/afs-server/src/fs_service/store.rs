@@ -1,0 +1,264 @@
+//! Data and attributes from clients.
+//!
+//! What a client stores is received before it is written, a part at a time, so that nobody waits for a
+//! slow client. It is one change to all others: the version rises by one, when all of it is there.
+
+use super::{ANONYMOUS, Change, SET_ID, Visit};
+use crate::error::{DENIED, Fault, Outcome};
+use crate::fid::Fid;
+use crate::lanes;
+use crate::stats::add;
+use crate::stores::Store;
+use crate::volume::Volume;
+use afs_proto::fs::{AfsStoreStatus, Reply};
+use afs_proto::{Abort, AfsFid, Rights};
+use fs::{At, Attr, FileType, Handle, Ino, Lane, SetAttr, SetTime, Time};
+use rx::{Bytes, Call};
+use std::sync::Arc;
+
+/// Bytes that are received before they are written.
+const CHUNK: u64 = 1 << 20;
+
+/// The mode bit without which the owner of a file does not want it written.
+const MAY_WRITE: u32 = 0o200;
+
+/// Where data goes, in bytes.
+pub(super) struct Place {
+    pub(super) position: u64,
+    /// Of the data.
+    pub(super) length: u64,
+    /// Of the file, at least; what it had beyond is cut off before.
+    pub(super) file_length: u64,
+}
+
+impl Visit<'_> {
+    pub(super) fn store_data(
+        &self,
+        call: &mut Call,
+        first: Bytes,
+        fid: &AfsFid,
+        wanted: &AfsStoreStatus,
+        place: &Place,
+    ) -> Outcome<()> {
+        let volume = self.volume_to_change(fid)?;
+        let ino = volume.ino(fid)?;
+        let attr = volume.files.attr(ino)?;
+        match attr.inode.kind {
+            FileType::File => {}
+            FileType::Directory => return Err(Fault::Errno(libc::EISDIR)),
+            _ => return Err(Fault::Errno(libc::EINVAL)),
+        }
+        self.check(&volume, &attr, Rights::WRITE)?;
+        if attr.inode.uid != ANONYMOUS && attr.inode.permissions & MAY_WRITE == 0 {
+            return Err(DENIED);
+        }
+        let end = place.position.checked_add(place.length);
+        if end.is_none_or(|end| end.max(place.file_length) > fs::FILE_SIZE_MAX) {
+            return Err(Fault::Errno(libc::EFBIG));
+        }
+        let handle = volume.files.open(ino)?;
+        let mut data = Data {
+            call,
+            piece: first,
+            left: place.length,
+        };
+        let part = data.next()?;
+        let mut store = volume.stores.begin(&volume.files, ino)?;
+        let stored = lanes::with(&volume, |lane| {
+            let mode = handle.attr()?.inode.permissions;
+            if mode & SET_ID != 0 {
+                // Before the first byte, and durable with the version that is.
+                let set = SetAttr {
+                    permissions: Some(mode & !SET_ID),
+                    ..SetAttr::default()
+                };
+                lane.set_attr(ino, &set)?;
+            }
+            let written = write_all(lane, &handle, place, part, &mut data, &mut store);
+            let set = written.and_then(|()| {
+                lane.set_attr(ino, &attributes(wanted, MODTIME))?;
+                Ok(())
+            });
+            // Also what was written of a store that failed has a version now.
+            let synced = lane.sync(&handle);
+            store.durable = synced.is_ok();
+            set.and(synced.map_err(Fault::from))
+        });
+        drop(store);
+        let stored = stored.map_err(Fault::from).flatten();
+        // Also what failed may have changed something.
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
+        stored?;
+        let counters = &self.shared.counters;
+        add(&counters.stores, 1);
+        add(&counters.stored_data, 1);
+        add(&counters.stored_bytes, place.length);
+        let status = self.status(&volume, ino)?;
+        super::write(
+            call,
+            &Reply::StoreData {
+                status,
+                sync: volume.sync(),
+            },
+        )
+    }
+
+    pub(super) fn store_status(
+        &self,
+        fid: &AfsFid,
+        wanted: &AfsStoreStatus,
+    ) -> Outcome<Reply<'static>> {
+        let volume = self.volume_to_change(fid)?;
+        let ino = volume.ino(fid)?;
+        let attr = volume.files.attr(ino)?;
+        match gives_away(&attr, wanted) || sets_id(wanted) {
+            // As for a system call, it is not a matter of the file's access list.
+            true => self
+                .check(&volume, &attr, Rights::ADMINISTER)
+                .map_err(|_| Fault::Errno(libc::EPERM))?,
+            false => self.check(&volume, &attr, rights_to_set(&attr))?,
+        };
+        self.set_attributes(&volume, ino, wanted)?;
+        let durable = volume.files.sync_names();
+        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
+        durable?;
+        add(&self.shared.counters.stores, 1);
+        Ok(Reply::StoreStatus {
+            status: self.status(&volume, ino)?,
+            sync: volume.sync(),
+        })
+    }
+
+    fn set_attributes(
+        &self,
+        volume: &Arc<Volume>,
+        ino: Ino,
+        wanted: &AfsStoreStatus,
+    ) -> Outcome<()> {
+        let set = attributes(wanted, ALL);
+        lanes::with(volume, |lane| lane.set_attr(ino, &set).map(drop))?.map_err(Fault::from)
+    }
+}
+
+/// Whether somebody else is to own it. Nobody gives away files but who may change access lists.
+fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
+    wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
+        || wanted.group.is_some_and(|group| group != attr.inode.gid)
+}
+
+/// Whether whoever runs it is to have its owner's or group's rights. That too takes the right to change
+/// access lists: who may write a file did not make it, and need not be who it would act for.
+fn sets_id(wanted: &AfsStoreStatus) -> bool {
+    wanted.unix_mode_bits.is_some_and(|mode| mode & SET_ID != 0)
+}
+
+/// What it takes to change other attributes.
+fn rights_to_set(attr: &Attr) -> Rights {
+    match attr.inode.kind {
+        FileType::Directory => Rights::INSERT.or(Rights::DELETE),
+        _ => Rights::WRITE,
+    }
+}
+
+/// Which of the attributes count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    All,
+    Modified,
+}
+const ALL: Which = Which::All;
+const MODTIME: Which = Which::Modified;
+
+fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
+    let time = |seconds: u32| {
+        SetTime::To(Time {
+            seconds: seconds.into(),
+            nanos: 0,
+        })
+    };
+    let modified = wanted.client_mod_time.map(time);
+    if which == Which::Modified {
+        return SetAttr {
+            modified,
+            ..SetAttr::default()
+        };
+    }
+    SetAttr {
+        permissions: wanted.unix_mode_bits.map(|mode| mode & 0o7777),
+        uid: wanted.owner,
+        gid: wanted.group,
+        modified,
+        ..SetAttr::default()
+    }
+}
+
+/// Writes everything, as one change of the file's version. Bytes that are overwritten go to where they were,
+/// and those that are cut off are gone at once, also from what is on its way to clients, so the new
+/// version is durable first: a crash in between leaves no old version with other bytes.
+fn write_all(
+    lane: &mut Lane,
+    file: &Handle,
+    place: &Place,
+    first: Vec<u8>,
+    data: &mut Data<'_>,
+    store: &mut Store<'_>,
+) -> Outcome<()> {
+    let size = file.attr()?.inode.size;
+    let end = place.position + place.length;
+    let cuts = place.file_length < size;
+    let grows = place.file_length > size.max(end);
+    if cuts || place.length > 0 && place.position < size {
+        lane.files().raise_version(file.ino())?;
+        store.raised = true;
+        lane.files().sync_names()?;
+    }
+    if cuts || grows || place.length == 0 {
+        let set = SetAttr {
+            size: Some(place.file_length),
+            has_version: store.raised,
+            ..SetAttr::default()
+        };
+        lane.set_attr(file.ino(), &set)?;
+        store.raised = true;
+    }
+    let (mut at, mut part) = (place.position, first);
+    while !part.is_empty() {
+        match store.raised {
+            false => lane.write(file, At::Offset(at), &part).map(drop)?,
+            true => lane.write_more(file, at, &part)?,
+        }
+        store.raised = true;
+        at += part.len() as u64;
+        part = data.next()?;
+    }
+    Ok(())
+}
+
+/// The data of a call, as it comes.
+struct Data<'c> {
+    call: &'c mut Call,
+    /// Received, and not taken yet.
+    piece: Bytes,
+    /// Bytes that are to come, `piece` among them.
+    left: u64,
+}
+
+impl Data<'_> {
+    /// The next part; empty at the end.
+    fn next(&mut self) -> Outcome<Vec<u8>> {
+        let wanted = usize::try_from(self.left.min(CHUNK)).unwrap_or(0);
+        let mut part = Vec::with_capacity(wanted);
+        while part.len() < wanted {
+            if self.piece.is_empty() {
+                self.call.await_bytes(wanted - part.len())?;
+                let piece = self.call.read()?;
+                self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
+            }
+            let taken = self.piece.len().min(wanted - part.len());
+            part.extend_from_slice(self.piece.slice(0..taken).as_ref());
+            self.piece = self.piece.slice(taken..self.piece.len());
+        }
+        self.left -= wanted as u64;
+        Ok(part)
+    }
+}

@@ -1,0 +1,163 @@
+//! What is known of volumes, and of the server.
+
+use super::Visit;
+use crate::error::{Fault, Outcome};
+use crate::server::Shared;
+use crate::volume::{Kind, Volume, VolumeId};
+use afs_proto::fs::{
+    AfsFetchVolumeStatus, AfsStoreVolumeStatus, DiskName, Reply, ViceDisk, ViceStatistics,
+    ViceVolumeType, stats64,
+};
+use afs_proto::{Abort, List, Message, Name, Rights, WireError};
+use fs::{Quota, ROOT};
+use rx::Call;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Bytes of a unit of quota and use.
+const KIB: u64 = 1024;
+
+/// The partition that clients are told of.
+const PARTITION: &[u8] = b"/vicepa";
+
+impl Visit<'_> {
+    pub(super) fn volume_status(&self, call: &mut Call, id: VolumeId) -> Outcome<()> {
+        let volume = self.volume_with(id, Rights::LOOKUP)?;
+        let status = status(self.shared, &volume)?;
+        super::write(
+            call,
+            &Reply::GetVolumeStatus {
+                status,
+                name: Name::new(volume.name.as_bytes())?,
+                offline_message: Message::new(b"")?,
+                motd: Message::new(b"")?,
+            },
+        )
+    }
+
+    pub(super) fn set_volume_status(
+        &self,
+        id: VolumeId,
+        wanted: &AfsStoreVolumeStatus,
+    ) -> Outcome<Reply<'static>> {
+        let volume = self.volume_with(id, Rights::ADMINISTER)?;
+        volume.check_writable()?;
+        if let Some(quota) = wanted.max_quota {
+            let quota = u64::try_from(quota).map_err(|_| Fault::Errno(libc::EINVAL))?;
+            let files = volume.files.fileset();
+            let quota = Quota {
+                blocks: (quota * KIB).div_ceil(fs::BLOCK_BYTES),
+                inodes: files.record()?.quota_inodes,
+            };
+            self.shared.volumes.fs().set_quota(files.id(), quota)?;
+        }
+        Ok(Reply::SetVolumeStatus {})
+    }
+
+    /// A volume, if the caller has these rights on its root.
+    fn volume_with(&self, id: VolumeId, wanted: Rights) -> Outcome<Arc<Volume>> {
+        let volume = self.shared.volumes.get(id).ok_or(Abort::VNOVOL)?;
+        self.check(&volume, &volume.files.attr(ROOT)?, wanted)?;
+        Ok(volume)
+    }
+}
+
+fn status(shared: &Shared, volume: &Volume) -> Outcome<AfsFetchVolumeStatus> {
+    let record = volume.files.fileset().record()?;
+    let (free, all) = partition(shared);
+    let used = record.used_blocks * fs::BLOCK_BYTES / KIB;
+    Ok(AfsFetchVolumeStatus {
+        volume: volume.id,
+        parent: volume.parent,
+        online: true,
+        in_service: true,
+        blessed: true,
+        needs_salvage: false,
+        kind: match volume.kind {
+            Kind::ReadWrite => ViceVolumeType::ReadWrite,
+            Kind::ReadOnly | Kind::Backup => ViceVolumeType::ReadOnly,
+        },
+        min_quota: 0,
+        max_quota: kib(record.quota_blocks * fs::BLOCK_BYTES / KIB),
+        blocks_in_use: kib(used),
+        partition_blocks_available: free,
+        partition_max_blocks: all,
+    })
+}
+
+/// Room that is free, and room in all, in KiB.
+fn partition(shared: &Shared) -> (i32, i32) {
+    let usage = shared.volumes.fs().usage();
+    let all = shared.volumes.fs().superblock().device_blocks;
+    let in_kib = |blocks: u64| kib(blocks * (fs::BLOCK_BYTES / KIB));
+    (in_kib(usage.available), in_kib(all))
+}
+
+/// A number of KiB, 2 TiB at most.
+fn kib(count: u64) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// Counts of 32 bits, which begin anew when they are full.
+pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
+    let counts = shared.counters.read();
+    let low = |count: u64| count as u32;
+    let (clients, active) = shared.hosts.count(crate::server::ACTIVE_SECONDS);
+    let (blocks_available, total_blocks) = partition(shared);
+    let mut disks = [ViceDisk::default(); 10];
+    disks[0] = ViceDisk {
+        blocks_available,
+        total_blocks,
+        name: DiskName::new(PARTITION).unwrap_or_default(),
+    };
+    let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    Reply::GetStatistics {
+        statistics: Box::new(ViceStatistics {
+            current_time: low(shared.clock().as_secs()),
+            start_time: low(since_1970(shared.started)),
+            total_calls: low(counts.calls),
+            total_fetches: low(counts.fetches),
+            fetch_datas: low(counts.fetched_data),
+            fetched_bytes: low(counts.fetched_bytes),
+            total_stores: low(counts.stores),
+            store_datas: low(counts.stored_data),
+            stored_bytes: low(counts.stored_bytes),
+            workstations: count(clients),
+            active_workstations: count(active),
+            disks,
+            ..ViceStatistics::default()
+        }),
+    }
+}
+
+/// Counts of 64 bits, as many as the client knows.
+pub(super) fn statistics64(shared: &Shared, version: i32) -> Outcome<Reply<'static>> {
+    let known = usize::try_from(version).map_err(|_| WireError::Incomplete)?;
+    let counts = shared.counters.read();
+    let (clients, active) = shared.hosts.count(crate::server::ACTIVE_SECONDS);
+    let mut all = vec![0; stats64::COUNT];
+    for (place, value) in [
+        (stats64::CURRENT_TIME, shared.clock().as_secs()),
+        (stats64::START_TIME, since_1970(shared.started)),
+        (stats64::TOTAL_FETCHES, counts.fetches),
+        (stats64::FETCH_DATAS, counts.fetched_data),
+        (stats64::FETCHED_BYTES, counts.fetched_bytes),
+        (stats64::TOTAL_STORES, counts.stores),
+        (stats64::STORE_DATAS, counts.stored_data),
+        (stats64::STORED_BYTES, counts.stored_bytes),
+        (stats64::TOTAL_VICE_CALLS, counts.calls),
+        (stats64::WORKSTATIONS, clients as u64),
+        (stats64::ACTIVE_WORKSTATIONS, active as u64),
+    ] {
+        all[place] = value;
+    }
+    all.truncate(known);
+    Ok(Reply::GetStatistics64 {
+        statistics: List::new(all)?,
+    })
+}
+
+fn since_1970(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.as_ref().map_or(0, Duration::as_secs)
+}

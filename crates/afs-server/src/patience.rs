@@ -1,0 +1,222 @@
+//! What strangers may cost: how many calls wait for clients that do not answer at once, and what is
+//! remembered of the networks that those clients are in.
+//!
+//! A client that works answers who it is within a round trip, so all may wait that long. What waits
+//! longer needs a place. There are places for half of the threads, and for a quarter of them from one
+//! network: the others serve those who are known.
+//!
+//! **Invariant:** threads that wait for clients beyond [`QUICK`] are at most half of all.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time that a client has to answer who it is before its call needs a place to wait: some round trips of
+/// a slow network.
+pub(crate) const QUICK: Duration = Duration::from_millis(250);
+
+/// How long it is remembered what the clients of a network did not do.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Clients of a network that may leave us without an answer to who they are, within the window, before
+/// all of its strangers need a place from the start. Programs that have no callback service are some.
+const UNANSWERED_MAX: u32 = 16;
+
+/// Times that clients of a network may leave us without an answer to a change, within the window, before
+/// strangers from there are promised nothing: each has cost somebody the time there is. Clients that are
+/// lost together, as when their network fails, cost it once.
+const LOST_MAX: u32 = 4;
+
+/// Networks that are remembered; beyond, all are forgotten for whom nothing waits.
+const NETWORKS_MAX: usize = 4096;
+
+/// The places, and the networks of which something is to be remembered.
+pub(crate) struct Patience {
+    all_max: usize,
+    network_max: usize,
+    answer_time: Duration,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    waiting: usize,
+    networks: HashMap<IpAddr, Network>,
+}
+
+struct Network {
+    waiting: usize,
+    /// The window's beginning.
+    since: Instant,
+    unanswered: u32,
+    lost: u32,
+    /// When the last of these was.
+    lost_at: Option<Instant>,
+}
+
+/// A place to wait, which is given back when this is dropped.
+pub(crate) struct Place<'p> {
+    of: &'p Patience,
+    network: IpAddr,
+}
+
+impl Patience {
+    /// Places for that many threads. Clients have that time to answer.
+    pub(crate) fn new(workers: usize, answer_time: Duration) -> Patience {
+        Patience {
+            all_max: (workers / 2).max(1),
+            network_max: (workers / 4).max(1),
+            answer_time,
+            table: Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place to wait for a client, if there is one.
+    pub(crate) fn place(&self, client: IpAddr) -> Option<Place<'_>> {
+        let mut table = self.table();
+        if table.waiting >= self.all_max {
+            return None;
+        }
+        let network = table.network(client);
+        if network.waiting >= self.network_max {
+            return None;
+        }
+        network.waiting += 1;
+        table.waiting += 1;
+        let network = network_of(client);
+        Some(Place { of: self, network })
+    }
+
+    /// A client did not say who it is.
+    pub(crate) fn unanswered(&self, client: IpAddr) {
+        self.table().network(client).unanswered += 1;
+    }
+
+    /// A client did not answer that a file has changed.
+    pub(crate) fn lost(&self, client: IpAddr) {
+        let mut table = self.table();
+        let network = table.network(client);
+        let now = Instant::now();
+        if network
+            .lost_at
+            .is_none_or(|at| now - at >= self.answer_time)
+        {
+            network.lost += 1;
+            network.lost_at = Some(now);
+        }
+    }
+
+    /// Whether too many of a client's network did not say who they are.
+    pub(crate) fn is_short(&self, client: IpAddr) -> bool {
+        let table = self.table();
+        let network = table.networks.get(&network_of(client));
+        network.is_some_and(|n| n.is_recent() && n.unanswered >= UNANSWERED_MAX)
+    }
+
+    /// Until when strangers of a client's network are promised nothing, if that is so.
+    pub(crate) fn distrusted_until(&self, client: IpAddr) -> Option<Instant> {
+        let table = self.table();
+        let network = table.networks.get(&network_of(client))?;
+        (network.is_recent() && network.lost >= LOST_MAX).then(|| network.since + WINDOW)
+    }
+}
+
+impl Table {
+    fn network(&mut self, client: IpAddr) -> &mut Network {
+        let network = network_of(client);
+        if self.networks.len() >= NETWORKS_MAX && !self.networks.contains_key(&network) {
+            self.networks.retain(|_, n| n.waiting > 0);
+        }
+        let network = self.networks.entry(network).or_insert_with(Network::new);
+        if !network.is_recent() {
+            let waiting = network.waiting;
+            *network = Network::new();
+            network.waiting = waiting;
+        }
+        network
+    }
+}
+
+impl Network {
+    fn new() -> Network {
+        Network {
+            waiting: 0,
+            since: Instant::now(),
+            unanswered: 0,
+            lost: 0,
+            lost_at: None,
+        }
+    }
+
+    fn is_recent(&self) -> bool {
+        self.since.elapsed() < WINDOW
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut table = self.of.table();
+        table.waiting -= 1;
+        if let Some(network) = table.networks.get_mut(&self.network) {
+            network.waiting -= 1;
+        }
+    }
+}
+
+/// What one host can have many of: an IPv4 address, or an IPv6 network of 64 bits.
+fn network_of(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_a_quarter_of_the_threads_and_all_have_half() {
+        let patience = Patience::new(16, Duration::ZERO);
+        let places = |address: &str| {
+            let client = address.parse().expect("an address");
+            std::iter::from_fn(|| patience.place(client)).collect::<Vec<_>>()
+        };
+        let one = places("10.0.0.1");
+        assert_eq!(one.len(), 4);
+        let two = places("2001:db8::1");
+        assert_eq!(two.len(), 4);
+        assert!(places("10.0.0.2").is_empty());
+        drop(one);
+        assert!(places("2001:db8::2").is_empty(), "the same network");
+        assert_eq!(places("::ffff:10.0.0.1").len(), 4);
+        drop(two);
+        assert_eq!(places("10.0.0.2").len(), 4);
+    }
+
+    #[test]
+    fn what_the_clients_of_a_network_did_not_do_is_remembered() {
+        let patience = Patience::new(16, Duration::ZERO);
+        let (one, other) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        for _ in 0..UNANSWERED_MAX {
+            assert!(!patience.is_short(one));
+            patience.unanswered(one);
+        }
+        assert!(patience.is_short(one) && !patience.is_short(other));
+        for _ in 0..LOST_MAX {
+            assert_eq!(patience.distrusted_until(one), None);
+            patience.lost(one);
+        }
+        assert!(patience.distrusted_until(one).is_some());
+        // All at once is one time.
+        let together = Patience::new(16, 2 * WINDOW);
+        (0..100).for_each(|_| together.lost(one));
+        assert_eq!(together.distrusted_until(one), None);
+        assert_eq!(patience.distrusted_until(other), None);
+    }
+}

@@ -1,0 +1,275 @@
+//! A server: its ports, two at each address, and what its threads share.
+
+use crate::admin::Administration;
+use crate::callback::Promises;
+use crate::config::Config;
+use crate::error::{DENIED, Fault, Outcome};
+use crate::fs_service::FileService;
+use crate::hosts::{Client, Hosts};
+use crate::locks::Locks;
+use crate::stats::{Called, Counters, Counts};
+use crate::vl::Location;
+use crate::volume::Volumes;
+use afs_proto::gather::REQUEST_BYTES_MAX;
+use afs_proto::{Abort, Uuid, WireError};
+use cache::Cache;
+use fs::Fs;
+use rx::{Bytes, Call, Port, PortStats, Service, Settings};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Seconds within which a client that was heard of counts as active.
+pub(crate) const ACTIVE_SECONDS: u32 = 900;
+
+/// Addresses of a server at most: what OpenAFS's location service keeps (`VL_MAXIPADDRS_PERMH`).
+pub const ADDRESSES_MAX: usize = 15;
+
+/// A file server that runs. It stops when it is dropped: calls that are being served come to their
+/// end first.
+pub struct Server {
+    shared: Arc<Shared>,
+    files: Vec<Port>,
+    location: Vec<Port>,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port that cannot be had.
+    #[error("cannot listen at {address}")]
+    Port {
+        /// Which.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A fileset that cannot be opened.
+    #[error(transparent)]
+    Files(#[from] fs::Error),
+}
+
+/// What all calls use.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) identity: Uuid,
+    pub(crate) volumes: Volumes,
+    pub(crate) hosts: Hosts,
+    pub(crate) promises: Promises,
+    pub(crate) locks: Locks,
+    pub(crate) counters: Counters,
+    /// Bytes of the cache that are on their way to clients.
+    pub(crate) lent: Arc<AtomicUsize>,
+    pub(crate) started: SystemTime,
+}
+
+/// How a server does.
+#[derive(Debug, Clone, Default)]
+pub struct ServerStats {
+    /// What it has done.
+    pub counts: Counts,
+    /// The procedures of the file service that were called.
+    pub called: Vec<Called>,
+    /// Clients that it knows.
+    pub clients: usize,
+    /// Of them, those that it has heard of within the last quarter of an hour.
+    pub active_clients: usize,
+    /// Promises to tell of changes.
+    pub promises: usize,
+    /// The ports of the file service.
+    pub files: PortStats,
+    /// The ports of the volume location service.
+    pub location: PortStats,
+}
+
+impl Server {
+    /// Serves the filesets of a file system.
+    ///
+    /// # Errors
+    /// A port that is taken; a fileset that cannot be opened.
+    pub fn start(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> Result<Server, StartError> {
+        let shared = Shared::new(config, fs, cache)?;
+        let location = Service {
+            id: afs_proto::vl::SERVICE,
+            handler: Arc::new(Location {
+                shared: Arc::clone(&shared),
+            }),
+        };
+        let files = Service {
+            id: afs_proto::fs::SERVICE,
+            handler: Arc::new(FileService {
+                shared: Arc::clone(&shared),
+            }),
+        };
+        let config = &shared.config;
+        Ok(Server {
+            location: open(
+                config,
+                &config.location_service,
+                LOCATION_WORKERS,
+                &location,
+            )?,
+            files: open(config, &config.file_service, config.workers, &files)?,
+            shared,
+        })
+    }
+
+    /// What its administrator may do.
+    pub fn administration(&self) -> Administration {
+        Administration::of(Arc::clone(&self.shared))
+    }
+
+    /// The volumes that it serves.
+    pub fn volumes(&self) -> &Volumes {
+        &self.shared.volumes
+    }
+
+    /// Where the file service listens: the first of its addresses.
+    pub fn file_service(&self) -> SocketAddr {
+        self.files[0].address()
+    }
+
+    /// Where the volume location service listens: the first of its addresses.
+    pub fn location_service(&self) -> SocketAddr {
+        self.location[0].address()
+    }
+
+    /// How it does.
+    pub fn stats(&self) -> ServerStats {
+        let shared = &self.shared;
+        let (clients, active_clients) = shared.hosts.count(ACTIVE_SECONDS);
+        ServerStats {
+            counts: shared.counters.read(),
+            called: shared.counters.called(),
+            clients,
+            active_clients,
+            promises: shared.promises.count(),
+            files: all_of(&self.files),
+            location: all_of(&self.location),
+        }
+    }
+
+    /// The clients, those that were heard of last first. Looks at each promise there is.
+    pub fn clients(&self) -> Vec<Client> {
+        let promises = self.shared.promises.by_client();
+        let mut clients = self.shared.hosts.all();
+        for client in &mut clients {
+            client.promises = promises.get(&client.address).copied().unwrap_or_default();
+        }
+        clients
+    }
+}
+
+/// Opens the ports of a service.
+fn open(
+    config: &Config,
+    addresses: &[SocketAddr],
+    workers: usize,
+    service: &Service,
+) -> Result<Vec<Port>, StartError> {
+    let open = |&address: &SocketAddr| {
+        let settings = Settings {
+            listen: address,
+            sockets: config.sockets,
+            workers,
+            ..Settings::default()
+        };
+        Port::open(&settings, vec![service.clone()])
+            .map_err(|source| StartError::Port { address, source })
+    };
+    addresses.iter().map(open).collect()
+}
+
+/// What passed through several ports.
+fn all_of(ports: &[Port]) -> PortStats {
+    ports
+        .iter()
+        .map(Port::stats)
+        .fold(PortStats::default(), |mut all, port| {
+            all.sockets.extend(port.sockets);
+            all.dropped += port.dropped;
+            all.send_errors += port.send_errors;
+            all.connections += port.connections;
+            all.calls += port.calls;
+            all
+        })
+}
+
+/// Calls of the volume location service at a time: they wait for nothing but their requests.
+const LOCATION_WORKERS: usize = 16;
+
+impl Shared {
+    pub(crate) fn new(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Arc<Shared>> {
+        let identity = identity(&fs);
+        Ok(Arc::new(Shared {
+            identity,
+            hosts: Hosts::new(identity, &config),
+            promises: Promises::new(&config),
+            volumes: Volumes::open(fs, cache, &config)?,
+            locks: Locks::default(),
+            counters: Counters::default(),
+            lent: Arc::default(),
+            started: SystemTime::now(),
+            config,
+        }))
+    }
+
+    /// Refuses those who may not call at all.
+    pub(crate) fn check_allowed(&self, call: &Call) -> Outcome<()> {
+        let allowed = &self.config.allowed;
+        let address = call.peer().ip();
+        match allowed.is_empty() || allowed.iter().any(|prefix| prefix.has(address)) {
+            true => Ok(()),
+            false => Err(DENIED),
+        }
+    }
+
+    /// Seconds of 1970 and what is beyond them.
+    pub(crate) fn clock(&self) -> Duration {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.unwrap_or_default()
+    }
+}
+
+/// The identity of the server of a file system: made from that of the file system, so that it stays.
+fn identity(fs: &Fs) -> Uuid {
+    Uuid(fs.superblock().uuid)
+}
+
+/// Time within which a request has to come, without the data that follows it: two packets, and some
+/// retransmissions of them. A thread waits for it.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
+
+/// Receives a request: bytes that begin with one, as `parse` finds. File data may follow in them, and in
+/// the call.
+pub(crate) fn receive(
+    call: &mut Call,
+    parse: impl Fn(&[u8]) -> afs_proto::Result<()>,
+) -> Outcome<Bytes> {
+    let is_whole = |bytes: &[u8]| match parse(bytes) {
+        Ok(()) => Ok(true),
+        Err(WireError::Incomplete) => Ok(false),
+        Err(error) => Err(error),
+    };
+    let deadline = Some(Instant::now() + REQUEST_TIME);
+    let first = call
+        .read_by(deadline)?
+        .ok_or(Fault::Code(Abort::RXGEN_DECODE))?;
+    if is_whole(first.as_ref())? {
+        return Ok(first);
+    }
+    let mut held = first.as_ref().to_vec();
+    loop {
+        let piece = call.read_by(deadline)?.ok_or(WireError::Incomplete)?;
+        held.extend_from_slice(piece.as_ref());
+        if is_whole(&held)? {
+            return Ok(held.into());
+        }
+        if held.len() > REQUEST_BYTES_MAX {
+            let (what, length, max) = ("a message", held.len(), REQUEST_BYTES_MAX);
+            return Err(WireError::TooLong { what, length, max }.into());
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What clients are told of a file.
+
+use crate::acl::Allowed;
+use crate::fid::Fid;
+use crate::volume::Volume;
+use afs_proto::fs::{AfsFetchStatus, FileType};
+use fs::{Attr, Time};
+
+/// The status of an inode. `length` is what there is to fetch: of a directory, its pages.
+pub(crate) fn of(
+    volume: &Volume,
+    attr: &Attr,
+    length: u64,
+    allowed: Allowed,
+    lock_count: i32,
+) -> AfsFetchStatus {
+    let inode = &attr.inode;
+    // A root is its own, which `afsd.fuse` relies on.
+    let parent = volume.files.attr(inode.parent).ok();
+    let parent = parent.as_ref().and_then(Fid::of);
+    let parent = parent.map_or((0, 0), |fid| (fid.vnode, fid.unique));
+    AfsFetchStatus {
+        file_type: file_type(inode.kind),
+        link_count: inode.links,
+        length,
+        data_version: inode.data_version,
+        author: inode.uid,
+        owner: inode.uid,
+        caller_access: allowed.caller,
+        anonymous_access: allowed.anybody,
+        unix_mode_bits: inode.permissions,
+        parent_vnode: parent.0,
+        parent_unique: parent.1,
+        residency_mask: 1,
+        client_mod_time: seconds(inode.modified),
+        server_mod_time: seconds(inode.changed),
+        group: inode.gid,
+        sync_counter: 0,
+        lock_count,
+        error_code: afs_proto::Abort(0),
+    }
+}
+
+fn file_type(kind: fs::FileType) -> FileType {
+    match kind {
+        fs::FileType::Directory => FileType::Directory,
+        fs::FileType::Symlink => FileType::SymbolicLink,
+        _ => FileType::File,
+    }
+}
+
+/// Seconds of 1970, from then to 2106.
+pub(crate) fn seconds(time: Time) -> u32 {
+    u32::try_from(time.seconds.max(0)).unwrap_or(u32::MAX)
+}

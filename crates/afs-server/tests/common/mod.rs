@@ -1,0 +1,250 @@
+//! What the tests share: a cell in memory or in a process of its own, and clients of it.
+#![allow(dead_code)] // Each test uses a part of it.
+
+pub mod calls;
+pub mod process;
+pub mod relay;
+
+use afs_client::{Error, Net};
+use afs_proto::cb;
+use afs_proto::fs::{Reply, Request};
+use afs_proto::{Abort, AfsFid, Reader, to_bytes};
+use afs_server::{Config, Kind, Server};
+use block::{BlockDevice, Mem};
+use cache::Cache;
+use fs::{Fs, Options};
+use rx::Timeouts;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that must happen, on a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The volume that tests work in.
+pub const VOLUME: &str = "root.cell";
+
+/// Bytes of a server's cache.
+pub const CACHE_BYTES: u64 = 32 << 20;
+
+/// A file system with the volume.
+pub fn format(device: &Arc<dyn BlockDevice>) {
+    Fs::format(Arc::clone(device), "cell").expect("formatted");
+    let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
+    fs.create_fileset(VOLUME).expect("a fileset");
+    fs.close().expect("closed");
+}
+
+/// A server on a device.
+pub struct Cell {
+    pub server: Server,
+    pub fs: Arc<Fs>,
+}
+
+/// Where anonymous clients may write.
+pub fn config() -> Config {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    Config {
+        file_service: vec![any],
+        location_service: vec![any],
+        anonymous_write: true,
+        workers: 16,
+        ..Config::default()
+    }
+}
+
+impl Cell {
+    /// A new cell in memory.
+    pub fn new() -> Cell {
+        Cell::with(config())
+    }
+
+    pub fn with(config: Config) -> Cell {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(256 << 20, 4096));
+        format(&device);
+        Cell::on(&device, config)
+    }
+
+    /// A cell on a device that has one.
+    pub fn on(device: &Arc<dyn BlockDevice>, config: Config) -> Cell {
+        let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
+        let fs = Arc::new(fs);
+        let cache = Cache::new(cache::Config::new(CACHE_BYTES)).expect("a cache");
+        let server = Server::start(config, Arc::clone(&fs), cache).expect("a server");
+        Cell { server, fs }
+    }
+
+    /// Number of the volume, or of one that belongs to it.
+    pub fn volume(&self, kind: Kind) -> u32 {
+        let name = format!("{VOLUME}{}", kind.suffix());
+        let found = self.server.volumes().find(name.as_bytes());
+        found.expect("the volume").id
+    }
+
+    pub fn root(&self) -> AfsFid {
+        AfsFid {
+            volume: self.volume(Kind::ReadWrite),
+            vnode: 1,
+            unique: 1,
+        }
+    }
+
+    /// A client that answers.
+    pub fn client(&self) -> Client {
+        Client::at(self, [127, 0, 0, 1].into())
+    }
+}
+
+/// What a client was told.
+#[derive(Default)]
+pub struct Told {
+    /// Files that have changed.
+    pub broken: Vec<AfsFid>,
+    /// Times that all promises ended.
+    pub ended: usize,
+    /// Times that it was asked who it is.
+    pub asked: usize,
+}
+
+/// What a client hears.
+#[derive(Default)]
+pub struct Ears {
+    pub told: Mutex<Told>,
+    changed: Condvar,
+    /// It hears and says nothing, and neither does its port.
+    pub deaf: AtomicBool,
+}
+
+impl Ears {
+    fn hear(&self, request: &cb::Request) {
+        if self.deaf.load(Ordering::Relaxed) {
+            // What comes now is for nobody.
+            while self.deaf.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return;
+        }
+        let mut told = self.told.lock().expect("told");
+        match request {
+            cb::Request::CallBack { fids, .. } => told.broken.extend(fids.iter().copied()),
+            cb::Request::TellMeAboutYourself {} => told.asked += 1,
+            cb::Request::InitCallBackState3 { .. } => told.ended += 1,
+            other => panic!("a client was asked {other:?}"),
+        }
+        drop(told);
+        self.changed.notify_all();
+    }
+
+    /// Waits for something that it is to be told.
+    pub fn wait(&self, what: impl Fn(&Told) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        let mut told = self.told.lock().expect("told");
+        while !what(&told) {
+            let left = until.checked_duration_since(Instant::now());
+            let left = left.expect("it was not told in time");
+            told = self.changed.wait_timeout(told, left).expect("told").0;
+        }
+    }
+
+    /// Files that it was told of, which are forgotten with this.
+    pub fn take(&self) -> Vec<AfsFid> {
+        std::mem::take(&mut self.told.lock().expect("told").broken)
+    }
+}
+
+/// A client of the file service.
+pub struct Client {
+    pub own: afs_client::Client,
+    pub ears: Arc<Ears>,
+    pub root: AfsFid,
+}
+
+impl Client {
+    /// A client at that address.
+    pub fn at(cell: &Cell, address: Ipv4Addr) -> Client {
+        let server = cell.server.file_service();
+        Client::new(address, server, cell.root(), Timeouts::default())
+    }
+
+    /// A client of a server in another process, which gives it up soon.
+    pub fn of(server: SocketAddr, volume: u32) -> Client {
+        let root = AfsFid {
+            volume,
+            vnode: 1,
+            unique: 1,
+        };
+        let timeouts = Timeouts {
+            dead: Duration::from_secs(2),
+            ..Timeouts::default()
+        };
+        Client::new(Ipv4Addr::LOCALHOST, server, root, timeouts)
+    }
+
+    fn new(address: Ipv4Addr, server: SocketAddr, root: AfsFid, timeouts: Timeouts) -> Client {
+        let ears = Arc::new(Ears::default());
+        let hears = Arc::clone(&ears);
+        let options = afs_client::Options {
+            timeouts,
+            ear: Some(Box::new(move |request| hears.hear(request))),
+            ..Default::default()
+        };
+        // A port of its own: a deaf client holds the threads of its port.
+        let own = Net::new().client(address, server, options);
+        Client {
+            own: own.expect("a port"),
+            ears,
+            root,
+        }
+    }
+
+    /// Makes a call without file data.
+    pub fn ask(&self, request: &Request<'_>) -> Result<Answer, Abort> {
+        let bytes = self.exchange(to_bytes(request), &[], 64 << 10)?;
+        let opcode = request.opcode();
+        Ok(Answer { opcode, bytes })
+    }
+
+    /// Makes a call: sends bytes and data, gives all that comes.
+    pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>, Abort> {
+        plain(self.own.exchange(head, data, most))
+    }
+}
+
+/// What a server that stays said.
+pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
+    outcome.map_err(|error| match error {
+        Error::Abort(code) => code,
+        error => panic!("a call broke: {error}"),
+    })
+}
+
+impl Drop for Client {
+    /// A port waits for those who answer its calls.
+    fn drop(&mut self) {
+        self.ears.deaf.store(false, Ordering::Relaxed);
+    }
+}
+
+/// What a call gave.
+pub struct Answer {
+    opcode: u32,
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    pub fn reply(&self) -> Reply<'_> {
+        let mut from = Reader::new(&self.bytes);
+        let reply = afs_proto::fs::read_reply(self.opcode, &mut from).expect("a reply");
+        assert!(from.rest().is_empty(), "more than the reply");
+        reply
+    }
+}
+
+/// Seed of a random test: `EVFS_SEED`, or this one.
+pub fn seed(default: u64) -> u64 {
+    let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
+    let seed = seed.unwrap_or(default);
+    println!("EVFS_SEED={seed}");
+    seed
+}

@@ -1,0 +1,287 @@
+//! Clients that do not answer, and what they may cost those who do.
+
+mod common;
+
+use afs_proto::cb::{self, InterfaceAddr};
+use afs_proto::fs::{Reply, Request};
+use afs_proto::{Abort, AfsFid, CallBackType, List, Reader, Uuid, prefix, to_bytes};
+use afs_server::Config;
+use common::{Cell, PATIENCE, config};
+use rx::{Call, Port, Service, Settings, Timeouts};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Whether a question is answered.
+type Answers = fn(&cb::Request) -> bool;
+
+/// A client that answers what it likes.
+struct Stranger {
+    port: Port,
+    server: std::net::SocketAddr,
+    /// Times that it was told that all promises are over.
+    ended: Arc<AtomicUsize>,
+    /// Which questions it answers.
+    answers: Arc<Mutex<Answers>>,
+}
+
+impl Stranger {
+    fn new(cell: &Cell, answers: Answers) -> Stranger {
+        let (ended, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(answers)));
+        let (told, asked) = (Arc::clone(&ended), Arc::clone(&answers));
+        let serve = move |call: &mut Call| {
+            let bytes = call.read_to_end(4096)?;
+            let (request, _) = prefix::<cb::Request>(&bytes).expect("a request");
+            while !asked.lock().expect("a function")(&request) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if matches!(request, cb::Request::InitCallBackState3 { .. }) {
+                told.fetch_add(1, Ordering::Relaxed);
+            }
+            let mut bytes = Vec::new();
+            answer(&request).write(&mut bytes);
+            Ok(call.write(bytes)?)
+        };
+        let service = Service {
+            id: cb::SERVICE,
+            handler: Arc::new(serve),
+        };
+        let mut stranger = Stranger::with(cell, vec![service]);
+        (stranger.ended, stranger.answers) = (ended, answers);
+        stranger
+    }
+
+    /// One that has these services.
+    fn with(cell: &Cell, services: Vec<Service>) -> Stranger {
+        let settings = Settings {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            ..Settings::default()
+        };
+        Stranger {
+            port: Port::open(&settings, services).expect("a port"),
+            server: cell.server.file_service(),
+            ended: Arc::default(),
+            answers: Arc::new(Mutex::new(ALL)),
+        }
+    }
+
+    fn start(&self, request: &Request<'_>) -> Call {
+        let (server, timeouts) = (self.server, Timeouts::default());
+        let connection = self.port.connect(server, afs_proto::fs::SERVICE, timeouts);
+        let mut call = connection.call().expect("a call");
+        call.write(to_bytes(request)).expect("written");
+        call.finish().expect("sent");
+        call
+    }
+
+    fn ask(&self, request: &Request<'_>) -> Result<Vec<u8>, Abort> {
+        match self.start(request).read_to_end(1 << 20) {
+            Ok(bytes) => Ok(bytes),
+            Err(rx::Error::Ended(rx::End::Aborted(code))) => Err(Abort(code)),
+            Err(error) => panic!("a call broke: {error}"),
+        }
+    }
+
+    /// Looks at a file: what it is promised.
+    fn look(&self, fid: AfsFid) -> Result<CallBackType, Abort> {
+        let request = Request::FetchStatus { fid };
+        let bytes = self.ask(&request)?;
+        let mut from = Reader::new(&bytes);
+        match afs_proto::fs::read_reply(request.opcode(), &mut from).expect("a reply") {
+            Reply::FetchStatus { callback, .. } => Ok(callback.kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Looks until it is served.
+    fn look_again(&self, fid: AfsFid) -> CallBackType {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.look(fid) {
+                Ok(kind) => return kind,
+                Err(code) => assert_eq!(code, Abort::VBUSY),
+            }
+            assert!(Instant::now() < until, "it is not served");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        // Its port waits for whoever answers.
+        *self.answers.lock().expect("a function") = ALL;
+    }
+}
+
+fn answer(request: &cb::Request) -> cb::Reply {
+    match request {
+        cb::Request::CallBack { .. } => cb::Reply::CallBack {},
+        cb::Request::InitCallBackState3 { .. } => cb::Reply::InitCallBackState3 {},
+        cb::Request::TellMeAboutYourself {} => cb::Reply::TellMeAboutYourself {
+            address: InterfaceAddr {
+                uuid: Uuid([9; 16]),
+                interfaces: List::new(Vec::new()).expect("none"),
+            },
+            capabilities: List::new(Vec::new()).expect("none"),
+        },
+        other => panic!("a client was asked {other:?}"),
+    }
+}
+
+const ALL: fn(&cb::Request) -> bool = |_| true;
+const NONE: fn(&cb::Request) -> bool = |_| false;
+const NO_CHANGES: fn(&cb::Request) -> bool = |r| !matches!(r, cb::Request::CallBack { .. });
+
+/// Goal: whoever is known is served while a stranger, who makes as many calls as there are threads, from
+/// one port or from many, is waited for.
+#[test]
+fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
+    let long = 2 * PATIENCE;
+    let cell = Cell::with(Config {
+        answer_time: long,
+        ..config()
+    });
+    let client = cell.client();
+    client.status(client.root).expect("served");
+    let request = Request::FetchStatus { fid: client.root };
+    let strangers: Vec<_> = (0..20).map(|_| Stranger::new(&cell, NONE)).collect();
+    let one = (0..40).map(|_| &strangers[0]);
+    let calls: Vec<Call> = one.chain(&strangers).map(|s| s.start(&request)).collect();
+    let begun = Instant::now();
+    for n in 0..20 {
+        client
+            .create(client.root, &format!("f{n}"))
+            .expect("served");
+    }
+    assert!(begun.elapsed() < long / 2, "{:?}", begun.elapsed());
+    drop(calls);
+}
+
+/// Goal: a dead client is found out by one call, however many change files that it was to hear of.
+#[test]
+fn many_who_change_files_wait_for_a_dead_client_together() {
+    const WRITERS: usize = 12;
+    let cell = Cell::with(Config {
+        answer_time: Duration::from_millis(500),
+        ..config()
+    });
+    let clients: Vec<_> = (0..WRITERS).map(|_| cell.client()).collect();
+    let fids: Vec<AfsFid> = (0..WRITERS)
+        .map(|n| {
+            let made = clients[n].create(clients[n].root, &format!("f{n}"));
+            made.expect("made").0
+        })
+        .collect();
+    let dead = Stranger::new(&cell, ALL);
+    for fid in &fids {
+        assert_eq!(dead.look(*fid), Ok(CallBackType::Shared));
+    }
+    let before = cell.server.stats().counts.breaks;
+    *dead.answers.lock().expect("a function") = NONE;
+    std::thread::scope(|scope| {
+        for (client, fid) in clients.iter().zip(&fids) {
+            scope.spawn(|| client.store(*fid, 0, b"x", 1).expect("stored"));
+        }
+    });
+    assert_eq!(cell.server.stats().counts.breaks - before, 1);
+}
+
+/// Goal: who answers who it is, and never that a file has changed, costs others the time there is twice,
+/// and then nothing for a while.
+#[test]
+fn who_never_hears_of_changes_is_served_without_promises() {
+    let cell = Cell::with(Config {
+        answer_time: Duration::from_millis(300),
+        ..config()
+    });
+    let writer = cell.client();
+    let (fid, _) = writer.create(writer.root, "file").expect("made");
+    let reader = Stranger::new(&cell, NO_CHANGES);
+    let before = cell.server.stats().counts.breaks;
+    let promised: Vec<_> = (0..6_u8)
+        .map(|n| {
+            let promised = reader.look_again(fid);
+            writer.store(fid, 0, &[n], 1).expect("stored");
+            promised
+        })
+        .collect();
+    assert_eq!(cell.server.stats().counts.breaks - before, 2);
+    assert_eq!(promised[..2], [CallBackType::Shared; 2]);
+    assert_eq!(promised[2..], [CallBackType::Dropped; 4]);
+}
+
+/// Goal: who may trust promises that are over is told so before it is served, and until then to try again.
+#[test]
+fn who_may_trust_old_promises_is_not_served_before_it_is_told() {
+    let cell = Cell::with(Config {
+        answer_time: Duration::from_millis(300),
+        ..config()
+    });
+    let writer = cell.client();
+    let (fid, _) = writer.create(writer.root, "file").expect("made");
+    // One that was lost.
+    let lost = Stranger::new(&cell, ALL);
+    assert_eq!(lost.look(fid), Ok(CallBackType::Shared));
+    *lost.answers.lock().expect("a function") = NONE;
+    writer.store(fid, 0, b"x", 1).expect("stored");
+    // One that the server, which has just been started, does not know.
+    let unknown = Stranger::new(&cell, NONE);
+    for stranger in [&lost, &unknown] {
+        assert_eq!(stranger.look(fid), Err(Abort::VBUSY));
+        assert!(stranger.ask(&Request::GetTime {}).is_ok());
+        let before = stranger.ended.load(Ordering::Relaxed);
+        *stranger.answers.lock().expect("a function") = ALL;
+        assert_eq!(stranger.look_again(fid), CallBackType::Shared);
+        assert!(stranger.ended.load(Ordering::Relaxed) > before);
+    }
+}
+
+#[test]
+fn who_can_trust_nothing_old_is_served_without_promises() {
+    let cell = Cell::with(Config {
+        answer_time: Duration::from_millis(200),
+        promise_seconds: 1,
+        ..config()
+    });
+    let writer = cell.client();
+    let (fid, _) = writer.create(writer.root, "file").expect("made");
+    let mute = Stranger::new(&cell, NONE);
+    assert_eq!(mute.look_again(fid), CallBackType::Dropped);
+}
+
+/// Goal: a client that only looks whether the server is there hears that promises are over.
+/// Goal: programs that keep nothing, and know nothing of callbacks, are served from the first call on.
+#[test]
+fn who_does_not_know_callbacks_is_served_at_once_without_promises() {
+    let cell = Cell::new();
+    let no_state = |call: &mut Call| {
+        let bytes = call.read_to_end(4096)?;
+        let (request, _) = prefix::<cb::Request>(&bytes).expect("a request");
+        if matches!(request, cb::Request::InitCallBackState3 { .. }) {
+            return Err(rx::Abort(Abort::RXGEN_OPCODE.0));
+        }
+        let mut bytes = Vec::new();
+        answer(&request).write(&mut bytes);
+        Ok(call.write(bytes)?)
+    };
+    let service = Service {
+        id: cb::SERVICE,
+        handler: Arc::new(no_state),
+    };
+    for services in [Vec::new(), vec![service]] {
+        let stranger = Stranger::with(&cell, services);
+        for _ in 0..3 {
+            assert_eq!(stranger.look(cell.root()), Ok(CallBackType::Dropped));
+        }
+    }
+}
+
+#[test]
+fn a_client_that_asks_for_the_time_is_told_that_promises_are_over() {
+    let cell = Cell::new();
+    let client = Stranger::new(&cell, ALL);
+    assert!(client.ask(&Request::GetTime {}).is_ok());
+    assert_eq!(client.ended.load(Ordering::Relaxed), 1);
+}

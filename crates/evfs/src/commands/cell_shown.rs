@@ -1,0 +1,226 @@
+//! What `evfs cell` prints.
+
+use crate::output::size;
+use serde_json::{Value, json};
+use stack::cell::{self, Made, Record};
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+/// What was made, and what clients have to be told.
+pub fn describe_made(made: &Made, device: &str) -> String {
+    let done = match (made.formatted, made.encrypted) {
+        (true, true) => "formatted, encrypted",
+        (true, false) => "formatted, in the clear",
+        (false, true) => "what it held is kept; encrypted",
+        (false, false) => "what it held is kept; in the clear",
+    };
+    format!(
+        "{device} is the cell {}: {done}\n{}\n\
+         Serve it:\n  evfs serve {device} --background\n\n\
+         For the file CellServDB of clients:\n{}\n\
+         Mount it with Linux (kafs), as root:\n{}\n\
+         Mount it with OpenAFS in user space, as root:\n{}",
+        made.cell.name,
+        volumes(&json!({ "volumes": made.volumes })),
+        indented(&made.cellservdb),
+        indented(&kafs(&made.cell)),
+        indented(&afsd_fuse(&made.cell)),
+    )
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// How Linux mounts a cell. It asks for the addresses of a cell by `request-key`, also for one whose
+/// addresses it was given, and `kafs-dns` of the package kafs-client answers that from `/etc/kafs`.
+pub fn kafs(cell: &Record) -> String {
+    let name = &cell.name;
+    let servers = cell.listen.iter().enumerate();
+    let servers =
+        servers.map(|(index, at)| format!("s{index}.{name} = {{\\n address = {at}\\n }}\\n "));
+    let servers: String = servers.collect();
+    let addresses: Vec<_> = cell.listen.iter().map(Ipv4Addr::to_string).collect();
+    format!(
+        "apt-get install kafs-client keyutils\n\
+         mkdir -p /etc/kafs/client.d /mnt/{name}\n\
+         printf '[cells]\\n{name} = {{\\n use_dns = no\\n servers = {{\\n {servers}}}\\n}}\\n' \
+         > /etc/kafs/client.d/{name}.conf\n\
+         modprobe -a fcrypt pcbc kafs\n\
+         echo 'add {name} {}' > /proc/net/afs/cells\n\
+         mount -t afs '%{name}:root.cell.' /mnt/{name}\n",
+        addresses.join(":"),
+    )
+}
+
+/// How `afsd.fuse` of OpenAFS mounts a cell, with a configuration of its own.
+pub fn afsd_fuse(cell: &Record) -> String {
+    let name = &cell.name;
+    let at = format!("/tmp/afs-{name}");
+    let lines = cell::cell_serv_db(name, &cell.listen).replace('\n', "\\n");
+    format!(
+        "apt-get install --no-install-recommends openafs-client openafs-fuse\n\
+         mkdir -p {at}/etc {at}/cache {at}/afs\n\
+         echo {name} > {at}/etc/ThisCell\n\
+         echo '{at}/afs:{at}/cache:100000' > {at}/etc/cacheinfo\n\
+         printf '{lines}' > {at}/etc/CellServDB\n\
+         afsd.fuse -dynroot -fakestat -confdir {at}/etc -mountdir {at}/afs -cachedir {at}/cache \
+         -memcache -nosettime\n\
+         ls {at}/afs/{name}\n",
+    )
+}
+
+/// The status of a cell.
+pub fn describe(cell: &Value) -> String {
+    let text = |key: &str| cell[key].as_str().unwrap_or("-").to_owned();
+    let mut out = format!("{}\n", text("cell"));
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "  {name:<12}{value}");
+    };
+    if cell["served"] != true {
+        line("served", "no; `evfs serve` does that".into());
+        line("addresses", list(&cell["listen"]));
+        return out + &volumes(cell);
+    }
+    line(
+        "served",
+        format!(
+            "{} as {}, pid {}, {} threads",
+            text("device"),
+            text("name"),
+            cell["pid"],
+            cell["threads"]
+        ),
+    );
+    line("addresses", list(&cell["listen"]));
+    if cell["announced"] != cell["listen"] {
+        line("announced", list(&cell["announced"]));
+    }
+    let everybody = "everybody who can".to_owned();
+    line(
+        "allowed",
+        Some(list(&cell["allowed"]))
+            .filter(|allowed| !allowed.is_empty())
+            .unwrap_or(everybody),
+    );
+    let may = match (cell["read_only"] == true, cell["anonymous_write"] == true) {
+        (true, _) => "nobody",
+        (_, true) => "whomever access lists let, by address",
+        (_, false) => "nobody; --anonymous-write lets those whom access lists let",
+    };
+    line("writers", may.into());
+    if let Some(warning) = cell["warning"].as_str() {
+        line("warning", warning.into());
+    }
+    out + &counters(&cell["stats"]) + &clients(&cell["clients"]) + &volumes(cell)
+}
+
+fn list(values: &Value) -> String {
+    let texts = values.as_array().into_iter().flatten();
+    texts
+        .filter_map(Value::as_str)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// What the server has done.
+fn counters(stats: &Value) -> String {
+    let number = |key: &str| stats[key].as_u64().unwrap_or(0);
+    let both = |key: &str| -> u64 {
+        let ports = ["files", "location"];
+        ports.iter().filter_map(|p| stats[p][key].as_u64()).sum()
+    };
+    let mut out = format!(
+        "  clients     {}, {} of them heard of within 15 minutes; {} promises\n\
+        \x20 calls       {}, {} of them ended with an error; {} fetched, {} stored\n\
+        \x20 callbacks   {} broken\n\
+        \x20 network     {} datagrams in, {} out; {} dropped here, {} packets sent again, {} jumbograms out, {} in\n",
+        number("clients"),
+        number("active_clients"),
+        number("promises"),
+        number("calls"),
+        number("errors"),
+        size(number("fetched_bytes")),
+        size(number("stored_bytes")),
+        number("callbacks_broken"),
+        both("datagrams_in"),
+        both("datagrams_out"),
+        both("dropped_datagrams"),
+        both("resent_packets"),
+        both("jumbograms_out"),
+        both("jumbograms_in"),
+    );
+    for (name, row) in stats["procedures"].as_object().into_iter().flatten() {
+        let _ = writeln!(
+            out,
+            "    {name:<20}{:>12} calls{:>10} errors",
+            row["calls"].as_u64().unwrap_or(0),
+            row["errors"].as_u64().unwrap_or(0)
+        );
+    }
+    out
+}
+
+fn clients(clients: &Value) -> String {
+    let mut out = String::new();
+    for client in clients.as_array().into_iter().flatten() {
+        let text = |key: &str| client[key].as_str().unwrap_or("-").to_owned();
+        let at = format!("{}:{}", text("address"), client["port"]);
+        let _ = writeln!(
+            out,
+            "  client {at:<22}{:<5}{:>8} promises  heard {} s ago  {}",
+            text("state"),
+            client["promises"],
+            client["heard_seconds_ago"],
+            text("uuid"),
+        );
+    }
+    out
+}
+
+/// A line for each volume.
+fn volumes(cell: &Value) -> String {
+    let all = cell["volumes"].as_array().into_iter().flatten();
+    all.map(row).collect()
+}
+
+fn row(volume: &Value) -> String {
+    let number = |key: &str| volume[key].as_u64().unwrap_or(0);
+    let text = |key: &str| volume[key].as_str().unwrap_or("-");
+    let mut out = format!(
+        "  {:>10}  {:<24} {:<11} {} in {} files and folders",
+        number("id"),
+        text("name"),
+        text("kind"),
+        size(number("used_bytes")),
+        number("used_inodes"),
+    );
+    if let Some(quota) = volume["quota_bytes"].as_u64() {
+        let _ = write!(out, "  at most {}", size(quota));
+    }
+    out + "\n"
+}
+
+/// An access list.
+pub fn describe_list(value: &Value) -> String {
+    let text = |key: &str| value[key].as_str().unwrap_or("-");
+    let mut out = format!("access list of {} in {}\n", text("path"), text("volume"));
+    for (title, key) in [("may", "positive"), ("may not", "negative")] {
+        for entry in value[key].as_array().into_iter().flatten() {
+            let word = |key: &str| entry[key].as_str().unwrap_or("-");
+            let _ = writeln!(out, "  {:<24} {title:<8} {}", word("name"), word("rights"));
+        }
+    }
+    out
+}
+
+/// What became of a volume.
+pub fn describe_volume(value: &Value) -> String {
+    let text = |key: &str| value[key].as_str();
+    match (text("removed"), text("mounted")) {
+        (Some(name), _) => format!("removed {name}"),
+        (_, Some(name)) => format!("{name} is at {}", text("path").unwrap_or("-")),
+        _ if value["volumes"].is_array() => volumes(value),
+        _ => row(value),
+    }
+}

@@ -1,0 +1,50 @@
+//! What the examples share: their arguments, and a line for each piece of work.
+
+use block::{BlockDevice, Mem};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// `[FILES] [FILE_OR_DEVICE]`: how many files, and on what; without a device, in memory.
+pub fn arguments(files: u64, memory_bytes: u64) -> (u64, Arc<dyn BlockDevice>) {
+    let mut args = std::env::args().skip(1);
+    let files = args
+        .next()
+        .map_or(files, |n| n.parse().expect("a number of files"));
+    let device: Arc<dyn BlockDevice> = match args.next() {
+        None => Arc::new(Mem::new(memory_bytes, 4096)),
+        Some(path) => {
+            let options = path_file::Options::default();
+            path_file::FileDevice::open(path.as_ref(), &options).expect("the file opens")
+        }
+    };
+    (files, device)
+}
+
+/// Does `count` pieces of work and prints what one of them takes: by the clock, of processors (of all
+/// threads, so that commits count), and how much memory the process has after it.
+pub fn rate<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
+    let (start, before) = (Instant::now(), cpu_seconds());
+    let result = work();
+    let each = start.elapsed().as_secs_f64() / count as f64;
+    let busy = (cpu_seconds() - before) / count as f64;
+    println!(
+        "{what:50} {:10.0} a second, {:9.2} us each, {:9.2} us of CPU, {:6} MiB",
+        1.0 / each,
+        each * 1e6,
+        busy * 1e6,
+        resident_bytes() >> 20,
+    );
+    result
+}
+
+fn cpu_seconds() -> f64 {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}

@@ -1,0 +1,178 @@
+//! When to acknowledge what a call receives.
+//!
+//! At once when the sender asks, when something is missing or came twice; else after some packets, and
+//! at the latest after a delay. Acknowledgements are made when the driver sends, so one speaks for
+//! all that the driver had received by then.
+
+use crate::ack::Reason;
+use crate::config::Config;
+use crate::number::Serial;
+use crate::time::Timestamp;
+
+/// What a call owes its sender.
+#[derive(Debug)]
+pub(crate) struct Acks {
+    /// To be sent at once, and for which transmission.
+    due: Option<(Reason, Serial)>,
+    /// A ping to be answered.
+    pub(crate) ping: Option<Serial>,
+    /// Packets received, and packets read, that no acknowledgement spoke of.
+    unspoken: u32,
+    unspoken_read: u32,
+    /// Packets received in all, as far as it matters.
+    total: u32,
+    pub(crate) delay_at: Timestamp,
+}
+
+impl Acks {
+    pub(crate) const fn new() -> Acks {
+        Acks {
+            due: None,
+            ping: None,
+            unspoken: 0,
+            unspoken_read: 0,
+            total: 0,
+            delay_at: Timestamp::NEVER,
+        }
+    }
+
+    /// A packet came that needs an answer at once. The most telling reason wins, and of those that
+    /// were asked for the latest (Linux, `rxrpc_ack_priority`).
+    #[inline]
+    pub(crate) fn prompt(&mut self, reason: Reason, serial: Serial) {
+        let weight = |reason| match reason {
+            Reason::Idle => 1,
+            Reason::Delay => 2,
+            Reason::Requested => 3,
+            Reason::Duplicate => 4,
+            Reason::ExceedsWindow => 5,
+            Reason::NoSpace => 6,
+            Reason::OutOfSequence => 7,
+            Reason::Ping | Reason::PingResponse => 0,
+        };
+        let newer = |held| weight(held) == weight(reason) && serial != Serial(0);
+        let stronger = |held| weight(held) < weight(reason) || newer(held);
+        if self.due.is_none_or(|(held, _)| stronger(held)) {
+            self.due = Some((reason, serial));
+        }
+    }
+
+    /// A packet came that needs no answer at once.
+    #[inline]
+    pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
+        self.unspoken += 1;
+        self.total = self.total.saturating_add(1);
+        // Few at first: the sender's window grows with each acknowledgement.
+        let early = self.total <= config.ack_start_packets;
+        let stride = if early {
+            config.ack_stride_start
+        } else {
+            config.ack_stride
+        };
+        if self.unspoken >= stride {
+            self.prompt(Reason::Idle, serial);
+        }
+        self.delay_at = self.delay_at.min(now + config.ack_delay);
+    }
+
+    /// The application read a packet: the sender may let it go.
+    #[inline]
+    pub(crate) fn read(&mut self, now: Timestamp, config: &Config) {
+        self.unspoken_read += 1;
+        if self.unspoken_read >= config.ack_stride {
+            self.prompt(Reason::Idle, Serial(0));
+        }
+        self.delay_at = self.delay_at.min(now + config.ack_delay);
+    }
+
+    /// The delay is over.
+    pub(crate) fn expire(&mut self, now: Timestamp) {
+        if self.delay_at <= now {
+            self.delay_at = Timestamp::NEVER;
+            self.prompt(Reason::Delay, Serial(0));
+        }
+    }
+
+    /// Whether an acknowledgement is to be sent.
+    pub(crate) const fn is_due(&self) -> bool {
+        self.due.is_some() || self.ping.is_some()
+    }
+
+    /// The acknowledgement to send, and for which transmission. A ping comes first: its answer says
+    /// the same.
+    pub(crate) fn take(&mut self) -> Option<(Reason, Serial)> {
+        let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
+        let due = ping.or(self.due)?;
+        self.ping = None;
+        self.spoken();
+        Some(due)
+    }
+
+    /// What was asked for at once and not given yet.
+    pub(crate) fn asked(&self) -> Option<(Reason, Serial)> {
+        let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
+        ping.or(self.due.filter(|(_, serial)| *serial != Serial(0)))
+    }
+
+    /// Data of the other direction is about to be sent, which says that all was received.
+    pub(crate) const fn spoken(&mut self) {
+        self.due = None;
+        self.unspoken = 0;
+        self.unspoken_read = 0;
+        self.delay_at = Timestamp::NEVER;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_nanos(ms * 1_000_000)
+    }
+
+    #[test]
+    fn every_second_packet_at_first_then_every_eighth() {
+        let (config, mut acks) = (Config::default(), Acks::new());
+        let mut spoken = Vec::new();
+        for packet in 1..=100 {
+            acks.received(at(0), Serial(packet), &config);
+            if acks.take().is_some() {
+                spoken.push(packet);
+            }
+        }
+        assert_eq!(spoken[..3], [2, 4, 6]);
+        assert_eq!(spoken[31..], [64, 72, 80, 88, 96]);
+        assert_eq!(acks.delay_at, at(10));
+        acks.expire(at(9));
+        assert!(!acks.is_due());
+        acks.expire(at(10));
+        assert_eq!(acks.take(), Some((Reason::Delay, Serial(0))));
+        assert_eq!(acks.delay_at, Timestamp::NEVER);
+    }
+
+    #[test]
+    fn the_most_telling_reason_is_given() {
+        let mut acks = Acks::new();
+        acks.prompt(Reason::Requested, Serial(4));
+        acks.prompt(Reason::Requested, Serial(5));
+        acks.prompt(Reason::Idle, Serial(0));
+        acks.prompt(Reason::Requested, Serial(0));
+        assert_eq!(acks.take(), Some((Reason::Requested, Serial(5))));
+        acks.prompt(Reason::OutOfSequence, Serial(6));
+        acks.prompt(Reason::Duplicate, Serial(7));
+        acks.ping = Some(Serial(8));
+        assert_eq!(acks.take(), Some((Reason::PingResponse, Serial(8))));
+        assert_eq!(acks.take(), None);
+    }
+
+    #[test]
+    fn reading_is_told_so_that_the_window_moves() {
+        let (config, mut acks) = (Config::default(), Acks::new());
+        for _ in 0..8 {
+            assert!(!acks.is_due());
+            acks.read(at(0), &config);
+        }
+        assert_eq!(acks.take(), Some((Reason::Idle, Serial(0))));
+    }
+}

@@ -1,0 +1,356 @@
+//! Which packets of a call are lost, judged by time: RACK-TLP (RFC 8985), fitted to Rx.
+//!
+//! A packet is lost if one that was sent later has arrived, and the time between has passed in which
+//! the network might have swapped the two. Acknowledgements name the transmission that prompted
+//! them, which TCP's cannot, so an arrival is never credited to the wrong transmission. If nothing is
+//! heard, a probe is sent after two round trips, and two more in twice the time each (RFC 9002 does
+//! the same without end); then everything is taken for lost after the retransmission timeout.
+//!
+//! Section numbers are those of RFC 8985.
+
+use crate::number::Serial;
+use crate::rtt::Rtt;
+use crate::time::Timestamp;
+
+/// Packets that were received beyond a missing one before the first reordering is seen; then it is
+/// taken for lost at once (section 3.3.2, `DupThresh`).
+const DUPLICATE_THRESHOLD: u32 = 3;
+
+/// Recoveries without a sign of reordering after which the window for it shrinks again (section 6.2,
+/// step 4).
+const PERSIST: u8 = 16;
+
+/// Probes before a timeout: each is one packet, and says more than another's silence.
+const PROBES: u8 = 3;
+
+/// Least that is added to a round trip before a probe, if round trips vary less (RFC 9002, section 6.2.1,
+/// `kGranularity`). Nothing is added for delayed acknowledgements, because the last packet of a burst
+/// asks for one at once.
+const GRANULARITY: u64 = 1_000_000;
+
+/// A transmission, for comparison with others: later ones are greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) at: Timestamp,
+    pub(crate) serial: Serial,
+}
+
+impl Sent {
+    /// Whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
+    pub(crate) fn is_after(self, other: Sent) -> bool {
+        self.at > other.at || self.at == other.at && self.serial.is_after(other.serial)
+    }
+}
+
+/// What the loss timer of a call means when it expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expired {
+    /// Nothing yet.
+    Nothing,
+    /// Packets may be lost by now: look again.
+    Reordering,
+    /// Send a probe.
+    Probe,
+    /// All packets on their way are lost.
+    Timeout,
+}
+
+/// The state of loss detection of a call.
+#[derive(Debug, Clone)]
+pub(crate) struct Loss {
+    /// The transmission sent last among those that arrived, and its round trip.
+    newest: Option<Sent>,
+    newest_rtt: u64,
+    reordering: bool,
+    /// Quarters of the shortest round trip that reordering may take.
+    multiplier: u64,
+    persist: u8,
+    /// Until then no packet is called lost that may only be late.
+    reorder_at: Timestamp,
+    /// When data was sent last, or an acknowledgement brought something new.
+    since: Timestamp,
+    /// The last probe, and how many there were since something new was heard.
+    probe: Option<Serial>,
+    probes: u8,
+    /// The probe was for the end of a reply.
+    probes_last: bool,
+    backoff: u32,
+}
+
+impl Loss {
+    pub(crate) const fn new() -> Loss {
+        Loss {
+            newest: None,
+            newest_rtt: 0,
+            reordering: false,
+            multiplier: 1,
+            persist: PERSIST,
+            reorder_at: Timestamp::NEVER,
+            since: Timestamp::from_nanos(0),
+            probe: None,
+            probes: 0,
+            probes_last: false,
+            backoff: 0,
+        }
+    }
+
+    /// Data was sent.
+    pub(crate) const fn sent(&mut self, now: Timestamp) {
+        self.since = now;
+    }
+
+    /// A probe was sent.
+    pub(crate) const fn probe_sent(&mut self, serial: Serial) {
+        self.probe = Some(serial);
+    }
+
+    /// A packet was seen to arrive (section 6.2, step 2). `again` says that it was sent before;
+    /// `named` is the transmission that the acknowledgement names, if it names one.
+    pub(crate) fn arrived(
+        &mut self,
+        now: Timestamp,
+        sent: Sent,
+        again: bool,
+        named: Option<Serial>,
+        rtt: &Rtt,
+    ) {
+        let trip = now.nanos_since(sent.at);
+        if again {
+            let before = named.is_some_and(|n| sent.serial.is_after(n));
+            if before || trip < rtt.minimum() {
+                // The earlier transmission arrived, not this one.
+                return;
+            }
+        }
+        if self.newest.is_none_or(|newest| sent.is_after(newest)) {
+            self.newest = Some(sent);
+            self.newest_rtt = trip;
+        }
+    }
+
+    /// A packet arrived that one with a higher number overtook, without having been sent again.
+    pub(crate) const fn reordered(&mut self) {
+        self.reordering = true;
+    }
+
+    /// The peer had a packet twice: it was not lost, only late (section 6.2, step 4).
+    pub(crate) fn was_not_lost(&mut self, serial: Serial, rtt: &mut Rtt) {
+        if self.probe == Some(serial) {
+            // A probe may be superfluous (section 7.4); that of a reply's end came too early.
+            self.probe = None;
+            if self.probes_last {
+                rtt.last_was_late();
+            }
+        } else {
+            self.multiplier = (self.multiplier + 1).min(16);
+            self.persist = PERSIST;
+        }
+    }
+
+    /// An acknowledgement brought something new.
+    pub(crate) fn progress(&mut self, now: Timestamp, rtt: &mut Rtt) {
+        if self.probe.is_some() && self.probes_last {
+            rtt.last_was_lost();
+        }
+        self.since = now;
+        self.backoff = 0;
+        self.probe = None;
+        self.probes = 0;
+    }
+
+    /// The peer was heard, though not of anything new: it is there, so silence counts from now.
+    pub(crate) const fn heard(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// All that was lost has arrived.
+    pub(crate) const fn recovered(&mut self) {
+        self.persist = self.persist.saturating_sub(1);
+        if self.persist == 0 {
+            self.multiplier = 1;
+            self.persist = PERSIST;
+        }
+    }
+
+    /// How long after `newest` a packet sent before it is still only late (section 6.2, step 4).
+    /// `beyond` packets arrived that were sent after a missing one.
+    pub(crate) fn window(&self, recovering: bool, beyond: u32, rtt: &Rtt) -> u64 {
+        if !self.reordering && (recovering || beyond >= DUPLICATE_THRESHOLD) {
+            return 0;
+        }
+        (self.multiplier * rtt.minimum() / 4).min(rtt.smoothed())
+    }
+
+    /// Judges one packet that is on its way (section 6.2, step 5). Remembers when to look again.
+    pub(crate) fn is_lost(&mut self, now: Timestamp, sent: Sent, window: u64) -> bool {
+        let Some(newest) = self.newest else {
+            return false;
+        };
+        if !newest.is_after(sent) {
+            return false;
+        }
+        let lost_at = sent.at.plus(self.newest_rtt + window);
+        if lost_at <= now {
+            return true;
+        }
+        let none = self.reorder_at == Timestamp::NEVER;
+        self.reorder_at = if none {
+            lost_at
+        } else {
+            self.reorder_at.max(lost_at)
+        };
+        false
+    }
+
+    /// Begins a new look at all packets.
+    pub(crate) const fn look(&mut self) {
+        self.reorder_at = Timestamp::NEVER;
+    }
+
+    /// When the timer expires, if `in_flight` packets are on their way; `last` says that one of them
+    /// is the end of a reply, for whose acknowledgement clients take their time.
+    pub(crate) fn deadline(&self, in_flight: u32, last: bool, rtt: &Rtt) -> Timestamp {
+        if in_flight == 0 {
+            return Timestamp::NEVER;
+        }
+        if self.reorder_at != Timestamp::NEVER {
+            return self.reorder_at;
+        }
+        let delay = if last { rtt.last_ack_delay() } else { 0 };
+        if self.may_probe(rtt) {
+            let spread = (4 * rtt.variation()).max(GRANULARITY);
+            let probe = rtt.smoothed() + rtt.smoothed().max(spread) + delay;
+            return self.since.plus(probe << self.probes);
+        }
+        self.since.plus(rtt.timeout(self.backoff).max(delay))
+    }
+
+    fn may_probe(&self, rtt: &Rtt) -> bool {
+        self.probes < PROBES && rtt.known() && self.backoff == 0
+    }
+
+    /// Decides what an expiry means.
+    pub(crate) fn expire(
+        &mut self,
+        now: Timestamp,
+        in_flight: u32,
+        last: bool,
+        rtt: &Rtt,
+    ) -> Expired {
+        if now < self.deadline(in_flight, last, rtt) {
+            return Expired::Nothing;
+        }
+        if self.reorder_at != Timestamp::NEVER {
+            return Expired::Reordering;
+        }
+        self.since = now;
+        if self.may_probe(rtt) {
+            self.probes += 1;
+            self.probes_last = last;
+            return Expired::Probe;
+        }
+        self.backoff += 1;
+        self.probe = None;
+        self.probes = 0;
+        Expired::Timeout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_nanos(ms * MS)
+    }
+
+    fn sent(ms: u64, serial: u32) -> Sent {
+        let serial = Serial(serial);
+        Sent { at: at(ms), serial }
+    }
+
+    fn rtt(ms: u64) -> Rtt {
+        let mut rtt = Rtt::new();
+        rtt.sample(at(0), ms * MS);
+        rtt
+    }
+
+    #[test]
+    fn a_packet_is_lost_a_quarter_round_trip_after_a_later_one_arrived() {
+        let (rtt, mut loss) = (rtt(40), Loss::new());
+        loss.arrived(at(141), sent(101, 7), false, None, &rtt);
+        let window = loss.window(false, 1, &rtt);
+        assert_eq!(window, 10 * MS);
+        loss.look();
+        assert!(!loss.is_lost(at(141), sent(100, 6), window));
+        assert!(!loss.is_lost(at(141), sent(102, 8), window));
+        assert_eq!(loss.deadline(2, false, &rtt), at(150));
+        assert_eq!(loss.expire(at(149), 2, false, &rtt), Expired::Nothing);
+        assert_eq!(loss.expire(at(150), 2, false, &rtt), Expired::Reordering);
+        assert!(loss.is_lost(at(150), sent(100, 6), window));
+    }
+
+    #[test]
+    fn three_later_arrivals_are_proof_unless_the_path_reorders() {
+        let (mut rtt, mut loss) = (rtt(40), Loss::new());
+        assert_eq!(loss.window(false, 3, &rtt), 0);
+        assert_eq!(loss.window(true, 1, &rtt), 0);
+        loss.reordered();
+        assert_eq!(loss.window(true, 9, &rtt), 10 * MS);
+        loss.was_not_lost(Serial(1), &mut rtt);
+        assert_eq!(loss.window(true, 9, &rtt), 20 * MS);
+        for _ in 0..PERSIST {
+            loss.recovered();
+        }
+        assert_eq!(loss.window(true, 9, &rtt), 10 * MS);
+    }
+
+    #[test]
+    fn an_arrival_is_not_credited_to_the_wrong_transmission() {
+        let (rtt, mut loss) = (rtt(40), Loss::new());
+        // Sent again 5 ms ago; the acknowledgement is of the first transmission.
+        loss.arrived(at(150), sent(145, 9), true, None, &rtt);
+        loss.arrived(at(200), sent(145, 9), true, Some(Serial(8)), &rtt);
+        assert_eq!(loss.newest, None);
+        loss.arrived(at(200), sent(145, 9), true, Some(Serial(9)), &rtt);
+        assert_eq!(loss.newest, Some(sent(145, 9)));
+    }
+
+    #[test]
+    fn silence_brings_a_probe_and_then_timeouts_that_back_off() {
+        let (mut rtt, mut loss) = (rtt(40), Loss::new());
+        loss.sent(at(100));
+        assert_eq!(loss.deadline(0, false, &rtt), Timestamp::NEVER);
+        assert_eq!(loss.deadline(2, false, &rtt), at(220));
+        for (now, wait) in [(220, 240), (460, 480), (940, 200)] {
+            assert_eq!(loss.expire(at(now), 2, false, &rtt), Expired::Probe);
+            loss.probe_sent(Serial(5));
+            assert_eq!(loss.deadline(2, false, &rtt), at(now + wait));
+        }
+        assert_eq!(loss.expire(at(1140), 2, false, &rtt), Expired::Timeout);
+        assert_eq!(loss.deadline(2, false, &rtt), at(1140 + 400));
+        loss.progress(at(1600), &mut rtt);
+        assert_eq!(loss.deadline(2, false, &rtt), at(1720));
+    }
+
+    #[test]
+    fn the_end_of_a_reply_is_waited_for_as_long_as_the_peer_usually_takes() {
+        let (mut rtt, mut loss) = (rtt(1), Loss::new());
+        let mut waits = Vec::new();
+        for late in [true, true, true, true, false] {
+            loss.sent(at(1000));
+            let deadline = loss.deadline(3, true, &rtt);
+            waits.push(deadline.since(at(1000)).as_millis());
+            assert_eq!(loss.expire(deadline, 3, true, &rtt), Expired::Probe);
+            loss.probe_sent(Serial(9));
+            if late {
+                loss.was_not_lost(Serial(9), &mut rtt);
+            }
+            loss.progress(deadline, &mut rtt);
+        }
+        waits.push(rtt.last_ack_delay().into());
+        assert_eq!(waits, [13, 23, 43, 83, 153, 75 * u128::from(MS)]);
+    }
+}

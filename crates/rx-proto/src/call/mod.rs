@@ -1,0 +1,210 @@
+//! One call: both its directions, the application's hold on it, and its clocks.
+//!
+//! A call has two phases, which do not overlap: the request, from client to server, and the reply. The
+//! first packet of the reply says that all of the request was received.
+
+pub(crate) mod acks;
+pub(crate) mod loss;
+pub(crate) mod recv;
+pub(crate) mod send;
+mod stream;
+
+use crate::config::Timeouts;
+use crate::event::End;
+use crate::number::CallNumber;
+use crate::payload::Payload;
+use crate::slab::Key;
+use crate::time::{Timestamp, nanos};
+use crate::timers::Note;
+use acks::Acks;
+use loss::Sent;
+use recv::Receiver;
+use send::Sender;
+
+/// Time a server waits for the first packet of a request of which it has others: if it does not
+/// come, the request began before the server did.
+pub(crate) const HEAD_NANOS: u64 = 5_000_000_000;
+
+/// Which side of a connection, and of its calls, an endpoint is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// What the application is to be told of a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct News {
+    pub(crate) call: bool,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) ended: bool,
+    /// The call is in the queue of those with news.
+    pub(crate) queued: bool,
+}
+
+/// What a slow clock of a call asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    Ping,
+    End(End),
+}
+
+/// The state of a call.
+#[derive(Debug)]
+pub(crate) struct Call<P, D> {
+    pub(crate) role: Role,
+    pub(crate) connection: Key,
+    pub(crate) path: Key,
+    /// The share of the peer's host, and whether the call counts there.
+    pub(crate) host: Key,
+    pub(crate) counted: bool,
+    pub(crate) channel: usize,
+    pub(crate) number: CallNumber,
+    pub(crate) sender: Sender<P>,
+    pub(crate) receiver: Receiver<D>,
+    pub(crate) acks: Acks,
+
+    /// The application has it.
+    pub(crate) held: bool,
+    /// The application was told of it, or began it.
+    pub(crate) announced: bool,
+    pub(crate) ended: Option<End>,
+    /// A read found nothing; a write found no room.
+    pub(crate) reader_waits: bool,
+    pub(crate) writer_waits: bool,
+    pub(crate) news: News,
+    pub(crate) user_status: u8,
+
+    /// It is among those that have something to send, or among those that wait for their path.
+    pub(crate) ready: bool,
+    pub(crate) waiting: bool,
+    /// A ping is to be sent; the last one that was, and when.
+    pub(crate) ping_due: bool,
+    pub(crate) pinged: Option<Sent>,
+
+    pub(crate) started: Timestamp,
+    /// When the peer was heard, when we sent something, when data moved.
+    pub(crate) heard: Timestamp,
+    pub(crate) spoke: Timestamp,
+    pub(crate) moved: Timestamp,
+    /// When one of the slow clocks may be due; never later than it is.
+    pub(crate) slow_at: Timestamp,
+    pub(crate) note: Note,
+}
+
+/// Where a call belongs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) connection: Key,
+    pub(crate) path: Key,
+    pub(crate) host: Key,
+    pub(crate) channel: usize,
+    pub(crate) number: CallNumber,
+}
+
+impl<P: Payload, D: Payload> Call<P, D> {
+    pub(crate) fn new(
+        now: Timestamp,
+        role: Role,
+        place: Place,
+        peer_window: u32,
+        timeouts: &Timeouts,
+    ) -> Call<P, D> {
+        let mut call = Call {
+            role,
+            connection: place.connection,
+            path: place.path,
+            host: place.host,
+            counted: false,
+            channel: place.channel,
+            number: place.number,
+            sender: Sender::new(peer_window),
+            receiver: Receiver::new(),
+            acks: Acks::new(),
+            held: role == Role::Client,
+            announced: role == Role::Client,
+            ended: None,
+            reader_waits: false,
+            writer_waits: false,
+            news: News::default(),
+            user_status: 0,
+            ready: false,
+            waiting: false,
+            ping_due: false,
+            pinged: None,
+            started: now,
+            heard: now,
+            spoke: now,
+            moved: now,
+            slow_at: now,
+            note: Note::new(),
+        };
+        call.slow_clocks(now, timeouts);
+        if role == Role::Server {
+            call.slow_at = call.slow_at.min(now.plus(HEAD_NANOS));
+        }
+        call
+    }
+
+    /// Whether its phase lets it send data: a reply follows the whole request.
+    pub(crate) fn may_send(&self) -> bool {
+        self.ended.is_none() && (self.role == Role::Client || self.receiver.complete())
+    }
+
+    /// Whether there is data to send and its phase lets it.
+    pub(crate) fn has_data(&self, room: usize) -> bool {
+        self.may_send() && self.sender.has_work(room)
+    }
+
+    /// Whether the peer's data is waited for, or the peer's word that it has ours; whatever the reason
+    /// is that it was not sent yet: a peer could leave its window closed for ever.
+    fn waits_for_peer(&self) -> bool {
+        match self.role {
+            Role::Client => self.sender.is_finished() && !self.receiver.complete(),
+            Role::Server if self.receiver.complete() => {
+                self.sender.stream.held() > 0 || self.sender.in_flight() > 0
+            }
+            Role::Server => true,
+        }
+    }
+
+    /// Looks at the slow clocks, and notes when to look again.
+    pub(crate) fn slow_clocks(&mut self, now: Timestamp, timeouts: &Timeouts) -> Due {
+        let dead = nanos(timeouts.dead);
+        let ping = (dead / 6).max(1);
+        let after = |limit: Option<std::time::Duration>, since: Timestamp| {
+            limit.map_or(Timestamp::NEVER, |limit| since + limit)
+        };
+        let dead_at = self.heard.plus(dead);
+        let hard_at = after(timeouts.hard, self.started);
+        let idle_at = match self.waits_for_peer() {
+            true => after(timeouts.idle, self.moved),
+            false => Timestamp::NEVER,
+        };
+        // What is sent again and again needs no ping beside it.
+        let ping_at = match self.held {
+            true => self.spoke.plus(ping),
+            false => Timestamp::NEVER,
+        };
+        let end_at = dead_at.min(hard_at).min(idle_at);
+        let next_ping = if ping_at <= now {
+            now.plus(ping)
+        } else {
+            ping_at
+        };
+        self.slow_at = end_at.min(next_ping).max(now.plus(1));
+        if dead_at <= now {
+            Due::End(End::Dead)
+        } else if hard_at <= now {
+            Due::End(End::Hard)
+        } else if idle_at <= now {
+            Due::End(End::Idle)
+        } else if ping_at <= now {
+            Due::Ping
+        } else {
+            Due::Nothing
+        }
+    }
+}

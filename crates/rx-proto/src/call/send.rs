@@ -1,0 +1,684 @@
+//! One direction of a call as its sender sees it: the window of packets that may not have arrived.
+//!
+//! ```text
+//!      hard-acknowledged │ window: arrived, in flight, lost, not yet sent │ not yet cut into packets
+//!                        first                                            cut
+//! ```
+//!
+//! A packet keeps its number and its bytes from when it is cut until the peer says that it has it
+//! for good; until then the peer may take back what it said of it. In between it is sent, found lost
+//! (`loss.rs`), and sent again under a new serial number.
+
+use super::loss::{Expired, Loss, Sent};
+use super::stream::Stream;
+use crate::ack::{Ack, Reason};
+use crate::number::{Seq, Serial};
+use crate::packet::{HEADER_BYTES, Header, JUMBO_HEADER_BYTES, PACKET_DATA_BYTES, flag};
+use crate::payload::Payload;
+use crate::rtt::Rtt;
+use crate::security::{PacketPlace, Sealed, Security, SecurityError};
+use crate::time::Timestamp;
+use crate::transmit::Transmit;
+use std::collections::VecDeque;
+
+/// Packets that a peer is believed to take before it says so (OpenAFS, `rx_initSendWindow`).
+pub(crate) const PEER_WINDOW_INITIAL: u32 = 16;
+
+/// Packets after which an acknowledgement is asked for at the earliest: our own receivers acknowledge
+/// after eight, OpenAFS after two, Linux after three.
+const UNASKED_MIN: u32 = 8;
+
+/// Room in the peer's window, in packets, that is worth sending for once the window was full: two full
+/// jumbograms, or a quarter of a small window. OpenAFS says that it has read some after each third
+/// packet; sending three each time would cost several times as much.
+const ROOM_MIN: u32 = 8;
+
+/// Packets that acknowledgements can speak of.
+pub(crate) const WINDOW_MAX: u32 = 255;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Cut, and waiting to be sent for the first time.
+    Waiting,
+    InFlight,
+    Lost,
+    /// The peer has it, but not yet for good.
+    Arrived,
+}
+
+#[derive(Debug)]
+struct Packet<P> {
+    start: u64,
+    bytes: usize,
+    state: State,
+    /// The last of this direction.
+    last: bool,
+    /// Sent more than once.
+    again: bool,
+    /// Sent in the same datagram as the packet before.
+    joined: bool,
+    sent: Sent,
+    sealed: Option<Box<Sealed<P>>>,
+}
+
+impl<P: Payload> Packet<P> {
+    fn wire_bytes(&self) -> usize {
+        self.sealed.as_ref().map_or(self.bytes, |s| s.payload.len())
+    }
+}
+
+/// The next datagram of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Datagram {
+    index: usize,
+    pub(crate) packets: u8,
+    pub(crate) bytes: usize,
+}
+
+/// What an acknowledgement, or a look at the clock, brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Effect {
+    /// Packets that are known to have arrived now.
+    pub(crate) arrived: u32,
+    /// Packets that were taken for lost and arrived all the same.
+    pub(crate) late: u32,
+    /// Packets that are now taken for lost, and in how many datagrams.
+    pub(crate) lost: u32,
+    pub(crate) lost_datagrams: u32,
+    /// Whole jumbograms among those, and whether one arrived.
+    pub(crate) lost_jumbograms: u32,
+    pub(crate) jumbogram_arrived: bool,
+    /// A round-trip time, in nanoseconds.
+    pub(crate) rtt: Option<u64>,
+}
+
+/// An acknowledgement of something that was never sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Violation;
+
+/// The sending side of a call.
+#[derive(Debug)]
+pub(crate) struct Sender<P> {
+    pub(crate) stream: Stream<P>,
+    window: VecDeque<Packet<P>>,
+    first: Seq,
+    cut: u64,
+    finished: bool,
+    /// What is written is sent although it may not fill a packet.
+    pushed: bool,
+    last_cut: bool,
+    peer_window: u32,
+    /// The peer's window was full, and has not enough room yet.
+    held: bool,
+    waiting: u32,
+    in_flight: u32,
+    lost: u32,
+    arrived: u32,
+    /// Packets in flight that were sent again.
+    again: u32,
+    /// The highest packet that arrived, and the last that the peer said it received.
+    highest: Seq,
+    previous: Seq,
+    loss: Loss,
+    probe_due: bool,
+    /// The packet put into a batch last was the last of this direction.
+    put_last: bool,
+    /// Packets sent since an acknowledgement was asked for.
+    unasked: u32,
+    resent: u64,
+}
+
+impl<P: Payload> Sender<P> {
+    pub(crate) const fn new(peer_window: u32) -> Sender<P> {
+        Sender {
+            stream: Stream::new(),
+            window: VecDeque::new(),
+            first: Seq(1),
+            cut: 0,
+            finished: false,
+            pushed: false,
+            last_cut: false,
+            peer_window,
+            held: false,
+            waiting: 0,
+            in_flight: 0,
+            lost: 0,
+            arrived: 0,
+            again: 0,
+            highest: Seq(0),
+            previous: Seq(0),
+            loss: Loss::new(),
+            probe_due: false,
+            put_last: false,
+            unasked: 0,
+            resent: 0,
+        }
+    }
+
+    /// No more bytes follow those written.
+    pub(crate) const fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// What is written is to be sent although it may not fill a packet.
+    pub(crate) const fn push(&mut self) {
+        self.pushed = true;
+    }
+
+    /// Whether the end was written.
+    pub(crate) const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether all packets, and the last one, were sent at least once.
+    pub(crate) const fn all_sent(&self) -> bool {
+        self.last_cut && self.waiting == 0
+    }
+
+    /// Whether the peer has everything. What it has but may still take back counts: a client may not
+    /// drop what it received of a reply (OpenAFS, `rxi_ReceiveAckPacket`, state HOLD).
+    pub(crate) fn complete(&self) -> bool {
+        self.all_sent() && self.arrived as usize == self.window.len()
+    }
+
+    /// Bytes that are in no packet yet.
+    pub(crate) const fn uncut(&self) -> u64 {
+        self.stream.end() - self.cut
+    }
+
+    /// Packets sent again so far.
+    pub(crate) const fn resent(&self) -> u64 {
+        self.resent
+    }
+
+    pub(crate) const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The first packet that the peer may not have.
+    pub(crate) const fn first(&self) -> Seq {
+        self.first
+    }
+
+    /// The peer takes so many packets beyond the first that it does not have.
+    pub(crate) fn set_peer_window(&mut self, packets: u32, ours: u32) {
+        self.peer_window = packets.min(ours).min(WINDOW_MAX);
+        self.note_room();
+    }
+
+    /// Packets that may be cut before the peer has more for good.
+    fn room(&self) -> u32 {
+        self.peer_window.saturating_sub(self.len())
+    }
+
+    /// Looks whether the peer's window is full, or has room that is worth sending for.
+    fn note_room(&mut self) {
+        let room = self.room();
+        self.held = room == 0 || self.held && room < ROOM_MIN.min(self.peer_window.div_ceil(4));
+    }
+
+    /// Packets in the window.
+    fn len(&self) -> u32 {
+        small(self.window.len())
+    }
+
+    /// Packets in the window that were sent at least once.
+    fn sent_count(&self) -> u32 {
+        self.len() - self.waiting
+    }
+
+    /// Whether a packet could be cut now. A full packet is not cut before it is known whether it is
+    /// the last, which it has to say.
+    fn can_cut(&self, room: usize) -> bool {
+        let uncut = self.uncut();
+        let enough = self.finished || uncut > room as u64 || self.pushed && uncut > 0;
+        let ends = || self.finished && uncut <= u64::from(self.room()) * room as u64;
+        !self.last_cut && enough && self.room() > 0 && (!self.held || ends())
+    }
+
+    /// Whether there is something to send, if the path lets it.
+    pub(crate) fn has_work(&self, room: usize) -> bool {
+        self.probe_due || self.lost > 0 || self.new_allowed() || self.can_cut(room)
+    }
+
+    fn new_allowed(&self) -> bool {
+        self.waiting > 0 && self.sent_count() < self.peer_window
+    }
+
+    /// Cuts packets of at most `room` bytes until `want` wait to be sent, or no more can be cut.
+    pub(crate) fn cut<D>(
+        &mut self,
+        want: u32,
+        room: usize,
+        place: PacketPlace,
+        mut security: Option<&mut (dyn Security<P, D> + 'static)>,
+    ) -> Result<(), SecurityError> {
+        let capacity = security
+            .as_ref()
+            .map_or(room, |s| s.capacity(room).min(room))
+            .max(1);
+        while self.waiting < want && self.can_cut(capacity) {
+            let uncut = self.uncut();
+            let bytes = usize::try_from(uncut).map_or(capacity, |uncut| uncut.min(capacity));
+            let last = self.finished && bytes as u64 == uncut;
+            let mut packet = Packet {
+                start: self.cut,
+                bytes,
+                state: State::Waiting,
+                last,
+                again: false,
+                joined: false,
+                sent: Sent {
+                    at: Timestamp::NEVER,
+                    serial: Serial(0),
+                },
+                sealed: None,
+            };
+            if let Some(security) = &mut security {
+                let mut pieces = Vec::new();
+                self.stream.slices(self.cut, bytes, |p| pieces.push(p));
+                let seq = self.first.plus(self.len());
+                let sealed = security.seal(&PacketPlace { seq, ..place }, &pieces)?;
+                packet.sealed = Some(Box::new(sealed));
+            }
+            self.window.push_back(packet);
+            self.cut += bytes as u64;
+            self.pushed &= self.uncut() > 0;
+            self.last_cut = last;
+            self.waiting += 1;
+            self.note_room();
+        }
+        Ok(())
+    }
+
+    /// The datagram to send next: what was lost first, then new packets, up to `jumbo` of them. A
+    /// probe that is due takes new packets, or the highest that is on its way.
+    pub(crate) fn next(&self, jumbo: u8) -> Option<Datagram> {
+        if self.lost > 0 {
+            let index = self.window.iter().position(|p| p.state == State::Lost)?;
+            return self.datagram(index, 1);
+        }
+        if self.new_allowed() {
+            let most = self.waiting.min(self.peer_window - self.sent_count());
+            let most = u8::try_from(most).unwrap_or(u8::MAX).min(jumbo).max(1);
+            return self.datagram(self.sent_count() as usize, most);
+        }
+        if self.probe_due {
+            let index = self
+                .window
+                .iter()
+                .rposition(|p| p.state == State::InFlight)?;
+            return self.datagram(index, 1);
+        }
+        None
+    }
+
+    fn datagram(&self, index: usize, most: u8) -> Option<Datagram> {
+        let mut bytes = HEADER_BYTES + self.window.get(index)?.wire_bytes();
+        let mut packets = 1;
+        while packets < most {
+            let before = self.window.get(index + usize::from(packets) - 1)?;
+            let Some(packet) = self.window.get(index + usize::from(packets)) else {
+                break;
+            };
+            if before.wire_bytes() != PACKET_DATA_BYTES {
+                break;
+            }
+            bytes += JUMBO_HEADER_BYTES + packet.wire_bytes();
+            packets += 1;
+        }
+        Some(Datagram {
+            index,
+            packets,
+            bytes,
+        })
+    }
+
+    /// Whether a probe is due, which may be sent although the window is full.
+    pub(crate) const fn probe_due(&self) -> bool {
+        self.probe_due
+    }
+
+    /// Puts a datagram into `out`, under serial numbers from `header.serial` on. Gives how many
+    /// packets are now on their way that were not.
+    pub(crate) fn send(
+        &mut self,
+        now: Timestamp,
+        datagram: Datagram,
+        mut header: Header,
+        out: &mut Transmit<P>,
+    ) -> u32 {
+        out.segment(datagram.bytes);
+        let side = header.flags & flag::CLIENT_INITIATED;
+        let mut departed = 0;
+        for inner in 0..usize::from(datagram.packets) {
+            let index = datagram.index + inner;
+            let Some(packet) = self.window.get_mut(index) else {
+                break;
+            };
+            match packet.state {
+                State::Waiting => self.waiting -= 1,
+                State::Lost => self.lost -= 1,
+                State::InFlight | State::Arrived => {}
+            }
+            let new = packet.state == State::Waiting;
+            departed += u32::from(packet.state != State::InFlight);
+            let counted = packet.again && packet.state == State::InFlight;
+            self.again += u32::from(!new && !counted);
+            self.resent += u64::from(!new);
+            packet.again = !new;
+            packet.joined = inner > 0;
+            packet.state = State::InFlight;
+            packet.sent = Sent {
+                at: now,
+                serial: header.serial,
+            };
+            self.put_last = packet.last;
+            self.unasked += 1;
+            let mut flags = side;
+            if packet.last {
+                flags |= flag::LAST_PACKET;
+            }
+            if inner + 1 < usize::from(datagram.packets) {
+                flags |= flag::JUMBO_PACKET;
+            }
+            let checksum = packet.sealed.as_ref().map_or(0, |s| s.checksum);
+            if inner == 0 {
+                header.seq = self.first.plus(small(index));
+                header.flags = flags;
+                header.checksum = checksum;
+                out.data_header(&header.encode(), 21);
+            } else {
+                let [high, low] = checksum.to_be_bytes();
+                out.data_header(&[flags, 0, high, low], 0);
+            }
+            match &packet.sealed {
+                Some(sealed) => out.payload(sealed.payload.clone()),
+                None => {
+                    self.stream
+                        .slices(packet.start, packet.bytes, |p| out.payload(p));
+                }
+            }
+            header.serial = header.serial.next();
+        }
+        self.in_flight += departed;
+        self.loss.sent(now);
+        if self.probe_due {
+            self.probe_due = false;
+            self.loss
+                .probe_sent(Serial(header.serial.0.wrapping_sub(1)));
+        }
+        departed
+    }
+
+    /// Whether an acknowledgement is to be asked for in the batch that was put together: if nothing
+    /// follows for now (`idle`), if so little is on its way that the peer might wait for more, or if it
+    /// is time for another. Else the peer acknowledges by itself, which costs both less.
+    ///
+    /// A request of one packet does not ask, on a path whose round trip is known: the reply says that
+    /// it arrived, and if that takes its time, the probe asks.
+    pub(crate) fn asks(&mut self, idle: bool, server: bool, rtt: &Rtt) -> bool {
+        let alone = self.window.len() == 1 && self.put_last && !server;
+        if alone && rtt.known() && self.first == Seq(1) && self.resent == 0 {
+            return false;
+        }
+        let time = self.unasked >= UNASKED_MIN.max(self.in_flight / 4);
+        let asks = idle || self.in_flight <= 2 * UNASKED_MIN || time;
+        if asks {
+            self.unasked = 0;
+        }
+        asks
+    }
+
+    /// How many of the packets put into a batch last must not ask for an acknowledgement: the last
+    /// packet of a reply. OpenAFS would answer before the application has read it, and then never
+    /// say that it has it for good (Linux, `rxrpc_prepare_data_subpacket`).
+    pub(crate) fn must_not_ask(&self, server: bool) -> usize {
+        usize::from(server && self.put_last)
+    }
+
+    /// Takes an acknowledgement.
+    pub(crate) fn acknowledge(
+        &mut self,
+        now: Timestamp,
+        ack: &Ack<'_>,
+        rtt: &mut Rtt,
+    ) -> Result<Effect, Violation> {
+        let mut effect = Effect::default();
+        let hard = ack.first.distance(self.first);
+        if ack.first == Seq(0) {
+            return Err(Violation);
+        }
+        if self.first.is_after(ack.first) || !self.is_news(ack, hard) {
+            return Ok(effect);
+        }
+        if hard as usize + ack.packets.len() > self.sent_count() as usize {
+            return Err(Violation);
+        }
+        let named = (ack.serial != Serial(0)).then_some(ack.serial);
+        let recovering = self.lost + self.again > 0;
+        effect.rtt = self.sample(now, ack);
+        if let Some(sample) = effect.rtt {
+            rtt.sample(now, sample);
+        }
+        for _ in 0..hard {
+            self.note_arrival(now, 0, named, rtt, &mut effect);
+            self.window.pop_front();
+            self.first = self.first.next();
+            self.arrived -= 1;
+        }
+        self.note_room();
+        let start = self.window.front().map_or(self.cut, |p| p.start);
+        self.stream.release(start);
+        self.take_soft(now, ack.packets, named, rtt, &mut effect);
+        self.loss.heard();
+        if let (Some(Reason::Duplicate), Some(serial)) = (ack.reason, named) {
+            self.loss.was_not_lost(serial, rtt);
+        }
+        if effect.arrived + effect.late > 0 {
+            self.loss.progress(now, rtt);
+            if recovering && self.lost + self.again == 0 {
+                self.loss.recovered();
+            }
+        }
+        self.detect(now, rtt, &mut effect);
+        Ok(effect)
+    }
+
+    /// Whether an acknowledgement with nothing new for good is at least not older than another. Its
+    /// packets are known by the last that the peer received; some peers put a serial number there,
+    /// which lies beyond the window (OpenAFS, `ack_is_valid`).
+    fn is_news(&mut self, ack: &Ack<'_>, hard: u32) -> bool {
+        let is_seq = ack.previous.distance(self.first) < self.peer_window
+            || self.first.is_after(ack.previous);
+        if hard == 0 && is_seq && self.previous.is_after(ack.previous) {
+            return false;
+        }
+        if is_seq {
+            self.previous = ack.previous;
+        }
+        true
+    }
+
+    /// The round trip of the transmission that prompted an acknowledgement, unless the peer let it
+    /// wait.
+    fn sample(&self, now: Timestamp, ack: &Ack<'_>) -> Option<u64> {
+        let prompt = !matches!(
+            ack.reason?,
+            Reason::Delay | Reason::Ping | Reason::PingResponse
+        );
+        if !prompt || ack.serial == Serial(0) {
+            return None;
+        }
+        let named = |p: &&Packet<P>| p.state != State::Waiting && p.sent.serial == ack.serial;
+        let likely = self.window.get(ack.previous.distance(self.first) as usize);
+        let packet = likely
+            .filter(named)
+            .or_else(|| self.window.iter().find(named))?;
+        Some(now.nanos_since(packet.sent.at))
+    }
+
+    /// Packet `index` of the window is at the peer.
+    fn note_arrival(
+        &mut self,
+        now: Timestamp,
+        index: usize,
+        named: Option<Serial>,
+        rtt: &Rtt,
+        effect: &mut Effect,
+    ) {
+        let Some(packet) = self.window.get_mut(index) else {
+            return;
+        };
+        match packet.state {
+            State::InFlight => {
+                self.in_flight -= 1;
+                self.again -= u32::from(packet.again);
+                effect.arrived += 1;
+            }
+            State::Lost => {
+                // It left the count of those on their way when it was taken for lost.
+                self.lost -= 1;
+                effect.late += 1;
+            }
+            State::Waiting | State::Arrived => return,
+        }
+        packet.state = State::Arrived;
+        self.arrived += 1;
+        effect.jumbogram_arrived |= packet.joined;
+        self.loss
+            .arrived(now, packet.sent, packet.again, named, rtt);
+        let seq = self.first.plus(small(index));
+        if seq.is_after(self.highest) {
+            self.highest = seq;
+        } else if !packet.again {
+            self.loss.reordered();
+        }
+    }
+
+    /// Takes what the peer has but not for good, and what it no longer has.
+    fn take_soft(
+        &mut self,
+        now: Timestamp,
+        packets: &[u8],
+        named: Option<Serial>,
+        rtt: &Rtt,
+        effect: &mut Effect,
+    ) {
+        let mut confirmed = 0;
+        for (index, byte) in packets.iter().enumerate() {
+            if byte & 1 != 0 {
+                self.note_arrival(now, index, named, rtt, effect);
+                confirmed += 1;
+            }
+        }
+        if self.arrived == confirmed {
+            return;
+        }
+        // The peer dropped packets that it had; those it does not speak of are not there either.
+        for (index, packet) in self.window.iter_mut().enumerate() {
+            let there = packets.get(index).is_some_and(|byte| byte & 1 != 0);
+            if packet.state == State::Arrived && !there {
+                packet.state = State::Lost;
+                self.arrived -= 1;
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// Looks for packets that are lost by now.
+    fn detect(&mut self, now: Timestamp, rtt: &Rtt, effect: &mut Effect) {
+        self.loss.look();
+        let beyond_first = self.highest.next().distance(self.first);
+        let gap = self.arrived > 0 && self.arrived != beyond_first;
+        if self.in_flight == 0 || !(gap || self.again > 0) {
+            return;
+        }
+        let window = self.loss.window(self.lost > 0, self.arrived, rtt);
+        let mut before = (false, false);
+        for packet in &mut self.window {
+            let lost =
+                packet.state == State::InFlight && self.loss.is_lost(now, packet.sent, window);
+            if lost {
+                packet.state = State::Lost;
+                self.in_flight -= 1;
+                self.lost += 1;
+                self.again -= u32::from(packet.again);
+                effect.lost += 1;
+                effect.lost_datagrams += u32::from(!(packet.joined && before.0));
+                // The second packet of a jumbogram whose first was lost too stands for all of it.
+                effect.lost_jumbograms += u32::from(packet.joined && before == (true, false));
+            }
+            before = (lost, packet.joined);
+        }
+    }
+
+    /// When the loss timer expires.
+    pub(crate) fn deadline(&self, server: bool, rtt: &Rtt) -> Timestamp {
+        self.loss
+            .deadline(self.in_flight, self.last_is_out(server), rtt)
+    }
+
+    /// Whether the end of a reply is on its way.
+    fn last_is_out(&self, server: bool) -> bool {
+        let last = |p: &Packet<P>| p.last && p.state == State::InFlight;
+        server && self.window.back().is_some_and(last)
+    }
+
+    /// The clock moved on.
+    pub(crate) fn expire(&mut self, now: Timestamp, server: bool, rtt: &Rtt) -> (Expired, Effect) {
+        let mut effect = Effect::default();
+        let expired = self
+            .loss
+            .expire(now, self.in_flight, self.last_is_out(server), rtt);
+        match expired {
+            Expired::Nothing => {}
+            Expired::Reordering => self.detect(now, rtt, &mut effect),
+            Expired::Probe => self.probe_due = true,
+            Expired::Timeout => {
+                effect.lost = self.in_flight;
+                for packet in &mut self.window {
+                    if packet.state == State::InFlight {
+                        packet.state = State::Lost;
+                    }
+                }
+                self.lost += self.in_flight;
+                self.in_flight = 0;
+                self.again = 0;
+            }
+        }
+        (expired, effect)
+    }
+
+    /// How long ago the last packet was sent, if it was sent once: an upper bound of the round trip
+    /// when a reply comes, which took the server's time too.
+    pub(crate) fn since_last(&self, now: Timestamp) -> Option<u64> {
+        let last = self.window.back()?;
+        let once = last.last && !last.again && last.state == State::InFlight;
+        once.then(|| now.nanos_since(last.sent.at))
+    }
+
+    /// Something else than an acknowledgement says that everything arrived.
+    pub(crate) fn all_arrived(&mut self, now: Timestamp, rtt: &mut Rtt) {
+        self.loss.progress(now, rtt);
+    }
+
+    /// Everything has arrived, or nothing matters any more. Gives how many packets were on their way.
+    pub(crate) fn clear(&mut self) -> u32 {
+        let in_flight = self.in_flight;
+        self.first = self.first.plus(self.len());
+        self.window.clear();
+        self.stream.clear();
+        self.cut = self.stream.end();
+        (self.finished, self.last_cut) = (true, true);
+        (self.waiting, self.in_flight, self.lost) = (0, 0, 0);
+        (self.arrived, self.again) = (0, 0);
+        self.probe_due = false;
+        in_flight
+    }
+}
+
+/// A number of packets of a window, which has at most 255.
+fn small(packets: usize) -> u32 {
+    u32::try_from(packets).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,447 @@
+//! How much may be on its way on a path, in packets.
+//!
+//! One window per peer, shared by all calls with it: congestion is a property of the path, and AFS
+//! calls are too short to find it out one by one. Slow start and linear growth are TCP's (RFC 5681);
+//! what differs is the answer to loss. A packet that is missing says little on a path that loses some
+//! by nature (radio, a socket buffer that overflowed once), so the window shrinks only
+//!
+//! - if more is lost than the 2 % that BBRv2 takes for noise: clearly so within a round trip, or on
+//!   average over some hundred packets, or
+//! - if something is lost while round trips show a queue,
+//!
+//! and then to 70 % (RFC 9438), but not below what the path was measured to deliver in its shortest
+//! round trip, as TCP Westwood has it. Slow start also ends when round trips grow (RFC 9406).
+//!
+//! It does not detect losses (`call/loss.rs`) and does not space packets out (`pacing.rs`).
+
+use crate::rtt::Rtt;
+use crate::time::Timestamp;
+
+/// Packets before the first acknowledgement (RFC 6928).
+const WINDOW_INITIAL: u32 = 10;
+
+/// Smallest window after a loss; Linux's rxrpc has the same (`RXRPC_MIN_CWND`).
+const WINDOW_MIN: u32 = 4;
+
+/// Window after a retransmission timeout: enough for an acknowledgement that is not delayed.
+const WINDOW_TIMEOUT: u32 = 2;
+
+/// Largest window: 23 MiB, beyond what sixteen full calls of 255 packets need.
+const WINDOW_MAX: u32 = 16_384;
+
+/// Part of the packets that may be lost without meaning anything.
+const LOSS_NOISE: f64 = 0.02;
+
+/// Packets over which the average is taken: at 1 % of loss, fewer than one average in a thousand is
+/// above 2 %.
+const AVERAGE_PACKETS: u32 = 500;
+
+/// What is left of the window after a loss that means something (RFC 9438, section 4.6).
+const SHRINK: f64 = 0.7;
+
+/// Shortest round, so that a fast path is judged by more than a handful of packets.
+const ROUND_MIN: u64 = 1_000_000;
+
+/// Rounds that the best delivery rate is remembered for, at least.
+const RATE_ROUNDS: u32 = 5;
+
+/// The window of a path and what it is derived from.
+#[derive(Debug, Clone)]
+pub(crate) struct Congestion {
+    window: u32,
+    threshold: u32,
+    in_flight: u32,
+    /// Packets acknowledged toward the next packet of the window, in linear growth.
+    credit: u32,
+    /// The window held sending back, in this round and in the last.
+    limited: [bool; 2],
+    round: Round,
+    /// Packets that arrived and datagrams that were lost since the last average was taken.
+    arrived: u32,
+    lost: u32,
+    /// Best delivery rates, in packets a second: of the newer rounds, and of some before.
+    rate: [u64; 2],
+    rate_rounds: u32,
+    /// Until then the window does not shrink again: it did for the same loss.
+    calm_until: Timestamp,
+    last_sent: Timestamp,
+}
+
+/// What happened since the round began; a round takes one round trip.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    started: Timestamp,
+    delivered: u32,
+    lost: u32,
+    rtt_min: u64,
+    /// The same of the round before: what was lost then may be found out now.
+    delivered_before: u32,
+    rtt_min_before: u64,
+}
+
+impl Congestion {
+    pub(crate) const fn new() -> Congestion {
+        Congestion {
+            window: WINDOW_INITIAL,
+            threshold: WINDOW_MAX,
+            in_flight: 0,
+            credit: 0,
+            limited: [false; 2],
+            round: Round {
+                started: Timestamp::from_nanos(0),
+                delivered: 0,
+                lost: 0,
+                rtt_min: u64::MAX,
+                delivered_before: 0,
+                rtt_min_before: u64::MAX,
+            },
+            arrived: 0,
+            lost: 0,
+            rate: [0; 2],
+            rate_rounds: 0,
+            calm_until: Timestamp::from_nanos(0),
+            last_sent: Timestamp::from_nanos(0),
+        }
+    }
+
+    /// Packets that may be on their way.
+    pub(crate) const fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Packets that are.
+    #[cfg(test)]
+    pub(crate) const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Packets that may be sent now.
+    pub(crate) const fn room(&self) -> u32 {
+        self.window.saturating_sub(self.in_flight)
+    }
+
+    /// Whether the window still doubles every round.
+    pub(crate) const fn in_slow_start(&self) -> bool {
+        self.window < self.threshold
+    }
+
+    /// Something could be sent and the window did not let it.
+    pub(crate) const fn held_back(&mut self) {
+        self.limited[0] = true;
+    }
+
+    /// Packets were sent.
+    pub(crate) const fn sent(&mut self, now: Timestamp, packets: u32) {
+        if self.in_flight == 0 {
+            self.round.started = now;
+        }
+        self.in_flight = self.in_flight.saturating_add(packets);
+        self.last_sent = now;
+    }
+
+    /// Packets are about to be sent. After a pause the window is worth less with every timeout that
+    /// passed (RFC 2861).
+    pub(crate) fn resume(&mut self, now: Timestamp, rtt: &Rtt) {
+        if self.in_flight > 0 {
+            return;
+        }
+        let mut idle = now.nanos_since(self.last_sent);
+        self.last_sent = now;
+        let timeout = rtt.timeout(0);
+        while idle > timeout && self.window > WINDOW_INITIAL {
+            self.threshold = self.threshold.max(self.window - self.window / 4);
+            self.window = (self.window / 2).max(WINDOW_INITIAL);
+            idle -= timeout;
+        }
+    }
+
+    /// Packets arrived.
+    pub(crate) fn acknowledged(&mut self, now: Timestamp, packets: u32, rtt: &Rtt) {
+        self.in_flight = self.in_flight.saturating_sub(packets);
+        self.round.delivered = self.round.delivered.saturating_add(packets);
+        self.round.rtt_min = self.round.rtt_min.min(rtt.latest());
+        self.arrived = self.arrived.saturating_add(packets);
+        if self.arrived >= AVERAGE_PACKETS {
+            let share = f64::from(self.lost) / f64::from(self.arrived);
+            (self.arrived, self.lost) = (0, 0);
+            if share > LOSS_NOISE {
+                self.shrink(now, rtt);
+            }
+        }
+        if self.limited.contains(&true) {
+            self.grow(packets);
+        }
+        let length = now.nanos_since(self.round.started);
+        if length >= rtt.smoothed().max(ROUND_MIN) {
+            self.end_round(now, length);
+        }
+    }
+
+    fn grow(&mut self, packets: u32) {
+        if self.in_slow_start() {
+            self.window += packets;
+        } else {
+            self.credit += packets;
+            if self.credit >= self.window {
+                self.credit -= self.window;
+                self.window += 1;
+            }
+        }
+        self.window = self.window.min(WINDOW_MAX);
+    }
+
+    fn end_round(&mut self, now: Timestamp, length: u64) {
+        let Round {
+            delivered,
+            rtt_min,
+            rtt_min_before: before,
+            ..
+        } = self.round;
+        let rate = u64::from(delivered) * 1_000_000_000 / length.max(1);
+        self.rate[0] = self.rate[0].max(rate);
+        if self.limited[0] {
+            // A round that could have had more says nothing against an older rate.
+            self.rate_rounds += 1;
+            if self.rate_rounds > RATE_ROUNDS {
+                self.rate = [rate, self.rate[0]];
+                self.rate_rounds = 0;
+            }
+        }
+        // RFC 9406, section 4.2: a rise of an eighth, within 4 and 16 ms, is a queue.
+        let rise = (before / 8).clamp(4_000_000, 16_000_000);
+        if self.in_slow_start() && rtt_min != u64::MAX && rtt_min > before.saturating_add(rise) {
+            self.threshold = self.window;
+        }
+        self.limited = [false, self.limited[0]];
+        self.begin_round(now);
+    }
+
+    const fn begin_round(&mut self, now: Timestamp) {
+        self.round = Round {
+            started: now,
+            delivered: 0,
+            lost: 0,
+            rtt_min: u64::MAX,
+            delivered_before: self.round.delivered,
+            rtt_min_before: self.round.rtt_min,
+        };
+    }
+
+    /// Packets were lost, in so many datagrams.
+    pub(crate) fn lost(&mut self, now: Timestamp, packets: u32, datagrams: u32, rtt: &Rtt) {
+        self.in_flight = self.in_flight.saturating_sub(packets);
+        self.round.lost = self.round.lost.saturating_add(datagrams);
+        self.lost = self.lost.saturating_add(datagrams);
+        let seen = self.round.delivered.saturating_add(self.round.lost);
+        let noise = f64::from(seen.max(self.window)) * LOSS_NOISE;
+        let fresh = self.round.rtt_min != u64::MAX;
+        let lately = if fresh {
+            self.round.rtt_min
+        } else {
+            self.round.rtt_min_before
+        };
+        let usual = rtt.minimum() + rtt.minimum() / 2 + ROUND_MIN;
+        let queue = lately != u64::MAX && lately > usual;
+        // Three standard deviations above what noise alone would lose.
+        if queue || f64::from(self.round.lost) > noise + 3.0 * noise.sqrt() {
+            self.shrink(now, rtt);
+        }
+    }
+
+    fn shrink(&mut self, now: Timestamp, rtt: &Rtt) {
+        if now < self.calm_until {
+            return;
+        }
+        let (arrived, lost) = (
+            self.round.delivered + self.round.delivered_before,
+            self.round.lost,
+        );
+        let share = f64::from(lost) / f64::from(arrived.saturating_add(lost).max(1));
+        // At least a twentieth less, so that a rate that was overestimated does not stay.
+        let left = f64::from(self.window) * (1.0 - share.max(0.05));
+        let floor = f64::from(self.carried(rtt)).min(left);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "between nothing and the window, which is a u32"
+        )]
+        let window = (f64::from(self.window) * SHRINK).max(floor) as u32;
+        self.window = window.max(WINDOW_MIN);
+        self.threshold = self.window;
+        self.credit = 0;
+        self.calm_until = now.plus(rtt.smoothed());
+        self.begin_round(now);
+    }
+
+    /// Packets that the path was seen to carry in its shortest round trip.
+    fn carried(&self, rtt: &Rtt) -> u32 {
+        let rate = u128::from(self.rate[0].max(self.rate[1]));
+        u32::try_from(rate * u128::from(rtt.minimum()) / 1_000_000_000).unwrap_or(u32::MAX)
+    }
+
+    /// Nothing was heard for a retransmission timeout; `packets` are taken for lost.
+    pub(crate) fn timed_out(&mut self, now: Timestamp, packets: u32, rtt: &Rtt) {
+        self.in_flight = self.in_flight.saturating_sub(packets);
+        if now < self.calm_until {
+            return;
+        }
+        self.threshold = (self.window / 2)
+            .max(self.carried(rtt).min(self.window))
+            .max(WINDOW_MIN);
+        self.window = WINDOW_TIMEOUT;
+        self.credit = 0;
+        self.calm_until = now.plus(rtt.timeout(0));
+        self.begin_round(now);
+    }
+
+    /// Packets on their way no longer matter: their call is over.
+    pub(crate) const fn forgotten(&mut self, packets: u32) {
+        self.in_flight = self.in_flight.saturating_sub(packets);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Rounds of a path of 20 ms whose sender always fills the window; `lose` says how many of a
+    /// round's packets are lost, `queue` how many nanoseconds each round trip takes longer.
+    struct Rounds {
+        now: Timestamp,
+        rtt: Rtt,
+        control: Congestion,
+    }
+
+    impl Rounds {
+        fn new() -> Rounds {
+            Rounds {
+                now: Timestamp::from_nanos(1_000 * MS),
+                rtt: Rtt::new(),
+                control: Congestion::new(),
+            }
+        }
+
+        fn round(&mut self, lose: u32, queue: u64) {
+            self.control.resume(self.now, &self.rtt);
+            let sent = self.control.room();
+            self.control.sent(self.now, sent);
+            self.control.held_back();
+            self.now = self.now.plus(20 * MS + queue);
+            self.rtt.sample(self.now, 20 * MS + queue);
+            self.control.acknowledged(self.now, sent - lose, &self.rtt);
+            if lose > 0 {
+                self.control.lost(self.now, lose, lose, &self.rtt);
+            }
+        }
+    }
+
+    #[test]
+    fn a_clean_path_doubles_the_window() {
+        let mut path = Rounds::new();
+        for _ in 0..4 {
+            path.round(0, 0);
+        }
+        assert_eq!(path.control.window(), WINDOW_INITIAL << 4);
+        assert_eq!(path.control.in_flight(), 0);
+    }
+
+    #[test]
+    fn one_percent_of_loss_is_noise() {
+        let mut path = Rounds::new();
+        for round in 0..60 {
+            let lose = path.control.room() / 100;
+            path.round(lose, 0);
+            assert!(round < 5 || path.control.window() >= 255);
+        }
+    }
+
+    #[test]
+    fn three_percent_of_loss_are_not() {
+        let mut path = Rounds::new();
+        for _ in 0..6 {
+            path.round(0, 0);
+        }
+        path.round(0, 5 * MS);
+        let before = path.control.window();
+        assert!(!path.control.in_slow_start());
+        for _ in 0..40 {
+            path.round(path.control.room() * 3 / 100, 0);
+        }
+        assert!(
+            path.control.window() < before / 2,
+            "{}",
+            path.control.window()
+        );
+    }
+
+    #[test]
+    fn much_loss_shrinks_the_window_to_what_arrives() {
+        let mut path = Rounds::new();
+        for _ in 0..5 {
+            path.round(0, 0);
+        }
+        let before = path.control.window();
+        for _ in 0..10 {
+            path.round(path.control.room() / 5, 0);
+        }
+        assert!(path.control.window() < before / 2);
+        for _ in 0..40 {
+            path.round(path.control.room() / 2, 0);
+        }
+        assert!(path.control.window() < 40 && path.control.window() >= WINDOW_MIN);
+    }
+
+    #[test]
+    fn one_loss_with_a_queue_shrinks_the_window() {
+        let mut path = Rounds::new();
+        for _ in 0..4 {
+            path.round(0, 0);
+        }
+        path.round(0, 12 * MS);
+        let before = path.control.window();
+        path.round(1, 12 * MS);
+        assert!(path.control.window() < before);
+        assert!(path.control.window() >= before / 2);
+    }
+
+    #[test]
+    fn longer_round_trips_end_slow_start() {
+        let mut path = Rounds::new();
+        path.round(0, 0);
+        path.round(0, 0);
+        path.round(0, 5 * MS);
+        assert!(!path.control.in_slow_start());
+    }
+
+    #[test]
+    fn a_timeout_begins_anew_and_a_pause_decays() {
+        let mut path = Rounds::new();
+        for _ in 0..6 {
+            path.round(0, 0);
+        }
+        let full = path.control.window();
+        path.now = path.now.plus(500 * MS);
+        path.round(0, 0);
+        assert!(path.control.window() < full);
+        path.control.sent(path.now, 3);
+        path.control.timed_out(path.now, 3, &path.rtt);
+        assert_eq!(
+            (path.control.window(), path.control.in_flight()),
+            (WINDOW_TIMEOUT, 0)
+        );
+        assert!(path.control.in_slow_start());
+    }
+
+    #[test]
+    fn a_window_that_is_not_filled_does_not_grow() {
+        let mut path = Rounds::new();
+        for _ in 0..20 {
+            path.control.sent(path.now, 2);
+            path.now = path.now.plus(20 * MS);
+            path.rtt.sample(path.now, 20 * MS);
+            path.control.acknowledged(path.now, 2, &path.rtt);
+        }
+        assert_eq!(path.control.window(), WINDOW_INITIAL);
+    }
+}

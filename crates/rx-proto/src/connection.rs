@@ -1,0 +1,228 @@
+//! A connection: who with whom about which service, four channels, and the numbers of transmissions.
+//!
+//! A server remembers the number of the last call on each channel, which is what makes calls run at
+//! most once: a packet of an older call is dropped, a packet of the last call finds how it ended.
+
+use crate::call::Role;
+use crate::config::Timeouts;
+use crate::number::{CallNumber, Seq, Serial};
+use crate::packet::{CHANNELS, Header, PacketType, flag};
+use crate::security::{PacketPlace, Security};
+use crate::slab::Key;
+use crate::time::Timestamp;
+use crate::timers::Note;
+use crate::transmit::Route;
+use std::net::SocketAddr;
+
+/// What a connection is found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ConnectionKey {
+    pub(crate) peer: SocketAddr,
+    pub(crate) epoch: u32,
+    /// Without the channel.
+    pub(crate) cid: u32,
+    pub(crate) role: Role,
+}
+
+/// Whether the peer is where it says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It answered something that nobody else saw.
+    Proven,
+    /// It has to name a ping whose number is computed; whether one was sent.
+    Asked { pinged: bool },
+    /// It did, and has to name this one too.
+    Again(Serial),
+}
+
+/// How the last call of a channel ended, for packets of it that come late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Nothing is to be said.
+    Nothing,
+    /// At a server: with this code.
+    Aborted(i32),
+    /// At a client: the reply was received whole. The server is told at `tell_at`, unless another
+    /// call tells it before.
+    Received { last: Seq, tell_at: Timestamp },
+}
+
+/// One of the four channels.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Channel {
+    pub(crate) call: Option<Key>,
+    /// The call, or the last one.
+    pub(crate) number: CallNumber,
+    pub(crate) after: After,
+}
+
+/// The state of a connection.
+pub(crate) struct Connection<P, D> {
+    pub(crate) key: ConnectionKey,
+    pub(crate) route: Route,
+    pub(crate) path: Key,
+    pub(crate) service: u16,
+    pub(crate) security_index: u8,
+    /// The class at work; none for rxnull.
+    pub(crate) security: Option<Box<dyn Security<P, D>>>,
+    pub(crate) reach: Reach,
+    pub(crate) channels: [Channel; CHANNELS],
+    /// Packets that the peer takes, as it said last.
+    pub(crate) peer_window: u32,
+    pub(crate) timeouts: Timeouts,
+    serial: Serial,
+    pub(crate) created: Timestamp,
+    /// When it was used last.
+    pub(crate) active: Timestamp,
+    pub(crate) note: Note,
+    /// A call could not be started because all channels were taken.
+    pub(crate) channel_wanted: bool,
+}
+
+impl<P, D> Connection<P, D> {
+    pub(crate) fn new(
+        now: Timestamp,
+        key: ConnectionKey,
+        route: Route,
+        path: Key,
+        first_serial: Serial,
+    ) -> Connection<P, D> {
+        let channel = Channel {
+            call: None,
+            number: CallNumber(0),
+            after: After::Nothing,
+        };
+        let nobody = Reach::Asked { pinged: false };
+        let client = key.role == Role::Client;
+        Connection {
+            key,
+            route,
+            path,
+            service: 0,
+            security_index: 0,
+            security: None,
+            reach: if client { Reach::Proven } else { nobody },
+            channels: [channel; CHANNELS],
+            peer_window: crate::call::send::PEER_WINDOW_INITIAL,
+            timeouts: Timeouts::default(),
+            serial: first_serial,
+            created: now,
+            active: now,
+            note: Note::new(),
+            channel_wanted: false,
+        }
+    }
+
+    pub(crate) fn is_server(&self) -> bool {
+        self.key.role == Role::Server
+    }
+
+    pub(crate) fn is_proven(&self) -> bool {
+        self.reach == Reach::Proven
+    }
+
+    /// Whether its peer did not answer at all yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        matches!(self.reach, Reach::Asked { .. })
+    }
+
+    /// Whether any channel has a call.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.channels.iter().any(|c| c.call.is_some())
+    }
+
+    /// The calls on its channels.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = Key> {
+        self.channels.iter().filter_map(|c| c.call)
+    }
+
+    /// Takes the numbers of `count` transmissions that follow one another; gives the first. None of
+    /// them is 0, which means "no transmission" where it is named.
+    pub(crate) fn take_serials(&mut self, count: u32) -> Serial {
+        let wraps = self.serial.plus(count.saturating_sub(1)).0 < self.serial.0;
+        let first = if wraps || self.serial == Serial(0) {
+            Serial(1)
+        } else {
+            self.serial
+        };
+        self.serial = first.plus(count);
+        first
+    }
+
+    /// The number of the next transmission.
+    pub(crate) const fn next_serial(&self) -> Serial {
+        self.serial
+    }
+
+    /// The number of the next transmission is this from now on.
+    pub(crate) fn set_serial(&mut self, serial: Serial) {
+        self.serial = serial;
+    }
+
+    /// The header of a packet on a channel; sequence number and serial are the caller's.
+    pub(crate) fn header(&self, kind: PacketType, channel: usize, number: CallNumber) -> Header {
+        let client = self.key.role == Role::Client;
+        Header {
+            epoch: self.key.epoch,
+            // Below the number of channels, which fits two bits.
+            cid: self.key.cid | u32::try_from(channel).unwrap_or(0),
+            call_number: number,
+            seq: Seq(0),
+            serial: Serial(0),
+            kind,
+            flags: if client { flag::CLIENT_INITIATED } else { 0 },
+            user_status: 0,
+            security_index: self.security_index,
+            checksum: 0,
+            service: self.service,
+        }
+    }
+
+    /// Where packets of a channel are, for the security class.
+    pub(crate) fn place(&self, header: &Header) -> PacketPlace {
+        PacketPlace {
+            epoch: header.epoch,
+            cid: header.cid,
+            call_number: header.call_number,
+            seq: header.seq,
+            from_client: header.has(flag::CLIENT_INITIATED),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::Shared;
+    use crate::slab::Slab;
+
+    fn connection(role: Role) -> Connection<Shared, Shared> {
+        let peer = "192.0.2.1:7001".parse().unwrap();
+        let key = ConnectionKey {
+            peer,
+            epoch: 1,
+            cid: 8,
+            role,
+        };
+        let route = Route { peer, local: None };
+        let now = Timestamp::from_nanos(0);
+        Connection::new(now, key, route, Slab::new().insert(()), Serial(5))
+    }
+
+    #[test]
+    fn serials_follow_one_another_and_skip_zero() {
+        let mut connection = connection(Role::Client);
+        assert_eq!(connection.take_serials(3), Serial(5));
+        assert_eq!(connection.take_serials(1), Serial(8));
+        connection.set_serial(Serial(u32::MAX - 1));
+        assert_eq!(connection.take_serials(1), Serial(u32::MAX - 1));
+        assert_eq!(connection.take_serials(1), Serial(u32::MAX));
+        assert_eq!(connection.take_serials(1), Serial(1));
+        // A jumbogram's serials do not go around zero.
+        connection.set_serial(Serial(u32::MAX - 1));
+        assert_eq!(connection.take_serials(4), Serial(1));
+        connection.set_serial(Serial(u32::MAX - 3));
+        assert_eq!(connection.take_serials(4), Serial(u32::MAX - 3));
+        assert_eq!(connection.take_serials(1), Serial(1));
+    }
+}

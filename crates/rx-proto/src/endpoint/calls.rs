@@ -1,0 +1,248 @@
+//! Calls begin and end; what the application is told of them.
+
+use super::{Endpoint, Notice};
+use crate::call::{Call, News, Place, Role};
+use crate::connection::After;
+use crate::event::{CallId, ConnectionId, End, Event, Incoming};
+use crate::number::CallNumber;
+use crate::payload::{Datagram, Payload};
+use crate::slab::Key;
+use crate::time::Timestamp;
+use crate::timers::Timer;
+
+impl<P: Payload, D: Datagram> Endpoint<P, D> {
+    /// Begins a call on a channel that has none.
+    pub(super) fn new_call(
+        &mut self,
+        now: Timestamp,
+        connection: Key,
+        channel: usize,
+        number: CallNumber,
+    ) -> Option<Key> {
+        let c = self.connections.get_mut(connection)?;
+        let (role, proven) = (c.key.role, c.is_proven());
+        let host = self.paths.get(c.path)?.host;
+        let place = Place {
+            connection,
+            path: c.path,
+            host,
+            channel,
+            number,
+        };
+        let slot = c.channels.get_mut(channel)?;
+        let call = self
+            .calls
+            .insert(Call::new(now, role, place, c.peer_window, &c.timeouts));
+        slot.call = Some(call);
+        slot.number = number;
+        slot.after = After::Nothing;
+        c.active = now;
+        self.hosts.join(host);
+        match role {
+            Role::Server => {
+                self.calls_in += 1;
+                if proven {
+                    self.count_call(call);
+                }
+                self.stats.calls_in += 1;
+            }
+            Role::Client => self.stats.calls_out += 1,
+        }
+        self.set_call_timer(call);
+        Some(call)
+    }
+
+    /// A server's call of a proven peer counts among those of its host.
+    pub(super) fn count_call(&mut self, call: Key) {
+        if let Some(c) = self.calls.get_mut(call) {
+            c.counted = true;
+            self.hosts.called(c.host);
+        }
+    }
+
+    /// A call has something to send; its turn will come.
+    pub(super) fn mark_ready(&mut self, call: Key) {
+        if let Some(c) = self.calls.get_mut(call)
+            && !c.ready
+        {
+            c.ready = true;
+            self.ready.push_back(call);
+        }
+    }
+
+    /// Makes sure that a call's timer comes up when the first of its clocks is due.
+    pub(super) fn set_call_timer(&mut self, call: Key) {
+        self.set_call_timer_after(call, Timestamp::from_nanos(0));
+    }
+
+    /// The same, but not before `earliest`.
+    pub(super) fn set_call_timer_after(&mut self, call: Key, earliest: Timestamp) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        let loss = match self.paths.get(c.path) {
+            Some(path) => c.sender.deadline(c.role == Role::Server, &path.rtt),
+            None => Timestamp::NEVER,
+        };
+        let deadline = loss.min(c.acks.delay_at).min(c.slow_at).max(earliest);
+        self.timers.set(Timer::Call(call), &mut c.note, deadline);
+    }
+
+    /// Shows a server's call to the application, if its first packet is there and its peer proven.
+    pub(super) fn announce(&mut self, call: Key) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        let proven = self
+            .connections
+            .get(c.connection)
+            .is_some_and(|c| c.is_proven());
+        if !c.announced && proven && c.receiver.is_readable() {
+            c.announced = true;
+            c.held = true;
+            self.tell(call, |news| news.call = true);
+        }
+    }
+
+    /// Notes that the application is to be told something of a call.
+    pub(super) fn tell(&mut self, call: Key, what: impl FnOnce(&mut News)) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        what(&mut c.news);
+        if !c.news.queued {
+            c.news.queued = true;
+            self.notices.push_back(Notice::Call(call));
+        }
+    }
+
+    /// The next of a call's news; the call stays in the queue while there are more.
+    pub(super) fn next_news(&mut self, call: Key) -> Option<Event> {
+        let c = self.calls.get_mut(call)?;
+        let id = CallId(call);
+        let news = &mut c.news;
+        let event = if std::mem::take(&mut news.call) {
+            let connection = self.connections.get(c.connection)?;
+            Event::Call(Incoming {
+                call: id,
+                connection: ConnectionId(c.connection),
+                peer: connection.key.peer,
+                service: connection.service,
+                user_status: c.user_status,
+            })
+        } else if std::mem::take(&mut news.readable) {
+            Event::Readable(id)
+        } else if std::mem::take(&mut news.writable) {
+            Event::Writable(id)
+        } else if std::mem::take(&mut news.ended) {
+            let reason = c.ended.unwrap_or(End::Closed);
+            Event::Ended { call: id, reason }
+        } else {
+            news.queued = false;
+            return None;
+        };
+        self.notices.push_front(Notice::Call(call));
+        Some(event)
+    }
+
+    /// Ends a call before its time, and tells the peer if there is a code for it. The application, if
+    /// it has the call, keeps it until it is told and gives it back.
+    pub(super) fn end_call(&mut self, now: Timestamp, call: Key, reason: End, abort: Option<i32>) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        if c.ended.is_some() {
+            return;
+        }
+        // Of a call that it was not told of yet the application need not know.
+        let held = c.held && !c.news.call;
+        let (connection, channel) = (c.connection, c.channel);
+        c.ended = Some(reason);
+        self.let_go(now, call);
+        if let Some(code) = abort {
+            self.queue_abort(connection, channel, code);
+            self.set_after(connection, channel, After::Aborted(code));
+        }
+        if held {
+            self.tell(call, |news| {
+                *news = News {
+                    ended: true,
+                    queued: news.queued,
+                    ..News::default()
+                }
+            });
+        } else {
+            self.remove_call(now, call);
+        }
+    }
+
+    /// Lets go of the data of a call in both directions.
+    fn let_go(&mut self, now: Timestamp, call: Key) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        self.held_bytes -= c.receiver.held();
+        c.receiver.forget();
+        c.acks.spoken();
+        let path = c.path;
+        self.hosts.released(c.host, c.sender.stream.held());
+        let in_flight = c.sender.clear();
+        if let Some(path) = self.paths.get_mut(path) {
+            path.congestion.forgotten(in_flight);
+        }
+        self.wake_path(now, path);
+    }
+
+    pub(super) fn set_after(&mut self, connection: Key, channel: usize, after: After) {
+        if let Some(c) = self.connections.get_mut(connection)
+            && let Some(slot) = c.channels.get_mut(channel)
+        {
+            slot.after = after;
+        }
+    }
+
+    /// Forgets a call; its channel is free.
+    pub(super) fn remove_call(&mut self, now: Timestamp, call: Key) {
+        self.let_go(now, call);
+        let Some(c) = self.calls.remove(call) else {
+            return;
+        };
+        if c.waiting
+            && let Some(path) = self.paths.get_mut(c.path)
+        {
+            path.waiting.retain(|waiting| *waiting != call);
+        }
+        if c.role == Role::Server {
+            self.calls_in -= 1;
+        }
+        if c.counted {
+            self.hosts.call_over(c.host);
+        }
+        self.hosts.leave(c.host);
+        let Some(connection) = self.connections.get_mut(c.connection) else {
+            return;
+        };
+        connection.active = now;
+        if let Some(slot) = connection.channels.get_mut(c.channel)
+            && slot.call == Some(call)
+        {
+            slot.call = None;
+        }
+        if std::mem::take(&mut connection.channel_wanted) {
+            let free = Event::ChannelFree(ConnectionId(c.connection));
+            self.notices.push_back(Notice::Event(free));
+        }
+        let until = now + self.config.connection_idle;
+        self.set_connection_timer(c.connection, until);
+    }
+
+    /// The peer has all of a reply: a server's call is over as soon as its application is done.
+    pub(super) fn settle(&mut self, now: Timestamp, call: Key) {
+        let done = self.calls.get(call).is_some_and(|c| {
+            c.role == Role::Server && !c.held && c.announced && c.sender.complete()
+        });
+        if done {
+            self.remove_call(now, call);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What time brings: delayed acknowledgements, losses, pings, the end of what took too long.
+
+use super::Endpoint;
+use crate::ack::Reason;
+use crate::call::loss::Expired;
+use crate::call::{Due, HEAD_NANOS, Role};
+use crate::connection::{After, Reach};
+use crate::event::{End, code};
+use crate::number::{Seq, Serial};
+use crate::payload::{Datagram, Payload};
+use crate::slab::Key;
+use crate::time::Timestamp;
+use crate::timers::Timer;
+
+impl<P: Payload, D: Datagram> Endpoint<P, D> {
+    /// Does what is due by `now`.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        while let Some((at, timer)) = self.timers.pop(now) {
+            match timer {
+                Timer::Call(call) => {
+                    let first = |c: &mut crate::call::Call<P, D>| c.note.came_up(at);
+                    if self.calls.get_mut(call).is_some_and(first) {
+                        self.call_timer(now, call);
+                        self.set_call_timer_after(call, now.plus(1));
+                    }
+                }
+                Timer::Connection(connection) => {
+                    let c = self.connections.get_mut(connection);
+                    if c.is_some_and(|c| c.note.came_up(at)) {
+                        self.connection_timer(now, connection);
+                    }
+                }
+                Timer::Path(path) => {
+                    if self.paths.get_mut(path).is_some_and(|p| p.note.came_up(at)) {
+                        self.wake_path(now, path);
+                    }
+                }
+            }
+        }
+    }
+
+    fn call_timer(&mut self, now: Timestamp, call: Key) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        if c.ended.is_some() {
+            c.slow_at = Timestamp::NEVER;
+            return;
+        }
+        c.acks.expire(now);
+        self.loss_timer(now, call);
+        self.slow_timer(now, call);
+        let Some(c) = self.calls.get(call) else {
+            return;
+        };
+        let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
+        if c.acks.is_due() || c.ping_due || c.has_data(room) {
+            self.mark_ready(call);
+        }
+    }
+
+    fn loss_timer(&mut self, now: Timestamp, call: Key) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        let Some(path) = self.paths.get_mut(c.path) else {
+            return;
+        };
+        let server = c.role == Role::Server;
+        let (expired, effect) = c.sender.expire(now, server, &path.rtt);
+        match expired {
+            Expired::Nothing => {}
+            Expired::Reordering => self.apply(now, call, &effect),
+            Expired::Probe => self.stats.probes += 1,
+            Expired::Timeout => {
+                self.stats.timeouts += 1;
+                self.stats.lost += u64::from(effect.lost);
+                path.congestion.timed_out(now, effect.lost, &path.rtt);
+                let path = c.path;
+                self.wake_path(now, path);
+            }
+        }
+    }
+
+    fn slow_timer(&mut self, now: Timestamp, call: Key) {
+        let Some(c) = self.calls.get_mut(call) else {
+            return;
+        };
+        if now < c.slow_at {
+            return;
+        }
+        let Some(connection) = self.connections.get(c.connection) else {
+            return;
+        };
+        let (proven, timeouts) = (connection.is_proven(), connection.timeouts);
+        let due = c.slow_clocks(now, &timeouts);
+        if !c.announced && proven {
+            // A server's call whose first packet is missing.
+            if now.nanos_since(c.started) >= HEAD_NANOS {
+                self.end_call(now, call, End::Forgotten, Some(code::RESTARTING));
+                return;
+            }
+            c.slow_at = c.slow_at.min(c.started.plus(HEAD_NANOS)).max(now.plus(1));
+        } else if !c.announced {
+            c.slow_at = c.slow_at.min(now.plus(HEAD_NANOS));
+        }
+        match due {
+            Due::Nothing => {}
+            Due::Ping => {
+                c.ping_due = proven;
+                self.mark_ready(call);
+            }
+            Due::End(End::Dead) => self.end_call(now, call, End::Dead, None),
+            Due::End(reason) => self.end_call(now, call, reason, Some(code::CALL_TIMEOUT)),
+        }
+    }
+
+    fn connection_timer(&mut self, now: Timestamp, connection: Key) {
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        let reach = c.created + self.config.reach_time;
+        if c.reach != Reach::Proven && reach <= now {
+            return self.remove_connection(now, connection);
+        }
+        let mut next = if c.is_proven() {
+            Timestamp::NEVER
+        } else {
+            reach
+        };
+        if c.is_server() && c.is_proven() && !c.has_calls() {
+            let idle = c.active + self.config.connection_idle;
+            if idle <= now {
+                return self.remove_connection(now, connection);
+            }
+            next = next.min(idle);
+        }
+        let mut due = Vec::new();
+        for (channel, slot) in c.channels.iter_mut().enumerate() {
+            if let After::Received { last, tell_at } = &mut slot.after {
+                if *tell_at <= now {
+                    *tell_at = Timestamp::NEVER;
+                    due.push((channel, *last));
+                }
+                next = next.min(*tell_at);
+            }
+        }
+        for (channel, last) in due {
+            self.queue_received(connection, channel, last, (Reason::Delay, Serial(0)));
+        }
+        if next != Timestamp::NEVER {
+            self.set_connection_timer(connection, next);
+        }
+    }
+
+    /// A reply was read to its end. Its server is told at once if it asked, else after a while,
+    /// unless the next call on the channel tells it.
+    pub(super) fn received_all(&mut self, now: Timestamp, call: Key) {
+        let Some(c) = self.calls.get(call) else {
+            return;
+        };
+        let last = Seq(c.receiver.next_read().0.wrapping_sub(1));
+        let (connection, channel, asked) = (c.connection, c.channel, c.acks.asked());
+        let tell_at = match asked {
+            Some(_) => Timestamp::NEVER,
+            None => now + self.config.ack_delay,
+        };
+        if let Some(prompt) = asked {
+            self.queue_received(connection, channel, last, prompt);
+        }
+        self.set_after(connection, channel, After::Received { last, tell_at });
+        self.set_connection_timer(connection, tell_at);
+        self.remove_call(now, call);
+    }
+}

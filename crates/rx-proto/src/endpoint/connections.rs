@@ -1,0 +1,339 @@
+//! Connections and paths come and go, within limits.
+
+use super::hosts::Host;
+use super::{Endpoint, Notice};
+use crate::ack::Reason;
+use crate::call::Role;
+use crate::config::Timeouts;
+use crate::connection::{Connection, ConnectionKey, Reach};
+use crate::event::{ConnectionId, End, Event, code};
+use crate::number::{CallNumber, Serial};
+use crate::packet::{CHANNEL_MASK, Header, PacketType};
+use crate::path::Path;
+use crate::payload::{Datagram, Payload};
+use crate::security::{RXNULL, SecurityError};
+use crate::slab::Key;
+use crate::time::Timestamp;
+use crate::timers::Timer;
+use crate::transmit::Route;
+
+/// Connections that are looked at for one that may make room.
+const SWEEP: usize = 64;
+
+/// A service that others may call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its number.
+    pub id: u16,
+    /// Security classes that it takes; 0 is rxnull. The others need an
+    /// [`Acceptor`](crate::Acceptor).
+    pub classes: Vec<u8>,
+}
+
+impl<P: Payload, D: Datagram> Endpoint<P, D> {
+    /// The connection that a packet belongs to.
+    pub(super) fn find(&mut self, key: &ConnectionKey) -> Option<Key> {
+        match self.recent {
+            Some((recent, connection)) if recent == *key => Some(connection),
+            _ => {
+                let connection = *self.by_key.get(key)?;
+                self.recent = Some((*key, connection));
+                Some(connection)
+            }
+        }
+    }
+
+    /// Takes a stranger's first packet: makes a connection of it, or turns it away.
+    pub(super) fn admit(
+        &mut self,
+        now: Timestamp,
+        route: Route,
+        header: &Header,
+        datagram: &[u8],
+    ) -> Option<Key> {
+        let key = ConnectionKey {
+            peer: route.peer,
+            epoch: header.epoch,
+            cid: header.cid & !CHANNEL_MASK,
+            role: Role::Server,
+        };
+        let answer = match header.kind {
+            PacketType::Data => None,
+            _ => Some(self.answers_from_before(now, &key, route, header, datagram)?),
+        };
+        let service = self.services.iter().find(|s| s.id == header.service);
+        let class = header.security_index;
+        // Those of other classes answer challenges.
+        let known = class == RXNULL
+            || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
+        if !known || !service.is_some_and(|s| s.classes.contains(&class)) {
+            let code = code::INVALID_OPERATION.to_be_bytes();
+            self.answer_stray(now, route, header, PacketType::Abort, &code);
+            return None;
+        }
+        if !self.has_place_for(now, Host::of(route.peer)) {
+            self.stats.connections_refused += 1;
+            return None;
+        }
+        let mut connection = self.new_connection(now, key, route);
+        connection.service = header.service;
+        connection.security_index = class;
+        connection.timeouts = Timeouts::of_server(&self.config);
+        if class != RXNULL {
+            let entropy = std::array::from_fn(|_| self.secret.next());
+            let acceptor = self.acceptors.iter_mut().find(|a| a.index() == class);
+            connection.security = acceptor.map(|a| a.accept(key.epoch, key.cid, entropy));
+        }
+        if let Some(path) = self.paths.get(connection.path) {
+            self.hosts.connected(path.host);
+        }
+        let connection = self.keep(connection);
+        self.unproven.push_back(connection);
+        self.unproven_count += 1;
+        self.connections_in += 1;
+        self.set_connection_timer(connection, now + self.config.reach_time);
+        match answer {
+            None => Some(connection),
+            Some(serial) => {
+                self.ask_again(connection, header, serial);
+                None
+            }
+        }
+    }
+
+    /// Whether one more connection from `host` fits the limits; makes room where that is fair.
+    fn has_place_for(&mut self, now: Timestamp, host: Host) -> bool {
+        if self.hosts.connections(host) >= self.config.connections_per_host {
+            return false;
+        }
+        while self.unproven_count >= self.config.unproven_max {
+            let Some(oldest) = self.unproven.pop_front() else {
+                break;
+            };
+            let asked = Connection::is_asked;
+            if self.connections.get(oldest).is_some_and(asked) {
+                self.remove_connection(now, oldest);
+            }
+        }
+        while self
+            .unproven
+            .front()
+            .is_some_and(|c| self.connections.get(*c).is_none_or(|c| !c.is_asked()))
+        {
+            self.unproven.pop_front();
+        }
+        if self.connections_in < self.config.connections_max {
+            return true;
+        }
+        // A few at a time, so that a full table does not make each stranger's packet costly.
+        let idle = self
+            .connections
+            .some(self.sweep, SWEEP)
+            .find_map(|(key, c)| {
+                let long = now.since(c.active) >= self.config.connection_idle_min;
+                (c.is_server() && !c.has_calls() && long).then_some(key)
+            });
+        self.sweep = self.sweep.wrapping_add(SWEEP);
+        let Some(idle) = idle else {
+            return false;
+        };
+        self.remove_connection(now, idle);
+        true
+    }
+
+    /// A connection on the path to its peer, in no table yet.
+    pub(super) fn new_connection(
+        &mut self,
+        now: Timestamp,
+        key: ConnectionKey,
+        route: Route,
+    ) -> Connection<P, D> {
+        let path = match self.by_peer.get(&route.peer) {
+            Some(path) => *path,
+            None => {
+                let host = self.hosts.share(Host::of(route.peer));
+                let path = Path::new(route.peer, host, self.config.jumbo_packets);
+                let path = self.paths.insert(path);
+                self.by_peer.insert(route.peer, path);
+                path
+            }
+        };
+        if let Some(path) = self.paths.get_mut(path) {
+            path.users += 1;
+        }
+        // Below 2^30, because peers compare serial numbers with 0 as signed numbers.
+        let serial = Serial((self.secret.next() >> 2).max(1));
+        Connection::new(now, key, route, path, serial)
+    }
+
+    /// Puts a connection into the tables.
+    pub(super) fn keep(&mut self, connection: Connection<P, D>) -> Key {
+        let key = connection.key;
+        let connection = self.connections.insert(connection);
+        self.by_key.insert(key, connection);
+        connection
+    }
+
+    /// Forgets a connection with its calls.
+    pub(super) fn remove_connection(&mut self, now: Timestamp, connection: Key) {
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        let calls: Vec<Key> = c.calls().collect();
+        for call in calls {
+            self.end_call(now, call, End::Closed, None);
+        }
+        let Some(c) = self.connections.remove(connection) else {
+            return;
+        };
+        self.recent = None;
+        self.by_key.remove(&c.key);
+        if c.channel_wanted {
+            // Who waits finds that there is nothing left to wait for.
+            let free = Event::ChannelFree(ConnectionId(connection));
+            self.notices.push_back(Notice::Event(free));
+        }
+        if c.is_server() {
+            self.connections_in -= 1;
+            self.unproven_count -= usize::from(c.is_asked());
+            if let Some(path) = self.paths.get(c.path) {
+                self.hosts.disconnected(path.host);
+            }
+            if c.is_proven() {
+                self.forgets(now, c.created);
+                let closed = Event::Closed(ConnectionId(connection));
+                self.notices.push_back(Notice::Event(closed));
+            }
+        }
+        let unused = self.paths.get_mut(c.path).is_some_and(|path| {
+            path.users -= 1;
+            path.users == 0
+        });
+        if unused && let Some(path) = self.paths.remove(c.path) {
+            self.by_peer.remove(&path.peer);
+            self.hosts.leave(path.host);
+        }
+    }
+
+    /// The peer is where it says it is: its calls are shown to the application.
+    pub(super) fn proven(&mut self, now: Timestamp, connection: Key) {
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        if c.is_proven() {
+            return;
+        }
+        self.unproven_count -= usize::from(c.is_asked());
+        c.reach = Reach::Proven;
+        c.active = now;
+        let (path, calls) = (c.path, c.calls().collect::<Vec<Key>>());
+        for call in calls {
+            if !self.host_may_call(path) {
+                self.put_off(now, call);
+                continue;
+            }
+            self.count_call(call);
+            if let Some(call) = self.calls.get_mut(call) {
+                call.ping_due = false;
+                call.acks.prompt(Reason::Idle, Serial(0));
+            }
+            self.announce(call);
+            self.mark_ready(call);
+        }
+        let until = now + self.config.connection_idle;
+        self.set_connection_timer(connection, until);
+    }
+
+    /// Whether a host may have one more call.
+    pub(super) fn host_may_call(&self, path: Key) -> bool {
+        let calls = |path: &Path| self.hosts.calls(path.host);
+        self.paths.get(path).map_or(0, calls) < self.config.calls_per_host
+    }
+
+    /// Forgets a call that was not shown to the application, as if it had never begun: its client will
+    /// send it again.
+    fn put_off(&mut self, now: Timestamp, call: Key) {
+        let Some((connection, channel)) = self.calls.get(call).map(|c| (c.connection, c.channel))
+        else {
+            return;
+        };
+        self.remove_call(now, call);
+        if let Some(c) = self.connections.get_mut(connection)
+            && let Some(slot) = c.channels.get_mut(channel)
+        {
+            slot.number = CallNumber(0);
+        }
+    }
+
+    /// A client's answer to a challenge.
+    pub(super) fn check_response(&mut self, now: Timestamp, connection: Key, response: &[u8]) {
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        let Some(security) = c.security.as_mut().filter(|_| c.reach != Reach::Proven) else {
+            return;
+        };
+        match security.check_response(response) {
+            Ok(()) => self.proven(now, connection),
+            Err(SecurityError::Discard) => self.stats.not_genuine += 1,
+            Err(SecurityError::Abort(code)) => self.abort_connection(now, connection, code),
+        }
+    }
+
+    /// A server's challenge. Only a client with a call answers: others may be after the answer.
+    pub(super) fn respond(&mut self, now: Timestamp, connection: Key, challenge: &[u8]) {
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        if !c.has_calls() {
+            return;
+        }
+        match c.security.as_mut().map(|s| s.respond(challenge)) {
+            Some(Ok(response)) => {
+                let header = c.header(PacketType::Response, 0, CallNumber(0));
+                self.queue_on(connection, header, &response);
+            }
+            Some(Err(SecurityError::Abort(code))) => self.abort_connection(now, connection, code),
+            Some(Err(SecurityError::Discard)) | None => self.stats.not_genuine += 1,
+        }
+    }
+
+    /// Ends a connection and its calls, and tells the peer.
+    pub(super) fn abort_connection(&mut self, now: Timestamp, connection: Key, code: i32) {
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        let header = c.header(PacketType::Abort, 0, CallNumber(0));
+        let server = c.is_server();
+        self.queue_on(connection, header, &code.to_be_bytes());
+        self.end_connection(now, connection, End::Security(code), server);
+    }
+
+    /// Ends the calls of a connection; forgets the connection if a stranger made it.
+    pub(super) fn end_connection(
+        &mut self,
+        now: Timestamp,
+        connection: Key,
+        reason: End,
+        forget: bool,
+    ) {
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        let calls: Vec<Key> = c.calls().collect();
+        for call in calls {
+            self.end_call(now, call, reason, None);
+        }
+        if forget {
+            self.remove_connection(now, connection);
+        }
+    }
+
+    /// Makes sure that a connection's timer comes up at `deadline` or before.
+    pub(super) fn set_connection_timer(&mut self, connection: Key, deadline: Timestamp) {
+        if let Some(c) = self.connections.get_mut(connection) {
+            self.timers
+                .set(Timer::Connection(connection), &mut c.note, deadline);
+        }
+    }
+}

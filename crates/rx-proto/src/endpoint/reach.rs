@@ -1,0 +1,220 @@
+//! Peers prove that they are where they say.
+//!
+//! A stranger's first packet creates a connection that does nothing but ask: a ping, sent only in
+//! answer to a packet, whose serial number nobody else can know. Until it is answered nothing
+//! is acknowledged, no call is shown to the application, and little is held. So a packet in
+//! another's name brings that other one packet of at most 65 bytes, and a request that was delayed
+//! in the network until its connection was forgotten is not run again: its client does not answer for
+//! calls that are over. OpenAFS asks in the same way (`rxi_CheckConnReach`), once a minute per peer.
+//!
+//! ```text
+//!   nothing ── DATA ──► asked ── right answer ──────────────────────────────► proven
+//!      │                  │                                                     ▲
+//!      │                  └── right answer, in doubt ──► asked again ── answer ─┘
+//!      └── right answer ────────────────────────────────────▲
+//! ```
+//!
+//! **The first number is computed, not drawn:** a keyed hash of peer, connection, call and time. It is the
+//! same however often a stranger makes us ask, and it is known again where the connection has made
+//! room for others: a flood of packets in others' names delays those who answer by a
+//! retransmission, and stops none.
+//!
+//! **Where there is doubt, a second number is asked for,** which is drawn: after a wrong answer, so that
+//! whoever guesses has to guess sixty bits; after a connection was forgotten while answers to its
+//! pings could still be on their way; and where the connection is not known any more.
+
+use super::Endpoint;
+use crate::ack::{Ack, AckOut, Reason};
+use crate::connection::{Connection, ConnectionKey, Reach};
+use crate::event::code;
+use crate::number::{CallNumber, Seq, Serial};
+use crate::packet::{HEADER_BYTES, Header, PacketType, flag};
+use crate::payload::{Datagram, Payload};
+use crate::secret::Keyed;
+use crate::slab::Key;
+use crate::time::Timestamp;
+use crate::transmit::Route;
+use std::hash::BuildHasher;
+use std::time::Duration;
+
+/// Length of the periods that the time is divided into; the numbers of this period and the one before
+/// are right. Some retransmissions, and far less than a forgotten connection is remembered.
+const PERIOD: Duration = Duration::from_secs(16);
+
+/// How long a wrong answer keeps us in doubt: one unnoticed guess a minute needs 2^29 minutes.
+const DOUBT: Duration = Duration::from_secs(60);
+
+/// A ping's number for a call of a peer that is asked for the first time: above 0 and below 2^30.
+fn number(
+    secret: &Keyed,
+    key: &ConnectionKey,
+    channel: usize,
+    call: CallNumber,
+    at: u64,
+) -> Serial {
+    let hash = secret.hash_one((key, channel, call.0, at));
+    Serial(u32::try_from(hash >> 34).unwrap_or(0).max(1))
+}
+
+fn period(now: Timestamp) -> u64 {
+    now.as_nanos() / crate::time::nanos(PERIOD)
+}
+
+/// The number that an answer to a ping names.
+fn answer(datagram: &[u8]) -> Option<Serial> {
+    let ack = datagram.get(HEADER_BYTES..).and_then(Ack::parse)?;
+    (ack.reason == Some(Reason::PingResponse)).then_some(ack.serial)
+}
+
+/// The number of a ping that is sent on a connection now.
+pub(super) fn ping_serial<P, D>(
+    now: Timestamp,
+    secret: &Keyed,
+    connection: &mut Connection<P, D>,
+    header: &Header,
+) -> Serial {
+    match &mut connection.reach {
+        Reach::Proven => connection.take_serials(1),
+        Reach::Again(serial) => *serial,
+        Reach::Asked { pinged } => {
+            *pinged = true;
+            let (channel, call) = (header.channel(), header.call_number);
+            number(secret, &connection.key, channel, call, period(now))
+        }
+    }
+}
+
+impl<P: Payload, D: Datagram> Endpoint<P, D> {
+    /// Whether `serial` is the number of a ping of late for the call of `header`.
+    fn is_right(
+        &self,
+        now: Timestamp,
+        key: &ConnectionKey,
+        header: &Header,
+        serial: Serial,
+    ) -> bool {
+        let latest = period(now);
+        let (channel, call) = (header.channel(), header.call_number);
+        [latest, latest.wrapping_sub(1)]
+            .iter()
+            .any(|at| number(&self.proofs, key, channel, call, *at) == serial)
+    }
+
+    /// From now on, for a while, strangers are asked twice.
+    fn doubt(&mut self, now: Timestamp, time: Duration) {
+        self.doubts_until = self.doubts_until.max(now + time);
+    }
+
+    /// A connection of a proven peer is forgotten. If it is young, late copies of its first packet and
+    /// of its answer could pass for a new one.
+    pub(super) fn forgets(&mut self, now: Timestamp, created: Timestamp) {
+        if now.since(created) < self.config.reach_time + 2 * PERIOD {
+            self.doubt(now, 2 * PERIOD);
+        }
+    }
+
+    /// An ACK packet of a peer that is not proven: only the answer to our ping counts.
+    pub(super) fn stranger_answers(
+        &mut self,
+        now: Timestamp,
+        connection: Key,
+        header: &Header,
+        datagram: &[u8],
+    ) {
+        let Some(c) = self.connections.get(connection) else {
+            return;
+        };
+        let Some(serial) = answer(datagram) else {
+            return self.stats.stray += 1;
+        };
+        let (key, reach) = (c.key, c.reach);
+        let right = self.is_right(now, &key, header, serial);
+        match reach {
+            Reach::Proven => {}
+            Reach::Again(asked) if asked == serial => self.believe(now, connection, header, serial),
+            Reach::Asked { pinged: true } if right && now < self.doubts_until => {
+                self.ask_again(connection, header, serial);
+            }
+            Reach::Asked { pinged: true } if right => {
+                self.believe(now, connection, header, serial);
+            }
+            // The first answer once more.
+            Reach::Again(_) if right => {}
+            Reach::Again(_) | Reach::Asked { .. } => {
+                self.stats.not_genuine += 1;
+                self.doubt(now, DOUBT);
+            }
+        }
+    }
+
+    /// An ACK packet of a connection that is not known: whether it answers a ping, as that of a
+    /// connection does which made room for others.
+    pub(super) fn answers_from_before(
+        &mut self,
+        now: Timestamp,
+        key: &ConnectionKey,
+        route: Route,
+        header: &Header,
+        datagram: &[u8],
+    ) -> Option<Serial> {
+        let is_ack = header.kind == PacketType::Ack;
+        let Some(serial) = answer(datagram).filter(|_| is_ack) else {
+            self.stats.stray += 1;
+            if is_ack {
+                // The rest of a call from before we began. Its client would wait for silence to become
+                // death, if it has sent everything. Nothing but an abort tells all clients: some take any
+                // other answer for a sign of life (OpenAFS, `rxi_ReceiveServerCall`).
+                let code = code::RESTARTING.to_be_bytes();
+                self.answer_stray(now, route, header, PacketType::Abort, &code);
+            }
+            return None;
+        };
+        if !self.is_right(now, key, header, serial) {
+            self.stats.not_genuine += 1;
+            self.doubt(now, DOUBT);
+            return None;
+        }
+        Some(serial)
+    }
+
+    /// The answer was right.
+    fn believe(&mut self, now: Timestamp, connection: Key, header: &Header, serial: Serial) {
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        c.set_serial(serial.next());
+        let slot = c.channels.get(header.channel());
+        if let Some(call) = slot.and_then(|slot| slot.call) {
+            self.pong(now, call, serial);
+        }
+        self.proven(now, connection);
+    }
+
+    /// Asks a peer that gave a right answer for a second one: its connection is kept for it.
+    pub(super) fn ask_again(&mut self, connection: Key, header: &Header, serial: Serial) {
+        // Above the first, as numbers of transmissions are, and still below 2^31.
+        let again = Serial(serial.0 + 1 + (self.secret.next() >> 3));
+        let Some(c) = self.connections.get_mut(connection) else {
+            return;
+        };
+        self.unproven_count -= usize::from(c.is_asked());
+        c.reach = Reach::Again(again);
+        let mut ping = c.header(PacketType::Ack, header.channel(), header.call_number);
+        ping.flags |= flag::REQUEST_ACK | flag::SLOW_START_OK;
+        ping.serial = again;
+        let jumbo = self.config.jumbo_packets;
+        let path = self.paths.get(c.path);
+        let ack = AckOut {
+            first: Seq(1),
+            previous: Seq(0),
+            serial: Serial(0),
+            reason: Reason::Ping,
+            takes: path.map_or([0; 4], |path| path.takes(1, jumbo)),
+        };
+        let mut body = Vec::new();
+        ack.encode(std::iter::empty(), &mut body);
+        let route = c.route;
+        self.stats.pings += 1;
+        self.queue(route, &ping, &body);
+    }
+}

@@ -1,0 +1,103 @@
+//! Spaces packets out over the round trip, so that a window does not reach the path as one burst.
+//!
+//! A burst of a millisecond is allowed, because a driver's timers are no finer and because packets
+//! that leave together cost less (segmentation offload); never less than 16 packets, so that the
+//! pacing of a slow path does not wake the driver for each.
+
+use crate::time::Timestamp;
+
+/// Packets that may always leave together.
+const BURST_MIN: u64 = 16;
+
+/// Packets that are waited for once a burst is used up, so that they leave together again.
+const QUANTUM: u64 = 8;
+
+/// Time whose packets may leave together.
+const BURST_NANOS: u64 = 1_000_000;
+
+/// When the next packet of a path may leave.
+#[derive(Debug, Clone)]
+pub(crate) struct Pacer {
+    next: Timestamp,
+    /// Nanoseconds from packet to packet; 0 while nothing is known of the path.
+    interval: u64,
+}
+
+impl Pacer {
+    pub(crate) const fn new() -> Pacer {
+        Pacer {
+            next: Timestamp::from_nanos(0),
+            interval: 0,
+        }
+    }
+
+    /// Packets that may leave at `now`, on a path with this window and smoothed round trip. The pace
+    /// is above what the window needs, twice in slow start and by a quarter later, so that pacing
+    /// does not become the limit (Linux, `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`).
+    pub(crate) fn allowance(
+        &mut self,
+        now: Timestamp,
+        window: u32,
+        rtt_nanos: u64,
+        slow_start: bool,
+    ) -> u32 {
+        let quarters = if slow_start { 8 } else { 5 };
+        self.interval = 4 * rtt_nanos / (quarters * u64::from(window.max(1)));
+        if self.interval == 0 {
+            return u32::MAX;
+        }
+        let burst = BURST_NANOS.max(BURST_MIN * self.interval);
+        self.next = self.next.max(now.minus(burst));
+        u32::try_from(now.nanos_since(self.next) / self.interval).unwrap_or(u32::MAX)
+    }
+
+    /// Packets left.
+    pub(crate) const fn sent(&mut self, packets: u32) {
+        self.next = self.next.plus(packets as u64 * self.interval);
+    }
+
+    /// When a few more may leave.
+    pub(crate) const fn wake(&self) -> Timestamp {
+        self.next.plus(QUANTUM * self.interval)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_round_trip_passes_the_window_and_a_quarter() {
+        let mut pacer = Pacer::new();
+        let (mut now, mut sent) = (Timestamp::from_nanos(1_000 * MS), 0);
+        for _ in 0..100 {
+            let allowed = pacer.allowance(now, 80, 100 * MS, false);
+            assert!(allowed <= 16);
+            pacer.sent(allowed);
+            sent += allowed;
+            now = now.plus(MS);
+        }
+        assert!((100..=116).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn a_wait_is_for_several_packets() {
+        let mut pacer = Pacer::new();
+        let now = Timestamp::from_nanos(1_000 * MS);
+        let allowed = pacer.allowance(now, 80, 100 * MS, false);
+        pacer.sent(allowed);
+        assert_eq!(pacer.allowance(now, 80, 100 * MS, false), 0);
+        let later = pacer.wake();
+        assert_eq!(pacer.allowance(later, 80, 100 * MS, false), 8);
+    }
+
+    #[test]
+    fn an_unknown_path_and_a_fast_one_are_not_paced() {
+        let mut pacer = Pacer::new();
+        let now = Timestamp::from_nanos(1_000 * MS);
+        assert_eq!(pacer.allowance(now, 10, 0, true), u32::MAX);
+        assert!(pacer.allowance(now, 255, MS / 10, false) > 2 * 255);
+    }
+}

@@ -1,0 +1,111 @@
+//! Bytes that the core refers to and does not copy.
+//!
+//! What is sent stays where the application has it (a page of a cache, a buffer): the core keeps
+//! counted references to the packets of its window, and gives them out again on retransmission.
+//! What is received stays in the datagram it came in.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A counted reference to bytes that are to be sent. The core asks for their length and for parts
+/// of them, never for the bytes, which may change as long as their owner can bear that.
+pub trait Payload: Clone {
+    /// How many bytes.
+    fn len(&self) -> usize;
+
+    /// A reference to a part; `range` lies within the length.
+    #[must_use]
+    fn slice(&self, range: Range<usize>) -> Self;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Turns this reference into one to a part; cheaper than [`Payload::slice`] where counting is not.
+    #[must_use]
+    fn into_slice(self, range: Range<usize>) -> Self {
+        self.slice(range)
+    }
+}
+
+/// A counted reference to a received datagram, whose bytes can be read. Parts of it may be kept until
+/// the application has read them: a driver that receives many datagrams into one buffer should know
+/// that the smallest part kept keeps that buffer.
+pub trait Datagram: Payload + AsRef<[u8]> {}
+
+impl<T: Payload + AsRef<[u8]>> Datagram for T {}
+
+/// The simplest payload and datagram: part of a shared allocation.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    bytes: Arc<[u8]>,
+    range: Range<usize>,
+}
+
+impl From<&[u8]> for Shared {
+    fn from(bytes: &[u8]) -> Shared {
+        Shared {
+            range: 0..bytes.len(),
+            bytes: bytes.into(),
+        }
+    }
+}
+
+impl From<Vec<u8>> for Shared {
+    fn from(bytes: Vec<u8>) -> Shared {
+        Shared {
+            range: 0..bytes.len(),
+            bytes: bytes.into(),
+        }
+    }
+}
+
+impl PartialEq for Shared {
+    fn eq(&self, other: &Shared) -> bool {
+        self.as_ref() == other.as_ref()
+    }
+}
+
+impl Eq for Shared {}
+
+impl AsRef<[u8]> for Shared {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl Payload for Shared {
+    #[inline]
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    #[inline]
+    fn slice(&self, range: Range<usize>) -> Shared {
+        self.clone().into_slice(range)
+    }
+
+    #[inline]
+    fn into_slice(mut self, range: Range<usize>) -> Shared {
+        let end = self.range.end.min(self.range.start + range.end);
+        let start = end.min(self.range.start + range.start);
+        self.range = start..end;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_part_shares_the_bytes() {
+        let whole = Shared::from(&b"abcdef"[..]);
+        let part = whole.slice(1..5).into_slice(1..3);
+        assert_eq!((part.as_ref(), part.len()), (&b"cd"[..], 2));
+        assert!(whole.slice(6..6).is_empty() && whole.slice(4..99).len() == 2);
+        assert_eq!(Arc::strong_count(&whole.bytes), 2);
+    }
+}

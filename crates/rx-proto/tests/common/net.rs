@@ -1,0 +1,219 @@
+//! A network of two directions in virtual time: it delays, loses, doubles, reorders, queues and cuts
+//! off what is too long, all from a seed.
+
+use rx_proto::{Ack, HEADER_BYTES, Header, PacketType, Timestamp};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+/// Numbers from a seed (SplitMix64).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    /// True so often.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+    }
+}
+
+/// What one direction does to datagrams.
+#[derive(Debug, Clone)]
+pub struct Link {
+    /// One way.
+    pub delay: Duration,
+    /// Added at random, from nothing to this.
+    pub jitter: Duration,
+    pub loss: f64,
+    pub duplicate: f64,
+    /// So many datagrams take up to three delays longer.
+    pub reorder: f64,
+    /// Longest datagram, an Ethernet's if nothing else is said. Longer ones with "don't fragment" are refused, others arrive.
+    pub mtu: usize,
+    /// Bytes a second, and bytes that wait at most; beyond, they are dropped.
+    pub rate: Option<(u64, u64)>,
+}
+
+impl Default for Link {
+    fn default() -> Link {
+        Link {
+            delay: Duration::from_millis(1),
+            jitter: Duration::ZERO,
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            mtu: 1472,
+            rate: None,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OnItsWay {
+    at: Timestamp,
+    order: u64,
+    to: usize,
+    bytes: Vec<u8>,
+}
+
+/// Both directions; `links[n]` leads to host `n`.
+pub struct Net {
+    pub links: [Link; 2],
+    pub random: Random,
+    on_the_way: BinaryHeap<Reverse<OnItsWay>>,
+    order: u64,
+    busy_until: [Timestamp; 2],
+    /// Datagrams given in, and dropped for whatever reason.
+    pub sent: u64,
+    pub dropped: u64,
+    /// Datagrams longer than this vanish, and nobody says so.
+    pub swallow: Option<usize>,
+    /// So many datagrams arrive with a byte of their data changed.
+    pub corrupt: f64,
+    /// Sees each datagram that is sent, and where to.
+    pub tap: Option<Tap>,
+    /// Whether each datagram is printed: `EVFS_TRACE` is set.
+    trace: bool,
+}
+
+pub type Tap = Box<dyn FnMut(usize, &[u8])>;
+
+/// A datagram in a line.
+fn describe(now: Timestamp, to: usize, bytes: &[u8]) -> String {
+    let Some(h) = Header::parse(bytes) else {
+        return format!("{} bytes of something else", bytes.len());
+    };
+    let at = now.as_nanos() / 1000;
+    let mut line = format!(
+        "{at:>10} us to {to}: {:?} cid {:x} call {} seq {} serial {} flags {:02x} {} bytes",
+        h.kind,
+        h.cid,
+        h.call_number.0,
+        h.seq.0,
+        h.serial.0 & 0xffff,
+        h.flags,
+        bytes.len()
+    );
+    if h.kind == PacketType::Ack
+        && let Some(ack) = Ack::parse(&bytes[HEADER_BYTES..])
+    {
+        let there: String = ack
+            .packets
+            .iter()
+            .map(|b| if b & 1 != 0 { '+' } else { '-' })
+            .collect();
+        line += &format!(
+            " {:?} first {} previous {} serial {} {there}",
+            ack.reason,
+            ack.first.0,
+            ack.previous.0,
+            ack.serial.0 & 0xffff
+        );
+    }
+    line
+}
+
+impl Net {
+    pub fn new(link: Link, seed: u64) -> Net {
+        Net {
+            links: [link.clone(), link],
+            random: Random(seed),
+            on_the_way: BinaryHeap::new(),
+            order: 0,
+            busy_until: [Timestamp::from_nanos(0); 2],
+            sent: 0,
+            dropped: 0,
+            swallow: None,
+            corrupt: 0.0,
+            tap: None,
+            trace: std::env::var_os("EVFS_TRACE").is_some(),
+        }
+    }
+
+    /// Takes a datagram to host `to`; false if it is refused as too long.
+    pub fn send(&mut self, now: Timestamp, to: usize, bytes: Vec<u8>, whole: bool) -> bool {
+        let link = self.links[to].clone();
+        self.sent += 1;
+        if let Some(tap) = &mut self.tap {
+            tap(to, &bytes);
+        }
+        if self.trace {
+            println!("{}", describe(now, to, &bytes));
+        }
+        if whole && bytes.len() > link.mtu {
+            self.dropped += 1;
+            return false;
+        }
+        if self.swallow.is_some_and(|limit| bytes.len() > limit) {
+            self.dropped += 1;
+            return true;
+        }
+        let mut bytes = bytes;
+        if bytes.len() > HEADER_BYTES
+            && bytes[20] == PacketType::Data as u8
+            && self.random.chance(self.corrupt)
+        {
+            let data = bytes.len() - HEADER_BYTES;
+            let at = HEADER_BYTES + self.random.below(data as u64) as usize;
+            bytes[at] ^= 1 << self.random.below(8);
+        }
+        let mut depart = now;
+        if let Some((rate, queue)) = link.rate {
+            let start = self.busy_until[to].max(now);
+            let waiting = start.since(now).as_nanos() as u64 * rate / 1_000_000_000;
+            if waiting > queue {
+                self.dropped += 1;
+                return true;
+            }
+            let takes = Duration::from_nanos(bytes.len() as u64 * 1_000_000_000 / rate);
+            depart = start + takes;
+            self.busy_until[to] = depart;
+        }
+        if self.random.chance(link.loss) {
+            self.dropped += 1;
+            return true;
+        }
+        let copies = 1 + u64::from(self.random.chance(link.duplicate));
+        for _ in 0..copies {
+            let mut at = depart + link.delay;
+            at = at + Duration::from_nanos(self.random.below(link.jitter.as_nanos() as u64 + 1));
+            if self.random.chance(link.reorder) {
+                let late = 3 * link.delay.as_nanos() as u64;
+                at = at + Duration::from_nanos(self.random.below(late));
+            }
+            self.order += 1;
+            let (order, bytes) = (self.order, bytes.clone());
+            self.on_the_way.push(Reverse(OnItsWay {
+                at,
+                order,
+                to,
+                bytes,
+            }));
+        }
+        true
+    }
+
+    /// When the next datagram arrives.
+    pub fn next(&self) -> Option<Timestamp> {
+        self.on_the_way.peek().map(|Reverse(datagram)| datagram.at)
+    }
+
+    /// A datagram that has arrived.
+    pub fn arrive(&mut self, now: Timestamp) -> Option<(usize, Vec<u8>)> {
+        self.next().filter(|at| *at <= now)?;
+        self.on_the_way.pop().map(|Reverse(d)| (d.to, d.bytes))
+    }
+}

@@ -1,0 +1,164 @@
+//! What `rxdebug` asks for, byte by byte at the places where it looks (OpenAFS, `src/rx/rx.h` and
+//! `src/rxdebug/rxdebug.c`).
+
+mod common;
+
+use common::{CLIENT, Link, Pair, SERVER, endpoint, seed};
+use rx_proto::{
+    CallNumber, Config, Endpoint, HEADER_BYTES, Header, PacketType, Route, Seq, Serial, Shared,
+    Timestamp, Transmit, flag,
+};
+use std::time::Duration;
+
+/// The question that `rxdebug` asks `number`-th: its call number tells it which answer is to which.
+fn question(kind: PacketType, number: u32, flags: u8) -> Vec<u8> {
+    let header = Header {
+        epoch: 0,
+        cid: 0,
+        call_number: CallNumber(number),
+        seq: Seq(0),
+        serial: Serial(0),
+        kind,
+        flags,
+        user_status: 0,
+        security_index: 0,
+        checksum: 0,
+        service: 0,
+    };
+    header.encode().to_vec()
+}
+
+/// Asks, from an address that has no connection; gives the answer's header and body.
+fn ask(
+    endpoint: &mut Endpoint<Shared, Shared>,
+    now: Timestamp,
+    question: Vec<u8>,
+) -> Option<(Header, Vec<u8>)> {
+    let route = Route {
+        peer: "198.51.100.3:40000".parse().unwrap(),
+        local: Some("192.0.2.2".parse().unwrap()),
+    };
+    endpoint.handle_input(now, route, Shared::from(question));
+    let mut batch = Transmit::new(4);
+    if !endpoint.poll_transmit(now, &mut batch) {
+        return None;
+    }
+    assert_eq!((batch.route(), batch.segments()), (route, 1));
+    let bytes = batch.datagrams().remove(0);
+    let header = Header::parse(&bytes).unwrap();
+    Some((header, bytes[HEADER_BYTES..].to_vec()))
+}
+
+/// Asks a DEBUG question of a type and an index.
+fn debug(
+    endpoint: &mut Endpoint<Shared, Shared>,
+    now: Timestamp,
+    kind: u32,
+    index: u32,
+) -> Vec<u8> {
+    let mut packet = question(PacketType::Debug, 77, flag::CLIENT_INITIATED);
+    packet.extend(kind.to_be_bytes());
+    packet.extend(index.to_be_bytes());
+    let (header, body) = ask(endpoint, now, packet).expect("an answer");
+    assert_eq!(
+        (header.kind, header.call_number, header.flags),
+        (PacketType::Debug, CallNumber(77), 0)
+    );
+    body
+}
+
+fn word(body: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(body[at..at + 4].try_into().unwrap())
+}
+
+fn half(body: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(body[at..at + 2].try_into().unwrap())
+}
+
+#[test]
+fn a_server_with_a_call_is_shown() {
+    let mut pair = Pair::new(Link::default(), seed(61));
+    let connection = pair.connect(CLIENT);
+    pair.call(CLIENT, connection, 1, 5000, 5000).unwrap();
+    pair.finish_calls(CLIENT, 1, Duration::from_secs(30));
+    pair.hosts[SERVER].stuck = true;
+    pair.call(CLIENT, connection, 2, 5000, 5000).unwrap();
+    pair.pass(Duration::from_secs(1));
+    let now = pair.now;
+    let server = &mut pair.hosts[SERVER].endpoint;
+
+    let basics = debug(server, now, 1, 0);
+    assert_eq!(basics.len(), 56);
+    assert_eq!(word(&basics, 8), 2, "calls");
+    assert_eq!(basics[14], b'S', "version");
+
+    for kind in [2, 3] {
+        let there = debug(server, now, kind, 0);
+        assert_eq!(there.len(), 176);
+        assert_eq!(there[..4], [192, 0, 2, 1], "host");
+        assert_eq!(half(&there, 32), 7001, "port");
+        assert_eq!(there[35], 1, "a connection of which we are the server");
+        let channels = [12, 16, 20, 24].map(|at| word(&there, at));
+        let at = channels.iter().position(|call| *call > 0).unwrap();
+        assert_eq!(there[40 + at], 2, "the call is active");
+        let secret = [4, 8, 132].map(|at| word(&there, at));
+        assert_eq!(secret, [0; 3], "neither id, nor serial number, nor epoch");
+        let end = debug(server, now, kind, 1);
+        assert_eq!((end.len(), word(&end, 4)), (176, u32::MAX));
+    }
+
+    let stats = debug(server, now, 4, 0);
+    assert_eq!(stats.len(), 284);
+    assert!(word(&stats, 44) >= 8, "DATA packets read");
+
+    let peer = debug(server, now, 5, 0);
+    assert_eq!((peer.len(), &peer[..4]), (132, &[192, 0, 2, 1][..]));
+    assert_eq!((half(&peer, 4), half(&peer, 6)), (7001, 1444));
+    assert!(word(&peer, 24) > 0, "a round-trip time");
+    let end = debug(server, now, 5, 1);
+    assert_eq!((end.len(), word(&end, 0)), (132, u32::MAX));
+
+    let unknown = debug(server, now, 6, 0);
+    assert_eq!(
+        unknown,
+        [(-8i32).to_be_bytes(), 6u32.to_be_bytes()].concat()
+    );
+}
+
+#[test]
+fn the_version_is_text_and_zeros() {
+    let config = Config {
+        version: "x".repeat(99),
+        ..Config::default()
+    };
+    let mut server = endpoint(config, 1);
+    let packet = question(PacketType::Version, 5, flag::CLIENT_INITIATED);
+    let now = Timestamp::from_nanos(1);
+    let (header, body) = ask(&mut server, now, packet).unwrap();
+    assert_eq!((header.kind, header.flags), (PacketType::Version, 0));
+    assert_eq!(body[..], [vec![b'x'; 64], vec![0]].concat()[..]);
+}
+
+#[test]
+fn what_is_no_question_is_not_answered() {
+    let now = Timestamp::from_nanos(1_000_000_000);
+    let mut server = endpoint(Config::default(), 1);
+    // Answers, and the keep-alives of kafs, come without the flag: two endpoints must not answer each
+    // other for ever.
+    for kind in [PacketType::Version, PacketType::Debug] {
+        assert!(ask(&mut server, now, question(kind, 1, 0)).is_none());
+    }
+    let mut short = question(PacketType::Debug, 1, flag::CLIENT_INITIATED);
+    short.extend([0, 0, 0, 1, 0, 0, 0]);
+    assert!(ask(&mut server, now, short.clone()).is_none());
+    short.push(0);
+    assert!(ask(&mut server, now, short.clone()).is_some());
+    let config = Config {
+        debug: false,
+        ..Config::default()
+    };
+    let mut quiet = endpoint(config, 1);
+    assert!(ask(&mut quiet, now, short).is_none());
+    let version = question(PacketType::Version, 1, flag::CLIENT_INITIATED);
+    assert!(ask(&mut quiet, now, version).is_some());
+}

@@ -1,0 +1,161 @@
+//! Two endpoints over networks of all kinds: every call is run once, every byte arrives.
+
+mod common;
+
+use common::{CLIENT, Link, Pair, SERVER, seed};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Calls of several sizes both ways, four at a time, over one kind of link.
+fn check(link: Link, seed: u64, calls: u32) -> Pair {
+    let mut pair = Pair::new(link, seed);
+    let connections = [pair.connect(CLIENT), pair.connect(SERVER)];
+    let sizes = [0, 1, 4, 1412, 1413, 30_000, 300_000];
+    let mut made = [0; 2];
+    for round in 0..calls {
+        for from in [CLIENT, SERVER] {
+            let size = |n: u32| sizes[pair_index(seed, round, n) % sizes.len()];
+            let (reply, filling) = (size(1) as u32, size(2));
+            pair.run(40 * MINUTE, |pair| {
+                pair.call(from, connections[from], round, reply, filling)
+                    .is_some()
+            });
+            made[from] += 1;
+        }
+    }
+    for from in [CLIENT, SERVER] {
+        pair.finish_calls(from, made[from], 40 * MINUTE);
+        let runs = &pair.hosts[1 - from].runs;
+        assert_eq!(runs.len(), made[from]);
+        assert!(runs.values().all(|n| *n == 1), "a call ran twice");
+    }
+    // Everything that was held is let go.
+    pair.pass(Duration::from_secs(120));
+    for host in &pair.hosts {
+        assert_eq!((host.endpoint.calls(), host.endpoint.held_bytes()), (0, 0));
+    }
+    pair
+}
+
+fn pair_index(seed: u64, round: u32, n: u32) -> usize {
+    common::Random(seed ^ u64::from(round) << 8 ^ u64::from(n)).below(1 << 20) as usize
+}
+
+#[test]
+fn calls_over_a_clean_network_send_nothing_twice_but_requests_that_wait() {
+    let pair = check(Link::default(), seed(1), 30);
+    let stats = pair.hosts.each_ref().map(|host| *host.endpoint.stats());
+    for (own, other) in [(stats[0], stats[1]), (stats[1], stats[0])] {
+        // A request of one packet whose reply waits behind others is asked about once.
+        assert_eq!((own.resent, own.lost), (own.probes, 0));
+        assert_eq!(own.duplicates, other.probes);
+        assert!(own.probes <= own.calls_out / 10, "{own:?}");
+    }
+}
+
+fn lossy(loss: f64) -> Link {
+    Link {
+        loss,
+        ..Link::default()
+    }
+}
+
+#[test]
+fn calls_with_a_packet_lost_in_a_hundred() {
+    check(lossy(0.01), seed(2), 40);
+}
+
+#[test]
+fn calls_with_a_packet_lost_in_twenty() {
+    check(lossy(0.05), seed(3), 30);
+}
+
+#[test]
+fn calls_with_a_packet_lost_in_ten() {
+    check(lossy(0.1), seed(4), 20);
+}
+
+#[test]
+fn calls_with_a_packet_lost_in_five() {
+    check(lossy(0.2), seed(5), 20);
+}
+
+#[test]
+fn calls_with_every_third_packet_doubled() {
+    let link = Link {
+        duplicate: 0.33,
+        ..Link::default()
+    };
+    check(link, seed(6), 30);
+}
+
+#[test]
+fn calls_with_packets_out_of_order() {
+    let link = Link {
+        reorder: 0.2,
+        delay: Duration::from_millis(5),
+        ..Link::default()
+    };
+    check(link, seed(7), 30);
+}
+
+#[test]
+fn calls_over_a_path_that_trembles() {
+    let link = Link {
+        delay: Duration::from_millis(10),
+        jitter: Duration::from_millis(20),
+        ..Link::default()
+    };
+    check(link, seed(8), 20);
+}
+
+#[test]
+fn calls_with_all_of_it_at_once() {
+    let link = Link {
+        delay: Duration::from_millis(3),
+        jitter: Duration::from_millis(3),
+        loss: 0.08,
+        duplicate: 0.08,
+        reorder: 0.08,
+        mtu: 1000,
+        rate: Some((2_000_000, 60_000)),
+    };
+    for n in 0..4 {
+        check(link.clone(), seed(100 + n), 12);
+    }
+}
+
+#[test]
+fn calls_over_a_narrow_path_with_a_short_queue() {
+    let link = Link {
+        delay: Duration::from_millis(10),
+        rate: Some((1_000_000, 20_000)),
+        ..Link::default()
+    };
+    check(link, seed(9), 12);
+}
+
+#[test]
+fn calls_whose_ways_there_and_back_differ() {
+    let mut pair = Pair::new(Link::default(), seed(10));
+    pair.net.links[SERVER].delay = Duration::from_millis(80);
+    pair.net.links[SERVER].loss = 0.1;
+    pair.net.links[CLIENT].delay = Duration::from_millis(2);
+    pair.net.links[CLIENT].jitter = Duration::from_millis(30);
+    let connection = pair.connect(CLIENT);
+    for tag in 0..4 {
+        pair.call(CLIENT, connection, tag, 300_000, 200_000)
+            .unwrap();
+    }
+    pair.finish_calls(CLIENT, 4, 10 * MINUTE);
+}
+
+#[test]
+fn acknowledgements_that_are_lost_do_not_stop_a_call() {
+    let mut pair = Pair::new(Link::default(), seed(11));
+    pair.net.links[SERVER].loss = 0.4;
+    let connection = pair.connect(CLIENT);
+    pair.call(CLIENT, connection, 1, 2_000_000, 0).unwrap();
+    pair.finish_calls(CLIENT, 1, 10 * MINUTE);
+}

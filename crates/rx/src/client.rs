@@ -1,0 +1,114 @@
+//! Connections that we make, and calls on them.
+
+use crate::bytes::Bytes;
+use crate::call::Call;
+use crate::error::Error;
+use crate::inbox::Open;
+use crate::shard::Shard;
+use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A connection to a service of a peer: four calls at a time, of any threads. Copies are the same
+/// connection, which is closed when the last of them and of its calls is gone.
+#[derive(Clone)]
+pub struct Connection {
+    link: Arc<Link>,
+}
+
+/// The connection itself.
+pub(crate) struct Link {
+    pub(crate) shard: Arc<Shard>,
+    id: ConnectionId,
+    pub(crate) route: Route,
+    pub(crate) service: u16,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        shard: &Arc<Shard>,
+        route: Route,
+        service: u16,
+        timeouts: Timeouts,
+    ) -> Connection {
+        let connect = Connect {
+            route,
+            service,
+            timeouts,
+            security: None,
+        };
+        let id = shard.turn(|state, now| state.endpoint.connect(now, connect));
+        let shard = Arc::clone(shard);
+        Connection {
+            link: Arc::new(Link {
+                shard,
+                id,
+                route,
+                service,
+            }),
+        }
+    }
+
+    /// Starts a call; waits while four are running. Whoever waits here has no call on another connection
+    /// that somebody may wait for, or two of them may wait for each other.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the connection
+    /// was [closed](Connection::close), also while this waits.
+    pub fn call(&self) -> Result<Call, Error> {
+        self.start(None)
+    }
+
+    /// Starts a call; waits at most so long while four are running, with [`Duration::ZERO`] not at all.
+    ///
+    /// # Errors
+    /// Those of [`call`](Connection::call); [`Error::Late`] if none of the four ended in time.
+    pub fn call_within(&self, time: Duration) -> Result<Call, Error> {
+        self.start(Some(Instant::now() + time))
+    }
+
+    /// Closes the connection, all copies of it: its calls end, at the peer too, and whoever waits to start
+    /// one waits no longer.
+    pub fn close(&self) {
+        let id = self.link.id;
+        self.link
+            .shard
+            .turn(|state, now| state.endpoint.close(now, id));
+    }
+
+    fn start(&self, deadline: Option<Instant>) -> Result<Call, Error> {
+        let link = &self.link;
+        let wake = &link.shard.channels;
+        link.shard.until(wake, deadline, |state, now| {
+            if state.stopped {
+                return Some(Err(Error::Stopped));
+            }
+            let id = match state.endpoint.start(now, link.id) {
+                Ok(id) => id,
+                Err(StartError::NoChannel) => return None,
+                Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
+                Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
+            };
+            let open = state.open.entry(id).or_insert_with(Open::new);
+            Some(Ok(Call::outgoing(link, id, open)))
+        })
+    }
+
+    /// Makes a whole call: sends `request`, gives the reply, which has at most `reply_max` bytes.
+    ///
+    /// # Errors
+    /// Those of [`call`](Connection::call), [`Call::write`] and [`Call::read_to_end`].
+    pub fn ask(&self, request: impl Into<Bytes>, reply_max: usize) -> Result<Vec<u8>, Error> {
+        let mut call = self.call()?;
+        call.write(request)?;
+        call.finish()?;
+        call.read_to_end(reply_max)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let id = self.id;
+        self.shard.turn(|state, now| state.endpoint.close(now, id));
+    }
+}

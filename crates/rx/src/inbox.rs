@@ -1,0 +1,154 @@
+//! What the program has of a call under the lock: an inbox that the thread of the socket fills while the
+//! call is being read, so that the peer need not wait for the reader.
+//!
+//! **Invariant:** an inbox holds at most [`INBOX_BYTES`] and a datagram, and no more than two datagrams
+//! before the first read: only as many inboxes are filled as there are workers and callers.
+
+use crate::bytes::Bytes;
+use crate::error::Error;
+use crate::shard::State;
+use rx_proto::{CallError, CallId, End, Read, Timestamp};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar};
+
+/// Bytes of an inbox that is full: most of a window.
+const INBOX_BYTES: usize = 256 * 1024;
+
+/// Pieces of an inbox that is full, however small they are.
+const INBOX_PIECES: usize = 512;
+
+/// Bytes that a reader may wait for: well before the inbox is full, so that the peer never waits for a
+/// reader who waits for the peer.
+const WANTED_MAX: usize = INBOX_BYTES / 4;
+const WANTED_PIECES: usize = INBOX_PIECES / 4;
+
+/// A call in the program's hands.
+pub(crate) struct Open {
+    inbox: VecDeque<Bytes>,
+    bytes: usize,
+    at_end: bool,
+    /// Somebody began to read.
+    pub(crate) reads: bool,
+    /// Somebody waits for news.
+    pub(crate) waits: bool,
+    /// Bytes that whoever waits wants to have at once.
+    wanted: usize,
+    pub(crate) wake: Arc<Condvar>,
+    pub(crate) ended: Option<End>,
+}
+
+impl Open {
+    pub(crate) fn new() -> Open {
+        Open {
+            inbox: VecDeque::new(),
+            bytes: 0,
+            at_end: false,
+            reads: false,
+            waits: false,
+            wanted: 0,
+            wake: Arc::new(Condvar::new()),
+            ended: None,
+        }
+    }
+
+    /// Whether there is what its reader waits for.
+    pub(crate) fn is_enough(&self) -> bool {
+        let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;
+        self.at_end || self.ended.is_some() || enough
+    }
+}
+
+impl State {
+    /// Moves data from the endpoint to the inbox of a call, as far as it has room.
+    pub(crate) fn fill(&mut self, now: Timestamp, call: CallId) {
+        let Some(open) = self.open.get_mut(&call) else {
+            return;
+        };
+        while !open.at_end && open.bytes < INBOX_BYTES && open.inbox.len() < INBOX_PIECES {
+            match self.endpoint.read(now, call) {
+                Ok(Read::Data(data)) => {
+                    open.bytes += data.len();
+                    open.inbox.push_back(data);
+                }
+                Ok(Read::End) => open.at_end = true,
+                Ok(Read::Pending) => return,
+                Err(CallError::Ended(reason)) => {
+                    open.ended = Some(reason);
+                    return;
+                }
+                Err(CallError::Unknown) => {
+                    open.ended = open.ended.or(Some(End::Closed));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes everything out of the inbox of a call into `ready`: whether the end was reached, or `None`
+    /// if there is nothing yet, or less than `wanted` bytes of more to come. A client's call is over, and
+    /// forgotten, at the end.
+    pub(crate) fn take(
+        &mut self,
+        now: Timestamp,
+        call: CallId,
+        client: bool,
+        wanted: usize,
+        ready: &mut VecDeque<Bytes>,
+    ) -> Option<Result<bool, Error>> {
+        if self.stopped {
+            return Some(Err(Error::Stopped));
+        }
+        self.fill(now, call);
+        let Some(open) = self.open.get_mut(&call) else {
+            return Some(Err(Error::Ended(End::Closed)));
+        };
+        open.reads = true;
+        open.wanted = wanted.min(WANTED_MAX);
+        if !open.is_enough() {
+            open.waits = true;
+            return None;
+        }
+        std::mem::swap(&mut open.inbox, ready);
+        open.bytes = 0;
+        if !ready.is_empty() && !open.at_end {
+            // What was held back for want of room goes on at once.
+            self.fill(now, call);
+        }
+        let open = self.open.get_mut(&call)?;
+        if open.at_end && open.inbox.is_empty() {
+            if client {
+                self.open.remove(&call);
+            }
+            return Some(Ok(true));
+        }
+        if !ready.is_empty() {
+            return Some(Ok(false));
+        }
+        if let Some(reason) = open.ended {
+            return Some(Err(Error::Ended(reason)));
+        }
+        open.waits = true;
+        None
+    }
+
+    /// Reads the beginning of a call that a client made, as far as it is one datagram, so that the
+    /// thread that serves a short request need not ask for it; gives whether that was all.
+    pub(crate) fn beginning(&mut self, now: Timestamp, call: CallId) -> (Option<Bytes>, bool) {
+        let first = match self.endpoint.read(now, call) {
+            Ok(Read::Data(first)) => Some(first),
+            Ok(Read::Pending | Read::End) | Err(_) => None,
+        };
+        let mut open = Open::new();
+        match self.endpoint.read(now, call) {
+            Ok(Read::End) => open.at_end = true,
+            Ok(Read::Data(second)) => {
+                open.bytes = second.len();
+                open.inbox.push_back(second);
+            }
+            Ok(Read::Pending) | Err(_) => {}
+        }
+        let at_end = open.at_end;
+        self.open.insert(call, open);
+        (first, at_end)
+    }
+}

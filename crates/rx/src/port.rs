@@ -1,0 +1,271 @@
+//! A UDP port: its sockets and their threads.
+
+use crate::bytes::Bytes;
+use crate::client::Connection;
+use crate::pool::{BUFFERS, Pool};
+use crate::settings::{Service, Settings};
+use crate::shard::Shard;
+use crate::socket::Socket;
+use crate::sys::{Received, Receiver};
+use crate::worker::{Job, Workers};
+use rustix::event::{PollFd, PollFlags};
+use rx_proto::{Header, Host, Route, Stats, Timeouts, flag};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Times that a thread fills all its buffers before it looks at what it has: 4 MiB of data.
+const ROUNDS: usize = 4;
+
+/// Pause after an error of a socket, which may go on for a while (no memory).
+const ERROR_PAUSE: Duration = Duration::from_millis(10);
+
+/// A UDP port on which calls are served and made. It closes when it is dropped: calls that are being
+/// served end with an abort that lets clients try again, and their handlers are waited for.
+pub struct Port {
+    address: SocketAddr,
+    shards: Vec<Arc<Shard>>,
+    dropped: Vec<Arc<AtomicU64>>,
+    workers: Arc<Workers>,
+    next: AtomicUsize,
+}
+
+/// What passed through a port's sockets.
+#[derive(Debug, Clone, Default)]
+pub struct PortStats {
+    /// Of each socket, what its endpoint counted.
+    pub sockets: Vec<Stats>,
+    /// Datagrams that the system dropped because a receive buffer was full.
+    pub dropped: u64,
+    /// Sends that failed: their datagrams are lost.
+    pub send_errors: u64,
+    /// Connections at the moment, both ways.
+    pub connections: usize,
+    /// Calls at the moment, both ways.
+    pub calls: usize,
+    /// Bytes at the moment that were written and not acknowledged.
+    pub unacknowledged: u64,
+}
+
+impl Port {
+    /// Opens a port; `services` are served at once.
+    ///
+    /// # Errors
+    /// What the system says of sockets and threads; [`io::ErrorKind::AddrInUse`] if another program has
+    /// the port.
+    pub fn open(settings: &Settings, services: Vec<Service>) -> io::Result<Port> {
+        let buffer = settings.socket_buffer_bytes;
+        // Alone first: sockets that share a port would share it with another server of the same user.
+        let alone = Socket::bind(settings.listen, false, buffer)?;
+        let address = alone.address()?;
+        let count = settings.sockets.max(1);
+        let sockets = if count == 1 {
+            vec![alone]
+        } else {
+            drop(alone);
+            let shared = |_| Socket::bind(address, true, buffer);
+            (0..count).map(shared).collect::<io::Result<_>>()?
+        };
+        if let Some(socket) = sockets.first() {
+            let got = socket.receive_buffer()?;
+            tracing::debug!(%address, got, "receive buffer");
+        }
+        let workers = Workers::new(services, settings.workers);
+        let mut port = Port {
+            address,
+            shards: Vec::new(),
+            dropped: Vec::new(),
+            workers,
+            next: AtomicUsize::new(0),
+        };
+        let mut descriptors = Vec::new();
+        for socket in sockets {
+            descriptors.push(socket.fd().try_clone_to_owned()?);
+            let shard = Shard::new(socket, settings.rx.clone(), &port.workers)?;
+            port.shards.push(shard);
+            port.dropped.push(Arc::default());
+        }
+        for (index, socket) in descriptors.into_iter().enumerate() {
+            let intake = Intake {
+                socket,
+                own: Arc::clone(&port.shards[index]),
+                others: port.shards.clone(),
+                pool: Pool::new(settings.lent_buffers),
+                room: Receiver::new(BUFFERS),
+                received: Vec::new(),
+                datagrams: Vec::new(),
+                dropped: Arc::clone(&port.dropped[index]),
+                dropped_before: 0,
+            };
+            port.workers.listen(intake)?;
+        }
+        Ok(port)
+    }
+
+    /// Address and port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A connection to a service of `peer`. Nothing is sent before its first call.
+    pub fn connect(&self, peer: SocketAddr, service: u16, timeouts: Timeouts) -> Connection {
+        self.connect_by(Route { peer, local: None }, service, timeouts)
+    }
+
+    /// The same from one of this machine's addresses, which the port's own has to include: a port at
+    /// 0.0.0.0 can be many clients, each with an address of 127/8.
+    pub fn connect_from(
+        &self,
+        local: IpAddr,
+        peer: SocketAddr,
+        service: u16,
+        timeouts: Timeouts,
+    ) -> Connection {
+        let local = Some(local);
+        self.connect_by(Route { peer, local }, service, timeouts)
+    }
+
+    fn connect_by(&self, route: Route, service: u16, timeouts: Timeouts) -> Connection {
+        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        Connection::new(&self.shards[index], route, service, timeouts)
+    }
+
+    /// What passed through.
+    pub fn stats(&self) -> PortStats {
+        let mut stats = PortStats::default();
+        for shard in &self.shards {
+            shard.turn(|state, _| {
+                stats.sockets.push(*state.endpoint.stats());
+                stats.send_errors += state.socket.errors;
+                stats.connections += state.endpoint.connections();
+                stats.calls += state.endpoint.calls();
+                stats.unacknowledged += state.endpoint.unacknowledged_bytes();
+            });
+        }
+        let dropped = self.dropped.iter().map(|n| n.load(Ordering::Relaxed));
+        stats.dropped = dropped.sum();
+        stats
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            shard.stop();
+        }
+        self.workers.stop();
+    }
+}
+
+/// Takes in what arrives at a socket.
+pub(crate) struct Intake {
+    socket: OwnedFd,
+    own: Arc<Shard>,
+    /// All sockets of the port.
+    others: Vec<Arc<Shard>>,
+    pool: Pool,
+    room: Receiver,
+    received: Vec<Option<Received>>,
+    datagrams: Vec<(Route, Bytes)>,
+    dropped: Arc<AtomicU64>,
+    dropped_before: u32,
+}
+
+impl Intake {
+    /// Listens until the port is closed, or until a call came that the caller serves: then another
+    /// thread has the socket.
+    pub(crate) fn run(mut self: Box<Self>, workers: &Arc<Workers>) -> Option<Job> {
+        while let Some(waits_for_room) = self.own.waits_for_room() {
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, waits_for_room);
+            let mut ready = [
+                PollFd::new(&self.socket, flags),
+                PollFd::from_borrowed_fd(self.own.timer(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut ready, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::error!("a port's sockets cannot be waited for: {e}");
+                    return None;
+                }
+            }
+            let [_, timer] = ready.map(|fd| !fd.revents().is_empty());
+            if timer {
+                self.own.timer_expired();
+            }
+            self.receive();
+            if let Some(job) = self.deliver(workers) {
+                match workers.leave(self, Host::of(job.incoming.peer)) {
+                    Ok(()) => return Some(job),
+                    Err(intake) => self = intake,
+                }
+                workers.push(job);
+            }
+        }
+        None
+    }
+
+    /// Receives everything that is there.
+    fn receive(&mut self) {
+        for _ in 0..ROUNDS {
+            let buffers = self.pool.offered();
+            let socket = self.socket.as_fd();
+            match self.room.receive(socket, buffers, &mut self.received) {
+                Ok(()) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return,
+                Err(e) => {
+                    tracing::warn!("receiving: {e}");
+                    std::thread::sleep(ERROR_PAUSE);
+                    return;
+                }
+            }
+            for (index, received) in self.received.iter().enumerate() {
+                let Some(received) = received else {
+                    continue;
+                };
+                if let Some(dropped) = received.dropped {
+                    let more = dropped.wrapping_sub(self.dropped_before);
+                    self.dropped.fetch_add(more.into(), Ordering::Relaxed);
+                    self.dropped_before = dropped;
+                }
+                let route = Route {
+                    peer: received.peer,
+                    local: received.local,
+                };
+                let datagrams = &mut self.datagrams;
+                self.pool
+                    .take(index, received, |bytes| datagrams.push((route, bytes)));
+            }
+            if self.received.len() < BUFFERS {
+                return;
+            }
+        }
+    }
+
+    /// Gives the datagrams to their endpoints. Answers to calls that we made come to the socket that
+    /// the kernel chose for their sender, and belong to the one that the call was made from, which
+    /// their epoch names. Gives one of the calls that came.
+    fn deliver(&mut self, workers: &Arc<Workers>) -> Option<Job> {
+        if self.others.len() > 1 {
+            for (index, other) in self.others.iter().enumerate() {
+                if Arc::ptr_eq(other, &self.own) {
+                    continue;
+                }
+                let theirs = |(_, bytes): &mut (Route, Bytes)| {
+                    let header = Header::parse(bytes.as_ref());
+                    header.is_some_and(|h| !h.has(flag::CLIENT_INITIATED) && h.epoch == other.epoch)
+                };
+                let astray: Vec<_> = self.datagrams.extract_if(.., theirs).collect();
+                if !astray.is_empty()
+                    && let Some(job) = self.others[index].input(astray.into_iter())
+                {
+                    workers.push(job);
+                }
+            }
+        }
+        self.own.input(self.datagrams.drain(..))
+    }
+}

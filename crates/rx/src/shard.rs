@@ -1,0 +1,342 @@
+//! A socket, its endpoint, and the lock around both.
+//!
+//! ```text
+//!   thread of the socket: poll ─► receive all that is there ─► lock ─► handle_input … ─┐
+//!   worker, caller:              read, write, finish         ─► lock ─► verb ─────────┤
+//!                                                                                      ▼
+//!              settle: events (data to inboxes, calls to workers) ─► send ─► set the timer ─► unlock
+//! ```
+//!
+//! Whoever has the lock leaves nothing undone: a reply leaves from the thread that wrote it, without
+//! a change of threads. The thread of the socket takes in everything that has arrived before anything
+//! is sent, so that windows are opened by all acknowledgements at once, and it moves data to the
+//! inboxes of calls that are being read, so that one acknowledgement says that it was received and
+//! read.
+//!
+//! **Invariant:** the timer is set to the endpoint's next deadline or before, unless the lock is taken.
+
+use crate::bytes::Bytes;
+use crate::error::Error;
+use crate::inbox::Open;
+use crate::socket::{Sent, Socket};
+use crate::worker::{Job, Workers};
+use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit, code};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A socket of a port with everything that goes through it.
+pub(crate) struct Shard {
+    state: Mutex<State>,
+    timer: OwnedFd,
+    /// Names this endpoint's own connections in packets.
+    pub(crate) epoch: u32,
+    /// Those who wait for a free channel of a connection.
+    pub(crate) channels: Arc<Condvar>,
+    workers: Arc<Workers>,
+}
+
+/// What the lock protects.
+pub(crate) struct State {
+    pub(crate) endpoint: Endpoint<Bytes, Bytes>,
+    /// The calls that the program has.
+    pub(crate) open: HashMap<CallId, Open>,
+    pub(crate) socket: Socket,
+    batch: Transmit<Bytes>,
+    /// The batch could not be sent yet.
+    unsent: bool,
+    /// What the timer is set to.
+    armed: Option<Timestamp>,
+    pub(crate) stopped: bool,
+    /// Whom to wake, and what to hand to the workers, when the lock is free.
+    wakes: Vec<Arc<Condvar>>,
+    fresh: Vec<Job>,
+}
+
+impl Shard {
+    pub(crate) fn new(
+        socket: Socket,
+        config: Config,
+        workers: &Arc<Workers>,
+    ) -> io::Result<Arc<Shard>> {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).map_err(|e| io::Error::other(e.to_string()))?;
+        let mut endpoint = Endpoint::new(config, seed);
+        for service in workers.services() {
+            let id = service.id;
+            endpoint.serve(rx_proto::Service {
+                id,
+                classes: vec![rx_proto::RXNULL],
+            });
+        }
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let clock = rustix::time::TimerfdClockId::Monotonic;
+        let timer = rustix::time::timerfd_create(clock, flags)?;
+        Ok(Arc::new(Shard {
+            timer,
+            epoch: endpoint.epoch(),
+            channels: Arc::new(Condvar::new()),
+            workers: Arc::clone(workers),
+            state: Mutex::new(State {
+                endpoint,
+                open: HashMap::new(),
+                socket,
+                batch: Transmit::new(SEGMENTS_MAX),
+                unsent: false,
+                armed: None,
+                stopped: false,
+                wakes: Vec::new(),
+                fresh: Vec::new(),
+            }),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A handler's panic never happens under this lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the endpoint, and what follows from it.
+    pub(crate) fn turn<R>(self: &Arc<Self>, act: impl FnOnce(&mut State, Timestamp) -> R) -> R {
+        let mut state = self.lock();
+        let now = now();
+        let result = act(&mut state, now);
+        self.settle(&mut state, now);
+        self.leave(state);
+        result
+    }
+
+    /// The same, again and again until it gives something, each time after `wake` was notified;
+    /// [`Error::Late`] if that takes until `deadline`.
+    pub(crate) fn until<R>(
+        self: &Arc<Self>,
+        wake: &Condvar,
+        deadline: Option<Instant>,
+        mut act: impl FnMut(&mut State, Timestamp) -> Option<Result<R, Error>>,
+    ) -> Result<R, Error> {
+        let mut state = self.lock();
+        loop {
+            let now = now();
+            let result = act(&mut state, now);
+            self.settle(&mut state, now);
+            if let Some(result) = result {
+                self.leave(state);
+                return result;
+            }
+            // News that came of the turn itself would find nobody waiting.
+            let mut news = false;
+            for other in state.wakes.drain(..) {
+                news |= std::ptr::eq(Arc::as_ptr(&other), wake);
+                other.notify_all();
+            }
+            for job in state.fresh.drain(..) {
+                self.workers.push(job);
+            }
+            if news {
+                continue;
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            state = match left {
+                None => wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return Err(Error::Late),
+                Some(left) => {
+                    let waited = wake.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Unlocks, then wakes: whoever is woken finds the lock free.
+    fn leave(&self, mut state: MutexGuard<'_, State>) {
+        let wakes = std::mem::take(&mut state.wakes);
+        let fresh = std::mem::take(&mut state.fresh);
+        drop(state);
+        for job in fresh {
+            self.workers.push(job);
+        }
+        for wake in wakes {
+            wake.notify_all();
+        }
+    }
+
+    /// Whether a call of ours is over.
+    pub(crate) fn has_ended(&self, call: CallId) -> bool {
+        let state = self.lock();
+        state
+            .open
+            .get(&call)
+            .is_none_or(|open| open.ended.is_some())
+    }
+
+    /// Takes datagrams in, and does what time brings. Gives one of the calls that came, for the caller
+    /// to serve.
+    pub(crate) fn input(
+        self: &Arc<Self>,
+        datagrams: impl Iterator<Item = (Route, Bytes)>,
+    ) -> Option<Job> {
+        let mut state = self.lock();
+        let now = now();
+        for (route, datagram) in datagrams {
+            state.endpoint.handle_input(now, route, datagram);
+        }
+        if state.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            state.endpoint.handle_timeout(now);
+        }
+        self.settle(&mut state, now);
+        let job = state.fresh.pop();
+        self.leave(state);
+        job
+    }
+
+    /// Notes that the timer expired, if it did.
+    pub(crate) fn timer_expired(&self) {
+        if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
+            self.lock().armed = None;
+        }
+    }
+
+    /// Whether to wait for room in the socket; `None` if the port was closed.
+    pub(crate) fn waits_for_room(&self) -> Option<bool> {
+        let state = self.lock();
+        (!state.stopped).then_some(state.unsent)
+    }
+
+    /// The descriptor that becomes readable when the timer expires.
+    pub(crate) fn timer(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+
+    /// Ends everything: calls that are served are to be tried again elsewhere or later.
+    pub(crate) fn stop(self: &Arc<Self>) {
+        self.turn(|state, now| {
+            let calls: Vec<CallId> = state.open.keys().copied().collect();
+            for call in calls {
+                state.endpoint.abort(now, call, code::RESTARTING);
+            }
+            for (_, open) in state.open.drain() {
+                state.wakes.push(open.wake);
+            }
+            state.wakes.push(Arc::clone(&self.channels));
+            state.stopped = true;
+        });
+        // The thread of the socket looks whether it is to end.
+        set_timer(&self.timer, Timestamp::from_nanos(1));
+    }
+
+    /// Does what the endpoint's events ask for.
+    fn hear(self: &Arc<Self>, state: &mut State, now: Timestamp) {
+        while let Some(event) = state.endpoint.poll_event() {
+            match event {
+                Event::Call(incoming) if !state.stopped => {
+                    let (first, at_end) = state.beginning(now, incoming.call);
+                    let route = state.endpoint.route(incoming.connection);
+                    let Some(open) = state.open.get(&incoming.call) else {
+                        continue;
+                    };
+                    state.fresh.push(Job {
+                        shard: Arc::clone(self),
+                        incoming,
+                        local: route.and_then(|route| route.local),
+                        wake: Arc::clone(&open.wake),
+                        first,
+                        at_end,
+                    });
+                }
+                Event::Call(incoming) => {
+                    state.endpoint.abort(now, incoming.call, code::RESTARTING);
+                }
+                Event::Readable(call) => state.readable(now, call),
+                Event::Writable(call) => state.news(call, |_| {}),
+                Event::Ended { call, reason } => state.news(call, |open| open.ended = Some(reason)),
+                Event::ChannelFree(_) => state.wakes.push(Arc::clone(&self.channels)),
+                Event::Closed(_) => {}
+            }
+        }
+    }
+
+    /// Hears what the endpoint has to say, sends what it has to send, and sets the timer.
+    fn settle(self: &Arc<Self>, state: &mut State, now: Timestamp) {
+        let could = !state.unsent;
+        self.hear(state, now);
+        state.send(now);
+        // What could not be sealed ended its call.
+        self.hear(state, now);
+        if state.unsent && could {
+            // The thread of the socket has to wait for room.
+            set_timer(&self.timer, Timestamp::from_nanos(1));
+        } else if let Some(next) = state.endpoint.poll_timeout()
+            && state.armed.is_none_or(|armed| next < armed)
+        {
+            state.armed = Some(next);
+            set_timer(&self.timer, next);
+        }
+    }
+}
+
+impl State {
+    /// Sends until there is nothing left, or no room.
+    fn send(&mut self, now: Timestamp) {
+        while self.unsent || self.endpoint.poll_transmit(now, &mut self.batch) {
+            self.unsent = false;
+            match self.socket.send(&self.batch) {
+                Sent::Gone => {}
+                Sent::Later => {
+                    self.unsent = true;
+                    return;
+                }
+                Sent::TooLong(route, bytes) => self.endpoint.too_long(route, bytes),
+            }
+        }
+        self.batch.clear();
+    }
+
+    /// There is data of a call; it goes to the inbox if the call is being read.
+    fn readable(&mut self, now: Timestamp, call: CallId) {
+        let reads = self.open.get(&call).is_some_and(|open| open.reads);
+        if reads {
+            self.fill(now, call);
+            if self.open.get(&call).is_some_and(Open::is_enough) {
+                self.news(call, |_| {});
+            }
+        }
+    }
+
+    /// Notes something of a call, and wakes whoever waits for it.
+    fn news(&mut self, call: CallId, note: impl FnOnce(&mut Open)) {
+        if let Some(open) = self.open.get_mut(&call) {
+            note(open);
+            if std::mem::take(&mut open.waits) {
+                self.wakes.push(Arc::clone(&open.wake));
+            }
+        }
+    }
+}
+
+/// The time of the endpoints and of their timers.
+fn now() -> Timestamp {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Timestamp::from_nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Makes `timer` expire at a moment of [`now`]'s clock.
+fn set_timer(timer: &OwnedFd, at: Timestamp) {
+    let nanos = at.as_nanos().max(1);
+    let zero = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let spec = Itimerspec {
+        it_interval: zero,
+        it_value: Timespec {
+            tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: (nanos % 1_000_000_000) as _,
+        },
+    };
+    rustix::time::timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &spec)
+        .expect("a timer of ours takes any moment");
+}

@@ -1,0 +1,408 @@
+//! Cells: a file system whose filesets are the volumes of an AFS cell, made and administered.
+//!
+//! **Invariant:** a question is answered by one function, whether the cell is served, and the process
+//! that serves it is asked, or not, and it is opened for the question.
+
+mod acl;
+mod record;
+
+use crate::cache::ProcessCache;
+use crate::control::{self, valid_name};
+use crate::filesystem::{FIRST_FILESET, Target, format_device, mounted_as, open_fs, options};
+use crate::volume::{Open, OpenOptions};
+use crate::{Error, Result, Settings, device, signature, volume};
+use ::fs::Fs;
+use acl::{changed, shown_list};
+use afs_proto::acl::AccessList;
+use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Volume};
+pub(crate) use record::check_addresses;
+pub use record::{Record, cell_serv_db, check_name};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What can be asked of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// What it is, and how its server does.
+    Status {
+        /// Each client, too.
+        clients: bool,
+    },
+    /// The access list of a folder.
+    AclGet {
+        /// Volume.
+        volume: String,
+        /// Path from its root.
+        path: String,
+    },
+    /// Changes an access list.
+    AclSet {
+        /// Volume.
+        volume: String,
+        /// Path from its root.
+        path: String,
+        /// Names and rights: letters, or read, write, all or none.
+        changes: Vec<(String, String)>,
+        /// Entries that take rights away.
+        negative: bool,
+        /// Begin with an empty list.
+        clear: bool,
+    },
+    /// Its volumes.
+    List,
+    /// Makes a volume.
+    Create {
+        /// Its name.
+        name: String,
+        /// Bytes that it may hold.
+        quota: Option<u64>,
+        /// Where it is found, from the top of the cell.
+        mount: Option<String>,
+    },
+    /// Makes a mount point of a volume that is there.
+    Mount {
+        /// The volume.
+        name: String,
+        /// Where it is found, from the top of the cell.
+        path: String,
+        /// Never its replica.
+        read_write: bool,
+    },
+    /// Makes the replica of a volume, or makes it anew.
+    Clone {
+        /// The volume.
+        name: String,
+        /// Its backup instead.
+        backup: bool,
+    },
+    /// Limits a volume.
+    Quota {
+        /// Its name.
+        name: String,
+        /// Bytes that it may hold; 0 is no limit.
+        bytes: u64,
+    },
+    /// Removes a volume.
+    Remove {
+        /// Its name.
+        name: String,
+        /// Even if there is something in it.
+        force: bool,
+    },
+}
+
+impl Ask {
+    fn changes(&self) -> bool {
+        !matches!(self, Ask::Status { .. } | Ask::AclGet { .. } | Ask::List)
+    }
+}
+
+/// What `cell init` has made.
+#[derive(Debug, Serialize)]
+pub struct Made {
+    /// Name and addresses.
+    #[serde(flatten)]
+    pub cell: Record,
+    /// The device was formatted for it.
+    pub formatted: bool,
+    /// It lies enciphered.
+    pub encrypted: bool,
+    /// Its volumes.
+    pub volumes: Value,
+    /// What clients have to be told.
+    pub cellservdb: String,
+}
+
+/// Makes a DEVICE a cell: with a file system, if it has none; with the volumes and mount points that
+/// clients look for. What is there stays. A file that is missing is made with `size` bytes.
+///
+/// # Errors
+/// A name that cannot be one; a device that holds something else; a cell of another name.
+pub fn init(
+    target: &Target<'_>,
+    record: &Record,
+    size: Option<u64>,
+    cache: &ProcessCache,
+) -> Result<Made> {
+    check_name(&record.name)?;
+    check_addresses(&record.listen, &record.listen)?;
+    if let Some(name) = mounted_as(target.path, target.settings) {
+        return Err(Error::Busy(format!(
+            "{} is mounted or served as `{name}`; `evfs detach {name}` first",
+            target.name()
+        )));
+    }
+    let (disk, made) = volume::open_or_make(target.path, size, false, target.settings)?;
+    let result = target
+        .of_disk(disk)
+        .and_then(|open| init_on(target, &open, record, cache));
+    if result.is_err() && made {
+        let _ = std::fs::remove_file(target.path);
+    }
+    result
+}
+
+fn init_on(
+    target: &Target<'_>,
+    open: &Open,
+    record: &Record,
+    cache: &ProcessCache,
+) -> Result<Made> {
+    let formatted = match signature::find(&*open.device)? {
+        None => {
+            format_device(target, open, &record.name, false)?;
+            true
+        }
+        Some(found) if signature::is_ours(found) => false,
+        Some(found) => {
+            return Err(Error::Failed(format!(
+                "{0} carries a signature: {found}; `evfs format --force {0}` overwrites it for good",
+                target.name()
+            )));
+        }
+    };
+    let device = target.name();
+    let fs = open_fs(&open.device, &device, options(target.settings, false))?;
+    if formatted {
+        let failed = || Error::files(format!("cannot format {device}"));
+        let first = fs.fileset_named(FIRST_FILESET).map_err(failed())?.id();
+        fs.rename_fileset(first, ROOTS[1]).map_err(failed())?;
+    }
+    if let Some(there) = Record::read(&fs, &device)?
+        && there.name != record.name
+    {
+        return Err(Error::Usage(format!(
+            "{device} is the cell `{}` already; a cell keeps its name, because clients know it by that",
+            there.name
+        )));
+    }
+    let fs = Arc::new(fs);
+    let admin = opened(&fs, cache, &device)?;
+    for name in ROOTS {
+        match admin.volume(name) {
+            Ok(_) => {}
+            Err(AdminError::NotFound(_)) => drop(admin.create(&new_volume(name))?),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for (path, read_write) in [
+        (record.name.clone(), false),
+        (format!(".{}", record.name), true),
+    ] {
+        // What has the name already is the administrator's.
+        if admin.check_mount(ROOTS[0], &path).is_ok() {
+            admin.mount(&MountPoint {
+                volume: ROOTS[0],
+                path: &path,
+                of: ROOTS[1],
+                read_write,
+            })?;
+        }
+    }
+    record.write(&fs, &device)?;
+    let volumes = volumes(&admin);
+    close(admin, fs, &device)?;
+    Ok(Made {
+        cell: record.clone(),
+        formatted,
+        encrypted: open.cipher.is_some(),
+        volumes,
+        cellservdb: cell_serv_db(&record.name, &record.listen),
+    })
+}
+
+fn new_volume(name: &str) -> NewVolume {
+    NewVolume {
+        name: name.to_owned(),
+        quota_bytes: 0,
+        owner: (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        ),
+    }
+}
+
+fn opened(fs: &Arc<Fs>, cache: &ProcessCache, device: &str) -> Result<Administration> {
+    let opened = Administration::open(Arc::clone(fs), cache.cache()?);
+    opened.map_err(Error::files(format!("cannot open the volumes of {device}")))
+}
+
+/// Makes everything durable and lets the file system go.
+fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
+    let failed = || Error::files(format!("cannot close {device}"));
+    let all = admin.volumes().all();
+    drop(admin);
+    for volume in all {
+        volume.files.close().map_err(failed())?;
+    }
+    match Arc::into_inner(fs) {
+        Some(fs) => fs.close().map_err(failed()),
+        None => Ok(()),
+    }
+}
+
+/// Asks a cell: by the name of its server, or by its DEVICE, through the process that serves it or
+/// without.
+///
+/// # Errors
+/// What was asked for cannot be done.
+pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
+    let run_dir = target.settings.run_dir();
+    if let Some(name) = served_as(target.path, target.settings) {
+        return control::ask(&run_dir, &name, &control::Ask::Cell(ask.clone()));
+    }
+    if !target.path.exists() && !device::is_lun(target.path) {
+        return Err(Error::NotFound(format!(
+            "no cell is served as `{0}`, and there is no DEVICE {0}; `evfs status` lists what is served",
+            target.name()
+        )));
+    }
+    let read_only = !ask.changes();
+    let open = target.open(OpenOptions {
+        read_only,
+        ..OpenOptions::default()
+    })?;
+    let device = target.name();
+    let fs = Arc::new(open_fs(
+        &open.device,
+        &device,
+        options(target.settings, read_only),
+    )?);
+    let record = Record::of(&fs, &device)?;
+    let cache = ProcessCache::new(target.settings)?;
+    let admin = opened(&fs, &cache, &device)?;
+    let answer = carry_out(&record, &admin, ask)?;
+    close(admin, fs, &device)?;
+    Ok(answer)
+}
+
+/// The name of the server of a cell, by that name or by its DEVICE.
+pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
+    let run_dir = settings.run_dir();
+    let by_name = || {
+        let name = named.to_str().filter(|name| valid_name(name))?;
+        let status = control::ask(&run_dir, name, &control::Ask::Status).ok()?;
+        status["cell"].is_string().then(|| name.to_owned())
+    };
+    match named.exists() {
+        true => mounted_as(named, settings),
+        false => by_name().or_else(|| mounted_as(named, settings)),
+    }
+}
+
+/// What is served under a name is no cell.
+pub(crate) fn not_served(name: &str) -> Error {
+    Error::NotFound(format!(
+        "{name} is not served as a cell; `evfs serve` does that"
+    ))
+}
+
+/// Does what is asked of a cell that is open.
+pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> Result<Value> {
+    match ask {
+        Ask::Status { .. } => Ok(json!({
+            "cell": record.name,
+            "served": false,
+            "listen": record.listen,
+            "cellservdb": cell_serv_db(&record.name, &record.listen),
+            "volumes": volumes(admin),
+        })),
+        Ask::List => Ok(json!({ "cell": record.name, "volumes": volumes(admin) })),
+        Ask::AclGet { volume, path } => {
+            let list = admin.access_list(volume, path)?;
+            Ok(shown_list(volume, path, &list))
+        }
+        Ask::AclSet {
+            volume,
+            path,
+            changes,
+            negative,
+            clear,
+        } => {
+            let before = match clear {
+                true => AccessList::default(),
+                false => admin.access_list(volume, path)?,
+            };
+            let list = changed(&before, changes, *negative)?;
+            admin.set_access_list(volume, path, &list)?;
+            Ok(shown_list(volume, path, &list))
+        }
+        Ask::Create { name, quota, mount } => {
+            if let Some(path) = mount {
+                admin.check_mount(ROOTS[1], path)?;
+            }
+            let made = admin.create(&NewVolume {
+                quota_bytes: quota.unwrap_or(0),
+                ..new_volume(name)
+            })?;
+            if let Some(path) = mount {
+                admin.mount(&mount_point(name, path, false))?;
+            }
+            Ok(shown(&made))
+        }
+        Ask::Mount {
+            name,
+            path,
+            read_write,
+        } => {
+            admin.check_mount(ROOTS[1], path)?;
+            admin.mount(&mount_point(name, path, *read_write))?;
+            Ok(json!({ "mounted": name, "path": path }))
+        }
+        Ask::Clone { name, backup } => {
+            let kind = if *backup {
+                Kind::Backup
+            } else {
+                Kind::ReadOnly
+            };
+            Ok(shown(&*admin.clone_volume(name, kind)?))
+        }
+        Ask::Quota { name, bytes } => {
+            admin.set_quota(name, *bytes)?;
+            Ok(shown(&*admin.volume(name)?))
+        }
+        Ask::Remove { name, force } => {
+            admin.remove(name, *force)?;
+            Ok(json!({ "removed": name }))
+        }
+    }
+}
+
+fn mount_point<'a>(of: &'a str, path: &'a str, read_write: bool) -> MountPoint<'a> {
+    MountPoint {
+        volume: ROOTS[1],
+        path,
+        of,
+        read_write,
+    }
+}
+
+/// The volumes, by name.
+pub(crate) fn volumes(admin: &Administration) -> Value {
+    let mut all = admin.volumes().all();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all.iter().map(|volume| shown(volume)).collect()
+}
+
+fn shown(volume: &Volume) -> Value {
+    let record = volume.files.fileset().record().ok();
+    let bytes = |blocks: u64| blocks * crate::filesystem::BLOCK_BYTES;
+    let quota = record.as_ref().map_or(0, |r| r.quota_blocks);
+    json!({
+        "name": volume.name,
+        "id": volume.id,
+        "kind": match volume.kind {
+            Kind::ReadWrite => "read-write",
+            Kind::ReadOnly => "read-only",
+            Kind::Backup => "backup",
+        },
+        "of": volume.parent,
+        "created": record.as_ref().map(|r| r.created.seconds),
+        "used_bytes": record.as_ref().map(|r| bytes(r.used_blocks)),
+        "used_inodes": record.as_ref().map(|r| r.used_inodes),
+        "quota_bytes": (quota > 0).then(|| bytes(quota)),
+    })
+}

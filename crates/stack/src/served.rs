@@ -1,0 +1,500 @@
+//! A cell that is served: the graph from a DEVICE to the ports of a file server, and its orderly end.
+//!
+//! ```text
+//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── volumes ── ports 7000 and 7003
+//! ```
+
+use crate::cache::ProcessCache;
+use crate::cell::{self, Record};
+use crate::control::{self, Ask, Listener, valid_name};
+use crate::device::OpenLun;
+use crate::filesystem::{self, carry_out, open_fs, options, resolve, uuid_text};
+use crate::serve::{Kept, Serving};
+use crate::status::{ExportAt, Status};
+use crate::{Error, Result, Settings, volume::Open};
+use ::fs::Fs;
+use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
+use block::{BlockDevice, Stats, StatsHandle};
+use cache::{FileId, Vnode};
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Sockets of each port at most, each with a thread: one for each processor, as far as there are
+/// clients for so many.
+const SOCKETS_MAX: usize = 8;
+
+/// Clients that are shown, those that were heard of last: as many as fit an answer.
+const CLIENTS_SHOWN: usize = 4000;
+
+/// Which cell to serve, and how.
+#[derive(Debug, Clone)]
+pub struct ServeSpec {
+    /// The DEVICE.
+    pub device: PathBuf,
+    /// Name of what is served; part of file names.
+    pub name: String,
+    /// Addresses to serve at; those kept with the cell if there are none.
+    pub listen: Vec<Ipv4Addr>,
+    /// Addresses that clients are told; those that it is served at if there are none.
+    pub announce: Vec<Ipv4Addr>,
+    /// Who may call; everybody who can if there are none.
+    pub allow: Vec<Prefix>,
+    /// Let clients change what access lists let them.
+    pub anonymous_write: bool,
+    /// Calls that are worked on at the same time; the server's own default if there is none.
+    pub threads: Option<usize>,
+    /// Pass discards on.
+    pub allow_discards: bool,
+    /// The configuration file that this came from.
+    pub config: Option<PathBuf>,
+}
+
+impl ServeSpec {
+    /// With defaults: the device's file name without extension is the name.
+    pub fn new(device: &Path) -> ServeSpec {
+        ServeSpec {
+            device: device.to_owned(),
+            name: crate::device::default_name(device),
+            listen: Vec::new(),
+            announce: Vec::new(),
+            allow: Vec::new(),
+            anonymous_write: false,
+            threads: None,
+            allow_discards: false,
+            config: None,
+        }
+    }
+
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// [`Error::Usage`].
+    pub fn check(&self) -> Result<()> {
+        if !valid_name(&self.name) {
+            return Err(Error::Usage(format!(
+                "`{}` cannot be the name of what is served: letters, digits, `.`, `_` and `-`, at most \
+                 64, not beginning with `.` or `-`; choose one with --name",
+                self.name
+            )));
+        }
+        cell::check_addresses(&self.listen, &self.announce)
+    }
+}
+
+/// A cell that is served. Dropping it without [`Serving::stop`] closes its ports all the same.
+pub struct Served {
+    status: Status,
+    listener: Listener,
+    record: Record,
+    listen: Vec<Ipv4Addr>,
+    announced: Vec<Ipv4Addr>,
+    allow: Vec<Prefix>,
+    anonymous_write: bool,
+    // The ports before the files, and those before the file system: fields are dropped in this order.
+    server: Option<Server>,
+    /// Those whose files are to be closed still, once the server has ended.
+    volumes: Vec<Arc<Volume>>,
+    fs: Option<Arc<Fs>>,
+    cache: Arc<ProcessCache>,
+    stats: StatsHandle,
+    lun: Option<Arc<OpenLun>>,
+    settings: Settings,
+}
+
+impl Served {
+    /// Opens the file system on an open DEVICE and serves its filesets.
+    ///
+    /// # Errors
+    /// It is no cell; a port is taken.
+    pub fn start(
+        spec: &ServeSpec,
+        open: Open,
+        run_dir: &Path,
+        settings: &Settings,
+        cache: &Arc<ProcessCache>,
+    ) -> Result<Served> {
+        let listener = Listener::bind(run_dir, &spec.name)?;
+        let name = spec.device.display().to_string();
+        let (device, stats) = Stats::new(Arc::clone(&open.device));
+        let device: Arc<dyn BlockDevice> = Arc::new(device);
+        let fs = open_fs(&device, &name, options(settings, false))?;
+        fs.grow().map_err(Error::files(format!(
+            "cannot grow the file system on {name}"
+        )))?;
+        let record = Record::of(&fs, &name)?;
+        let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
+            [] => or.to_vec(),
+            given => given.to_vec(),
+        };
+        let listen = first_of(&spec.listen, &record.listen);
+        let announced = first_of(&spec.announce, &listen);
+        cell::check_addresses(&listen, &announced)?;
+        let config = config(spec, &listen, &announced, settings);
+        let threads = config.workers;
+        let fs = Arc::new(fs);
+        let started = Server::start(config, Arc::clone(&fs), cache.cache()?);
+        let server = started.map_err(|error| not_started(spec, error, run_dir))?;
+        let superblock = fs.superblock();
+        let mut status = Status::of(&spec.name, &spec.device, threads, &open, device.info());
+        status.uuid = uuid_text(&superblock.uuid);
+        status.label = superblock.label;
+        status.cell = Some(record.name.clone());
+        status.config.clone_from(&spec.config);
+        let at = |address: &Ipv4Addr| ExportAt {
+            kind: "afs",
+            at: address.to_string(),
+        };
+        status.exports = listen.iter().map(at).collect();
+        let warnings = [status.warning.take(), warning(spec, &listen)];
+        let warnings: Vec<String> = warnings.into_iter().flatten().collect();
+        status.warning = (!warnings.is_empty()).then(|| warnings.join("; "));
+        Ok(Served {
+            status,
+            listener,
+            record,
+            listen,
+            announced,
+            allow: spec.allow.clone(),
+            anonymous_write: spec.anonymous_write,
+            server: Some(server),
+            volumes: Vec::new(),
+            fs: Some(fs),
+            cache: Arc::clone(cache),
+            stats,
+            lun: open.disk.lun().cloned(),
+            settings: settings.clone(),
+        })
+    }
+
+    fn server(&self) -> Result<&Server> {
+        let ending = || Error::Failed(format!("{} is being ended", self.status.name));
+        self.server.as_ref().ok_or_else(ending)
+    }
+
+    fn fs(&self) -> Result<&Fs> {
+        let ending = || Error::Failed(format!("{} is being ended", self.status.name));
+        self.fs.as_deref().ok_or_else(ending)
+    }
+
+    /// The status, with what has become of the file system since.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
+            status.read_only = true;
+            status.warning = Some(format!(
+                "nothing can be changed any more: {why}; detach, look after the device, and serve again"
+            ));
+        }
+        status
+    }
+
+    /// Answers about the cell.
+    fn cell(&self, ask: &cell::Ask) -> Result<Value> {
+        let server = self.server()?;
+        let mut answer = cell::carry_out(&self.record, &server.administration(), ask)?;
+        if let cell::Ask::Status { clients } = ask {
+            self.add_status(server, *clients, &mut answer);
+        }
+        Ok(answer)
+    }
+
+    /// What there is to say only while it is served.
+    fn add_status(&self, server: &Server, clients: bool, answer: &mut Value) {
+        let status = self.status_now();
+        answer["served"] = true.into();
+        answer["name"] = json!(status.name);
+        answer["device"] = json!(status.device);
+        answer["pid"] = json!(status.pid);
+        answer["since"] = json!(status.since);
+        answer["threads"] = json!(status.threads);
+        answer["read_only"] = json!(status.read_only);
+        answer["warning"] = json!(status.warning);
+        answer["listen"] = json!(self.listen);
+        answer["announced"] = json!(self.announced);
+        answer["allowed"] = self.allow.iter().map(Prefix::to_string).collect();
+        answer["anonymous_write"] = json!(self.anonymous_write);
+        answer["cellservdb"] = json!(cell::cell_serv_db(&self.record.name, &self.announced));
+        answer["stats"] = of_server(server);
+        if clients {
+            let all = server.clients();
+            answer["clients"] = all.iter().take(CLIENTS_SHOWN).map(of_client).collect();
+        }
+    }
+
+    /// Answers about filesets, and shows clients what has become of their volumes.
+    fn files(&self, ask: &filesystem::Ask) -> Result<Value> {
+        let server = self.server()?;
+        let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
+        match ask {
+            filesystem::Ask::Remove { name, .. } | filesystem::Ask::Rename { from: name, .. }
+                if is_volume(name) =>
+            {
+                return Err(Error::Busy(format!(
+                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and what is \
+                     not served can be renamed"
+                )));
+            }
+            _ => {}
+        }
+        let sync = || {
+            let failed = || Error::files(format!("cannot write {} out", self.status.name));
+            let all = server.volumes().all();
+            all.iter()
+                .try_for_each(|volume| volume.files.sync().map_err(failed()))
+        };
+        let answer = carry_out(self.fs()?, ask, &sync, None)?;
+        server.administration().refresh()?;
+        Ok(answer)
+    }
+
+    /// The pages of a file, by a path that begins with its volume.
+    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
+        let usage = || {
+            Error::Usage(format!(
+                "{} is a cell: name a file in it with --file VOLUME/PATH",
+                self.status.name
+            ))
+        };
+        let (volume, path) = path
+            .and_then(|path| path.split_once('/'))
+            .ok_or_else(usage)?;
+        let volume = self.server()?.administration().volume(volume)?;
+        let attr = resolve(volume.files.fileset(), path)?;
+        if attr.inode.kind != ::fs::FileType::File {
+            return Err(Error::Usage(format!("{path} is no regular file")));
+        }
+        let pages = volume.files.volume();
+        Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    /// Closes the ports, when the calls that are being served have ended.
+    fn end_calls(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.volumes = server.volumes().all();
+        }
+    }
+
+    /// Writes everything out and lets the device go.
+    fn close(&mut self) -> Result<()> {
+        let name = &self.status.name;
+        let failed = || {
+            Error::files(format!(
+                "cannot write {name} out (--force gives up what is in memory only)"
+            ))
+        };
+        while let Some(volume) = self.volumes.last() {
+            volume.files.close().map_err(failed())?;
+            self.volumes.pop();
+        }
+        if let Some(fs) = &self.fs {
+            fs.commit().map_err(failed())?;
+        }
+        match self.fs.take().and_then(Arc::into_inner) {
+            Some(fs) => fs.close().map_err(failed()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Serving for Served {
+    fn status(&self) -> &Status {
+        &self.status
+    }
+
+    fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    fn answer(&self, ask: &Ask) -> Result<Value> {
+        match ask {
+            Ask::Stats => {
+                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
+            }
+            Ask::Status | Ask::Detach { .. } => Ok(self.status_now().to_value()),
+            Ask::Lun(ask) => {
+                crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
+            }
+            Ask::Cache(ask) => {
+                let vnode = |path: Option<&str>| self.vnode(path);
+                let all = self.server()?.volumes().all();
+                let volumes: Vec<&cache::Volume> =
+                    all.iter().map(|volume| &**volume.files.volume()).collect();
+                self.cache.answer(&volumes, &vnode, ask)
+            }
+            Ask::Files(ask) => self.files(ask),
+            Ask::Cell(ask) => self.cell(ask),
+        }
+    }
+
+    fn stop(mut self: Box<Self>, force: bool) -> std::result::Result<(), Kept> {
+        if let (true, Some(lun)) = (force, &self.lun) {
+            lun.lun().hurry();
+        }
+        self.end_calls();
+        match self.close() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Kept {
+                // No client reaches it any more: what could not be written is tried again with the next
+                // attempt, or, with force, given up.
+                serving: match force {
+                    true => None,
+                    false => Some(self),
+                },
+                error,
+            }),
+        }
+    }
+}
+
+fn config(
+    spec: &ServeSpec,
+    listen: &[Ipv4Addr],
+    announced: &[Ipv4Addr],
+    settings: &Settings,
+) -> Config {
+    let at = |port: u16| -> Vec<SocketAddr> { listen.iter().map(|a| (*a, port).into()).collect() };
+    let defaults = Config::default();
+    Config {
+        file_service: at(afs_proto::fs::PORT),
+        location_service: at(afs_proto::vl::PORT),
+        announced: announced.to_vec(),
+        allowed: spec.allow.clone(),
+        anonymous_write: spec.anonymous_write,
+        sockets: settings.threads().min(SOCKETS_MAX),
+        workers: spec.threads.unwrap_or(defaults.workers),
+        ..defaults
+    }
+}
+
+/// What whoever serves a cell should know.
+fn warning(spec: &ServeSpec, listen: &[Ipv4Addr]) -> Option<String> {
+    let beyond = listen.iter().any(|address| !address.is_loopback());
+    if !beyond || !spec.allow.is_empty() && !spec.anonymous_write {
+        return None;
+    }
+    let may = match spec.anonymous_write {
+        true => "read and change",
+        false => "read",
+    };
+    let whose = match spec.allow.is_empty() {
+        true => {
+            "whoever can send packets to this machine, from any address; --allow PREFIX limits them"
+        }
+        false => "whoever sends packets with an address of --allow, which can be forged",
+    };
+    Some(format!(
+        "nothing here proves who calls, and nothing is encrypted on its way. What access lists give to \
+         addresses or to system:anyuser, {whose}, may {may}; a tunnel such as WireGuard proves and hides"
+    ))
+}
+
+fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
+    let (address, source) = match error {
+        StartError::Files(error) => {
+            let device = spec.device.display();
+            return Error::files(format!("cannot open the volumes of {device}"))(error);
+        }
+        StartError::Port { address, source } => (address, source),
+    };
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => Error::Busy(match taken_by(address, spec, run_dir) {
+            Some(name) => format!(
+                "{address} is taken: `{name}` is served there; `evfs detach {name}` ends it, and \
+                 --listen ADDRESS names another address for this one"
+            ),
+            None => format!(
+                "port {} at {} is taken by another program (`ss -ulpn` shows which): end it, or name \
+                 another address of this machine with --listen",
+                address.port(),
+                address.ip()
+            ),
+        }),
+        std::io::ErrorKind::AddrNotAvailable => Error::NotFound(format!(
+            "{} is no address of this machine; `ip address` lists them, and behind NAT --listen names the \
+             inner address, --announce the outer one",
+            address.ip()
+        )),
+        _ => Error::Failed(format!("cannot listen at {address}: {source}")),
+    }
+}
+
+/// What this user serves at an address, other than this.
+fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<String> {
+    let unspecified = Ipv4Addr::UNSPECIFIED.to_string();
+    let wanted = address.ip().to_string();
+    let is_there = |status: &Value| {
+        let mut exports = status["exports"].as_array().into_iter().flatten();
+        exports.any(|export| {
+            let at = export["at"].as_str().unwrap_or_default();
+            let same = at == wanted || at == unspecified || wanted == unspecified;
+            export["kind"] == "afs" && same
+        })
+    };
+    let mut names = control::names(run_dir).into_iter();
+    // Our own control socket answers nobody yet.
+    names.find(|name| {
+        *name != spec.name
+            && control::ask(run_dir, name, &Ask::Status).is_ok_and(|status| is_there(&status))
+    })
+}
+
+fn of_client(client: &Client) -> Value {
+    json!({
+        "address": client.address.ip(),
+        "port": client.address.port(),
+        "uuid": client.uuid.map(|uuid| uuid_text(&uuid.0)),
+        "state": match client.state {
+            ClientState::Up => "up",
+            ClientState::New => "new",
+            ClientState::Silent => "dead",
+        },
+        "promises": client.promises,
+        "heard_seconds_ago": client.silent_seconds,
+    })
+}
+
+fn of_server(server: &Server) -> Value {
+    let stats = server.stats();
+    let counts = &stats.counts;
+    let procedures = stats.called.iter().map(|called| {
+        let row = json!({ "calls": called.calls, "errors": called.aborts });
+        (called.procedure.to_owned(), row)
+    });
+    let port = |port: &rx::PortStats| {
+        let sum = |of: &dyn Fn(&rx::Stats) -> u64| -> u64 { port.sockets.iter().map(of).sum() };
+        json!({
+            "connections": port.connections,
+            "calls_now": port.calls,
+            "datagrams_in": sum(&|s| s.datagrams_in),
+            "datagrams_out": sum(&|s| s.datagrams_out),
+            "bytes_in": sum(&|s| s.bytes_in),
+            "bytes_out": sum(&|s| s.bytes_out),
+            "dropped_datagrams": port.dropped,
+            "malformed": sum(&|s| s.malformed),
+            "stray": sum(&|s| s.stray),
+            "jumbograms_in": sum(&|s| s.jumbograms_in),
+            "jumbograms_out": sum(&|s| s.jumbograms_out),
+            "resent_packets": sum(&|s| s.resent),
+            "lost_packets": sum(&|s| s.lost),
+            "duplicate_packets": sum(&|s| s.duplicates),
+            "refused_connections": sum(&|s| s.connections_refused),
+            "busy": sum(&|s| s.busy),
+            "send_errors": port.send_errors,
+        })
+    };
+    json!({
+        "clients": stats.clients,
+        "active_clients": stats.active_clients,
+        "promises": stats.promises,
+        "calls": counts.calls,
+        "errors": counts.aborts,
+        "callbacks_broken": counts.breaks,
+        "fetched_bytes": counts.fetched_bytes,
+        "stored_bytes": counts.stored_bytes,
+        "procedures": procedures.collect::<serde_json::Map<_, _>>(),
+        "files": port(&stats.files),
+        "location": port(&stats.location),
+    })
+}
