@@ -483,16 +483,7 @@ fn volumes_are_made_limited_replicated_and_removed_served_or_not() {
         // Their mount points are left, and are removed by clients, or in a mount.
         let names = ["projects", "again"];
         if !served {
-            fs::create_dir(s.path("mnt")).unwrap();
-            s.run(&[
-                "mount",
-                "cell.img",
-                "mnt",
-                "--fileset",
-                "root.cell",
-                "--background",
-            ])
-            .ok();
+            mount_root_cell(&s);
             for name in names {
                 let link = fs::read_link(s.path("mnt").join(name)).unwrap();
                 assert!(
@@ -595,16 +586,7 @@ fn a_record_that_makes_no_sense_is_said_to_be_so() {
     if !is_root("trusted attributes of a mount") {
         return;
     }
-    fs::create_dir(s.path("mnt")).unwrap();
-    s.run(&[
-        "mount",
-        "cell.img",
-        "mnt",
-        "--fileset",
-        "root.cell",
-        "--background",
-    ])
-    .ok();
+    mount_root_cell(&s);
     let mnt = s.path("mnt");
     peer(
         "setfattr",
@@ -694,4 +676,12 @@ fn an_ordinary_user_needs_no_root() {
     run(&["cell", "volume", "create", "cell", "v", "--mount", "/v"]);
     run(&["detach", "cell"]);
     assert!(Path::new(&home.path().join("cell.img")).exists());
+}
+
+/// Mounts what clients see first at `mnt`.
+fn mount_root_cell(s: &Sandbox) {
+    fs::create_dir(s.path("mnt")).unwrap();
+    let mount = ["mount", "cell.img", "mnt", "--background"];
+    s.run(&[&mount[..], &["--fileset", "root.cell"]].concat())
+        .ok();
 }

@@ -11,7 +11,7 @@ mod common;
 use afs_client::{Client, Error, Net, Options};
 use afs_proto::AfsFid;
 use block::Random;
-use common::process::{Disk, Process, SERVES, free_port, serve_if_told};
+use common::process::{Disk, Process, free_port, serve_if_told};
 use common::{PATIENCE, seed};
 use rx::Timeouts;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -28,11 +28,6 @@ const BYTES: usize = 50_001;
 /// Serves the file that the environment names, until it is killed.
 #[test]
 fn serves_when_it_is_told_to() {
-    assert!(
-        std::thread::current()
-            .name()
-            .is_none_or(|name| name == SERVES)
-    );
     serve_if_told();
 }
 

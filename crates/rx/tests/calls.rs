@@ -292,22 +292,31 @@ fn a_port_that_closes_tells_its_clients_to_try_again() {
     assert_eq!(orphan.call().map(drop).unwrap_err(), Error::Stopped);
 }
 
+/// An echo that takes that long, the calls that it serves now, and the most that it served at once.
+fn serve_counted(
+    settings: &Settings,
+    takes: Duration,
+) -> (Port, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let server = serve_with(settings, move |call: &mut Call| {
+        let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
+        peak.fetch_max(running, Ordering::SeqCst);
+        std::thread::sleep(takes);
+        let result = echo(call);
+        counts.fetch_sub(1, Ordering::SeqCst);
+        result
+    });
+    (server, now, most)
+}
+
 #[test]
 fn more_calls_than_threads_wait_and_are_served() {
     let settings = Settings {
         workers: 2,
         ..Settings::default()
     };
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
-    let server = serve_with(&settings, move |call: &mut Call| {
-        let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
-        peak.fetch_max(running, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(2));
-        let result = echo(call);
-        counts.fetch_sub(1, Ordering::SeqCst);
-        result
-    });
+    let (server, _, most) = serve_counted(&settings, Duration::from_millis(2));
     let client = client();
     std::thread::scope(|scope| {
         for caller in 0..40 {
@@ -324,15 +333,7 @@ fn a_host_whose_calls_do_not_end_does_not_stop_the_others() {
         workers: 8,
         ..Settings::default()
     };
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
-    let server = serve_with(&settings, move |call: &mut Call| {
-        let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
-        peak.fetch_max(running, Ordering::SeqCst);
-        let result = echo(call);
-        counts.fetch_sub(1, Ordering::SeqCst);
-        result
-    });
+    let (server, now, most) = serve_counted(&settings, Duration::ZERO);
     let host = |last| {
         let settings = Settings {
             listen: ([127, 0, 0, last], 0).into(),

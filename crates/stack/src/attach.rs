@@ -6,7 +6,7 @@
 //! ```
 
 use crate::cache::ProcessCache;
-use crate::control::{Ask, Listener, valid_name};
+use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
@@ -69,13 +69,7 @@ impl AttachSpec {
     /// Checks what the fields mean together, and fills in the default export: an NBD socket in
     /// the folder of control sockets.
     pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
-        if !valid_name(&self.name) {
-            return Err(Error::Usage(format!(
-                "`{}` cannot be the name of an attached volume: letters, digits, `.`, `_` and `-`, \
-                 at most 64, not beginning with `.` or `-`; choose one with --name",
-                self.name
-            )));
-        }
+        check_name(&self.name, "an attached volume")?;
         if self.loop_device && self.fuse.is_none() {
             self.fuse = Some(run_dir.join(format!("{}.fuse", self.name)));
         }

@@ -78,6 +78,17 @@ pub fn valid_name(name: &str) -> bool {
         && !name.starts_with('-')
 }
 
+/// Refuses a name that cannot be that of `what`.
+pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
+    match valid_name(name) {
+        true => Ok(()),
+        false => Err(Error::Usage(format!(
+            "`{name}` cannot be the name of {what}: letters, digits, `.`, `_` and `-`, at most 64, not \
+             beginning with `.` or `-`; choose one with --name"
+        ))),
+    }
+}
+
 /// The listening end of a control socket; removes its file when dropped.
 pub struct Listener {
     listener: UnixListener,

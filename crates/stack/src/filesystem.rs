@@ -7,7 +7,7 @@ use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
 use crate::{Error, Result, Settings, control, device, signature};
 use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
-use block::{BlockDevice, Blocking};
+use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -228,6 +228,24 @@ pub(crate) fn open_fs(
         }
         other => other,
     })
+}
+
+/// Opens the file system on a DEVICE that is open, so that what passes is counted, and lets it take the room
+/// that the device has gained.
+pub(crate) fn open_counted(
+    open: &Open,
+    name: &str,
+    settings: &Settings,
+    read_only: bool,
+) -> Result<(Fs, Arc<dyn BlockDevice>, StatsHandle)> {
+    let (device, stats) = Stats::new(Arc::clone(&open.device));
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open_fs(&device, name, options(settings, read_only))?;
+    if !read_only {
+        let failed = Error::files(format!("cannot grow the file system on {name}"));
+        fs.grow().map_err(failed)?;
+    }
+    Ok((fs, device, stats))
 }
 
 fn not_opened(name: &str, error: ::fs::Error) -> Error {

@@ -5,14 +5,14 @@
 //! ```
 
 use crate::cache::ProcessCache;
-use crate::control::{Ask, Listener, valid_name};
+use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
-use crate::filesystem::{carry_out, open_fs, options, resolve, uuid_text};
+use crate::filesystem::{carry_out, open_counted, resolve, uuid_text};
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 use ::fs::{FIRST_FILESET, Files, Fs};
-use block::{BlockDevice, Stats, StatsHandle};
+use block::StatsHandle;
 use cache::{FileId, Vnode};
 use export_fuse::{Mount, TreeConfig};
 use serde_json::Value;
@@ -67,13 +67,7 @@ impl MountSpec {
     /// # Errors
     /// [`Error::Usage`], [`Error::NotFound`].
     pub fn check(&self) -> Result<()> {
-        if !valid_name(&self.name) {
-            return Err(Error::Usage(format!(
-                "`{}` cannot be the name of a mounted file system: letters, digits, `.`, `_` and `-`, \
-                 at most 64, not beginning with `.` or `-`; choose one with --name",
-                self.name
-            )));
-        }
+        check_name(&self.name, "a mounted file system")?;
         match std::fs::metadata(&self.folder) {
             Ok(meta) if !meta.is_dir() => Err(Error::Usage(format!(
                 "{} is not a folder",
@@ -115,14 +109,9 @@ impl Mounted {
     ) -> Result<Mounted> {
         let listener = Listener::bind(run_dir, &spec.name)?;
         let name = spec.device.display().to_string();
-        let (device, stats) = Stats::new(Arc::clone(&open.device));
-        let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let read_only = spec.read_only || device.info().read_only;
-        let fs = open_fs(&device, &name, options(settings, read_only))?;
+        let read_only = spec.read_only || open.device.info().read_only;
+        let (fs, device, stats) = open_counted(&open, &name, settings, read_only)?;
         let failed = |what: &str| Error::files(format!("cannot {what} {name}"));
-        if !read_only {
-            fs.grow().map_err(failed("grow the file system on"))?;
-        }
         let fileset = fs
             .fileset_named(&spec.fileset)
             .map_err(failed("mount from"))?;
@@ -295,15 +284,7 @@ impl Serving for Mounted {
         };
         match self.close(over) {
             Ok(()) => Ok(()),
-            Err(error) => Err(Kept {
-                // Nobody reaches the files any more: what could not be written is tried again with the
-                // next attempt, or, with force, given up.
-                serving: match force {
-                    true => None,
-                    false => Some(self),
-                },
-                error,
-            }),
+            Err(error) => Err(Kept::unwritten(self, force, error)),
         }
     }
 }

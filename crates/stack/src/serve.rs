@@ -49,6 +49,18 @@ pub struct Kept {
     pub error: Error,
 }
 
+impl Kept {
+    /// Nobody reaches it any more, and not everything could be written: that is tried again with the next
+    /// attempt, or, with `force`, given up.
+    pub(crate) fn unwritten(serving: Box<dyn Serving>, force: bool, error: Error) -> Kept {
+        let serving = match force {
+            true => None,
+            false => Some(serving),
+        };
+        Kept { serving, error }
+    }
+}
+
 /// How a service ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {

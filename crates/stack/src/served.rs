@@ -6,15 +6,15 @@
 
 use crate::cache::ProcessCache;
 use crate::cell::{self, Record};
-use crate::control::{self, Ask, Listener, valid_name};
+use crate::control::{self, Ask, Listener, check_name};
 use crate::device::OpenLun;
-use crate::filesystem::{self, carry_out, open_fs, options, resolve, uuid_text};
+use crate::filesystem::{self, carry_out, open_counted, resolve, uuid_text};
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 use ::fs::Fs;
 use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
-use block::{BlockDevice, Stats, StatsHandle};
+use block::StatsHandle;
 use cache::{FileId, Vnode};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -72,13 +72,7 @@ impl ServeSpec {
     /// # Errors
     /// [`Error::Usage`].
     pub fn check(&self) -> Result<()> {
-        if !valid_name(&self.name) {
-            return Err(Error::Usage(format!(
-                "`{}` cannot be the name of what is served: letters, digits, `.`, `_` and `-`, at most \
-                 64, not beginning with `.` or `-`; choose one with --name",
-                self.name
-            )));
-        }
+        check_name(&self.name, "what is served")?;
         cell::check_addresses(&self.listen, &self.announce)
     }
 }
@@ -117,12 +111,7 @@ impl Served {
     ) -> Result<Served> {
         let listener = Listener::bind(run_dir, &spec.name)?;
         let name = spec.device.display().to_string();
-        let (device, stats) = Stats::new(Arc::clone(&open.device));
-        let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let fs = open_fs(&device, &name, options(settings, false))?;
-        fs.grow().map_err(Error::files(format!(
-            "cannot grow the file system on {name}"
-        )))?;
+        let (fs, device, stats) = open_counted(&open, &name, settings, false)?;
         let record = Record::of(&fs, &name)?;
         let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
             [] => or.to_vec(),
@@ -335,15 +324,7 @@ impl Serving for Served {
         self.end_calls();
         match self.close() {
             Ok(()) => Ok(()),
-            Err(error) => Err(Kept {
-                // No client reaches it any more: what could not be written is tried again with the next
-                // attempt, or, with force, given up.
-                serving: match force {
-                    true => None,
-                    false => Some(self),
-                },
-                error,
-            }),
+            Err(error) => Err(Kept::unwritten(self, force, error)),
         }
     }
 }

@@ -38,10 +38,8 @@ impl Visit<'_> {
         name: &[u8],
         wanted: &AfsStoreStatus,
     ) -> Outcome<Reply<'static>> {
-        let made = self.make(directory, name, wanted, |volume, dir| {
-            let new = new(FileType::File, dir, wanted, FILE_MODE);
-            Ok(volume.files.create(dir.ino, name, &new)?)
-        })?;
+        let kind = (FileType::File, FILE_MODE);
+        let made = self.make_inode(directory, name, wanted, kind)?;
         Ok(Reply::CreateFile {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
@@ -57,10 +55,8 @@ impl Visit<'_> {
         name: &[u8],
         wanted: &AfsStoreStatus,
     ) -> Outcome<Reply<'static>> {
-        let made = self.make(directory, name, wanted, |volume, dir| {
-            let new = new(FileType::Directory, dir, wanted, DIRECTORY_MODE);
-            Ok(volume.files.create(dir.ino, name, &new)?)
-        })?;
+        let kind = (FileType::Directory, DIRECTORY_MODE);
+        let made = self.make_inode(directory, name, wanted, kind)?;
         Ok(Reply::MakeDir {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
@@ -92,6 +88,20 @@ impl Visit<'_> {
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
             sync: made.volume.sync(),
+        })
+    }
+
+    /// Makes a file or a directory, with that mode if none is wanted.
+    fn make_inode(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+        wanted: &AfsStoreStatus,
+        (kind, mode): (FileType, u32),
+    ) -> Outcome<Made> {
+        self.make(directory, name, wanted, |volume, dir| {
+            let new = new(kind, dir, wanted, mode);
+            Ok(volume.files.create(dir.ino, name, &new)?)
         })
     }
 

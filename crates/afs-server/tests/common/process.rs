@@ -24,6 +24,11 @@ pub fn device(path: &Path) -> Arc<dyn BlockDevice> {
 
 /// Serves the file that the environment names, until standard input ends.
 pub fn serve_if_told() {
+    let test = std::thread::current();
+    assert!(
+        test.name().is_none_or(|name| name == SERVES),
+        "a process is told to run another test"
+    );
     let Some(path) = std::env::var_os(FILE) else {
         return;
     };
