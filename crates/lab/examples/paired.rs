@@ -152,7 +152,7 @@ fn print(rows: &[Row], options: &Options) -> io::Result<()> {
         let words = match row.verdict {
             Verdict::Lower => "lower".to_owned(),
             Verdict::Higher => "higher".to_owned(),
-            Verdict::Same => format!("same within {} %", options.theta * 100.0),
+            Verdict::Same => format!("no difference within {} %", options.theta * 100.0),
             Verdict::Undecided => "undecided".to_owned(),
             Verdict::NoInterval => "too few pairs".to_owned(),
         };

@@ -42,7 +42,8 @@ pub enum Judgement {
     Same,
     /// The interval allows more than one of these.
     Undecided,
-    /// The first side differs from itself by as much, or by half as much and not by accident.
+    /// A claim that does not stand beside the control: the first side differs from itself by as much, or by half as
+    /// much and not by accident, or the other side does not differ from the control as it does from the first side.
     Noise,
     /// Fewer than six pairs.
     NoInterval,
@@ -54,7 +55,7 @@ impl Judgement {
         match self {
             Judgement::Better => "better",
             Judgement::Worse => "worse",
-            Judgement::Same => "same",
+            Judgement::Same => "no difference",
             Judgement::Undecided => "undecided",
             Judgement::Noise => "within noise",
             Judgement::NoInterval => "no interval",
@@ -120,8 +121,20 @@ pub struct Aggregate {
     pub cells: usize,
     /// The geometric mean of their ratios in each pair, over pairs; above 1 is good, whatever their units.
     pub gain: Option<Ratio>,
+    /// What may be said of it.
+    pub judgement: Judgement,
     /// How many were judged so.
     pub counts: Vec<(Judgement, usize)>,
+}
+
+/// Ratios of runs that stood together.
+pub(super) struct Ratios {
+    /// The other side to the first.
+    pub(super) ratio: Ratio,
+    /// The control to the first side, which are the same thing.
+    pub(super) control: Option<Ratio>,
+    /// The other side to the control.
+    pub(super) beside: Option<Ratio>,
 }
 
 /// Every figure of a study, in the order of its phases, and their means.
@@ -148,7 +161,12 @@ pub fn findings(study: &Study) -> (Vec<Finding>, Vec<Aggregate>) {
             .collect();
         if sides > 1 {
             for kind in [Kind::Headline, Kind::Cpu] {
-                means.push(aggregate(name, kind, &own, first, runs));
+                means.push(aggregate(
+                    (name, kind),
+                    &own,
+                    (first, runs, control),
+                    study.plan.theta,
+                ));
             }
         }
         all.extend(own);
@@ -220,7 +238,15 @@ fn finding(
     let shown = &phase.cells[key.cell];
     let pairs = other.map(|other| values(first, other, key));
     let ratio = pairs.as_ref().and_then(|pairs| paired(pairs));
+    let beside = control
+        .zip(other)
+        .and_then(|(control, other)| paired(&values(control, other, key)));
     let control = control.and_then(|control| paired(&values(first, control, key)));
+    let ratios = ratio.map(|ratio| Ratios {
+        ratio,
+        control,
+        beside,
+    });
     Finding {
         side: side.to_owned(),
         phase: phase.name.clone(),
@@ -231,8 +257,8 @@ fn finding(
         kind: key.kind,
         base: middle(first, key),
         value: middle(other.unwrap_or(first), key),
-        judgement: ratio.map_or(Judgement::NoInterval, |ratio| {
-            judge(&ratio, control.as_ref(), shown.better, study.plan.theta)
+        judgement: ratios.map_or(Judgement::NoInterval, |ratios| {
+            judge(&ratios, shown.better, study.plan.theta)
         }),
         ratio,
         control,
@@ -240,15 +266,10 @@ fn finding(
     }
 }
 
-/// The judgement over a ratio, beside that of the control.
-pub(super) fn judge(
-    ratio: &Ratio,
-    control: Option<&Ratio>,
-    better: Better,
-    theta: f64,
-) -> Judgement {
+/// The judgement over a ratio.
+pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
     let good = better == Better::Higher;
-    let judged = match verdict(ratio, theta) {
+    let judged = match verdict(&ratios.ratio, theta) {
         Verdict::Higher if good => Judgement::Better,
         Verdict::Higher => Judgement::Worse,
         Verdict::Lower if good => Judgement::Worse,
@@ -258,18 +279,32 @@ pub(super) fn judge(
         Verdict::NoInterval => Judgement::NoInterval,
     };
     let claims = matches!(judged, Judgement::Better | Judgement::Worse);
-    match control {
-        Some(control) if claims && is_noise(ratio, control) => Judgement::Noise,
-        _ => judged,
+    match claims && ratios.are_noise() {
+        true => Judgement::Noise,
+        false => judged,
     }
 }
 
-/// Whether a thing that was compared with itself came out as far from 1: as far as the effect, or half as far
-/// where its interval says that this is no accident.
-fn is_noise(ratio: &Ratio, control: &Ratio) -> bool {
-    let (effect, stray) = (ratio.median.ln().abs(), control.median.ln().abs());
-    let unfit = control.interval.is_some_and(|i| !i.contains(1.0));
-    stray >= effect || unfit && stray >= effect / 2.0
+impl Ratios {
+    /// Whether a thing that was compared with itself came out as far from 1: as far as the effect, or half as far
+    /// where its interval says that this is no accident; or whether the effect is not there against that thing.
+    ///
+    /// The second is what keeps false claims rare where there are many figures: of intervals of 95 % one in
+    /// twenty misses, and it takes two to miss on the same side.
+    fn are_noise(&self) -> bool {
+        let effect = self.ratio.median.ln();
+        let strays = self.control.is_some_and(|control| {
+            let stray = control.median.ln().abs();
+            let unfit = control.interval.is_some_and(|i| !i.contains(1.0));
+            stray >= effect.abs() || unfit && stray >= effect.abs() / 2.0
+        });
+        let fails = self.beside.is_some_and(|beside| match beside.interval {
+            Some(i) if effect > 0.0 => i.low <= 1.0,
+            Some(i) => i.high >= 1.0,
+            None => true,
+        });
+        strays || fails
+    }
 }
 
 /// How many log ratios are far from their median.
@@ -288,11 +323,10 @@ fn far(pairs: &[(f64, f64)]) -> usize {
 }
 
 fn aggregate(
-    side: &str,
-    kind: Kind,
+    (side, kind): (&str, Kind),
     findings: &[Finding],
-    first: &[Run<Record>],
-    other: &[Run<Record>],
+    (first, other, control): (&[Run<Record>], &[Run<Record>], Option<&Vec<Run<Record>>>),
+    theta: f64,
 ) -> Aggregate {
     let own: Vec<&Finding> = findings.iter().filter(|f| f.kind == kind).collect();
     let mut counts: Vec<(Judgement, usize)> = Vec::new();
@@ -302,11 +336,20 @@ fn aggregate(
             None => counts.push((finding.judgement, 1)),
         }
     }
+    let gain = paired(&gains(first, other, kind));
+    let ratios = gain.map(|ratio| Ratios {
+        ratio,
+        control: control.and_then(|control| paired(&gains(first, control, kind))),
+        beside: control.and_then(|control| paired(&gains(control, other, kind))),
+    });
     Aggregate {
         side: side.to_owned(),
         kind,
         cells: own.len(),
-        gain: paired(&gains(first, other, kind)),
+        gain,
+        judgement: ratios.map_or(Judgement::NoInterval, |ratios| {
+            judge(&ratios, Better::Higher, theta)
+        }),
         counts,
     }
 }

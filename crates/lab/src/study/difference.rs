@@ -5,7 +5,7 @@
 //! not paired with one another, and the report says so.
 
 use super::Study;
-use super::analysis::{Judgement, judge};
+use super::analysis::{Judgement, Ratios, judge};
 use crate::record::{Better, Record};
 use crate::result::{Run, pairs};
 use crate::stats::Ratio;
@@ -111,7 +111,12 @@ fn of_side(
                 better: cell.better,
                 counts,
                 judgement: ratio.map_or(Judgement::NoInterval, |r| {
-                    judge(&r, None, cell.better, theta)
+                    let alone = Ratios {
+                        ratio: r,
+                        control: None,
+                        beside: None,
+                    };
+                    judge(&alone, cell.better, theta)
                 }),
                 ratio,
             })

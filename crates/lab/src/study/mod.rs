@@ -87,15 +87,16 @@ pub struct StudyPlan {
 }
 
 impl Default for StudyPlan {
-    /// Six to twenty pairs, five percent, half an hour, with a control.
+    /// Six pairs and more until intervals reach no further than half of the five percent that do not matter, for ten
+    /// minutes, with a control.
     fn default() -> StudyPlan {
         StudyPlan {
             pairs: 6,
-            max_pairs: 20,
-            width: 0.05,
+            max_pairs: 200,
+            width: 0.025,
             theta: 0.05,
             min_wall: Duration::ZERO,
-            budget: Duration::from_secs(1800),
+            budget: Duration::from_secs(600),
             discard_first: true,
             control: true,
             caches: Caches::AsTheyAre,

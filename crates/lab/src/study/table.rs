@@ -89,27 +89,27 @@ fn words(mean: &Aggregate, theta: f64) -> String {
             gain.min, gain.max, gain.n
         );
     };
-    let band = (1.0 / (1.0 + theta), 1.0 + theta);
     let sure = i.confidence * 100.0;
-    if i.low >= band.0 && i.high <= band.1 {
-        format!("the same within {:.0} %", theta * 100.0)
-    } else if i.high < 1.0 {
-        format!(
+    match mean.judgement {
+        Judgement::Same => format!("no difference of more than {:.0} %", theta * 100.0),
+        Judgement::Worse => format!(
             "worse by {} to {} ({sure:.0} % sure)",
             percent(i.high),
             percent(i.low)
-        )
-    } else if i.low > 1.0 {
-        format!(
+        ),
+        Judgement::Better => format!(
             "better by {} to {} ({sure:.0} % sure)",
             percent(i.low),
             percent(i.high)
-        )
-    } else {
-        format!(
+        ),
+        Judgement::Noise => format!(
+            "within the noise of this machine, between {:.3} and {:.3} times as good",
+            i.low, i.high
+        ),
+        Judgement::Undecided | Judgement::NoInterval => format!(
             "undecided, between {:.3} and {:.3} times as good",
             i.low, i.high
-        )
+        ),
     }
 }
 
