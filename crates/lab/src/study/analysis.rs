@@ -164,7 +164,8 @@ pub fn findings(study: &Study) -> (Vec<Finding>, Vec<Aggregate>) {
                 means.push(aggregate(
                     (name, kind),
                     &own,
-                    (first, runs, control),
+                    [first, runs],
+                    control,
                     study.plan.theta,
                 ));
             }
@@ -325,7 +326,8 @@ fn far(pairs: &[(f64, f64)]) -> usize {
 fn aggregate(
     (side, kind): (&str, Kind),
     findings: &[Finding],
-    (first, other, control): (&[Run<Record>], &[Run<Record>], Option<&Vec<Run<Record>>>),
+    [first, other]: [&[Run<Record>]; 2],
+    control: Option<&Vec<Run<Record>>>,
     theta: f64,
 ) -> Aggregate {
     let own: Vec<&Finding> = findings.iter().filter(|f| f.kind == kind).collect();

@@ -1,6 +1,7 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
 mod inside;
+mod kernel;
 mod measure;
 mod sides;
 mod stacks;

@@ -1,7 +1,7 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
 use super::inside::Inside;
-use super::wrong;
+use super::{kernel, wrong};
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::Deserialize;
 use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
@@ -77,6 +77,9 @@ impl Builder<'_> {
             let called = |kind| self.called(kind, self.settings.cache_tunables());
             return kinds.into_iter().map(called).collect();
         }
+        if let Some(kind) = kernel::kind(text) {
+            return Ok(vec![self.of_the_kernel(kind)?]);
+        }
         if let Some(path) = text.strip_prefix("device:") {
             return Ok(vec![self.disk(Path::new(path))?]);
         }
@@ -87,7 +90,7 @@ impl Builder<'_> {
             return Ok(vec![folder(Path::new(text))?]);
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
         )))
     }
 
@@ -141,6 +144,19 @@ impl Builder<'_> {
         let mut built = bare(Target::files(&name, Arc::new(Inside::new(&name, own))));
         built.facts = with_files(&stack, "called without a mount", cache);
         built._bench = Some(bench);
+        Ok(built)
+    }
+
+    /// A rival, mounted by this process.
+    fn of_the_kernel(&self, kind: (&str, &[&str])) -> Result<Built> {
+        let own = kernel::Mounted::new(kind, self.device, self.files_size)?;
+        let own = Arc::new(own);
+        let mut built = bare(Target::folder(own.folder()).map_err(wrong)?);
+        built.name = format!("{}{}", kernel::LOOP, kind.0);
+        built.target.name.clone_from(&built.name);
+        built.target.remount = Some(own);
+        built.facts.note =
+            Some("the kernel's, over a file by a loop device, whose thread is nobody's CPU".into());
         Ok(built)
     }
 

@@ -1,0 +1,176 @@
+//! File systems of the kernel as rivals: over a file of their own by a loop device, mounted by this process.
+//!
+//! **Invariant:** what a mount of ours is compared with lies on the same kind of file, passes the page cache by on the
+//! way to it, and is mounted and unmounted by the same calls of the laboratory.
+//!
+//! Absent on purpose: options of the file systems. Who wants others mounts it himself and gives the folder.
+
+use lab::Remount;
+use stack::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Before the name of the file system.
+pub const LOOP: &str = "loop-";
+
+/// Those that are asked for their own way of being quiet and of overwriting.
+const KINDS: [(&str, &[&str]); 3] = [
+    ("ext4", &["-q", "-F"]),
+    ("xfs", &["-q", "-f"]),
+    ("btrfs", &["-q", "-f"]),
+];
+
+/// Folders that processes of ours mount on; the process stands in the name.
+const MOUNT_PREFIX: &str = "evfs-lab-loop-";
+
+/// A mount, which goes with this.
+pub struct Mounted {
+    image: PathBuf,
+    folder: PathBuf,
+}
+
+/// The file system that a side names, with what makes it.
+pub fn kind(text: &str) -> Option<(&'static str, &'static [&'static str])> {
+    let name = text.strip_prefix(LOOP)?;
+    KINDS.into_iter().find(|(kind, _)| *kind == name)
+}
+
+impl Mounted {
+    /// Makes a file system of this kind in a file of `size` bytes, of which it takes what is used, in `dir`, and mounts it.
+    pub fn new((name, quiet): (&str, &[&str]), dir: Option<&Path>, size: u64) -> Result<Mounted> {
+        clear_the_dead();
+        let failed = |what: &str, e: std::io::Error| Error::Failed(format!("no {what}: {e}"));
+        let temporary = std::env::temp_dir();
+        let image = tempfile::Builder::new()
+            .prefix("evfs-lab-")
+            .tempfile_in(dir.unwrap_or(&temporary))
+            .map_err(|e| failed("file for a file system", e))?;
+        image
+            .as_file()
+            .set_len(size)
+            .map_err(|e| failed("room for a file system", e))?;
+        let program = format!("mkfs.{name}");
+        command(&program, quiet.iter().map(Path::new).chain([image.path()]))?;
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("{MOUNT_PREFIX}{}-", std::process::id()))
+            .tempdir()
+            .map_err(|e| failed("temporary folder", e))?;
+        let (_, image) = image.keep().map_err(|e| failed("file to keep", e.error))?;
+        let own = Mounted {
+            image,
+            // It goes with the mount, and nothing in it is removed by its name.
+            folder: folder.keep(),
+        };
+        own.attach()?;
+        Ok(own)
+    }
+
+    /// Where it is mounted.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn attach(&self) -> Result<()> {
+        if is_mounted(&self.folder) {
+            return Ok(());
+        }
+        let options = [Path::new("-o"), Path::new("loop")];
+        command(
+            "mount",
+            options.into_iter().chain([&*self.image, &*self.folder]),
+        )?;
+        // Else the kernel keeps each page twice: of the file system, and of the file under it.
+        let device = output("findmnt", &["-n", "-o", "SOURCE"], &self.folder)?;
+        let direct = [Path::new("--direct-io=on"), Path::new(device.trim())];
+        // Where the file under it does not allow that, it works without.
+        let _ = command("losetup", direct.into_iter());
+        Ok(())
+    }
+}
+
+impl Remount for Mounted {
+    fn mount(&self) -> std::result::Result<(), String> {
+        self.attach().map_err(|e| crate::output::chain(&e))
+    }
+
+    fn unmount(&self) -> std::result::Result<(), String> {
+        match is_mounted(&self.folder) {
+            true => {
+                command("umount", [&*self.folder].into_iter()).map_err(|e| crate::output::chain(&e))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> std::result::Result<(), String> {
+        let root = std::fs::File::open(&self.folder).map_err(|e| e.to_string())?;
+        rustix::fs::syncfs(root).map_err(|e| e.to_string())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        take_away(&self.folder);
+        let _ = std::fs::remove_file(&self.image);
+    }
+}
+
+/// What is on it is thrown away in any case, and the loop device goes with the mount.
+fn take_away(folder: &Path) {
+    if is_mounted(folder) {
+        let _ = command("umount", [Path::new("-l"), folder].into_iter());
+    }
+    let _ = std::fs::remove_dir(folder);
+}
+
+/// Takes away what processes that were killed have left mounted.
+fn clear_the_dead() {
+    let entries = std::fs::read_dir(std::env::temp_dir());
+    for entry in entries.into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(MOUNT_PREFIX)?.split('-').next())
+            .and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            take_away(&entry.path());
+        }
+    }
+}
+
+/// Whether the folder is on another device than the one above it.
+fn is_mounted(folder: &Path) -> bool {
+    let device = |path: &Path| rustix::fs::stat(path).map(|s| s.st_dev).ok();
+    folder
+        .parent()
+        .is_some_and(|above| device(above) != device(folder))
+}
+
+fn command<'a>(program: &str, args: impl Iterator<Item = &'a Path>) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(args.map(Path::as_os_str));
+    said(program, &mut command).map(drop)
+}
+
+fn output(program: &str, args: &[&str], path: &Path) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(args).arg(path);
+    said(program, &mut command)
+}
+
+/// What a program printed, or why it failed.
+fn said(program: &str, command: &mut Command) -> Result<String> {
+    let done = command.output().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Failed(format!(
+            "there is no {program} here; install the package that has it (e2fsprogs, xfsprogs, btrfs-progs, util-linux)"
+        )),
+        _ => Error::Failed(format!("{program} does not start: {e}")),
+    })?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => Err(Error::Failed(format!(
+            "{program}: {}; a file system of the kernel takes root and a loop device, or one that is mounted already and given as a folder",
+            String::from_utf8_lossy(&done.stderr).trim()
+        ))),
+    }
+}
