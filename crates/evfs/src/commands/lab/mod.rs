@@ -2,6 +2,7 @@
 
 mod inside;
 mod measure;
+mod pool;
 mod sides;
 mod stacks;
 
