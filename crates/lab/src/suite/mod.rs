@@ -36,7 +36,7 @@ pub struct Suite {
 /// What the two columns of a suite's tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Axis {
-    /// Two sides, of the user's choice.
+    /// Two sides: those that the columns name, or two of the user's choice.
     Sides,
     /// One target in two environments.
     Environments,
@@ -66,6 +66,10 @@ pub struct Columns {
     pub name: &'static str,
     /// The environments of the two, none where they are sides.
     pub environments: &'static [&'static str],
+    /// The two sides that are measured where the user names none, as they are written on a command line.
+    pub sides: &'static [&'static str],
+    /// Whether two sides of the user's choice can stand for those.
+    pub choice: bool,
 }
 
 /// A line of a table.

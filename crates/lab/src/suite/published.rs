@@ -12,22 +12,48 @@ use crate::record::Better::{self, Lower};
 const SIDES: &[Columns] = &[Columns {
     name: "",
     environments: &[],
+    sides: &[],
+    choice: true,
 }];
 /// VM basic mode and LPAR mode of the 1990 report: processors by weight, and processors apart.
 const MODES: &[Columns] = &[
-    Columns {
-        name: "shared",
-        environments: &["shared-idle", "shared-loaded-build"],
-    },
-    Columns {
-        name: "partitioned",
-        environments: &["partitioned-idle", "partitioned-loaded-build"],
-    },
+    beside("shared", &["shared-idle", "shared-loaded-build"]),
+    beside(
+        "partitioned",
+        &["partitioned-idle", "partitioned-loaded-build"],
+    ),
 ];
-const BETWEEN_MODES: &[Columns] = &[Columns {
-    name: "idle",
-    environments: &["shared-idle", "partitioned-idle"],
-}];
+const BETWEEN_MODES: &[Columns] = &[beside("idle", &["shared-idle", "partitioned-idle"])];
+
+/// One target in two environments.
+const fn beside(name: &'static str, environments: &'static [&'static str]) -> Columns {
+    Columns {
+        name,
+        environments,
+        sides: &[],
+        choice: false,
+    }
+}
+
+/// Two sides, for which two of the user's choice can stand.
+const fn between(sides: &'static [&'static str]) -> Columns {
+    Columns {
+        name: "",
+        environments: &[],
+        sides,
+        choice: true,
+    }
+}
+
+/// Two sides that the lines are about, and no others.
+const fn exactly(name: &'static str, sides: &'static [&'static str]) -> Columns {
+    Columns {
+        name,
+        environments: &[],
+        sides,
+        choice: false,
+    }
+}
 
 const fn row(
     label: &'static str,

@@ -24,6 +24,11 @@ fn every_part_can_be_run_and_has_a_name_of_its_own() {
             assert!(keys.insert(suite.key(part, columns)), "{}", part.title);
             let environments = columns.surroundings().unwrap();
             assert_eq!(environments.len() == 2, suite.axis == Axis::Environments);
+            let sides = columns.sides.len();
+            assert!(sides == 2 || sides == 0, "{}", part.title);
+            // Somebody has to say what the columns are.
+            let said = [!environments.is_empty(), sides == 2, columns.choice];
+            assert!(said.contains(&true), "{}", part.title);
         }
         for row in part.rows {
             if let Published::Values(values, _) = row.published {

@@ -1,5 +1,6 @@
 //! Running studies: from the command line to a folder of results.
 
+use super::pool::Pool;
 use super::sides::{Builder, Built, assignment, folder, machine};
 use super::{CompareArgs, wrong};
 use crate::commands::Context;
@@ -121,28 +122,41 @@ fn duration(text: &str) -> std::result::Result<Duration, String> {
 }
 
 /// A study to be carried out.
-pub struct Planned {
-    sides: Vec<Side>,
+struct Planned {
+    sides: Sides,
     job: Job,
     /// Key of the part of a suite that it is.
     part: Option<String>,
 }
 
+/// What a study compares.
+enum Sides {
+    Built(Vec<Side>),
+    /// As a suite writes them, built when their turn comes.
+    Named(&'static [&'static str]),
+}
+
 impl Planned {
     fn key(&self) -> String {
-        let around = self.sides.iter().map(|side| side.surroundings);
+        let sides = match &self.sides {
+            Sides::Built(sides) => sides.as_slice(),
+            Sides::Named(_) => &[],
+        };
+        let around = sides.iter().map(|side| side.surroundings);
         let own = || study::key(self.job.entry().name, around);
         self.part.clone().unwrap_or_else(own)
+    }
+
+    fn names(&self) -> &'static [&'static str] {
+        match &self.sides {
+            Sides::Built(_) => &[],
+            Sides::Named(texts) => texts,
+        }
     }
 }
 
 /// `evfs lab run`.
-pub fn run(
-    context: &Context,
-    names: &[String],
-    target: Option<&str>,
-    how: &MeasureArgs,
-) -> Result<u8> {
+pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureArgs) -> Result<u8> {
     let mut builder = how.builder(context);
     // Kept until all studies are done: the folder goes with it.
     let mut temporary = None;
@@ -152,7 +166,7 @@ pub fn run(
         .partition(|name| Suite::named(name).is_some());
     let jobs = how.jobs(&workloads, !suites.is_empty())?;
     let needs = |job: &Job| job.entry().needs;
-    let scratch = match target {
+    let scratch = match on {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
         None => {
             let dir = temporary.insert(
@@ -172,7 +186,21 @@ pub fn run(
         studies.push(beside(target, job, how, &environments)?);
     }
     for name in &suites {
-        studies.extend(in_environments(name, target, how)?);
+        let suite = Suite::named(name).expect("it was found above");
+        if !how.env.is_empty() {
+            return Err(Error::Usage(format!(
+                "{name} says itself what runs beside it; leave --env out"
+            )));
+        }
+        studies.extend(match suite.axis {
+            Axis::Environments => in_environments(suite, target, how)?,
+            Axis::Sides if on.is_some() && workloads.is_empty() => {
+                return Err(Error::Usage(format!(
+                    "{name} has sides of its own; leave --target out, or choose two: evfs lab compare A B --suite {name}"
+                )));
+            }
+            Axis::Sides => between_own(suite, how)?,
+        });
     }
     let control = how.env.len() > 1 || !suites.is_empty();
     Session::new(context, how, control)?.all(studies)
@@ -199,23 +227,14 @@ fn beside(
         Ok(side)
     };
     Ok(Planned {
-        sides: environments.iter().map(one).collect::<Result<_>>()?,
+        sides: Sides::Built(environments.iter().map(one).collect::<Result<_>>()?),
         job,
         part: None,
     })
 }
 
 /// The studies of a suite whose columns are environments.
-fn in_environments(name: &str, target: &Built, how: &MeasureArgs) -> Result<Vec<Planned>> {
-    let suite = Suite::named(name).expect("the caller found it");
-    if suite.axis != Axis::Environments || !how.env.is_empty() {
-        return Err(Error::Usage(match suite.axis {
-            Axis::Sides => {
-                format!("{name} compares two sides: evfs lab compare A B --suite {name}")
-            }
-            Axis::Environments => format!("{name} has environments of its own; leave --env out"),
-        }));
-    }
+fn in_environments(suite: &Suite, target: &Built, how: &MeasureArgs) -> Result<Vec<Planned>> {
     let mut studies = Vec::new();
     for (part, columns) in parts(suite) {
         let job = how.part(part)?;
@@ -223,6 +242,25 @@ fn in_environments(name: &str, target: &Built, how: &MeasureArgs) -> Result<Vec<
         let mut study = beside(target, job, how, &environments)?;
         study.part = Some(suite.key(part, columns));
         studies.push(study);
+    }
+    Ok(studies)
+}
+
+/// The studies of a suite between the sides that it names itself.
+fn between_own(suite: &Suite, how: &MeasureArgs) -> Result<Vec<Planned>> {
+    let mut studies = Vec::new();
+    for (part, columns) in parts(suite) {
+        if columns.sides.is_empty() {
+            let name = suite.name;
+            return Err(Error::Usage(format!(
+                "{name} compares two sides of your choice: evfs lab compare A B --suite {name}"
+            )));
+        }
+        studies.push(Planned {
+            sides: Sides::Named(columns.sides),
+            job: how.part(part)?,
+            part: Some(suite.key(part, columns)),
+        });
     }
     Ok(studies)
 }
@@ -263,10 +301,10 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
                 "{name} has one side: evfs lab run {name}"
             )));
         }
-        for (part, columns) in parts(suite) {
+        for (part, columns) in parts(suite).filter(|(_, columns)| columns.choice) {
             let job = how.part(part)?;
             studies.push(Planned {
-                sides: all(&job)?,
+                sides: Sides::Built(all(&job)?),
                 job,
                 part: Some(suite.key(part, columns)),
             });
@@ -279,14 +317,17 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             let around = |side: &mut Side| side.surroundings = *surroundings;
             sides.iter_mut().for_each(around);
             studies.push(Planned {
-                sides,
+                sides: Sides::Built(sides),
                 job: job.clone(),
                 part: None,
             });
         }
         if how.env.is_empty() {
-            let part = None;
-            studies.push(Planned { sides, job, part });
+            studies.push(Planned {
+                sides: Sides::Built(sides),
+                job,
+                part: None,
+            });
         }
     }
     let control = !args.no_control;
@@ -514,9 +555,11 @@ impl<'a> Session<'a> {
     fn all(&self, studies: Vec<Planned>) -> Result<u8> {
         let mut done = Vec::new();
         let mut failed = None;
-        for planned in &studies {
+        let mut pool = Pool::new(self.how.builder(self.context));
+        for (n, planned) in studies.iter().enumerate() {
             let whole = planned.part.is_none();
-            match self.one(planned) {
+            pool.keep(studies[n..].iter().flat_map(Planned::names));
+            match self.one(planned, &mut pool) {
                 Ok(study) => done.push(study),
                 // What was run before it stays, and is shown first.
                 Err(error) if whole => failed = Some(error),
@@ -534,10 +577,10 @@ impl<'a> Session<'a> {
             }
         }
         let results = Results::of(done);
-        if self.how.out.is_some() {
-            self.write()?;
-        }
         if failed.is_none() || !results.studies.is_empty() {
+            if self.how.out.is_some() {
+                self.write()?;
+            }
             show(self.context, &results);
         }
         match (self.signals.stop_asked(), failed) {
@@ -563,8 +606,17 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn one(&self, planned: &Planned) -> Result<Study> {
-        let Planned { sides, job, .. } = planned;
+    fn one(&self, planned: &Planned, pool: &mut Pool<'_>) -> Result<Study> {
+        let job = &planned.job;
+        let named: Vec<Side>;
+        let sides = match &planned.sides {
+            Sides::Built(sides) => sides,
+            Sides::Named(texts) => {
+                let built = |text: &&str| side(pool.built(text)?, job, self.how, &[]);
+                named = texts.iter().map(built).collect::<Result<_>>()?;
+                &named
+            }
+        };
         let plan = self.how.plan(planned, self.control);
         let path = journal_path(&self.folder, &planned.key());
         let mut journal = Journal::open(&path).map_err(wrong)?;

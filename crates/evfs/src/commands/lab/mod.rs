@@ -3,6 +3,7 @@
 mod inside;
 mod kernel;
 mod measure;
+mod pool;
 mod sides;
 mod stacks;
 

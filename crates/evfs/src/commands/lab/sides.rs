@@ -31,7 +31,7 @@ impl Built {
     }
 }
 
-/// A file that describes a side.
+/// What is said about a side, in a file or behind its place.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -89,6 +89,9 @@ impl Builder<'_> {
         if Path::new(text).is_dir() {
             return Ok(vec![folder(Path::new(text))?]);
         }
+        if let Some((place, more)) = text.split_once(',') {
+            return Ok(vec![self.said(text, place, more)?]);
+        }
         Err(Error::Usage(format!(
             "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
         )))
@@ -108,6 +111,7 @@ impl Builder<'_> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
         let stack = bench.build(kind)?;
         let name = format!("{FILES}{}", stack.name);
+        let cached = ProcessCache::with(self.settings, cache)?;
         clear_the_dead();
         let dir = tempfile::Builder::new()
             .prefix(MOUNT_PREFIX)
@@ -115,7 +119,6 @@ impl Builder<'_> {
             .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
         // From here on it goes with the mount, and nothing in it is removed by its name.
         let folder = dir.keep();
-        let cached = ProcessCache::with(self.settings, cache)?;
         let own = OwnMount::new(
             Arc::clone(&stack.device),
             &name,
@@ -175,12 +178,47 @@ impl Builder<'_> {
 
     fn file(&mut self, path: &Path) -> Result<Built> {
         let place = path.display().to_string();
-        let bad = |detail: String| Error::Config {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io("cannot read", path, e))?;
+        let file = toml::from_str(&text).map_err(|e| Error::Config {
             place: place.clone(),
+            detail: e.to_string(),
+        })?;
+        self.described(&place, file)
+    }
+
+    /// A side with more said about it: `fs-clear,cache=filecache_max=64M,set.direct=true`. The names are those of a
+    /// file; what is said before the first comma is its place.
+    fn said(&mut self, text: &str, place: &str, more: &str) -> Result<Built> {
+        let mut table = toml::Table::new();
+        let mut set = toml::Table::new();
+        for setting in more.split(',') {
+            let (name, value) = assignment(setting)?;
+            let value = toml_value(value);
+            match name.strip_prefix("set.") {
+                Some(name) => set.insert(name.to_owned(), value),
+                None => table.insert(name, value),
+            };
+        }
+        let (kind, place) = match place.strip_prefix("device:") {
+            Some(path) => ("device", path),
+            None if Path::new(place).is_dir() => ("folder", place),
+            None => ("stack", place),
+        };
+        let own = [("set", toml::Value::Table(set)), (kind, place.into())];
+        table.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        table.entry("name").or_insert_with(|| text.into());
+        let file = table.try_into().map_err(|e: toml::de::Error| {
+            let why = e.message().trim_end();
+            Error::Usage(format!("the side `{text}`: {why}"))
+        })?;
+        self.described(text, file)
+    }
+
+    fn described(&mut self, place: &str, file: File) -> Result<Built> {
+        let bad = |detail: String| Error::Config {
+            place: place.to_owned(),
             detail,
         };
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io("cannot read", path, e))?;
-        let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
         let mut built = match (&file.folder, &file.device, &file.stack) {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
@@ -262,6 +300,15 @@ impl Remount for Own {
 
     fn sync(&self) -> std::result::Result<(), String> {
         self.0.sync().map_err(|e| crate::output::chain(&e))
+    }
+}
+
+/// What is written on a command line, as a file would have it: a number, true or false, else words.
+fn toml_value(text: String) -> toml::Value {
+    match (text.parse::<i64>(), text.parse::<bool>()) {
+        (Ok(number), _) => number.into(),
+        (_, Ok(truth)) => truth.into(),
+        _ => text.into(),
     }
 }
 
