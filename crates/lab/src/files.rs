@@ -181,6 +181,11 @@ pub trait Files: Send + Sync {
 
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+
+    /// Drops what this process itself holds of all files; a folder of the kernel is nothing of the kind.
+    fn forget(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A folder of this machine: a mounted file system, ours or another's.

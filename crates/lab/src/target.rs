@@ -53,6 +53,12 @@ pub trait Remount: Send + Sync {
     /// # Errors
     /// Why not, in words.
     fn sync(&self) -> std::result::Result<(), String>;
+
+    /// Lets go what it holds of files by itself, beside what the kernel holds.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn forget(&self) -> std::result::Result<(), String>;
 }
 
 /// What a reader has to know about a target, printed and stored beside its figures.
@@ -125,6 +131,19 @@ impl Target {
         match (&self.remount, &self.place) {
             (Some(own), _) => own.sync().map_err(failed),
             (None, Place::Files(files, None)) => files.sync().map_err(|e| failed(e.to_string())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops what this process holds of files; what the kernel holds of one, [`crate::files::OpenFile::forget`] drops.
+    pub(crate) fn forget(&self) -> Result<()> {
+        let failed = |detail: String| Error::Program {
+            what: format!("{}: drop what is cached", self.name),
+            detail,
+        };
+        match (&self.remount, &self.place) {
+            (Some(own), _) => own.forget().map_err(failed),
+            (None, Place::Files(files, None)) => files.forget().map_err(|e| failed(e.to_string())),
             _ => Ok(()),
         }
     }

@@ -93,6 +93,10 @@ fn passes(
 ) -> Result<Vec<Phase>> {
     let files = target.reach()?;
     let one = |phase: &seqrand::Phase| {
+        if config.cold && phase.all_read() {
+            target.forget()?;
+            seqrand::forget(files, config)?;
+        }
         let watch = Watch::start(target);
         let outcome = seqrand::run(files, config, &[*phase])?.remove(0);
         let bytes: u64 = outcome.bytes.iter().sum();
@@ -116,6 +120,7 @@ fn throughput(target: &Target, job: &Throughput) -> Result<Vec<Phase>> {
     for &threads in &job.threads {
         let config = seqrand::Config {
             threads,
+            file: job.file(threads),
             ..job.options.clone()
         };
         let name =

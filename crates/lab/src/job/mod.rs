@@ -76,8 +76,23 @@ pub struct Throughput {
     pub threads: Vec<usize>,
     /// Phases; the first has to make the files.
     pub phases: Vec<seqrand::Phase>,
+    /// Bytes of all files together at most; each is then shorter than `file`. 0: no limit.
+    #[serde(default)]
+    pub total: u64,
     /// The rest; its number of threads is replaced by those above.
     pub options: seqrand::Config,
+}
+
+impl Throughput {
+    /// Bytes of a file of each of so many threads: whole records, and one at least.
+    pub(crate) fn file(&self, threads: usize) -> u64 {
+        let (file, record) = (self.options.file, self.options.record.max(1));
+        let share = self.total / threads.max(1) as u64 / record * record;
+        match self.total {
+            0 => file,
+            _ => file.min(share.max(record)),
+        }
+    }
 }
 
 /// `seqrand` against sizes, after IOzone's automatic mode.
@@ -319,6 +334,7 @@ fn throughput(extent: Extent) -> Throughput {
     Throughput {
         threads,
         phases: vec![Write, Rewrite, Read, Reread, RandomRead, RandomWrite],
+        total: 0,
         options: seqrand::Config {
             file: fit(wanted, most),
             ..seqrand::Config::default()

@@ -49,15 +49,22 @@ pub struct Part {
     pub name: &'static str,
     /// What the report calls it.
     pub title: &'static str,
-    /// The workload, and the parameters in which it differs from what the extent says.
+    /// The workload.
     pub workload: &'static str,
-    /// Those parameters.
-    pub set: &'static [(&'static str, &'static str)],
+    /// Parameters that make it what the report measured.
+    pub set: Parameters,
+    /// Sizes with which all suites together take an hour.
+    pub standard: Parameters,
+    /// Sizes with which they take minutes.
+    pub quick: Parameters,
     /// Pairs of columns, a study each; one without environments where the columns are sides.
     pub columns: &'static [Columns],
     /// The lines.
     pub rows: &'static [Row],
 }
+
+/// Parameters of a workload, by name; the others are as the extent has them.
+pub type Parameters = &'static [(&'static str, &'static str)];
 
 /// A pair of columns.
 #[derive(Debug)]
@@ -121,7 +128,12 @@ impl Part {
     /// [`Error::Spec`].
     pub fn job(&self, extent: Extent) -> Result<Job> {
         let mut job = Job::named(self.workload, extent)?;
-        for (name, value) in self.set {
+        let sizes = match extent {
+            Extent::Quick => self.quick,
+            Extent::Standard => self.standard,
+            Extent::Faithful => &[],
+        };
+        for (name, value) in self.set.iter().chain(sizes) {
             job.set(name, value)?;
         }
         Ok(job)

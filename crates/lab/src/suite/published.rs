@@ -9,12 +9,6 @@ use super::Published::{self, Values};
 use super::{Axis, Columns, Row, Suite};
 use crate::record::Better::{self, Lower};
 
-const SIDES: &[Columns] = &[Columns {
-    name: "",
-    environments: &[],
-    sides: &[],
-    choice: true,
-}];
 /// VM basic mode and LPAR mode of the 1990 report: processors by weight, and processors apart.
 const MODES: &[Columns] = &[
     beside("shared", &["shared-idle", "shared-loaded-build"]),
@@ -96,7 +90,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "ufc-2007",
-        after: "Unified File Cache, HP-UX 11i v3; the older cache against the newer",
+        after: "Unified File Cache, HP-UX 11i v3; an older cache against a newer, here the kernel's against ours",
         axis: Axis::Sides,
         parts: ufc::PARTS,
     },

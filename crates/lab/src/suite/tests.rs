@@ -159,7 +159,7 @@ fn a_line_for_each_number_of_threads_and_one_for_a_mean() {
     let rate = |value| Cell::rate("parent", "MiB/s", value, 1.0);
     let one = ("random-write, 1 thread", [(rate(100.0), rate(90.0))]);
     let ten = ("random-write, 10 threads", [(rate(100.0), rate(70.0))]);
-    let parts = ["evfs-2006.figures-8-14", "ufc-2007.iozone-scale"];
+    let parts = ["evfs-2006.figures-8-10", "ufc-2007.iozone-scale"];
     let studies = parts.map(|part| study(part, &[one.clone(), ten.clone()]));
     let all = shown(&studies);
     let change = |label: &str| {

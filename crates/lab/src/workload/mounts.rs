@@ -265,6 +265,10 @@ mod tests {
         fn sync(&self) -> std::result::Result<(), String> {
             Ok(())
         }
+
+        fn forget(&self) -> std::result::Result<(), String> {
+            Ok(())
+        }
     }
 
     #[test]

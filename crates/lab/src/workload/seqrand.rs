@@ -88,6 +88,11 @@ impl Phase {
         matches!(self, Write | Rewrite | Read | Reread)
     }
 
+    /// Whether all threads read.
+    pub fn all_read(self) -> bool {
+        !self.all_write() && self != Phase::Mixed
+    }
+
     /// Whether all threads write.
     pub fn all_write(self) -> bool {
         self.writes(0)
@@ -167,6 +172,9 @@ pub struct Config {
     /// The first thread that is done stops the clocks of the others. What they have left is done
     /// untimed, so that a file is always whole.
     pub stonewall: bool,
+    /// What caches hold of the files is dropped before each phase that reads, so that it comes from the device.
+    #[serde(default)]
+    pub cold: bool,
     /// What is read is compared with what was written; the comparing is inside the time.
     pub verify: bool,
     /// Order of the random phases, and the data.
@@ -188,6 +196,7 @@ impl Default for Config {
             with_sync: false,
             with_close: false,
             stonewall: true,
+            cold: false,
             verify: false,
             seed: 42,
         }
@@ -276,17 +285,37 @@ pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<O
         .collect()
 }
 
+/// Drops what caches hold of the files of a run, as far as the target can, file by file.
+///
+/// # Errors
+/// [`Error::Files`].
+pub fn forget(files: &dyn Files, config: &Config) -> Result<()> {
+    all_names(config).try_for_each(|name| {
+        let forgotten = files.open(&name, Open::READ).and_then(|file| file.forget());
+        match forgotten {
+            Err(e) if e.kind() != std::io::ErrorKind::Unsupported => {
+                Err(failed(files, "drop what is cached", &name, e))
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
 /// Removes the files of a run.
 ///
 /// # Errors
 /// [`Error::Files`].
 pub fn remove(files: &dyn Files, config: &Config) -> Result<()> {
-    let count = if config.shared { 1 } else { config.threads };
-    (0..count).map(|n| name(config, n)).try_for_each(|name| {
+    all_names(config).try_for_each(|name| {
         files
             .unlink(&name)
             .map_err(|e| failed(files, "unlink", &name, e))
     })
+}
+
+fn all_names(config: &Config) -> impl Iterator<Item = String> {
+    let count = if config.shared { 1 } else { config.threads };
+    (0..count).map(|n| name(config, n))
 }
 
 fn name(config: &Config, thread: usize) -> String {

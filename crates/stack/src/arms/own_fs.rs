@@ -67,6 +67,15 @@ impl OwnFs {
             .map_or(Ok(()), |fs| fs.commit().map_err(failed()))
     }
 
+    /// Writes everything out and lets go what is cached of files, but for pages that somebody holds.
+    ///
+    /// # Errors
+    /// Not everything could be written.
+    pub fn forget(&self) -> Result<()> {
+        self.sync()?;
+        Ok(self.files.volume().drop_pages()?)
+    }
+
     /// Writes everything out and lets the device go. Nobody uses the files any more.
     ///
     /// # Errors

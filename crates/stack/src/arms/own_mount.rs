@@ -80,6 +80,14 @@ impl OwnMount {
         self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.sync())
     }
 
+    /// Writes everything out and lets go what is cached of files.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forget(&self) -> Result<()> {
+        self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.forget())
+    }
+
     /// Unmounts and closes it, with everything on the device; where it is not mounted nothing happens.
     ///
     /// # Errors

@@ -295,4 +295,10 @@ impl Files for Inside {
             .sync()
             .map_err(|e| Error::other(crate::output::chain(&e)))
     }
+
+    fn forget(&self) -> Result<()> {
+        self.own
+            .forget()
+            .map_err(|e| Error::other(crate::output::chain(&e)))
+    }
 }

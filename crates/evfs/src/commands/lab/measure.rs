@@ -13,9 +13,10 @@ use lab::workload::{devmix, mailmix};
 use lab::{Extent, Job, Needs, Surroundings, Workload};
 use stack::StopSignals;
 use stack::{Error, Result, exit};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that a thread goes over in a pass, at most: those of the published runs.
 const PASS_BYTES: u64 = 100 << 20;
@@ -51,9 +52,10 @@ pub struct MeasureArgs {
     /// A difference that does not matter
     #[arg(long, default_value = "5%", value_parser = part)]
     threshold: f64,
-    /// Longest time of each study: seconds, or with m or h
-    #[arg(long, default_value = "10m", value_parser = duration)]
-    budget: Duration,
+    /// Longest time of each study, or of each suite: seconds, or with m or h [default: 10m; of a suite 14m, with
+    /// --quick 110s]
+    #[arg(long, value_parser = duration)]
+    budget: Option<Duration>,
     /// Shortest run in seconds; the work is repeated until then
     #[arg(long)]
     seconds: Option<f64>,
@@ -128,6 +130,14 @@ struct Planned {
     /// Key of the part of a suite that it is.
     part: Option<String>,
 }
+
+/// Longest times where nobody says one: of a study by itself, of a suite, and of a quick suite. All suites together
+/// take an hour, or eight minutes.
+const STUDY_BUDGET: Duration = Duration::from_secs(600);
+const SUITE_BUDGET: Duration = Duration::from_secs(14 * 60);
+const QUICK_SUITE_BUDGET: Duration = Duration::from_secs(110);
+/// Pairs of a part of a suite at most, where nobody says how many.
+const SUITE_PAIRS: u32 = 20;
 
 /// What a study compares.
 enum Sides {
@@ -480,12 +490,26 @@ impl MeasureArgs {
         Ok(())
     }
 
-    fn plan(&self, planned: &Planned, control: bool) -> StudyPlan {
+    /// The time of all suites that studies are parts of.
+    fn suites_budget(&self, studies: &[Planned]) -> Duration {
+        let suite =
+            |planned: &Planned| Some(planned.part.as_deref()?.split('.').next()?.to_owned());
+        let suites: BTreeSet<String> = studies.iter().filter_map(suite).collect();
+        let each = self.budget.unwrap_or(match self.quick {
+            true => QUICK_SUITE_BUDGET,
+            false => SUITE_BUDGET,
+        });
+        each * suites.len() as u32
+    }
+
+    fn plan(&self, planned: &Planned, control: bool, budget: Duration) -> StudyPlan {
         let job = &planned.job;
         let own = StudyPlan::default();
         let most = match (self.max_runs, self.runs) {
             (Some(most), _) => most,
             (None, Some(runs)) => runs,
+            (None, None) if planned.part.is_some() && self.quick => own.pairs,
+            (None, None) if planned.part.is_some() => SUITE_PAIRS,
             (None, None) if control => own.max_pairs,
             (None, None) => own.pairs,
         };
@@ -504,8 +528,8 @@ impl MeasureArgs {
             width: self.width,
             theta: self.threshold,
             min_wall: Duration::from_secs_f64((seconds * points).clamp(0.0, 3600.0)),
-            budget: self.budget,
-            discard_first: !self.quick || control,
+            budget,
+            discard_first: !self.quick || control && planned.part.is_none(),
             control,
             caches: match self.drop_caches {
                 true => Caches::Dropped,
@@ -556,10 +580,22 @@ impl<'a> Session<'a> {
         let mut done = Vec::new();
         let mut failed = None;
         let mut pool = Pool::new(self.how.builder(self.context));
+        let mut left = self.how.suites_budget(&studies);
         for (n, planned) in studies.iter().enumerate() {
+            let began = Instant::now();
             let whole = planned.part.is_none();
             pool.keep(studies[n..].iter().flat_map(Planned::names));
-            match self.one(planned, &mut pool) {
+            let parts = studies[n..].iter().filter(|other| other.part.is_some());
+            let budget = match whole {
+                // What one part leaves, the others have.
+                false => left / parts.count() as u32,
+                true => self.how.budget.unwrap_or(STUDY_BUDGET),
+            };
+            let done_one = self.one(planned, &mut pool, budget);
+            if !whole {
+                left = left.saturating_sub(began.elapsed());
+            }
+            match done_one {
                 Ok(study) => done.push(study),
                 // What was run before it stays, and is shown first.
                 Err(error) if whole => failed = Some(error),
@@ -606,7 +642,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn one(&self, planned: &Planned, pool: &mut Pool<'_>) -> Result<Study> {
+    fn one(&self, planned: &Planned, pool: &mut Pool<'_>, budget: Duration) -> Result<Study> {
         let job = &planned.job;
         let named: Vec<Side>;
         let sides = match &planned.sides {
@@ -617,7 +653,7 @@ impl<'a> Session<'a> {
                 &named
             }
         };
-        let plan = self.how.plan(planned, self.control);
+        let plan = self.how.plan(planned, self.control, budget);
         let path = journal_path(&self.folder, &planned.key());
         let mut journal = Journal::open(&path).map_err(wrong)?;
         let arms = sides.len() + usize::from(self.control && sides.len() > 1);

@@ -228,6 +228,9 @@ impl Builder<'_> {
                     _ => Err(bad(format!("`{name}` is no stack, or two"))),
                 };
                 match (name.strip_prefix(FILES), name.strip_prefix(CALLED)) {
+                    _ if kernel::kind(name).is_some() => {
+                        self.of_the_kernel(kernel::kind(name).expect("it was asked"))?
+                    }
                     (Some(name), _) => self.mounted(one(name)?, &file.cache)?,
                     (_, Some(name)) => self.called(one(name)?, &file.cache)?,
                     _ => self.stack(one(name)?)?,
@@ -300,6 +303,10 @@ impl Remount for Own {
 
     fn sync(&self) -> std::result::Result<(), String> {
         self.0.sync().map_err(|e| crate::output::chain(&e))
+    }
+
+    fn forget(&self) -> std::result::Result<(), String> {
+        self.0.forget().map_err(|e| crate::output::chain(&e))
     }
 }
 

@@ -14,6 +14,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 1: packet pumping",
         workload: "packets",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: BETWEEN_MODES,
         rows: &[
             cost(
@@ -41,6 +43,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 2: Dhrystone",
         workload: "dhrystone",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: MODES,
         rows: &[row(
             "Dhrystone",
@@ -54,6 +58,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 3: Ousterhout",
         workload: "micro",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: MODES,
         rows: &[
             cost(
@@ -123,6 +129,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 4: kernel build",
         workload: "build",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: MODES,
         rows: &[
             // The report has 533.9 and 41.9, 542.1 and 53.4, 533.1 and 51.9, 533.1 and 67.7.
@@ -145,6 +153,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 5: clientload",
         workload: "clientload",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: MODES,
         rows: &[
             cost(
@@ -166,6 +176,8 @@ pub const PARTS: &[Part] = &[
         title: "Table 6: Connectathon basic tests",
         workload: "nfsbasic",
         set: &[],
+        standard: &[],
+        quick: &[],
         columns: MODES,
         rows: &[
             cost(

@@ -27,6 +27,8 @@ pub const PARTS: &[Part] = &[
         title: "Figure 2: one path a LUN, without and with the layer of paths",
         workload: "devmix",
         set: LOAD,
+        standard: &[],
+        quick: &[],
         columns: &[exactly("", &["path", "paths-1"])],
         rows: &[
             row(
@@ -48,6 +50,8 @@ pub const PARTS: &[Part] = &[
         title: "Figure 3: two paths a LUN",
         workload: "devmix",
         set: LOAD,
+        standard: &[],
+        quick: &[],
         columns: &[between(&["paths-1", "paths-2"])],
         rows: &[
             row(
@@ -76,6 +80,8 @@ pub const PARTS: &[Part] = &[
             ("requests", "20000"),
             ("span", "64m"),
         ],
+        standard: &[],
+        quick: &[],
         columns: &[
             exactly("2 paths", &[ROUND_ROBIN_FREE, LEAST_LOAD_FREE]),
             exactly("8 paths", &[ROUND_ROBIN_FREE_8, LEAST_LOAD_FREE_8]),
@@ -113,6 +119,8 @@ pub const PARTS: &[Part] = &[
             ("requests", "2000"),
             ("span", "64m"),
         ],
+        standard: &[],
+        quick: &[],
         columns: &[
             exactly("equal paths", &[ROUND_ROBIN, LEAST_LOAD]),
             exactly("unequal paths", &[ROUND_ROBIN_UNEQUAL, LEAST_LOAD_UNEQUAL]),
@@ -136,6 +144,8 @@ pub const PARTS: &[Part] = &[
             ("requests", "2000"),
             ("span", "64m"),
         ],
+        standard: &[],
+        quick: &[],
         columns: &[
             exactly("equal paths", &[ROUND_ROBIN, LEAST_LOAD]),
             exactly("unequal paths", &[ROUND_ROBIN_UNEQUAL, LEAST_LOAD_UNEQUAL]),
@@ -159,6 +169,8 @@ pub const PARTS: &[Part] = &[
             ("requests", "20000"),
             ("span", "64m"),
         ],
+        standard: &[],
+        quick: &[],
         columns: &[exactly("", &[ROUND_ROBIN_FREE_8, CELL_LOCAL_FREE_8])],
         rows: &[
             row(
