@@ -4,7 +4,8 @@ use super::charts::figures;
 use super::svg::escape;
 use crate::figures::{number, ratio as ratio_text};
 use crate::study::{self, Finding, Kind, Results, Study, findings, notes, title, verdicts};
-use crate::suite::{self, Shown};
+use crate::suite::{self, Shown, Suite};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Most bytes of raw data in a page.
@@ -52,24 +53,37 @@ pub fn page(results: &Results) -> String {
 /// The tables of a report, beside what was measured.
 fn suite_section(out: &mut String, shown: &Shown) {
     let title = format!("{}: {}", shown.suite, shown.after);
-    let _ = writeln!(out, "<h2>{}</h2>\n<table><tr>", escape(&title));
-    for head in suite::HEAD {
-        let _ = write!(out, "<th>{head}</th>");
-    }
-    out.push_str("</tr>\n");
-    for line in &shown.lines {
-        out.push_str("<tr>");
-        for cell in suite::cells(line) {
-            let _ = write!(out, "<td>{}</td>", escape(&cell));
+    let _ = writeln!(out, "<h2>{}</h2>", escape(&title));
+    for lines in shown.lines.chunk_by(|a, b| a.part == b.part) {
+        let _ = writeln!(out, "<h3>{}</h3>\n<table><tr>", escape(&lines[0].part));
+        for head in &suite::HEAD[1..] {
+            let _ = write!(out, "<th>{head}</th>");
         }
         out.push_str("</tr>\n");
+        for line in lines {
+            out.push_str("<tr>");
+            for cell in &suite::cells(line)[1..] {
+                let _ = write!(out, "<td>{}</td>", escape(cell));
+            }
+            out.push_str("</tr>\n");
+        }
+        out.push_str("</table>\n");
+        let studies: BTreeSet<&str> = lines.iter().map(|line| line.study.as_str()).collect();
+        let links: Vec<String> = studies
+            .iter()
+            .map(|key| format!("<a href=\"#{0}\">{0}</a>", escape(key)))
+            .collect();
+        let _ = writeln!(out, "<p>Figures and all values: {}.</p>", links.join(", "));
     }
-    out.push_str("</table>\n");
 }
 
 fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
     let (found, _) = findings(study);
-    let _ = writeln!(out, "<h2>{}</h2>", escape(&title(study)));
+    let (id, head) = (escape(&study.key()), escape(&title(study)));
+    let _ = writeln!(out, "<h2 id=\"{id}\">{head}</h2>");
+    if let Some(part) = Suite::part_of(&study.key()) {
+        let _ = writeln!(out, "<p>{}.</p>", escape(part.title));
+    }
     let entry = study.sides.first().map(|side| side.job.entry());
     if let Some(entry) = entry {
         let text = format!("{}; after {}.", entry.what, entry.after);

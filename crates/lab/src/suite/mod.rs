@@ -112,11 +112,27 @@ impl Suite {
         SUITES.iter().find(|suite| suite.name == name)
     }
 
+    /// The part that a study of this key is of.
+    pub fn part_of(key: &str) -> Option<&'static Part> {
+        SUITES.iter().find_map(|suite| {
+            suite.parts.iter().find(|part| {
+                let mut keys = part.columns.iter().map(|columns| suite.key(part, columns));
+                keys.any(|own| own == key)
+            })
+        })
+    }
+
     /// The key of the study of a part's columns, which names its journal.
     pub fn key(&self, part: &Part, columns: &Columns) -> String {
-        match columns.name {
-            "" => format!("{}.{}", self.name, part.name),
-            name => format!("{}.{}.{name}", self.name, part.name),
+        // It names files, so a shell need not be told what is a part of it.
+        let plain: Vec<&str> = columns
+            .name
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|word| !word.is_empty())
+            .collect();
+        match plain.is_empty() {
+            true => format!("{}.{}", self.name, part.name),
+            false => format!("{}.{}.{}", self.name, part.name, plain.join("-")),
         }
     }
 }

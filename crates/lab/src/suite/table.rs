@@ -3,7 +3,7 @@
 use super::{Columns, Part, Published, Row, SUITES, Suite};
 use crate::figures::number;
 use crate::record::Better;
-use crate::study::{Finding, Judgement, Study, align, findings};
+use crate::study::{Aggregate, Finding, Judgement, Kind, Study, align, findings};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -12,6 +12,8 @@ use std::fmt::Write;
 pub struct Line {
     /// The table or figure.
     pub part: String,
+    /// Key of the study that measures it.
+    pub study: String,
     /// What the report calls the line.
     pub label: String,
     /// What the columns have in common.
@@ -69,8 +71,8 @@ fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
         for (index, columns) in part.columns.iter().enumerate() {
             let key = suite.key(part, columns);
             let study = studies.iter().find(|study| study.key() == key);
-            let found = study.map_or_else(Vec::new, |study| findings(study).0);
-            let of = |row: &Row| in_columns(part, columns, index, row, &found);
+            let (found, means) = study.map_or_else(Default::default, findings);
+            let of = |row: &Row| in_columns((part, columns, &key), index, row, (&found, &means));
             all.extend(part.rows.iter().flat_map(of));
         }
     }
@@ -79,15 +81,15 @@ fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
 
 /// The lines of a row in a pair of columns: one for each phase that fits it, such as each number of threads.
 fn in_columns(
-    part: &Part,
-    columns: &Columns,
+    (part, columns, key): (&Part, &Columns, &str),
     index: usize,
     row: &Row,
-    found: &[Finding],
+    (found, means): (&[Finding], &[Aggregate]),
 ) -> Vec<Line> {
     let (published, published_change) = published(row, index);
     let line = |label: String, measured: Option<Measured>| Line {
         part: part.title.to_owned(),
+        study: key.to_owned(),
         label,
         columns: columns.name.to_owned(),
         published: published.clone(),
@@ -95,7 +97,7 @@ fn in_columns(
         measured,
     };
     if row.phase == "*" {
-        return vec![line(row.label.to_owned(), mean(row, found))];
+        return vec![line(row.label.to_owned(), mean(row, found, means))];
     }
     let all = phases(row, found);
     let mut lines = Vec::new();
@@ -146,19 +148,27 @@ fn begins(name: &str, part: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([',', ' ', ':']))
 }
 
-/// The mean of the changes of a figure in all phases, as the reports of 2007 take it.
-fn mean(row: &Row, found: &[Finding]) -> Option<Measured> {
+/// The mean of the changes of a figure in all phases, as the reports of 2007 take it. Where it is the first figure of
+/// each phase, its interval and judgement are those of their geometric mean.
+fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
     let changes: Vec<f64> = found
         .iter()
         .filter(|f| begins(&f.cell, row.cell))
         .filter_map(|f| change(row, f, f.ratio?.median))
         .collect();
     let mean = changes.iter().sum::<f64>() / changes.len() as f64;
+    let heads = |f: &Finding| f.kind == Kind::Headline && begins(&f.cell, row.cell);
+    let of_heads = means
+        .iter()
+        .find(|mean| mean.kind == Kind::Headline && found.iter().any(heads));
+    let percent = |gain: f64| (gain - 1.0) * 100.0;
     mean.is_finite().then_some(Measured {
         values: None,
         change: mean,
-        interval: None,
-        judgement: None,
+        interval: of_heads
+            .and_then(|mean| mean.gain?.interval)
+            .map(|i| (percent(i.low), percent(i.high))),
+        judgement: of_heads.map(|mean| mean.judgement),
     })
 }
 
@@ -201,17 +211,19 @@ pub(crate) const HEAD: [&str; 8] = [
     "judgement",
 ];
 
-/// A suite as a table.
+/// A suite, a table for each of the report's.
 pub fn text(shown: &Shown) -> String {
-    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
-    rows.extend(shown.lines.iter().map(cells));
-    let mut out = format!("## {}: {}\n\n{}", shown.suite, shown.after, align(&rows));
+    let mut out = format!("## {}: {}\n\n", shown.suite, shown.after);
+    for lines in shown.lines.chunk_by(|a, b| a.part == b.part) {
+        let mut rows = vec![HEAD[1..].iter().map(|&head| head.to_owned()).collect()];
+        rows.extend(lines.iter().map(|line| cells(line).split_off(1)));
+        let _ = writeln!(out, "### {}\n\n{}", lines[0].part, align(&rows));
+    }
     let missing = shown.lines.iter().filter(|l| l.measured.is_none()).count();
     if missing > 0 {
         let all = shown.lines.len();
-        let _ = writeln!(out, "\n{missing} of {all} lines are not measured.");
+        let _ = writeln!(out, "{missing} of {all} lines are not measured.\n");
     }
-    out.push('\n');
     out
 }
 

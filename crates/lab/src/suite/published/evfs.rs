@@ -146,7 +146,7 @@ pub const PARTS: &[Part] = &[
             ("with_sync", "true"),
         ],
         standard: STANDARD,
-        quick: QUICK,
+        quick: &[("threads", "1,10"), ("file", "48m"), ("total", "48m")],
         columns: &[between(&[
             "fs-clear,cache=filecache_min=16M filecache_max=32M",
             "fs-encrypted-128,cache=filecache_min=16M filecache_max=32M",
