@@ -8,7 +8,7 @@ use crate::target::Target;
 use crate::workload::seqrand::{self, Access};
 use crate::workload::{
     build, clientload, coherence, devmix, dhrystone, fio, mailmix, micro, mounts, nfsbasic,
-    packets, scriptmix, sendfile,
+    packets, scriptmix, sendfile, solver,
 };
 use crate::{Result, median};
 use std::time::Duration;
@@ -79,6 +79,7 @@ impl Job {
             Job::Fio(config) => by_fio(target, config),
             Job::Coherence(config) => mixed_mode(target, config),
             Job::Sendfile(config) => sending(target, config),
+            Job::Solver(config) => solving(target, config),
         }?;
         Ok(Record { phases })
     }
@@ -412,6 +413,20 @@ fn mixed_mode(target: &Target, config: &coherence::Config) -> Result<Vec<Phase>>
         false => "without sync",
     };
     Ok(vec![watch.operations(name, steps as f64, cells)])
+}
+
+fn solving(target: &Target, config: &solver::Config) -> Result<Vec<Phase>> {
+    let watch = Watch::start(target);
+    let o = solver::run(target.reach()?, config)?;
+    let total = o.assemble_secs + o.factor_secs + o.solve_secs;
+    let cells = vec![
+        Cell::cost("total", "s", total, 1.0),
+        Cell::cost("assemble", "s", o.assemble_secs, 1.0),
+        Cell::cost("factor", "s", o.factor_secs, 1.0),
+        Cell::cost("solve", "s", o.solve_secs, 1.0),
+        Cell::throughput("scratch file", o.bytes, total),
+    ];
+    Ok(vec![watch.whole("solver", cells)])
 }
 
 fn sending(target: &Target, config: &sendfile::Config) -> Result<Vec<Phase>> {

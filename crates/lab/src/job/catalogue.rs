@@ -163,4 +163,11 @@ pub const CATALOGUE: &[Entry] = &[
         "the cache document's sendfile test",
         "a file to a socket, by read, by mapping and by sendfile",
     ),
+    entry(
+        "solver",
+        Needs::Files,
+        "s",
+        "the cache document's Nastran row",
+        "linear equations whose factor is in a scratch file",
+    ),
 ];

@@ -11,7 +11,7 @@ pub use catalogue::{CATALOGUE, Entry, Needs};
 
 use crate::workload::{
     build, clientload, coherence, devmix, dhrystone, fio, mailmix, mounts, packets, scriptmix,
-    sendfile, seqrand,
+    sendfile, seqrand, solver,
 };
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,8 @@ pub enum Job {
     Coherence(coherence::Config),
     /// A file to a socket.
     Sendfile(sendfile::Config),
+    /// Linear equations with a scratch file.
+    Solver(solver::Config),
 }
 
 /// `seqrand` against threads.
@@ -204,6 +206,10 @@ impl Job {
                 ..fio::Config::default()
             }),
             "coherence" => Job::Coherence(coherence::Config::default()),
+            "solver" => Job::Solver(solver::Config {
+                order: pick(512, 1536, 8192) as usize,
+                ..solver::Config::default()
+            }),
             "sendfile" => Job::Sendfile(sendfile::Config {
                 passes: pick(1, 4, 16),
                 ..sendfile::Config::default()

@@ -22,3 +22,4 @@ pub mod sendfile;
 
 pub(crate) use programs::shell;
 pub mod seqrand;
+pub mod solver;
