@@ -123,8 +123,7 @@ fn installed(name: &str) -> Result<PathBuf> {
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path)
-        .map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
+    std::fs::read(path).map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
 }
 
 /// What ldd(1) says a program is linked with.
@@ -211,7 +210,10 @@ mod tests {
         let ran = ran.unwrap();
         let words = String::from_utf8(ran.stdout).unwrap();
         assert_eq!(words, "a\na/b\na/b/five\na/b/none\nproc\n");
-        assert_eq!(std::fs::read(dir.path().join("a/b/five")).unwrap(), b"12345");
+        assert_eq!(
+            std::fs::read(dir.path().join("a/b/five")).unwrap(),
+            b"12345"
+        );
     }
 
     #[test]

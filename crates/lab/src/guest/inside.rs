@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
     if std::process::id() != 1 {
         return Err(Error::Spec(
-            "the agent of a laboratory is the first process of a guest, which `--env guest` starts".into(),
+            "the agent of a laboratory is the first process of a guest, which `--env guest` starts"
+                .into(),
         ));
     }
     let served = make_ready().and_then(|port| answer_all(&port, open));
@@ -37,7 +38,12 @@ pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<
 
 fn make_ready() -> Result<PathBuf> {
     let none = MountFlags::empty();
-    for (what, place) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/tmp")] {
+    for (what, place) in [
+        ("devtmpfs", "/dev"),
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("tmpfs", "/tmp"),
+    ] {
         mount(what, place, what, none, None).map_err(|e| failed(place, e.into()))?;
     }
     load_modules()?;
@@ -90,14 +96,14 @@ fn find_port() -> Result<PathBuf> {
         .ok_or_else(|| lost("it has no port to its laboratory"))
 }
 
-fn answer_all(
-    port: &Path,
-    open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>,
-) -> Result<()> {
+fn answer_all(port: &Path, open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
     let port = File::options().read(true).write(true).open(port);
     let mut to = port.map_err(|e| failed("port", e))?;
     let mut from = BufReader::new(to.try_clone().map_err(|e| failed("port", e))?);
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
     send(&mut to, &Answer::Here(release))?;
     let mut target = None;
     while let Some(ask) = receive(&mut from)? {

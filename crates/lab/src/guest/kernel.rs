@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 
 /// Folders below a folder of modules, at most.
 const DEEP: usize = 16;
-const WHICH: &str = "give one with --guest-kernel, for example that of Debian's package linux-image-amd64";
+const WHICH: &str =
+    "give one with --guest-kernel, for example that of Debian's package linux-image-amd64";
 
 /// A kernel and where its modules are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +37,10 @@ impl Kernel {
         };
         // Read it now: in /boot it may be for root alone.
         std::fs::File::open(&image).map_err(|e| {
-            Error::Spec(format!("the guest's kernel {}: {e}; {WHICH}", image.display()))
+            Error::Spec(format!(
+                "the guest's kernel {}: {e}; {WHICH}",
+                image.display()
+            ))
         })?;
         let folder = image.parent().unwrap_or(Path::new("/"));
         let name = image.file_name().and_then(|name| name.to_str());
@@ -71,7 +75,10 @@ impl Kernel {
         let mut found = Found {
             kernel: self,
             files,
-            builtin: builtin.lines().filter_map(|line| module(Path::new(line))).collect(),
+            builtin: builtin
+                .lines()
+                .filter_map(|line| module(Path::new(line)))
+                .collect(),
             order: Vec::new(),
         };
         names.iter().try_for_each(|name| found.add(name, DEEP))?;
@@ -88,13 +95,20 @@ fn installed(boot: &Path) -> Result<PathBuf> {
     }
     let entries = std::fs::read_dir(boot).into_iter().flatten().flatten();
     entries
-        .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"vmlinuz-"))
+        .filter(|entry| {
+            entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(b"vmlinuz-")
+        })
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .max()
         .map(|(_, path)| path)
         .ok_or_else(|| {
             let boot = boot.display();
-            Error::Spec(format!("a guest needs a kernel, and {boot} has none; {WHICH}"))
+            Error::Spec(format!(
+                "a guest needs a kernel, and {boot} has none; {WHICH}"
+            ))
         })
 }
 
@@ -208,7 +222,12 @@ mod tests {
         };
         let order = names(&["inside", "top_most", "low"]).unwrap();
         assert_eq!(order, ["low", "middle", "top_most"]);
-        assert!(names(&["absent"]).unwrap_err().to_string().contains("absent"));
+        assert!(
+            names(&["absent"])
+                .unwrap_err()
+                .to_string()
+                .contains("absent")
+        );
         assert!(names(&["round"]).is_err(), "what depends on itself");
     }
 

@@ -5,7 +5,7 @@
 
 use super::initramfs::{Archive, programs};
 use super::message::{Answer, Ask, lost, receive, send};
-use super::{Accelerator, AGENT, Disk, FOLDER, MODULES, Plan, PORT, TAG};
+use super::{AGENT, Accelerator, Disk, FOLDER, MODULES, PORT, Plan, TAG};
 use crate::{Error, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
@@ -40,7 +40,10 @@ impl Machine {
         let initramfs = initramfs(plan)?;
         let boot = |accelerator, within| Machine::try_boot(plan, &initramfs, accelerator, within);
         let usable = || {
-            let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+            let kvm = std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open("/dev/kvm");
             kvm.is_ok()
         };
         match plan.accelerator {
@@ -200,14 +203,43 @@ fn arguments(plan: &Plan, own: &Path, accelerator: Accelerator) -> Vec<String> {
     let (memory, cpus) = (format!("{}M", plan.memory_mib), plan.cpus.to_string());
     let kernel = plan.kernel.image.display().to_string();
     let initramfs = own.join("initramfs").display().to_string();
-    let append = format!("console=ttyS0 quiet panic=-1 {clocks} -- {}", AGENT.join(" "));
+    let append = format!(
+        "console=ttyS0 quiet panic=-1 {clocks} -- {}",
+        AGENT.join(" ")
+    );
     let port = format!("virtserialport,chardev=jobs,name={PORT}");
     let mut all: Vec<String> = [
-        "-accel", accel, "-cpu", cpu, "-machine", "q35", "-m", &memory, "-smp", &cpus,
-        "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none",
-        "-serial", &console, "-chardev", "stdio,id=jobs,signal=off", "-device",
-        "virtio-serial-pci", "-device", &port, "-kernel", &kernel, "-initrd", &initramfs,
-        "-append", &append,
+        "-accel",
+        accel,
+        "-cpu",
+        cpu,
+        "-machine",
+        "q35",
+        "-m",
+        &memory,
+        "-smp",
+        &cpus,
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-monitor",
+        "none",
+        "-serial",
+        &console,
+        "-chardev",
+        "stdio,id=jobs,signal=off",
+        "-device",
+        "virtio-serial-pci",
+        "-device",
+        &port,
+        "-kernel",
+        &kernel,
+        "-initrd",
+        &initramfs,
+        "-append",
+        &append,
     ]
     .map(str::to_owned)
     .to_vec();
@@ -217,7 +249,8 @@ fn arguments(plan: &Plan, own: &Path, accelerator: Accelerator) -> Vec<String> {
     }
     if let Some(folder) = &plan.folder {
         let path = comma(folder);
-        let share = format!("local,path={path},mount_tag={TAG},security_model=none,multidevs=remap");
+        let share =
+            format!("local,path={path},mount_tag={TAG},security_model=none,multidevs=remap");
         all.extend(["-virtfs".into(), share]);
     }
     all

@@ -19,8 +19,8 @@ mod kernel;
 mod machine;
 mod message;
 
-pub(crate) use inside::shared;
 pub use inside::serve;
+pub(crate) use inside::shared;
 pub use kernel::Kernel;
 
 use crate::meter::Edge;
@@ -118,7 +118,10 @@ impl fmt::Display for GuestFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, kernel) = (self.accelerator.name(), &self.kernel);
         let (cpus, memory) = (self.cpus, self.memory_mib);
-        write!(f, "QEMU ({name}), Linux {kernel}, {cpus} CPUs, {memory} MiB")
+        write!(
+            f,
+            "QEMU ({name}), Linux {kernel}, {cpus} CPUs, {memory} MiB"
+        )
     }
 }
 

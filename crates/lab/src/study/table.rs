@@ -1,11 +1,11 @@
 //! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
 
 use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
-use crate::guest::Accelerator;
-use crate::{Facts, Job};
 use crate::figures::{number, ratio as ratio_text};
+use crate::guest::Accelerator;
 use crate::record::{Phase, Record};
 use crate::result::{End, Run};
+use crate::{Facts, Job};
 use std::fmt::Write;
 
 /// Two sides touched the device differently when their device bytes for each asked byte are further
@@ -326,7 +326,7 @@ fn guests(study: &Study) -> Vec<String> {
         };
         let took = match (middle(&outside), middle(&inside)) {
             (Some(outside), Some(inside)) => format!(
-                "; a run took {outside:.2} CPU s of this machine, of which {inside:.2} were counted inside, by the guest's clock"
+                "; a run took {outside:.2} CPU s of this machine, and counted {inside:.2} inside, by the guest's own clock"
             ),
             _ => String::new(),
         };

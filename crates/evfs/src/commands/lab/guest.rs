@@ -147,7 +147,11 @@ impl<'a> Guests<'a> {
             return Ok(built.bench.clone());
         }
         let (device, size) = (self.builder.device, self.builder.files_size);
-        Ok(Some(Rc::new(Bench::open(device, size, self.builder.force)?)))
+        Ok(Some(Rc::new(Bench::open(
+            device,
+            size,
+            self.builder.force,
+        )?)))
     }
 }
 
@@ -174,7 +178,8 @@ pub fn agent(context: &Context) -> Result<u8> {
     let done = serve(&mut |open| {
         let open: Open = serde_json::from_value(open.clone())
             .map_err(|e| lab::Error::Spec(format!("its laboratory is another version: {e}")))?;
-        let built = again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;
+        let built =
+            again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;
         let given = (built.target.clone(), built.facts.clone());
         kept = Some(built);
         Ok(given)

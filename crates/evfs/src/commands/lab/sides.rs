@@ -334,7 +334,10 @@ pub fn machine() -> Built {
 /// A stack with files that no job of this machine is run on.
 fn elsewhere(prefix: &str, kind: ArmKind, cache: &str) -> Built {
     let name = format!("{prefix}{kind}");
-    let mut built = bare(Target::machine(), Recipe::Stack(name.clone(), cache.to_owned()));
+    let mut built = bare(
+        Target::machine(),
+        Recipe::Stack(name.clone(), cache.to_owned()),
+    );
     built.target.name.clone_from(&name);
     built.name = name;
     built
