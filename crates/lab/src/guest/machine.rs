@@ -5,9 +5,9 @@
 
 use super::initramfs::{Archive, programs};
 use super::message::{Answer, Ask, lost, receive, send};
+use super::spawn::spawn;
 use super::{AGENT, Accelerator, Disk, FOLDER, MODULES, PORT, Plan, TAG};
 use crate::{Error, Result};
-use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 use std::io::BufReader;
 use std::os::unix::process::CommandExt;
@@ -266,15 +266,4 @@ fn node(disk: &Disk) -> serde_json::Value {
         "driver": "raw", "node-name": "disk", "discard": "unmap", "cache": cache,
         "file": { "driver": driver, "filename": disk.path, "locking": "off", "cache": cache },
     })
-}
-
-/// Starts a child that is killed with the thread that starts it.
-#[allow(unsafe_code)]
-fn spawn(command: &mut Command) -> std::io::Result<Child> {
-    // SAFETY: between fork and exec the closure makes one system call (prctl(2), PR_SET_PDEATHSIG); it allocates
-    // nothing and takes no lock.
-    unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-    }
-    command.spawn()
 }

@@ -54,6 +54,7 @@ pub struct Guests<'a> {
     args: &'a GuestArgs,
     /// Makes the disks of stacks that have files.
     builder: Builder<'a>,
+    json: bool,
     running: RefCell<Vec<Running>>,
 }
 
@@ -65,10 +66,11 @@ struct Running {
 }
 
 impl<'a> Guests<'a> {
-    pub fn new(args: &'a GuestArgs, builder: Builder<'a>) -> Guests<'a> {
+    pub fn new(args: &'a GuestArgs, builder: Builder<'a>, json: bool) -> Guests<'a> {
         Guests {
             args,
             builder,
+            json,
             running: RefCell::default(),
         }
     }
@@ -129,6 +131,7 @@ impl<'a> Guests<'a> {
             },
         };
         let open = serde_json::to_value(open).expect("plain data has a JSON form");
+        output::say(self.json, &format!("starting the guest of {}", built.name));
         let guest = Arc::new(Guest::boot(&plan, &open).map_err(wrong)?);
         running.push(Running {
             side: built.name.clone(),

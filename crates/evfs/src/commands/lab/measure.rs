@@ -169,7 +169,7 @@ pub fn run(
     let [target] = scratch.as_slice() else {
         return Err(Error::Usage("one target, not two".into()));
     };
-    let guests = Guests::new(&how.guest, how.builder(context));
+    let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let mut studies = Vec::new();
     for job in jobs {
         let environments = how.environments(target.surroundings);
@@ -266,7 +266,7 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
         own.map(|(n, built)| side(built, job, how, &more[n.min(1)]))
             .collect::<Result<Vec<Side>>>()
     };
-    let guests = Guests::new(&how.guest, how.builder(context));
+    let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let placed = |mut own: Vec<Side>| {
         let mut each = own.iter_mut().zip(&sides);
         each.try_for_each(|(side, built)| guests.place(side, built))?;
