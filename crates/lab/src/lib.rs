@@ -22,6 +22,7 @@ mod error;
 mod figures;
 pub mod files;
 mod gate;
+pub mod guest;
 mod histogram;
 mod html;
 mod job;

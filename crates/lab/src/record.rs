@@ -214,6 +214,20 @@ impl Phase {
 pub struct Record {
     /// The phases.
     pub phases: Vec<Phase>,
+    /// What the machine beneath it saw of all phases, where they were in a guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outside: Option<Outside>,
+}
+
+/// A run in a guest, seen from the machine that the guest is on.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Outside {
+    /// Nanoseconds from when it was asked for until its record was here.
+    pub wall_ns: u64,
+    /// CPU of the whole guest, its kernel and devices with it, and of this process.
+    pub cpu_ns: u64,
+    /// Who else was on this machine.
+    pub noise: Noise,
 }
 
 impl Record {
@@ -238,7 +252,8 @@ impl Record {
 
     /// Whether foreign load stood beside any phase.
     pub fn tainted(&self) -> bool {
-        self.phases.iter().any(|p| p.noise.tainted())
+        let outside = self.outside.is_some_and(|o| o.noise.tainted());
+        outside || self.phases.iter().any(|p| p.noise.tainted())
     }
 }
 
@@ -321,6 +336,7 @@ mod tests {
                 }),
                 ..Phase::default()
             }],
+            outside: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a job runs on: a folder, a device, or only this machine.
 
 use crate::files::{Files, Folder};
+use crate::guest::{Guest, GuestFacts, shared};
 use crate::meter::Edge;
 use crate::{Error, Result};
 use block::BlockDevice;
@@ -17,6 +18,8 @@ pub enum Place {
     Device(Arc<dyn BlockDevice>),
     /// Nothing but the machine.
     Machine,
+    /// A guest that has any of these in it.
+    Guest(Arc<Guest>),
 }
 
 /// A place, and whose CPU belongs to it.
@@ -72,6 +75,9 @@ pub struct Facts {
     pub cipher_kernel: Option<String>,
     /// Anything else that differs.
     pub note: Option<String>,
+    /// The guest that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<GuestFacts>,
 }
 
 impl Target {
@@ -91,6 +97,20 @@ impl Target {
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let place = Place::Files(Arc::new(files), Some(whole));
         Ok(Target::new(name, place))
+    }
+
+    /// The folder that a guest shares with its machine, in the agent of the guest; `name` is its path outside.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn shared(name: String) -> Result<Target> {
+        let target = Target::folder(shared()?)?;
+        Ok(Target { name, ..target })
+    }
+
+    /// What a guest has in it.
+    pub fn guest(name: String, guest: Arc<Guest>) -> Target {
+        Target::new(name, Place::Guest(guest))
     }
 
     /// Files that only this process can reach.

@@ -25,6 +25,15 @@ pub enum ArmKind {
     Encrypted(u32),
 }
 
+impl std::fmt::Display for ArmKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ArmKind::Clear => f.pad("clear"),
+            ArmKind::Encrypted(bits) => f.pad(&format!("encrypted-{bits}")),
+        }
+    }
+}
+
 /// A stack that was built.
 pub struct Built {
     /// `clear`, `encrypted-128`, `encrypted-256`.
@@ -43,7 +52,9 @@ pub struct Built {
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
-    made: Option<PathBuf>,
+    path: Option<PathBuf>,
+    /// It was made here, and goes with this.
+    made: bool,
 }
 
 impl Bench {
@@ -73,7 +84,8 @@ impl Bench {
             return Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: Some(path),
+                path: Some(path),
+                made: true,
             });
         }
         let file = FileDevice::open(&path, &options)?;
@@ -95,7 +107,8 @@ impl Bench {
             _ => Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: None,
+                path: Some(path),
+                made: false,
             }),
         }
     }
@@ -109,7 +122,8 @@ impl Bench {
         Ok(Bench {
             lower: disk.device(),
             direct: disk.direct(),
-            made: None,
+            path: Some(path.to_owned()),
+            made: false,
         })
     }
 
@@ -118,7 +132,8 @@ impl Bench {
         Bench {
             lower: Arc::new(Mem::new(size, 512)),
             direct: true,
-            made: None,
+            path: None,
+            made: false,
         }
     }
 
@@ -127,12 +142,22 @@ impl Bench {
         &self.lower
     }
 
+    /// The file or disk, where it is one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Whether the page cache is passed by.
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
     /// Builds a stack. A random key serves as well as a real one: AES takes the same time for all.
     pub fn build(&self, kind: ArmKind) -> Result<Built> {
         let direct = self.direct;
         match kind {
             ArmKind::Clear => Ok(Built {
-                name: "clear".into(),
+                name: kind.to_string(),
                 device: Arc::clone(&self.lower),
                 direct,
                 cipher: "none".into(),
@@ -151,7 +176,7 @@ impl Bench {
                 let lower = Arc::clone(&self.lower);
                 let device = CryptDevice::new(lower, xts, segment, crypt::Options::default())?;
                 Ok(Built {
-                    name: format!("encrypted-{bits}"),
+                    name: kind.to_string(),
                     device: Arc::new(device),
                     direct,
                     cipher: format!("aes-{bits}-xts, 4096-byte sectors"),
@@ -164,7 +189,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        if let Some(path) = &self.made {
+        if let (Some(path), true) = (&self.path, self.made) {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -4,13 +4,13 @@ use super::own_folder::{OwnFolder, through};
 use super::{Job, Needs, Sweep, Throughput};
 use crate::files::{Files, Folder};
 use crate::record::{Cell, Phase, Record, Watch};
-use crate::target::Target;
+use crate::target::{Place, Target};
 use crate::workload::seqrand::{self, Access};
 use crate::workload::{
     build, clientload, coherence, devmix, dhrystone, fio, mailmix, micro, mounts, nfsbasic,
     packets, scriptmix, sendfile, solver,
 };
-use crate::{Result, median};
+use crate::{Error, Result, median};
 use std::time::Duration;
 
 impl Job {
@@ -19,11 +19,25 @@ impl Job {
     /// # Errors
     /// [`crate::Error::Spec`].
     pub fn check(&self, target: &Target) -> Result<()> {
+        if let Place::Guest(_) = &target.place {
+            return self.check_for_guest();
+        }
         match self.entry().needs {
             Needs::Files => target.reach().map(drop),
             Needs::Folder => target.path().map(drop),
             Needs::Device => target.block().map(drop),
             Needs::Machine => Ok(()),
+        }
+    }
+
+    /// Whether a guest has what it needs beside the target, which the guest itself looks at.
+    fn check_for_guest(&self) -> Result<()> {
+        match self {
+            Job::Build(_) | Job::Fio(_) | Job::Scriptmix(_) => Err(Error::Spec(format!(
+                "{} runs programs of this machine, which a guest does not have; measure it in another environment",
+                self.entry().name
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -33,6 +47,7 @@ impl Job {
     /// What the target says.
     pub fn prepare(&self, target: &Target) -> Result<()> {
         match self {
+            Job::Devmix(_) if let Place::Guest(guest) = &target.place => guest.prepare(self),
             Job::Devmix(config) if !target.block()?.info().read_only => {
                 devmix::prepare(target, config)
             }
@@ -46,6 +61,9 @@ impl Job {
     /// What the workload says; [`crate::Error::Files`] also where a run leaves something behind.
     pub fn run(&self, target: &Target, times: u32) -> Result<Record> {
         self.check(target)?;
+        if let Place::Guest(guest) = &target.place {
+            return guest.run(self, times, &target.competitors);
+        }
         let Some((own, inside)) = OwnFolder::make(self, target)? else {
             return self.repeat(target, times);
         };
@@ -81,7 +99,10 @@ impl Job {
             Job::Sendfile(config) => sending(target, config),
             Job::Solver(config) => solving(target, config),
         }?;
-        Ok(Record { phases })
+        Ok(Record {
+            phases,
+            outside: None,
+        })
     }
 }
 

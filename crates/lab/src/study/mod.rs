@@ -33,6 +33,7 @@ use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::series::{Ran, Rules, Series};
 use crate::surroundings::Surroundings;
+use crate::target::Place;
 use crate::workload::shell;
 use crate::{Error, Facts, Job, Record, Result, Target};
 use journal::{Line, Logged};
@@ -188,7 +189,10 @@ impl Side {
         }
         let made_ready = match caches {
             Caches::AsTheyAre => Ok(()),
-            Caches::Dropped => drop_caches(),
+            Caches::Dropped => drop_caches().and_then(|()| match &self.target.place {
+                Place::Guest(guest) => guest.drop_caches(),
+                _ => Ok(()),
+            }),
         };
         let record = made_ready.and_then(|()| self.run_beside(times));
         if let Some(command) = &self.after {
@@ -212,7 +216,7 @@ impl Side {
 }
 
 /// Writes everything back and drops the kernel's caches (proc_sys_vm(5), drop_caches).
-fn drop_caches() -> Result<()> {
+pub(crate) fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| {
         Error::Spec(format!(

@@ -1,10 +1,11 @@
 //! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
 
 use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
-use crate::Job;
 use crate::figures::{number, ratio as ratio_text};
+use crate::guest::Accelerator;
 use crate::record::{Phase, Record};
 use crate::result::{End, Run};
+use crate::{Facts, Job};
 use std::fmt::Write;
 
 /// Two sides touched the device differently when their device bytes for each asked byte are further
@@ -217,6 +218,7 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     notes.push(format!(
         "CPU is that of this process, its children and the named processes; {times}"
     ));
+    notes.extend(guests(study));
     notes.extend(taint(study));
     notes.extend(proof(study));
     notes.extend(control(found));
@@ -276,6 +278,12 @@ pub fn differences(study: &Study) -> Vec<String> {
             first.surroundings.to_string(),
             other.surroundings.to_string(),
         );
+        let guest = |facts: &Facts| facts.guest.as_ref().map(ToString::to_string);
+        add(
+            "guest",
+            text(&guest(&first.facts)),
+            text(&guest(&other.facts)),
+        );
         add("before", text(&first.before), text(&other.before));
         add("after", text(&first.after), text(&other.after));
         for (a, b) in first.job.parameters().iter().zip(other.job.parameters()) {
@@ -296,6 +304,42 @@ pub fn differences(study: &Study) -> Vec<String> {
 
 fn counted(runs: &[Run<Record>]) -> impl Iterator<Item = &Record> {
     runs.iter().filter(|r| !r.warm_up).map(|r| &r.sample)
+}
+
+/// For each guest: what it is, and what it took of the machine beneath it.
+fn guests(study: &Study) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut emulated = false;
+    for (side, runs) in study.sides.iter().zip(&study.runs) {
+        let Some(guest) = &side.facts.guest else {
+            continue;
+        };
+        emulated |= guest.accelerator == Accelerator::Tcg;
+        let outside = |r: &Record| r.outside.map(|o| o.cpu_ns as f64 / 1e9);
+        let inside = |r: &Record| {
+            let spent = |p: &Phase| (p.cpu.total_ns + p.others.total_ns()) as f64 / 1e9;
+            Some(r.phases.iter().map(spent).sum::<f64>())
+        };
+        let middle = |of: &dyn Fn(&Record) -> Option<f64>| {
+            let values: Vec<f64> = counted(runs).filter_map(of).collect();
+            crate::median(&values)
+        };
+        let took = match (middle(&outside), middle(&inside)) {
+            (Some(outside), Some(inside)) => format!(
+                "; a run took {outside:.2} CPU s of this machine, and counted {inside:.2} inside, by the guest's own clock"
+            ),
+            _ => String::new(),
+        };
+        notes.push(format!("{} ran in a guest: {guest}{took}", side.name));
+    }
+    if emulated {
+        notes.push(
+            "EMULATED PROCESSORS (tcg) make some instructions dearer than others, those of ciphers most: in such a guest counts, and \
+             ratios of counts, are worth something; times and CPU are not"
+                .into(),
+        );
+    }
+    notes
 }
 
 fn taint(study: &Study) -> Option<String> {

@@ -87,6 +87,7 @@ fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
                 ..Phase::default()
             })
             .collect(),
+        outside: None,
     };
     let runs = |second: bool| {
         let run = |n: u32| Run {

@@ -64,6 +64,7 @@ impl Competitor {
             let name = format!("evfs-lab.competitor.{}", std::process::id());
             match &target.place {
                 Place::Files(_, Some(path)) => path.join(name),
+                Place::Guest(guest) if let Some(path) = guest.folder() => path.join(name),
                 _ => std::env::temp_dir().join(name),
             }
         });

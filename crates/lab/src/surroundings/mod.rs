@@ -5,6 +5,7 @@
 //!   loaded        a competitor beside it, as many of them as there are processors
 //!   shared-...    work and competitor in a control group each, of equal weight (the 1990 report's VM basic mode)
 //!   partitioned-  work on one half of the processors, competitor on the other (its LPAR mode)
+//!   guest         work in a guest; guest-loaded and the like have the competitor beside the guest
 //! ```
 //!
 //! **Invariant:** surroundings are made before a run and taken away after it, whatever comes of the run, so sides
@@ -17,7 +18,7 @@ mod competitor;
 mod groups;
 mod pinned;
 
-use crate::target::Target;
+use crate::target::{Place, Target};
 use crate::{Error, Result};
 use competitor::Competitor;
 use groups::Groups;
@@ -50,6 +51,8 @@ pub enum Processors {
     Shared,
     /// Half of them each.
     Partitioned,
+    /// The work has those of a guest, whose threads are processes like others on this machine.
+    Guest,
 }
 
 /// An environment.
@@ -62,16 +65,20 @@ pub struct Surroundings {
     pub processors: Processors,
 }
 
+/// Before the load of a guest, and a guest without any.
+const GUEST: &str = "guest-";
+
 const LOADS: [(Load, &str); 4] = [
     (Load::Idle, "idle"),
     (Load::Processor, "loaded"),
     (Load::Writes, "loaded-io"),
     (Load::Build, "loaded-build"),
 ];
-const PROCESSORS: [(Processors, &str); 3] = [
+const PROCESSORS: [(Processors, &str); 4] = [
     (Processors::All, ""),
     (Processors::Shared, "shared-"),
     (Processors::Partitioned, "partitioned-"),
+    (Processors::Guest, GUEST),
 ];
 
 impl Surroundings {
@@ -91,8 +98,14 @@ impl Surroundings {
     /// [`Error::Program`] for a competitor that does not start.
     pub(crate) fn begin(self, target: &Target) -> Result<Beside> {
         let mut beside = Beside::default();
+        if (self.processors == Processors::Guest) != matches!(target.place, Place::Guest(_)) {
+            let name = &target.name;
+            return Err(Error::Spec(format!(
+                "what runs in a guest and the environment {self} of {name} do not agree"
+            )));
+        }
         match self.processors {
-            Processors::All => beside.start(self.load, target)?,
+            Processors::All | Processors::Guest => beside.start(self.load, target)?,
             Processors::Shared => {
                 let groups = Groups::make()?;
                 groups.load()?;
@@ -150,6 +163,9 @@ impl Beside {
 
 impl fmt::Display for Surroundings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if (self.processors, self.load) == (Processors::Guest, Load::Idle) {
+            return f.pad(GUEST.trim_end_matches('-'));
+        }
         let place = PROCESSORS.iter().find(|(p, _)| *p == self.processors);
         let load = LOADS.iter().find(|(l, _)| *l == self.load);
         let name = |found: Option<&'static str>| found.expect("the tables have all");

@@ -1,5 +1,6 @@
 //! Running studies: from the command line to a folder of results.
 
+use super::guest::{GuestArgs, Guests};
 use super::pool::Pool;
 use super::sides::{Builder, Built, assignment, folder, machine};
 use super::{CompareArgs, wrong};
@@ -10,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
 use lab::suite::{Axis, Columns, Part, SUITES, Suite};
 use lab::workload::{devmix, mailmix};
-use lab::{Extent, Job, Needs, Surroundings, Workload};
+use lab::{Extent, Job, Needs, Processors, Surroundings, Workload};
 use stack::StopSignals;
 use stack::{Error, Result, exit};
 use std::collections::BTreeSet;
@@ -63,7 +64,7 @@ pub struct MeasureArgs {
     #[arg(long)]
     drop_caches: bool,
     /// What runs beside the work: idle, loaded, loaded-io or loaded-build, each also with shared- or
-    /// partitioned- before it; repeated, `run` compares with the first, and `compare` compares in each
+    /// partitioned- before it, or with guest- for a guest with the work in it, and guest without load; repeated, `run` compares with the first, and `compare` compares in each
     #[arg(long, value_name = "ENV")]
     env: Vec<Surroundings>,
     /// Count the CPU of each layer of stacks in this process, which takes some itself
@@ -94,6 +95,8 @@ pub struct MeasureArgs {
     /// Overwrite a device that carries a known signature
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    guest: GuestArgs,
 }
 
 /// A part of one: `5%` or `0.05`.
@@ -190,10 +193,11 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     let [target] = scratch.as_slice() else {
         return Err(Error::Usage("one target, not two".into()));
     };
+    let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let mut studies = Vec::new();
     for job in jobs {
         let environments = how.environments(target.surroundings);
-        studies.push(beside(target, job, how, &environments)?);
+        studies.push(beside(target, job, how, &environments, &guests)?);
     }
     for name in &suites {
         let suite = Suite::named(name).expect("it was found above");
@@ -203,7 +207,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
             )));
         }
         studies.extend(match suite.axis {
-            Axis::Environments => in_environments(suite, target, how)?,
+            Axis::Environments => in_environments(suite, target, how, &guests)?,
             Axis::Sides if on.is_some() && workloads.is_empty() => {
                 return Err(Error::Usage(format!(
                     "{name} has sides of its own; leave --target out, or choose two: evfs lab compare A B --suite {name}"
@@ -222,6 +226,7 @@ fn beside(
     job: Job,
     how: &MeasureArgs,
     environments: &[Surroundings],
+    guests: &Guests<'_>,
 ) -> Result<Planned> {
     let none = machine();
     let on = match job.entry().needs {
@@ -234,6 +239,7 @@ fn beside(
         if environments.len() > 1 {
             side.name = surroundings.to_string();
         }
+        guests.place(&mut side, on)?;
         Ok(side)
     };
     Ok(Planned {
@@ -244,12 +250,17 @@ fn beside(
 }
 
 /// The studies of a suite whose columns are environments.
-fn in_environments(suite: &Suite, target: &Built, how: &MeasureArgs) -> Result<Vec<Planned>> {
+fn in_environments(
+    suite: &Suite,
+    target: &Built,
+    how: &MeasureArgs,
+    guests: &Guests<'_>,
+) -> Result<Vec<Planned>> {
     let mut studies = Vec::new();
     for (part, columns) in parts(suite) {
         let job = how.part(part)?;
         let environments = columns.surroundings().map_err(wrong)?;
-        let mut study = beside(target, job, how, &environments)?;
+        let mut study = beside(target, job, how, &environments, guests)?;
         study.part = Some(suite.key(part, columns));
         studies.push(study);
     }
@@ -303,6 +314,12 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
         own.map(|(n, built)| side(built, job, how, &more[n.min(1)]))
             .collect::<Result<Vec<Side>>>()
     };
+    let guests = Guests::new(&how.guest, how.builder(context), context.json);
+    let placed = |mut own: Vec<Side>| {
+        let mut each = own.iter_mut().zip(&sides);
+        each.try_for_each(|(side, built)| guests.place(side, built))?;
+        Ok::<_, Error>(own)
+    };
     let mut studies = Vec::new();
     for name in &args.suite {
         let suite = Suite::named(name).ok_or_else(|| unknown_suite(name))?;
@@ -314,27 +331,27 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
         for (part, columns) in parts(suite).filter(|(_, columns)| columns.choice) {
             let job = how.part(part)?;
             studies.push(Planned {
-                sides: Sides::Built(all(&job)?),
+                sides: Sides::Built(placed(all(&job)?)?),
                 job,
                 part: Some(suite.key(part, columns)),
             });
         }
     }
     for job in how.jobs(&wanted(args, &sides), !args.suite.is_empty())? {
-        let sides = all(&job)?;
+        let own = all(&job)?;
         for surroundings in &how.env {
-            let mut sides = sides.clone();
+            let mut own = own.clone();
             let around = |side: &mut Side| side.surroundings = *surroundings;
-            sides.iter_mut().for_each(around);
+            own.iter_mut().for_each(around);
             studies.push(Planned {
-                sides: Sides::Built(sides),
+                sides: Sides::Built(placed(own)?),
                 job: job.clone(),
                 part: None,
             });
         }
         if how.env.is_empty() {
             studies.push(Planned {
-                sides: Sides::Built(sides),
+                sides: Sides::Built(placed(own)?),
                 job,
                 part: None,
             });
@@ -398,6 +415,8 @@ impl MeasureArgs {
             files_size: self.size.unwrap_or(FILES_BYTES),
             force: self.force,
             bench: None,
+            for_guests: !self.env.is_empty()
+                && self.env.iter().all(|e| e.processors == Processors::Guest),
         }
     }
 

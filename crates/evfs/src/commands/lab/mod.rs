@@ -1,5 +1,6 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
+mod guest;
 mod inside;
 mod kernel;
 mod measure;
@@ -83,6 +84,9 @@ Example:
         /// Address and port to listen on
         listen: std::net::SocketAddr,
     },
+    /// The first process of a guest, which `--env guest` starts
+    #[command(hide = true)]
+    Agent,
 }
 
 #[derive(clap::Args)]
@@ -151,6 +155,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Report { result, out } => report(context, &result, out),
         Command::Diff(args) => diff(context, &args),
         Command::Echo { listen } => echo(context, listen),
+        Command::Agent => guest::agent(context),
     }
 }
 

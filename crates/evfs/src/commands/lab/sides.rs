@@ -3,7 +3,7 @@
 use super::inside::Inside;
 use super::{kernel, wrong};
 use lab::{Facts, Place, Remount, Surroundings, Target};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
@@ -21,8 +21,22 @@ pub struct Built {
     pub surroundings: Surroundings,
     /// Parameters that this side sets.
     pub set: Vec<(String, String)>,
+    /// What it is made of, for who makes it again in a guest.
+    pub recipe: Recipe,
     /// Kept as long as the side: the device under a stack.
-    _bench: Option<Rc<Bench>>,
+    pub bench: Option<Rc<Bench>>,
+}
+
+/// What a side is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recipe {
+    /// This machine.
+    Machine,
+    /// A folder.
+    Folder(PathBuf),
+    /// A stack of this name over a device; with files, by these settings of their cache.
+    Stack(String, String),
 }
 
 impl Built {
@@ -61,21 +75,15 @@ pub struct Builder<'a> {
     pub files_size: u64,
     pub force: bool,
     pub bench: Option<Rc<Bench>>,
+    /// Sides are for guests alone: no file system is made and mounted on this machine.
+    pub for_guests: bool,
 }
 
 impl Builder<'_> {
     /// The sides that a text stands for: `encrypted` is two.
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
-        if let Some(kinds) = stacks(text) {
-            return kinds.into_iter().map(|kind| self.stack(kind)).collect();
-        }
-        if let Some(kinds) = text.strip_prefix(FILES).and_then(stacks) {
-            let mounted = |kind| self.mounted(kind, self.settings.cache_tunables());
-            return kinds.into_iter().map(mounted).collect();
-        }
-        if let Some(kinds) = text.strip_prefix(CALLED).and_then(stacks) {
-            let called = |kind| self.called(kind, self.settings.cache_tunables());
-            return kinds.into_iter().map(called).collect();
+        if let Some(built) = self.stacks(text, self.settings.cache_tunables()) {
+            return built;
         }
         if let Some(kind) = kernel::kind(text) {
             return Ok(vec![self.of_the_kernel(kind)?]);
@@ -97,6 +105,21 @@ impl Builder<'_> {
         )))
     }
 
+    /// The stacks that a name stands for, those with files by these settings of their cache; `None` where it is no
+    /// such name.
+    pub fn stacks(&mut self, name: &str, cache: &str) -> Option<Result<Vec<Built>>> {
+        if let Some(kinds) = stacks(name) {
+            return Some(kinds.into_iter().map(|kind| self.stack(kind)).collect());
+        }
+        if let Some(kinds) = name.strip_prefix(FILES).and_then(stacks) {
+            let mounted = |kind| self.mounted(kind, cache);
+            return Some(kinds.into_iter().map(mounted).collect());
+        }
+        let kinds = name.strip_prefix(CALLED).and_then(stacks)?;
+        let called = |kind| self.called(kind, cache);
+        Some(kinds.into_iter().map(called).collect())
+    }
+
     fn stack(&mut self, kind: ArmKind) -> Result<Built> {
         let bench = match &self.bench {
             Some(bench) => Rc::clone(bench),
@@ -108,6 +131,9 @@ impl Builder<'_> {
 
     /// A file system over a stack of its own, mounted by this process.
     fn mounted(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        if self.for_guests {
+            return Ok(elsewhere(FILES, kind, cache));
+        }
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
         let stack = bench.build(kind)?;
         let name = format!("{FILES}{}", stack.name);
@@ -127,26 +153,31 @@ impl Builder<'_> {
             &cached,
         );
         let own = Arc::new(Own(own?));
-        let mut built = bare(Target::folder(own.0.folder()).map_err(wrong)?);
+        let target = Target::folder(own.0.folder()).map_err(wrong)?;
+        let mut built = bare(target, Recipe::Stack(name.clone(), cache.to_owned()));
         built.target.name.clone_from(&name);
         built.target.remount = Some(own);
         built.name = name;
         built.facts = with_files(&stack, "mounted by this process", cache);
-        built._bench = Some(bench);
+        built.bench = Some(bench);
         Ok(built)
     }
 
     /// The same without a mount: files are reached by calls of functions.
     fn called(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        if self.for_guests {
+            return Ok(elsewhere(CALLED, kind, cache));
+        }
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
         let stack = bench.build(kind)?;
         let name = format!("{CALLED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         OwnFs::format(&stack.device, &name, self.settings)?;
         let own = OwnFs::open(&stack.device, &name, self.settings, &cached)?;
-        let mut built = bare(Target::files(&name, Arc::new(Inside::new(&name, own))));
+        let target = Target::files(&name, Arc::new(Inside::new(&name, own)));
+        let mut built = bare(target, Recipe::Stack(name, cache.to_owned()));
         built.facts = with_files(&stack, "called without a mount", cache);
-        built._bench = Some(bench);
+        built.bench = Some(bench);
         Ok(built)
     }
 
@@ -154,7 +185,7 @@ impl Builder<'_> {
     fn of_the_kernel(&self, kind: (&str, &[&str])) -> Result<Built> {
         let own = kernel::Mounted::new(kind, self.device, self.files_size)?;
         let own = Arc::new(own);
-        let mut built = bare(Target::folder(own.folder()).map_err(wrong)?);
+        let mut built = folder(own.folder())?;
         built.name = format!("{}{}", kernel::LOOP, kind.0);
         built.target.name.clone_from(&built.name);
         built.target.remount = Some(own);
@@ -223,17 +254,15 @@ impl Builder<'_> {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
             (None, None, Some(name)) => {
-                let one = |name: &str| match stacks(name).as_deref() {
-                    Some([kind]) => Ok(*kind),
-                    _ => Err(bad(format!("`{name}` is no stack, or two"))),
+                let several = || bad(format!("`{name}` is no stack, or two"));
+                let made = match kernel::kind(name) {
+                    Some(kind) => Some(self.of_the_kernel(kind).map(|built| vec![built])),
+                    None => self.stacks(name, &file.cache),
                 };
-                match (name.strip_prefix(FILES), name.strip_prefix(CALLED)) {
-                    _ if kernel::kind(name).is_some() => {
-                        self.of_the_kernel(kernel::kind(name).expect("it was asked"))?
-                    }
-                    (Some(name), _) => self.mounted(one(name)?, &file.cache)?,
-                    (_, Some(name)) => self.called(one(name)?, &file.cache)?,
-                    _ => self.stack(one(name)?)?,
+                let mut built = made.ok_or_else(several)??;
+                match built.len() {
+                    1 => built.remove(0),
+                    _ => return Err(several()),
                 }
             }
             _ => return Err(bad("exactly one of folder, device and stack is set".into())),
@@ -253,7 +282,7 @@ impl Builder<'_> {
 }
 
 /// Before the name of a stack: with a file system on it, mounted.
-const FILES: &str = "fs-";
+pub const FILES: &str = "fs-";
 
 /// Folders for temporary files that begin so are mount points of ours.
 const MOUNT_PREFIX: &str = "evfs-lab-";
@@ -274,7 +303,7 @@ fn clear_the_dead() {
 }
 
 /// The same, called without a mount.
-const CALLED: &str = "files-";
+pub const CALLED: &str = "files-";
 
 /// What a reader has to know about a stack with files.
 fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
@@ -286,6 +315,7 @@ fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
             "" => how.to_owned(),
             cache => format!("{how}, {cache}"),
         }),
+        guest: None,
     }
 }
 
@@ -345,32 +375,46 @@ pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
         cipher_kernel: built.kernel,
-        note: None,
+        ..Facts::default()
     };
     Ok(Built {
         target: Target::device(built.name.clone(), built.device),
+        recipe: Recipe::Stack(built.name.clone(), String::new()),
         name: built.name,
         facts,
         before: None,
         after: None,
         surroundings: Surroundings::default(),
         set: Vec::new(),
-        _bench: Some(bench),
+        bench: Some(bench),
     })
 }
 
 /// A folder of this machine.
 pub fn folder(path: &Path) -> Result<Built> {
     let target = Target::folder(path).map_err(wrong)?;
-    Ok(bare(target))
+    let whole = std::path::absolute(path).map_err(|e| Error::io("cannot find", path, e))?;
+    Ok(bare(target, Recipe::Folder(whole)))
 }
 
 /// This machine, for what needs no more.
 pub fn machine() -> Built {
-    bare(Target::machine())
+    bare(Target::machine(), Recipe::Machine)
 }
 
-fn bare(target: Target) -> Built {
+/// A stack with files that no job of this machine is run on.
+fn elsewhere(prefix: &str, kind: ArmKind, cache: &str) -> Built {
+    let name = format!("{prefix}{kind}");
+    let mut built = bare(
+        Target::machine(),
+        Recipe::Stack(name.clone(), cache.to_owned()),
+    );
+    built.target.name.clone_from(&name);
+    built.name = name;
+    built
+}
+
+pub fn bare(target: Target, recipe: Recipe) -> Built {
     Built {
         name: target.name.clone(),
         target,
@@ -379,7 +423,8 @@ fn bare(target: Target) -> Built {
         after: None,
         surroundings: Surroundings::default(),
         set: Vec::new(),
-        _bench: None,
+        recipe,
+        bench: None,
     }
 }
 

@@ -1,0 +1,220 @@
+//! Sides in guests: the guest of each, started when it is first needed and kept until the command ends, and the
+//! agent, which is this program in the guest.
+
+use super::sides::{Builder, Built, Recipe, bare, machine};
+use super::wrong;
+use crate::commands::Context;
+use crate::output;
+use lab::guest::{Accelerator, Disk, Guest, Kernel, Plan, serve};
+use lab::study::Side;
+use lab::{Facts, Processors, Target};
+use serde::{Deserialize, Serialize};
+use stack::arms::Bench;
+use stack::{Error, Result, exit};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The disk of a guest, as its kernel names it.
+const DISK: &str = "/dev/vda";
+const MIB: u64 = 1 << 20;
+/// What a kernel and this program need at least.
+const MEMORY_MIN: u64 = 256 * MIB;
+
+#[derive(clap::Args)]
+pub struct GuestArgs {
+    /// Kernel of a guest; its modules are in ../lib/modules/RELEASE, modules/ beside it, or /lib/modules/RELEASE
+    /// [default: the one that runs, or the newest, in /boot]
+    #[arg(long, value_name = "FILE")]
+    guest_kernel: Option<PathBuf>,
+    /// What carries a guest's instructions out: kvm, or tcg, which translates them [default: kvm where a guest
+    /// starts with it, else tcg]
+    #[arg(long, value_name = "ACCEL")]
+    guest_accel: Option<Accelerator>,
+    /// Processors of a guest [default: those of this process]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    guest_cpus: Option<u32>,
+    /// Memory of a guest
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = output::parse_size)]
+    guest_memory: u64,
+}
+
+/// What an agent opens.
+#[derive(Serialize, Deserialize)]
+struct Open {
+    name: String,
+    recipe: Recipe,
+    /// Bytes of the device that are used.
+    size: u64,
+}
+
+/// The guests of a command.
+pub struct Guests<'a> {
+    args: &'a GuestArgs,
+    /// Makes the disks of stacks that have files.
+    builder: Builder<'a>,
+    json: bool,
+    running: RefCell<Vec<Running>>,
+}
+
+struct Running {
+    side: String,
+    guest: Arc<Guest>,
+    /// Its disk, which is locked as long as the guest runs.
+    _bench: Option<Rc<Bench>>,
+}
+
+impl<'a> Guests<'a> {
+    pub fn new(args: &'a GuestArgs, builder: Builder<'a>, json: bool) -> Guests<'a> {
+        Guests {
+            args,
+            builder,
+            json,
+            running: RefCell::default(),
+        }
+    }
+
+    /// Moves a side whose environment is a guest into its guest.
+    pub fn place(&self, side: &mut Side, built: &Built) -> Result<()> {
+        if side.surroundings.processors != Processors::Guest {
+            return Ok(());
+        }
+        let outside = [
+            (!built.target.daemons.is_empty(), "daemons"),
+            (built.before.is_some(), "a command before each run"),
+            (built.after.is_some(), "a command after each run"),
+        ];
+        if let Some((_, what)) = outside.iter().find(|(there, _)| *there) {
+            return Err(Error::Usage(format!(
+                "{} has {what} on this machine, which a guest does not reach; leave that out or choose another environment",
+                built.name
+            )));
+        }
+        let guest = self.of(built)?;
+        let facts = guest.facts();
+        side.facts = Facts {
+            note: built.facts.note.clone().or(facts.note.clone()),
+            ..facts.clone()
+        };
+        side.target = Target::guest(built.target.name.clone(), guest);
+        Ok(())
+    }
+
+    fn of(&self, built: &Built) -> Result<Arc<Guest>> {
+        let mut running = self.running.borrow_mut();
+        if let Some(found) = running.iter().find(|r| r.side == built.name) {
+            return Ok(Arc::clone(&found.guest));
+        }
+        let bench = self.bench(built)?;
+        let disk = match &bench {
+            Some(bench) => Some(disk(bench)?),
+            None => None,
+        };
+        let plan = Plan {
+            kernel: Kernel::find(self.args.guest_kernel.as_deref()).map_err(wrong)?,
+            accelerator: self.args.guest_accel,
+            cpus: self.args.guest_cpus.unwrap_or_else(processors),
+            memory_mib: (self.args.guest_memory.max(MEMORY_MIN) / MIB) as u32,
+            disk,
+            folder: match &built.recipe {
+                Recipe::Folder(path) => Some(path.clone()),
+                _ => None,
+            },
+        };
+        let open = Open {
+            name: built.target.name.clone(),
+            recipe: built.recipe.clone(),
+            size: match &built.recipe {
+                Recipe::Stack(name, _) if has_files(name) => self.builder.files_size,
+                _ => self.builder.size,
+            },
+        };
+        let open = serde_json::to_value(open).expect("plain data has a JSON form");
+        output::say(self.json, &format!("starting the guest of {}", built.name));
+        let guest = Arc::new(Guest::boot(&plan, &open).map_err(wrong)?);
+        running.push(Running {
+            side: built.name.clone(),
+            guest: Arc::clone(&guest),
+            _bench: bench,
+        });
+        Ok(guest)
+    }
+
+    /// What is under a stack: for blocks the device that all share, for files one of its own.
+    fn bench(&self, built: &Built) -> Result<Option<Rc<Bench>>> {
+        let Recipe::Stack(name, _) = &built.recipe else {
+            return Ok(None);
+        };
+        if !has_files(name) {
+            return Ok(built.bench.clone());
+        }
+        let (device, size) = (self.builder.device, self.builder.files_size);
+        Ok(Some(Rc::new(Bench::open(
+            device,
+            size,
+            self.builder.force,
+        )?)))
+    }
+}
+
+fn has_files(stack: &str) -> bool {
+    stack.starts_with(super::sides::FILES) || stack.starts_with(super::sides::CALLED)
+}
+
+fn disk(bench: &Bench) -> Result<Disk> {
+    let path = bench.path().expect("what sides share is a file or a disk");
+    let path = std::path::absolute(path).map_err(|e| Error::io("cannot find", path, e))?;
+    Ok(Disk {
+        path,
+        direct: bench.direct(),
+    })
+}
+
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
+}
+
+/// `evfs lab agent`: the first process of a guest.
+pub fn agent(context: &Context) -> Result<u8> {
+    let mut kept = None;
+    let done = serve(&mut |open| {
+        let open: Open = serde_json::from_value(open.clone())
+            .map_err(|e| lab::Error::Spec(format!("its laboratory is another version: {e}")))?;
+        let built =
+            again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;
+        let given = (built.target.clone(), built.facts.clone());
+        kept = Some(built);
+        Ok(given)
+    });
+    done.map_err(wrong)?;
+    Ok(exit::OK)
+}
+
+/// The side that was made outside, or would have been.
+fn again(context: &Context, open: &Open) -> Result<Built> {
+    let mut builder = Builder {
+        settings: &context.settings,
+        device: Some(Path::new(DISK)),
+        size: open.size,
+        files_size: open.size,
+        // Whether it may be overwritten was asked outside.
+        force: true,
+        bench: None,
+        for_guests: false,
+    };
+    match &open.recipe {
+        Recipe::Machine => Ok(machine()),
+        Recipe::Folder(path) => {
+            let target = Target::shared(open.name.clone()).map_err(wrong)?;
+            let mut built = bare(target, Recipe::Folder(path.clone()));
+            built.facts.note = Some("shared with the guest by 9p, without a cache".into());
+            Ok(built)
+        }
+        Recipe::Stack(name, cache) => {
+            let unknown = || Error::Usage(format!("there is no stack {name}"));
+            let built = builder.stacks(name, cache).ok_or_else(unknown)??;
+            built.into_iter().next().ok_or_else(unknown)
+        }
+    }
+}

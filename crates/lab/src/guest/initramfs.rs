@@ -1,0 +1,249 @@
+//! What a guest starts from: this program with the libraries it is linked with, and modules of the kernel.
+//!
+//! The archive is `newc` of cpio(5), as the kernel's `early-userspace/buffer-format` wants it. Programs lose
+//! what only debuggers read: it may be most of them, and all of it would lie in the guest's memory.
+
+use crate::{Error, Result};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+/// Bytes of a file in the archive at most: its field has eight hexadecimal digits.
+const FILE_MAX: usize = u32::MAX as usize;
+
+/// An archive that grows.
+#[derive(Default)]
+pub(super) struct Archive {
+    bytes: Vec<u8>,
+    number: u32,
+    folders: Vec<PathBuf>,
+}
+
+impl Archive {
+    /// Adds a file with the folders above it; a path is a whole one.
+    pub(super) fn file(&mut self, path: &Path, content: &[u8]) -> Result<()> {
+        if content.len() > FILE_MAX {
+            let name = path.display();
+            return Err(Error::Spec(format!("{name} is too long for a guest")));
+        }
+        if let Some(parent) = path.parent() {
+            self.folder(parent);
+        }
+        self.entry(path, PROGRAM, content);
+        Ok(())
+    }
+
+    /// Adds a folder with those above it, once.
+    pub(super) fn folder(&mut self, path: &Path) {
+        if path == Path::new("/") || self.folders.iter().any(|known| known == path) {
+            return;
+        }
+        if let Some(parent) = path.parent() {
+            self.folder(parent);
+        }
+        self.folders.push(path.to_owned());
+        self.entry(path, FOLDER, &[]);
+    }
+
+    /// Its bytes.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.entry(Path::new("TRAILER!!!"), 0, &[]);
+        self.bytes
+    }
+
+    fn entry(&mut self, path: &Path, mode: u32, content: &[u8]) {
+        let name = path.as_os_str().as_encoded_bytes();
+        let name = name.strip_prefix(b"/").unwrap_or(name);
+        self.number += 1;
+        let links = 1;
+        // Number, mode, user, group, links, time, size, device of the file (2), device it is (2), name, sum.
+        let fields = [
+            self.number,
+            mode,
+            0,
+            0,
+            links,
+            0,
+            content.len() as u32,
+            0,
+            0,
+            0,
+            0,
+            name.len() as u32 + 1,
+            0,
+        ];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes
+                .extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name);
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend_from_slice(content);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+/// Other programs that workloads need in a guest: what answers to `micro`'s switches.
+const PROGRAMS: [&str; 1] = ["cat"];
+
+/// This program as `/init`, a few others in `/bin`, and the shared libraries that all are linked with where they
+/// are here.
+pub(super) fn programs(archive: &mut Archive) -> Result<()> {
+    let own = std::env::current_exe();
+    let own = own.map_err(|e| Error::Spec(format!("this program's file: {e}")))?;
+    let mut all = vec![(own, PathBuf::from("/init"))];
+    for name in PROGRAMS {
+        all.push((installed(name)?, Path::new("/bin").join(name)));
+    }
+    let mut needed = BTreeSet::new();
+    for (program, place) in &all {
+        archive.file(place, &slim(read(program)?))?;
+        needed.extend(libraries(program)?);
+    }
+    for library in needed {
+        archive.file(&library, &slim(read(&library)?))?;
+    }
+    Ok(())
+}
+
+fn installed(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+        .ok_or_else(|| Error::Spec(format!("a guest needs the program {name}")))
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
+}
+
+/// What ldd(1) says a program is linked with.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |detail: String| Error::Program {
+        what: "ldd".into(),
+        detail,
+    };
+    let said = Command::new("ldd").arg(program).output();
+    let said = said.map_err(|e| failed(e.to_string()))?;
+    let text = String::from_utf8_lossy(&said.stdout);
+    if let Some(line) = text.lines().find(|line| line.contains("not found")) {
+        return Err(failed(line.trim().to_owned()));
+    }
+    Ok(libraries_of(&text))
+}
+
+/// Lines are `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`, or name what has no file.
+fn libraries_of(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let (left, _) = line.rsplit_once(" (")?;
+        let path = left.rsplit_once("=> ").map_or(left, |(_, path)| path);
+        let path = path.trim();
+        path.starts_with('/').then(|| PathBuf::from(path))
+    };
+    text.lines().filter_map(path).collect()
+}
+
+/// An ELF file of 64 bits without what no program header names; any other as it is.
+///
+/// ELF-64 Object File Format: the header has the offset of program headers at 32, of sections at 40, and the
+/// size and number of program headers at 54 and 56; a program header has its offset at 8 and its size at 32.
+fn slim(mut file: Vec<u8>) -> Vec<u8> {
+    if let Some(end) = loaded_end(&file) {
+        file.truncate(end);
+        // Sections: where, how large, how many, names.
+        file[40..48].fill(0);
+        file[58..64].fill(0);
+    }
+    file
+}
+
+fn loaded_end(file: &[u8]) -> Option<usize> {
+    let short = |at: usize| {
+        let bytes = file.get(at..at.checked_add(2)?)?;
+        Some(usize::from(u16::from_le_bytes(bytes.try_into().ok()?)))
+    };
+    let long = |at: usize| {
+        let bytes = file.get(at..at.checked_add(8)?)?;
+        usize::try_from(u64::from_le_bytes(bytes.try_into().ok()?)).ok()
+    };
+    // 64 bits, little-endian.
+    if !file.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (first, size, count) = (long(32)?, short(54)?, short(56)?);
+    let mut end = first.checked_add(size.checked_mul(count)?)?.max(64);
+    for n in 0..count {
+        let header = first.checked_add(n * size)?;
+        let last = long(header.checked_add(8)?)?.checked_add(long(header.checked_add(32)?)?)?;
+        end = end.max(last);
+    }
+    (end <= file.len()).then_some(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpio_reads_the_archive() {
+        let mut archive = Archive::default();
+        archive.folder(Path::new("/proc"));
+        archive.file(Path::new("/a/b/five"), b"12345").unwrap();
+        archive.file(Path::new("/a/b/none"), b"").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let packed = dir.path().join("packed");
+        std::fs::write(&packed, archive.finish()).unwrap();
+        let script = "cpio -idm --quiet < packed && find proc a | sort";
+        let ran = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(&dir)
+            .output();
+        let ran = ran.unwrap();
+        let words = String::from_utf8(ran.stdout).unwrap();
+        assert_eq!(words, "a\na/b\na/b/five\na/b/none\nproc\n");
+        assert_eq!(
+            std::fs::read(dir.path().join("a/b/five")).unwrap(),
+            b"12345"
+        );
+    }
+
+    #[test]
+    fn a_program_still_runs_without_what_debuggers_read() {
+        let own = std::env::current_exe().unwrap();
+        let whole = std::fs::read(&own).unwrap();
+        let less = slim(whole.clone());
+        assert!(less.len() < whole.len());
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy");
+        std::fs::write(&copy, less).unwrap();
+        std::fs::set_permissions(&copy, std::fs::metadata(&own).unwrap().permissions()).unwrap();
+        let ran = Command::new(&copy).arg("--list").output().unwrap();
+        assert!(ran.status.success() && !ran.stdout.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_program_stays_as_it_is() {
+        let mut mad = b"\x7fELF\x02\x01".to_vec();
+        mad.resize(64, 0xff);
+        for file in [b"text".to_vec(), b"\x7fELF\x02\x01".to_vec(), mad] {
+            assert_eq!(slim(file.clone()), file);
+        }
+    }
+
+    #[test]
+    fn libraries_are_those_with_a_path() {
+        let text = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\t/lib64/ld.so (0x7f)\n";
+        let paths = ["/lib/libc.so.6", "/lib64/ld.so"].map(PathBuf::from);
+        assert_eq!(libraries_of(text), paths);
+        assert!(libraries_of("\tstatically linked\n").is_empty());
+    }
+}

@@ -1,0 +1,159 @@
+//! The agent: the first process of a guest, which makes the machine ready, and then carries out what it is asked.
+//!
+//! It is this program on the kernel and nothing else, so it mounts what the kernel shows of itself, loads modules
+//! and brings the loopback up. When nobody asks any more, it powers the machine off.
+
+use super::message::{Answer, Ask, lost, receive, send};
+use super::{FOLDER, MODULES, PORT, TAG};
+use crate::study::drop_caches;
+use crate::{Error, Facts, Result, Target};
+use rustix::mount::{MountFlags, mount};
+use rustix::net::{AddressFamily, SendFlags, SocketType, send as send_to, socket};
+use rustix::system::{RebootCommand, finit_module, reboot};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+/// Makes the guest ready and answers until the laboratory is gone; then the machine is off.
+///
+/// `open` makes a target of the words that [`super::Guest::boot`] was given.
+///
+/// # Errors
+/// [`Error::Spec`] in a process that is not the first of its machine; what the kernel refuses.
+pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
+    if std::process::id() != 1 {
+        return Err(Error::Spec(
+            "the agent of a laboratory is the first process of a guest, which `--env guest` starts"
+                .into(),
+        ));
+    }
+    let served = make_ready().and_then(|port| answer_all(&port, open));
+    if let Err(error) = &served {
+        // To the console, whose end is shown where the guest was started.
+        eprintln!("the agent: {}", error.in_words());
+    }
+    reboot(RebootCommand::PowerOff).map_err(|e| failed("power off", e.into()))
+}
+
+fn make_ready() -> Result<PathBuf> {
+    let none = MountFlags::empty();
+    for (what, place) in [
+        ("devtmpfs", "/dev"),
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("tmpfs", "/tmp"),
+    ] {
+        mount(what, place, what, none, None).map_err(|e| failed(place, e.into()))?;
+    }
+    load_modules()?;
+    loopback().map_err(|e| failed("loopback", e))?;
+    find_port()
+}
+
+/// All of the folder, in the order of their names.
+fn load_modules() -> Result<()> {
+    let entries = fs::read_dir(MODULES).map_err(|e| failed(MODULES, e))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    for file in files {
+        let name = file.display().to_string();
+        let open = File::open(&file).map_err(|e| failed(&name, e))?;
+        finit_module(open, c"", 0).map_err(|e| failed(&name, e.into()))?;
+    }
+    Ok(())
+}
+
+/// Sets the loopback, which is the first interface of every machine, up: rtnetlink(7), RTM_NEWLINK.
+fn loopback() -> io::Result<()> {
+    const NEW_LINK: u16 = 16;
+    const REQUEST: u16 = 1;
+    const UP: u32 = 1;
+    let mut message = Vec::with_capacity(32);
+    // A header of length, type, flags, number and port; then family and type of the interface, its index, its flags
+    // and which of them change.
+    message.extend_from_slice(&32u32.to_ne_bytes());
+    message.extend_from_slice(&NEW_LINK.to_ne_bytes());
+    message.extend_from_slice(&REQUEST.to_ne_bytes());
+    message.extend_from_slice(&[0; 8 + 4]);
+    for field in [1, UP, UP] {
+        message.extend_from_slice(&u32::to_ne_bytes(field));
+    }
+    // Without a protocol it is that of routes.
+    let kernel = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
+    send_to(&kernel, &message, SendFlags::empty())?;
+    Ok(())
+}
+
+/// The device of the port, by the name that it was given.
+fn find_port() -> Result<PathBuf> {
+    let entries = fs::read_dir("/sys/class/virtio-ports").map_err(|e| failed("ports", e))?;
+    let named = |path: &Path| fs::read_to_string(path.join("name")).is_ok_and(|n| n.trim() == PORT);
+    entries
+        .flatten()
+        .find(|entry| named(&entry.path()))
+        .map(|entry| Path::new("/dev").join(entry.file_name()))
+        .ok_or_else(|| lost("it has no port to its laboratory"))
+}
+
+fn answer_all(port: &Path, open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
+    let port = File::options().read(true).write(true).open(port);
+    let mut to = port.map_err(|e| failed("port", e))?;
+    let mut from = BufReader::new(to.try_clone().map_err(|e| failed("port", e))?);
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    send(&mut to, &Answer::Here(release))?;
+    let mut target = None;
+    while let Some(ask) = receive(&mut from)? {
+        let answer = answer(ask, &mut target, open).unwrap_or_else(|error| Answer::of(&error));
+        send(&mut to, &answer)?;
+    }
+    Ok(())
+}
+
+fn answer(
+    ask: Ask,
+    target: &mut Option<Target>,
+    open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>,
+) -> Result<Answer> {
+    let opened = || lost("nothing was opened");
+    match ask {
+        Ask::Open(what) => {
+            let (new, facts) = open(&what)?;
+            *target = Some(new);
+            Ok(Answer::Opened(facts))
+        }
+        Ask::Prepare(job) => {
+            let target = target.as_ref().ok_or_else(opened)?;
+            job.prepare(target).map(|()| Answer::Done)
+        }
+        Ask::Run(job, times) => {
+            let target = target.as_ref().ok_or_else(opened)?;
+            let record = job.run(target, times)?;
+            target.settle()?;
+            Ok(Answer::Record(Box::new(record)))
+        }
+        Ask::DropCaches => drop_caches().map(|()| Answer::Done),
+        Ask::CountLayers => {
+            block::layer::count();
+            Ok(Answer::Done)
+        }
+    }
+}
+
+/// The folder that the guest shares with its machine, which reaches it without a cache of its own.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn shared() -> Result<&'static Path> {
+    let options = c"trans=virtio,version=9p2000.L,msize=262144,cache=none";
+    mount(TAG, FOLDER, "9p", MountFlags::empty(), Some(options))
+        .map_err(|e| failed("the shared folder", e.into()))?;
+    Ok(Path::new(FOLDER))
+}
+
+fn failed(what: &str, error: io::Error) -> Error {
+    lost(&format!("{what}: {error}"))
+}
