@@ -220,8 +220,8 @@ fn raw(out: &mut String, results: &Results) {
         out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
         return;
     }
-    // The only way out of such an element is its end tag; in JSON it can be spelt otherwise.
-    let json = json.replace("</", "<\\/");
+    // No tag may end this element, and no comment may hide its end; in JSON their first sign can be spelt otherwise.
+    let json = json.replace('<', "\\u003c");
     let _ = writeln!(
         out,
         "<script type=\"application/json\" id=\"result\">{json}</script>"

@@ -12,7 +12,8 @@
 //! **Invariant:** everything but the journals can be made again from them; each file is written beside its
 //! place and then put there, so that a reader never meets half of one.
 
-use super::{Aggregate, Finding, Study, findings, load, table};
+use super::journal::{check, load_begun};
+use super::{Aggregate, Finding, Study, findings, table};
 use crate::{Error, Result, html, suite};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -83,13 +84,14 @@ impl Results {
         let text = fs::read_to_string(path).map_err(|e| failed(path, e))?;
         let results: Stored = serde_json::from_str(&text)
             .map_err(|e| Error::Format(format!("{}: {e}", path.display())))?;
-        match results.schema == RESULT_SCHEMA {
-            true => Ok(Results::of(results.studies)),
-            false => Err(Error::Format(format!(
+        if results.schema != RESULT_SCHEMA {
+            return Err(Error::Format(format!(
                 "schema {}, not {RESULT_SCHEMA}",
                 results.schema
-            ))),
+            )));
         }
+        results.studies.iter().try_for_each(check)?;
+        Ok(Results::of(results.studies))
     }
 
     /// Writes everything that is made of the journals.
@@ -131,14 +133,18 @@ fn read_folder(folder: &Path) -> Result<Results> {
         .filter(|path| path.extension().is_some_and(|e| e == JOURNAL))
         .collect();
     journals.sort();
-    if journals.is_empty() {
-        return Err(Error::Format(format!(
+    // One that was made and never begun is no reason to refuse the others.
+    let begun = journals
+        .iter()
+        .filter_map(|path| load_begun(path).transpose());
+    let studies: Vec<Study> = begun.collect::<Result<_>>()?;
+    match studies.is_empty() {
+        true => Err(Error::Format(format!(
             "{} has no journal of a study (*.{JOURNAL})",
             folder.display()
-        )));
+        ))),
+        false => Ok(Results::of(studies)),
     }
-    let studies = journals.iter().map(|path| load(path));
-    Ok(Results::of(studies.collect::<Result<_>>()?))
 }
 
 fn put(path: &Path, text: &str) -> Result<()> {

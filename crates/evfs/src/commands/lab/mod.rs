@@ -157,6 +157,9 @@ fn wrong(error: lab::Error) -> Error {
     let text = error.in_words();
     match error {
         lab::Error::Spec(_) => Error::Usage(text),
+        lab::Error::Journal { source, .. } if source.kind() == std::io::ErrorKind::ResourceBusy => {
+            Error::Busy(text)
+        }
         _ => Error::Failed(text),
     }
 }
