@@ -3,6 +3,7 @@
 //! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
 //! Runs that repeat their work add both up; nothing is averaged before it is stored.
 
+use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::target::Target;
 use crate::{Latency, Sample};
@@ -214,6 +215,9 @@ impl Phase {
 pub struct Record {
     /// The phases.
     pub phases: Vec<Phase>,
+    /// What the run took of the machine, all its phases together.
+    #[serde(default)]
+    pub account: Option<Account>,
 }
 
 impl Record {
@@ -321,6 +325,7 @@ mod tests {
                 }),
                 ..Phase::default()
             }],
+            account: None,
         }
     }
 

@@ -12,7 +12,7 @@ use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use xts::{SectorSize, Xts};
 
@@ -39,11 +39,10 @@ pub struct Built {
     pub kernel: Option<String>,
 }
 
-/// The file or disk under all stacks. A file that was made for the purpose is removed at the end.
+/// The file or disk under all stacks. A file that is made for the purpose has no name from then on, and ends with it.
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
-    made: Option<PathBuf>,
 }
 
 impl Bench {
@@ -70,10 +69,11 @@ impl Bench {
         };
         if !path.exists() {
             let file = FileDevice::create(&path, size, &options)?;
+            // Without its name it is there as long as it is open, and nothing stays of a process that is killed.
+            std::fs::remove_file(&path).map_err(|e| Error::io("cannot remove", &path, e))?;
             return Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: Some(path),
             });
         }
         let file = FileDevice::open(&path, &options)?;
@@ -95,7 +95,6 @@ impl Bench {
             _ => Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: None,
             }),
         }
     }
@@ -109,7 +108,6 @@ impl Bench {
         Ok(Bench {
             lower: disk.device(),
             direct: disk.direct(),
-            made: None,
         })
     }
 
@@ -118,7 +116,6 @@ impl Bench {
         Bench {
             lower: Arc::new(Mem::new(size, 512)),
             direct: true,
-            made: None,
         }
     }
 
@@ -158,14 +155,6 @@ impl Bench {
                     kernel: Some(kernel),
                 })
             }
-        }
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        if let Some(path) = &self.made {
-            let _ = std::fs::remove_file(path);
         }
     }
 }

@@ -92,6 +92,7 @@ fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
         out.push_str("</details>\n");
     }
     by_layer(out, study);
+    accounts(out, study);
     out.push_str("<div class=\"box\"><p>What a reader has to know:</p><ul>\n");
     for note in notes(study, &found) {
         let _ = writeln!(out, "<li>{}</li>", escape(&note));
@@ -118,6 +119,22 @@ fn by_layer(out: &mut String, study: &Study) {
         out.push_str("</tr>\n");
     }
     out.push_str("</table>\n");
+}
+
+/// What runs took of the machine, and service times.
+fn accounts(out: &mut String, study: &Study) {
+    for shown in study::account_tables(study) {
+        let _ = writeln!(out, "<h3>{}</h3>\n<table>", shown.title);
+        for (n, row) in shown.rows.iter().enumerate() {
+            let tag = if n == 0 { "th" } else { "td" };
+            out.push_str("<tr>");
+            for cell in row {
+                let _ = write!(out, "<{tag}>{}</{tag}>", escape(cell));
+            }
+            out.push_str("</tr>\n");
+        }
+        out.push_str("</table>\n");
+    }
 }
 
 fn table(out: &mut String, study: &Study, found: &[Finding]) {

@@ -80,7 +80,10 @@ impl Job {
             Job::Coherence(config) => mixed_mode(target, config),
             Job::Sendfile(config) => sending(target, config),
         }?;
-        Ok(Record { phases })
+        Ok(Record {
+            phases,
+            account: None,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! DIR/seqrand.jsonl    journals, one a study: the results themselves, written while they are made
 //!    /result.json      all studies with every raw run, and what follows from them
 //!    /cells.csv        every figure, a line each
+//!    /accounts.csv      what runs took of the machine, and service times
 //!    /report.txt       the tables
 //!    /report.html      one file with all figures, for a browser without a network
 //!    /figures/*.svg    the figures by themselves
@@ -13,7 +14,7 @@
 //! place and then put there, so that a reader never meets half of one.
 
 use super::journal::{check, load_begun};
-use super::{Aggregate, Finding, Study, findings, table};
+use super::{Aggregate, Finding, Study, accounts, findings, table};
 use crate::{Error, Result, html, suite};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -102,6 +103,7 @@ impl Results {
         let json = serde_json::to_string_pretty(self).expect("plain data has a JSON form");
         put(&folder.join("result.json"), &json)?;
         put(&folder.join("cells.csv"), &table::csv(&self.studies))?;
+        put(&folder.join("accounts.csv"), &accounts::csv(&self.studies))?;
         put(&folder.join("report.txt"), &self.text())?;
         put(&folder.join("report.html"), &html::page(self))?;
         let figures = folder.join("figures");

@@ -13,6 +13,7 @@
 //! The **control** is the first side once more: what it differs from itself is what this machine cannot tell
 //! apart now, measured among the other runs and not before them.
 
+mod accounts;
 mod analysis;
 mod difference;
 mod folder;
@@ -20,6 +21,7 @@ mod journal;
 mod layers;
 mod table;
 
+pub(crate) use accounts::shown as account_tables;
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, change_table, changes, gate};
 pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
@@ -29,6 +31,7 @@ pub(crate) use layers::{cells as layer_cells, heads as layer_heads};
 pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
+use crate::account::Opened;
 use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::series::{Ran, Rules, Series};
@@ -203,7 +206,9 @@ impl Side {
             competitors: beside.pids(),
             ..self.target.clone()
         };
-        let record = self.job.run(&target, times)?;
+        let opened = Opened::now();
+        let mut record = self.job.run(&target, times)?;
+        record.account = Some(opened.close(&self.target.daemons));
         self.target.settle()?;
         beside.end()?;
         Ok(record)

@@ -31,6 +31,7 @@ pub fn tables(studies: &[Study]) -> String {
         }
         out.push_str(&rows(study, &found));
         out.push_str(&super::layers::text(study));
+        out.push_str(&super::accounts::text(study));
         out.push('\n');
         for note in notes(study, &found) {
             let _ = writeln!(out, "- {note}");

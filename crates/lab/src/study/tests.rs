@@ -225,6 +225,7 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
             ],
             ..Phase::default()
         }],
+        ..Record::default()
     };
     let mut series = Series::new(3, plan.rules());
     let end = series.measure(

@@ -82,6 +82,7 @@ fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
                 ..Phase::default()
             })
             .collect(),
+        ..Record::default()
     };
     let runs = |second: bool| {
         let run = |n: u32| Run {

@@ -106,7 +106,7 @@ pub fn part(text: &str) -> std::result::Result<f64, String> {
 }
 
 /// Seconds, 0 for a single run of the work, an hour at most.
-fn seconds(text: &str) -> std::result::Result<f64, String> {
+pub fn seconds(text: &str) -> std::result::Result<f64, String> {
     let value = text.parse::<f64>().ok();
     value
         .filter(|v| (0.0..=3600.0).contains(v))

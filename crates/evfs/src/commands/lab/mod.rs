@@ -5,6 +5,7 @@ mod measure;
 mod sides;
 mod stacks;
 
+pub use measure::seconds;
 pub use stacks::{by_turns, costs};
 
 use super::Context;

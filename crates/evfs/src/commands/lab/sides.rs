@@ -201,6 +201,9 @@ const FILES: &str = "fs-";
 /// Folders for temporary files that begin so are mount points of ours.
 const MOUNT_PREFIX: &str = "evfs-lab-";
 
+/// An empty folder that is so old is not about to be mounted on.
+const ABANDONED: std::time::Duration = std::time::Duration::from_secs(600);
+
 /// Takes away what processes that were killed have left mounted, as far as this user may.
 fn clear_the_dead() {
     let entries = std::fs::read_dir(std::env::temp_dir());
@@ -210,7 +213,12 @@ fn clear_the_dead() {
             .as_encoded_bytes()
             .starts_with(MOUNT_PREFIX.as_bytes());
         let path = entry.path();
-        if ours && stack::filesystem::clear_dead(&path).unwrap_or(false) {
+        let old = || {
+            let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+            (age > ABANDONED).then_some(())
+        };
+        if ours && (stack::filesystem::clear_dead(&path).unwrap_or(false) || old().is_some()) {
+            // Goes only if it is empty and nothing is mounted there.
             let _ = std::fs::remove_dir(&path);
         }
     }
