@@ -71,7 +71,13 @@ impl Results {
     /// Everything as text: suites first, then each study.
     pub fn text(&self) -> String {
         let suites: String = self.suites.iter().map(suite::text).collect();
-        suites + &table::tables(&self.studies)
+        let text = suites + &table::tables(&self.studies);
+        // Names come from outside, and a terminal obeys control characters.
+        let plain = |c: char| match c.is_control() && c != '\n' {
+            true => '?',
+            false => c,
+        };
+        text.chars().map(plain).collect()
     }
 
     /// Reads the journals of a folder, or a `result.json`, by what `path` is.
@@ -152,7 +158,10 @@ fn read_folder(folder: &Path) -> Result<Results> {
 fn put(path: &Path, text: &str) -> Result<()> {
     let beside = path.with_extension("new");
     let put = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-    put.map_err(|e| failed(path, e))
+    put.map_err(|e| {
+        let _ = fs::remove_file(&beside);
+        failed(path, e)
+    })
 }
 
 fn failed(path: &Path, source: std::io::Error) -> Error {

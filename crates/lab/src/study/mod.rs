@@ -201,6 +201,7 @@ impl Side {
 
     /// The job, with the surroundings as long as it takes.
     fn run_beside(&self, times: u32) -> Result<Record> {
+        self.daemons_are_there()?;
         let beside = self.surroundings.begin(&self.target)?;
         let target = Target {
             competitors: beside.pids(),
@@ -211,7 +212,21 @@ impl Side {
         record.account = Some(opened.close(&self.target.daemons));
         self.target.settle()?;
         beside.end()?;
+        // One that ended during the run has taken its CPU with it.
+        self.daemons_are_there()?;
         Ok(record)
+    }
+
+    /// A daemon that is not there would be counted as one that takes nothing.
+    fn daemons_are_there(&self) -> Result<()> {
+        let there = |pid: &u32| Path::new("/proc").join(pid.to_string()).exists();
+        match self.target.daemons.iter().find(|pid| !there(pid)) {
+            None => Ok(()),
+            Some(pid) => Err(Error::Program {
+                what: self.name.clone(),
+                detail: format!("its daemon, process {pid}, is not there"),
+            }),
+        }
     }
 }
 

@@ -125,6 +125,24 @@ fn a_journal_that_was_cut_within_a_letter_is_valid() {
 }
 
 #[test]
+fn a_daemon_that_is_not_there_is_not_counted_as_idle() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut sides = sides(&["a"]);
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    sides[0].target.daemons = vec![child.id()];
+    until(&path, &sides, &plan(), 1).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let refused = until(&path, &sides, &plan(), u32::MAX).unwrap_err();
+    assert!(refused.to_string().contains("is not there"), "{refused}");
+    assert_eq!(load(&path).unwrap().runs[0].len(), 1);
+}
+
+#[test]
 fn one_laboratory_at_a_time_writes_a_journal() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

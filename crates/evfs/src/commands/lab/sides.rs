@@ -86,6 +86,9 @@ impl Builder<'_> {
         if Path::new(text).is_dir() {
             return Ok(vec![folder(Path::new(text))?]);
         }
+        if text.contains('/') && !Path::new(text).exists() {
+            return Err(not_there(Path::new(text)));
+        }
         Err(Error::Usage(format!(
             "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
         )))
@@ -299,8 +302,18 @@ pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
 
 /// A folder of this machine.
 pub fn folder(path: &Path) -> Result<Built> {
+    if !path.exists() {
+        return Err(not_there(path));
+    }
     let target = Target::folder(path).map_err(wrong)?;
     Ok(bare(target))
+}
+
+fn not_there(path: &Path) -> Error {
+    let path = path.display();
+    Error::NotFound(format!(
+        "there is no folder {path}; make it, or install and mount what belongs there"
+    ))
 }
 
 /// This machine, for what needs no more.
