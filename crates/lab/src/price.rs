@@ -212,8 +212,9 @@ mod tests {
             surroundings: Surroundings::default(),
         };
         let plan = StudyPlan {
-            pairs: 6,
-            max_pairs: 6,
+            // The interval of ten leaves the farthest of either side out: one pair may stray.
+            pairs: 10,
+            max_pairs: 10,
             control: false,
             discard_first: false,
             ..StudyPlan::default()

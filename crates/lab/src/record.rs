@@ -3,6 +3,7 @@
 //! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
 //! Runs that repeat their work add both up; nothing is averaged before it is stored.
 
+use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::target::Target;
 use crate::{Latency, Sample};
@@ -217,6 +218,9 @@ pub struct Record {
     /// What the machine beneath it saw of all phases, where they were in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,
+    /// What the run took of the machine, all its phases together.
+    #[serde(default)]
+    pub account: Option<Account>,
 }
 
 /// A run in a guest, seen from the machine that the guest is on.
@@ -336,7 +340,7 @@ mod tests {
                 }),
                 ..Phase::default()
             }],
-            outside: None,
+            ..Record::default()
         }
     }
 

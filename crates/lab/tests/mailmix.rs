@@ -134,10 +134,21 @@ fn what_cannot_be_carried_out_is_refused_with_its_line() {
         ("!rm -rf /", "`!rm ...` is no command"),
         ("set number 99999999999", "number is 99999999999"),
         ("set read 0", "read is 0"),
+        // The real program refuses it, too.
+        ("set read false", "`false` is no whole number"),
+        ("set buffering maybe", "no command"),
+        ("run\nset number 5", "line 2: what follows `run`"),
+        ("set location /a\nset location /b 3", "several locations"),
     ] {
         let error = Config::parse(text).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
     }
+}
+
+#[test]
+fn what_follows_the_end_of_a_configuration_is_not_read() {
+    let config = Config::parse("set number 7\nset location /a\nrun\nquit\nset number 8\n").unwrap();
+    assert_eq!(config.number, 7);
 }
 
 #[test]

@@ -12,6 +12,8 @@ use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xts::{SectorSize, Xts};
@@ -48,13 +50,13 @@ pub struct Built {
     pub kernel: Option<String>,
 }
 
-/// The file or disk under all stacks. A file that was made for the purpose is removed at the end.
+/// The file or disk under all stacks. A file that is made for the purpose has no name from then on, and ends with it.
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
     path: Option<PathBuf>,
-    /// It was made here, and goes with this.
-    made: bool,
+    /// The file that was made, by which others reach it without a name.
+    _made: Option<File>,
 }
 
 impl Bench {
@@ -81,11 +83,19 @@ impl Bench {
         };
         if !path.exists() {
             let file = FileDevice::create(&path, size, &options)?;
+            let made = File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(|e| Error::io("cannot open", &path, e))?;
+            let reached = format!("/proc/{}/fd/{}", std::process::id(), made.as_raw_fd()).into();
+            // Without its name it is there as long as it is open, and nothing stays of a process that is killed.
+            std::fs::remove_file(&path).map_err(|e| Error::io("cannot remove", &path, e))?;
             return Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                path: Some(path),
-                made: true,
+                path: Some(reached),
+                _made: Some(made),
             });
         }
         let file = FileDevice::open(&path, &options)?;
@@ -108,7 +118,7 @@ impl Bench {
                 direct: file.direct(),
                 lower: file,
                 path: Some(path),
-                made: false,
+                _made: None,
             }),
         }
     }
@@ -123,7 +133,7 @@ impl Bench {
             lower: disk.device(),
             direct: disk.direct(),
             path: Some(path.to_owned()),
-            made: false,
+            _made: None,
         })
     }
 
@@ -133,7 +143,7 @@ impl Bench {
             lower: Arc::new(Mem::new(size, 512)),
             direct: true,
             path: None,
-            made: false,
+            _made: None,
         }
     }
 
@@ -183,14 +193,6 @@ impl Bench {
                     kernel: Some(kernel),
                 })
             }
-        }
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        if let (Some(path), true) = (&self.path, self.made) {
-            let _ = std::fs::remove_file(path);
         }
     }
 }

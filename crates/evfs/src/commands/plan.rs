@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
     /// Seconds of each run; there are at least 64
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.2, value_parser = super::lab::seconds)]
     seconds: f64,
 }
 
@@ -66,8 +66,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
         signals: install_signals()?,
         quiet: context.json,
         plan: StudyPlan {
-            min_wall: Duration::try_from_secs_f64(args.seconds)
-                .map_err(|_| Error::Usage(format!("--seconds {} is no time", args.seconds)))?,
+            min_wall: Duration::from_secs_f64(args.seconds),
             max_pairs: 10,
             budget: Duration::from_secs(120),
             ..StudyPlan::default()

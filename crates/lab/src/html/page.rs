@@ -106,6 +106,7 @@ fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
         out.push_str("</details>\n");
     }
     by_layer(out, study);
+    accounts(out, study);
     out.push_str("<div class=\"box\"><p>What a reader has to know:</p><ul>\n");
     for note in notes(study, &found) {
         let _ = writeln!(out, "<li>{}</li>", escape(&note));
@@ -132,6 +133,22 @@ fn by_layer(out: &mut String, study: &Study) {
         out.push_str("</tr>\n");
     }
     out.push_str("</table>\n");
+}
+
+/// What runs took of the machine, and service times.
+fn accounts(out: &mut String, study: &Study) {
+    for shown in study::account_tables(study) {
+        let _ = writeln!(out, "<h3>{}</h3>\n<table>", shown.title);
+        for (n, row) in shown.rows.iter().enumerate() {
+            let tag = if n == 0 { "th" } else { "td" };
+            out.push_str("<tr>");
+            for cell in row {
+                let _ = write!(out, "<{tag}>{}</{tag}>", escape(cell));
+            }
+            out.push_str("</tr>\n");
+        }
+        out.push_str("</table>\n");
+    }
 }
 
 fn table(out: &mut String, study: &Study, found: &[Finding]) {
@@ -234,8 +251,8 @@ fn raw(out: &mut String, results: &Results) {
         out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
         return;
     }
-    // The only way out of such an element is its end tag; in JSON it can be spelt otherwise.
-    let json = json.replace("</", "<\\/");
+    // No tag may end this element, and no comment may hide its end; in JSON their first sign can be spelt otherwise.
+    let json = json.replace('<', "\\u003c");
     let _ = writeln!(
         out,
         "<script type=\"application/json\" id=\"result\">{json}</script>"

@@ -129,7 +129,8 @@ impl Drawing {
 
 /// Round steps from 0 to beyond `top`: about five.
 pub(super) fn steps(top: f64) -> Vec<f64> {
-    if !(top.is_finite() && top > 0.0) {
+    // The smallest numbers have no power of ten below them.
+    if !(top.is_finite() && top > 1e-300) {
         return vec![0.0, 1.0];
     }
     let rough = top / 4.0;
@@ -159,7 +160,9 @@ mod tests {
                 "{top}"
             );
         }
-        assert_eq!(steps(f64::NAN), [0.0, 1.0]);
+        for top in [f64::NAN, f64::INFINITY, -1.0, 1e-320] {
+            assert_eq!(steps(top), [0.0, 1.0]);
+        }
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl Job {
         Ok(Record {
             phases,
             outside: None,
+            account: None,
         })
     }
 }

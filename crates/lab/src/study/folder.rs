@@ -4,6 +4,7 @@
 //! DIR/seqrand.jsonl    journals, one a study: the results themselves, written while they are made
 //!    /result.json      all studies with every raw run, and what follows from them
 //!    /cells.csv        every figure, a line each
+//!    /accounts.csv      what runs took of the machine, and service times
 //!    /report.txt       the tables
 //!    /report.html      one file with all figures, for a browser without a network
 //!    /figures/*.svg    the figures by themselves
@@ -12,7 +13,8 @@
 //! **Invariant:** everything but the journals can be made again from them; each file is written beside its
 //! place and then put there, so that a reader never meets half of one.
 
-use super::{Aggregate, Finding, Study, findings, load, table};
+use super::journal::{check, load_begun};
+use super::{Aggregate, Finding, Study, accounts, findings, table};
 use crate::{Error, Result, html, suite};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -69,7 +71,13 @@ impl Results {
     /// Everything as text: suites first, then each study.
     pub fn text(&self) -> String {
         let suites: String = self.suites.iter().map(suite::text).collect();
-        suites + &table::tables(&self.studies)
+        let text = suites + &table::tables(&self.studies);
+        // Names come from outside, and a terminal obeys control characters.
+        let plain = |c: char| match c.is_control() && c != '\n' {
+            true => '?',
+            false => c,
+        };
+        text.chars().map(plain).collect()
     }
 
     /// Reads the journals of a folder, or a `result.json`, by what `path` is.
@@ -83,13 +91,14 @@ impl Results {
         let text = fs::read_to_string(path).map_err(|e| failed(path, e))?;
         let results: Stored = serde_json::from_str(&text)
             .map_err(|e| Error::Format(format!("{}: {e}", path.display())))?;
-        match results.schema == RESULT_SCHEMA {
-            true => Ok(Results::of(results.studies)),
-            false => Err(Error::Format(format!(
+        if results.schema != RESULT_SCHEMA {
+            return Err(Error::Format(format!(
                 "schema {}, not {RESULT_SCHEMA}",
                 results.schema
-            ))),
+            )));
         }
+        results.studies.iter().try_for_each(check)?;
+        Ok(Results::of(results.studies))
     }
 
     /// Writes everything that is made of the journals.
@@ -100,6 +109,7 @@ impl Results {
         let json = serde_json::to_string_pretty(self).expect("plain data has a JSON form");
         put(&folder.join("result.json"), &json)?;
         put(&folder.join("cells.csv"), &table::csv(&self.studies))?;
+        put(&folder.join("accounts.csv"), &accounts::csv(&self.studies))?;
         put(&folder.join("report.txt"), &self.text())?;
         put(&folder.join("report.html"), &html::page(self))?;
         let figures = folder.join("figures");
@@ -131,20 +141,27 @@ fn read_folder(folder: &Path) -> Result<Results> {
         .filter(|path| path.extension().is_some_and(|e| e == JOURNAL))
         .collect();
     journals.sort();
-    if journals.is_empty() {
-        return Err(Error::Format(format!(
+    // One that was made and never begun is no reason to refuse the others.
+    let begun = journals
+        .iter()
+        .filter_map(|path| load_begun(path).transpose());
+    let studies: Vec<Study> = begun.collect::<Result<_>>()?;
+    match studies.is_empty() {
+        true => Err(Error::Format(format!(
             "{} has no journal of a study (*.{JOURNAL})",
             folder.display()
-        )));
+        ))),
+        false => Ok(Results::of(studies)),
     }
-    let studies = journals.iter().map(|path| load(path));
-    Ok(Results::of(studies.collect::<Result<_>>()?))
 }
 
 fn put(path: &Path, text: &str) -> Result<()> {
     let beside = path.with_extension("new");
     let put = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-    put.map_err(|e| failed(path, e))
+    put.map_err(|e| {
+        let _ = fs::remove_file(&beside);
+        failed(path, e)
+    })
 }
 
 fn failed(path: &Path, source: std::io::Error) -> Error {

@@ -2,15 +2,15 @@
 //!
 //! **Invariant:** a line is written by one call and ends with a line feed, so whatever ends this process,
 //! all lines but perhaps the last are whole; a last line without its end is taken off when the study is
-//! taken up, and passed over when it is read.
+//! taken up, and passed over when it is read. One process at a time writes it.
 
 use super::{SideFacts, Study, StudyPlan};
 use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::{Error, Record, Result};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 /// Name and version of the layout of a study. A reader refuses what it does not know.
@@ -81,6 +81,8 @@ impl Logged {
 /// An open journal.
 pub struct Journal {
     file: File,
+    /// Bytes of whole lines.
+    whole: u64,
     study: Option<Study>,
 }
 
@@ -88,7 +90,8 @@ impl Journal {
     /// Opens the journal at `path`, or makes it.
     ///
     /// # Errors
-    /// [`Error::Journal`] for what the file system says, [`Error::Format`] for another file.
+    /// [`Error::Journal`] for what the file system says, and while another process writes it;
+    /// [`Error::Format`] for another file.
     pub fn open(path: &Path) -> Result<Journal> {
         let failed = |source| Error::Journal {
             path: path.display().to_string(),
@@ -100,11 +103,16 @@ impl Journal {
             .create(true)
             .open(path)
             .map_err(failed)?;
+        // A file system without locks is no reason to measure nothing.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            let busy = "another laboratory is writing it; wait for its end, or take another folder";
+            return Err(failed(std::io::Error::new(ErrorKind::ResourceBusy, busy)));
+        }
         let text = read(&mut file).map_err(failed)?;
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        let study = parse(&text[..whole])?;
-        file.set_len(whole as u64).map_err(failed)?;
-        Ok(Journal { file, study })
+        let whole = text.len() as u64;
+        let study = parse(&text)?;
+        file.set_len(whole).map_err(failed)?;
+        Ok(Journal { file, whole, study })
     }
 
     /// What was read or written so far.
@@ -176,20 +184,28 @@ impl Journal {
     pub(crate) fn append(&mut self, line: &Line) -> Result<()> {
         let mut text = serde_json::to_vec(line).expect("plain data has a JSON form");
         text.push(b'\n');
-        self.file
-            .write_all(&text)
-            .map_err(|source| Error::Journal {
-                path: "the journal".into(),
-                source,
-            })?;
+        if let Err(source) = self.file.write_all(&text) {
+            // On a full disk half a line may have found room: the next would be appended to it.
+            let _ = self.file.set_len(self.whole);
+            let path = "the journal".into();
+            return Err(Error::Journal { path, source });
+        }
+        self.whole += text.len() as u64;
         take(&mut self.study, line.clone())
     }
 }
 
+/// The whole lines of a journal. It may end anywhere, also within a letter of several bytes.
 fn read(file: &mut File) -> std::io::Result<String> {
-    let mut text = String::new();
-    file.take(BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        let long = format!("it is longer than {BYTES_MAX} bytes, which no study is");
+        return Err(std::io::Error::new(ErrorKind::InvalidData, long));
+    }
+    let whole = bytes.iter().rposition(|b| *b == b'\n');
+    bytes.truncate(whole.map_or(0, |end| end + 1));
+    String::from_utf8(bytes).map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e))
 }
 
 /// Reads a journal, whole or cut off.
@@ -197,6 +213,12 @@ fn read(file: &mut File) -> std::io::Result<String> {
 /// # Errors
 /// [`Error::Journal`], [`Error::Format`].
 pub fn load(path: &Path) -> Result<Study> {
+    let none = || Error::Format(format!("{}: it has no whole line", path.display()));
+    load_begun(path)?.ok_or_else(none)
+}
+
+/// As [`load`]; `None` for a study that ended before its head was written.
+pub(super) fn load_begun(path: &Path) -> Result<Option<Study>> {
     let mut file = File::open(path).map_err(|source| Error::Journal {
         path: path.display().to_string(),
         source,
@@ -205,8 +227,10 @@ pub fn load(path: &Path) -> Result<Study> {
         path: path.display().to_string(),
         source,
     })?;
-    let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    parse(&text[..whole])?.ok_or_else(|| Error::Format("the journal is empty".into()))
+    parse(&text).map_err(|error| match error {
+        Error::Format(why) => Error::Format(format!("{}: {why}", path.display())),
+        other => other,
+    })
 }
 
 fn parse(text: &str) -> Result<Option<Study>> {
@@ -249,6 +273,29 @@ fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
     Ok(())
 }
 
+/// How many have runs: the sides, and the control.
+fn arms(sides: &[SideFacts], plan: &StudyPlan) -> usize {
+    sides.len() + usize::from(plan.control && sides.len() > 1)
+}
+
+/// Whether a study that comes from elsewhere than its journal holds together.
+///
+/// # Errors
+/// [`Error::Format`].
+pub(super) fn check(study: &Study) -> Result<()> {
+    let bad = |why: String| Err(Error::Format(why));
+    match study {
+        other if other.schema != STUDY_SCHEMA => {
+            bad(format!("schema {}, not {STUDY_SCHEMA}", other.schema))
+        }
+        none if none.sides.is_empty() => bad("a study without a side".into()),
+        other if other.runs.len() != arms(&other.sides, &other.plan) => {
+            bad("a study whose runs are not those of its sides".into())
+        }
+        _ => Ok(()),
+    }
+}
+
 fn fresh(head: Head) -> Result<Study> {
     if head.schema != STUDY_SCHEMA {
         return Err(Error::Format(format!(
@@ -256,8 +303,10 @@ fn fresh(head: Head) -> Result<Study> {
             head.schema
         )));
     }
-    let controlled = head.plan.control && head.sides.len() > 1;
-    let arms = head.sides.len() + usize::from(controlled);
+    if head.sides.is_empty() {
+        return Err(Error::Format("a study without a side".into()));
+    }
+    let arms = arms(&head.sides, &head.plan);
     Ok(Study {
         schema: head.schema,
         workload: head.workload,

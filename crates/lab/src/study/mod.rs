@@ -13,6 +13,7 @@
 //! The **control** is the first side once more: what it differs from itself is what this machine cannot tell
 //! apart now, measured among the other runs and not before them.
 
+mod accounts;
 mod analysis;
 mod difference;
 mod folder;
@@ -20,6 +21,7 @@ mod journal;
 mod layers;
 mod table;
 
+pub(crate) use accounts::shown as account_tables;
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, change_table, changes, gate};
 pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
@@ -29,6 +31,7 @@ pub(crate) use layers::{cells as layer_cells, heads as layer_heads};
 pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
+use crate::account::Opened;
 use crate::environment::Environment;
 use crate::result::{End, Run};
 use crate::series::{Ran, Rules, Series};
@@ -203,15 +206,32 @@ impl Side {
 
     /// The job, with the surroundings as long as it takes.
     fn run_beside(&self, times: u32) -> Result<Record> {
+        self.daemons_are_there()?;
         let beside = self.surroundings.begin(&self.target)?;
         let target = Target {
             competitors: beside.pids(),
             ..self.target.clone()
         };
-        let record = self.job.run(&target, times)?;
+        let opened = Opened::now();
+        let mut record = self.job.run(&target, times)?;
+        record.account = Some(opened.close(&self.target.daemons));
         self.target.settle()?;
         beside.end()?;
+        // One that ended during the run has taken its CPU with it.
+        self.daemons_are_there()?;
         Ok(record)
+    }
+
+    /// A daemon that is not there would be counted as one that takes nothing.
+    fn daemons_are_there(&self) -> Result<()> {
+        let there = |pid: &u32| Path::new("/proc").join(pid.to_string()).exists();
+        match self.target.daemons.iter().find(|pid| !there(pid)) {
+            None => Ok(()),
+            Some(pid) => Err(Error::Program {
+                what: self.name.clone(),
+                detail: format!("its daemon, process {pid}, is not there"),
+            }),
+        }
     }
 }
 

@@ -32,6 +32,7 @@ pub fn tables(studies: &[Study]) -> String {
         }
         out.push_str(&rows(study, &found));
         out.push_str(&super::layers::text(study));
+        out.push_str(&super::accounts::text(study));
         out.push('\n');
         for note in notes(study, &found) {
             let _ = writeln!(out, "- {note}");
@@ -413,8 +414,14 @@ fn control(found: &[Finding]) -> Option<String> {
     ))
 }
 
-/// A Markdown table whose source is aligned too.
+/// A Markdown table whose source is aligned too. What a name holds can neither begin another cell nor reach the terminal.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
+    let plain = |cell: &String| {
+        let one = |c: char| if c.is_control() { '?' } else { c };
+        cell.replace('|', "\\|").chars().map(one).collect()
+    };
+    let plain = |row: &Vec<String>| row.iter().map(plain).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(plain).collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -106,6 +106,87 @@ fn a_journal_that_was_cut_off_anywhere_is_valid() {
 }
 
 #[test]
+fn a_journal_that_was_cut_within_a_letter_is_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    // The line of a failure has the name of its side, whose letters take several bytes.
+    let mut sides = sides(&["µ–µ"]);
+    sides[0].before = Some("echo µ–µ >&2; false".into());
+    until(&path, &sides, &plan(), u32::MAX).unwrap_err();
+    let text = std::fs::read(&path).unwrap();
+    assert!(!text[text.len() - 40..].is_ascii(), "letters to cut");
+    for at in text.len() - 40..text.len() {
+        std::fs::write(&path, &text[..at]).unwrap();
+        assert_eq!(load(&path).unwrap().failure, None, "cut at {at}");
+    }
+    sides[0].before = Some("echo µ–µ >&2; false".into());
+    until(&path, &sides, &plan(), 1).unwrap_err();
+    assert!(load(&path).unwrap().failure.is_some());
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_not_counted_as_idle() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut sides = sides(&["a"]);
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    sides[0].target.daemons = vec![child.id()];
+    until(&path, &sides, &plan(), 1).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let refused = until(&path, &sides, &plan(), u32::MAX).unwrap_err();
+    assert!(refused.to_string().contains("is not there"), "{refused}");
+    assert_eq!(load(&path).unwrap().runs[0].len(), 1);
+}
+
+#[test]
+fn one_laboratory_at_a_time_writes_a_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let first = Journal::open(&path).unwrap();
+    let second = Journal::open(&path).err().unwrap().in_words();
+    assert!(second.contains("another laboratory"), "{second}");
+    drop(first);
+    Journal::open(&path).unwrap();
+}
+
+#[test]
+fn a_result_that_does_not_hold_together_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = until(&dir.path().join("a.jsonl"), &sides(&["a", "b"]), &plan(), 9).unwrap();
+    let path = dir.path().join("result.json");
+    let read = |study: Study| {
+        Results::of(vec![study]).write(dir.path()).unwrap();
+        Results::read(&path)
+    };
+    assert_eq!(read(whole.clone()).unwrap().studies, [whole.clone()]);
+    // A study that was killed before its first line is not in the way of the others.
+    std::fs::write(dir.path().join("b.jsonl"), "").unwrap();
+    assert_eq!(Results::read(dir.path()).unwrap().studies, [whole.clone()]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut stored: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (field, value) in [
+        ("sides", serde_json::json!([])),
+        ("runs", serde_json::json!([])),
+        ("runs", serde_json::json!([[]])),
+        ("schema", serde_json::json!("evfs-lab-study/0")),
+    ] {
+        let kept = stored["studies"][0][field].take();
+        stored["studies"][0][field] = value.clone();
+        std::fs::write(&path, stored.to_string()).unwrap();
+        let refused = Results::read(&path);
+        assert!(
+            matches!(refused, Err(Error::Format(_))),
+            "{field} = {value}: {refused:?}"
+        );
+        stored["studies"][0][field] = kept;
+    }
+}
+
+#[test]
 fn a_journal_of_something_else_is_refused_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
@@ -162,7 +243,7 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
             ],
             ..Phase::default()
         }],
-        outside: None,
+        ..Record::default()
     };
     let mut series = Series::new(3, plan.rules());
     let end = series.measure(

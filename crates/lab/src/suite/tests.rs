@@ -87,7 +87,7 @@ fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
                 ..Phase::default()
             })
             .collect(),
-        outside: None,
+        ..Record::default()
     };
     let runs = |second: bool| {
         let run = |n: u32| Run {

@@ -118,7 +118,7 @@ impl Groups {
         let pid = std::process::id();
         let own = home(&hierarchy, pid)?;
         let here = hierarchy.here(&own)?;
-        remove_stale(&here);
+        remove_stale(&here, &own);
         let base = here.join(format!("{PREFIX}{pid}"));
         let groups = Groups {
             hierarchy,
@@ -188,12 +188,18 @@ fn remove(base: &Path) -> bool {
     !base.exists()
 }
 
-/// Removes what laboratories left that are no more.
-fn remove_stale(here: &Path) {
+/// Removes what laboratories left that are no more. Daemons that live on in their groups come into `own`.
+fn remove_stale(here: &Path, own: &Path) {
     for entry in fs::read_dir(here).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            for group in ["work", "load"] {
+                let left = entry.path().join(group).join("cgroup.procs");
+                for pid in fs::read_to_string(left).unwrap_or_default().lines() {
+                    let _ = write(&own.join("cgroup.procs"), pid);
+                }
+            }
             remove(&entry.path());
         }
     }

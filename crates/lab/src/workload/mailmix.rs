@@ -75,18 +75,32 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration file of the original. `location` and `buffering` are taken note of and
-    /// passed over: the target is given elsewhere, and nothing is buffered here.
+    /// Reads a configuration file of the original, up to its `quit`. One `location`, `buffering` and `report` are taken
+    /// note of and passed over: the target is given elsewhere, and nothing is buffered here.
     ///
     /// # Errors
     /// [`Error::Spec`] with the number of the line.
     pub fn parse(text: &str) -> Result<Config> {
         let mut config = Config::default();
+        let (mut ran, mut locations) = (false, 0);
         for (index, line) in text.lines().enumerate() {
             let words: Vec<&str> = line.split_whitespace().collect();
-            config
-                .obey(&words)
-                .map_err(|why| Error::Spec(format!("line {}: {why}", index + 1)))?;
+            let bad = |why: String| Error::Spec(format!("line {}: {why}", index + 1));
+            match words[..] {
+                ["quit", ..] => break,
+                ["run" | "set", ..] if ran => {
+                    let why = "what follows `run` is another run, and has to be a file of its own";
+                    return Err(bad(why.into()));
+                }
+                ["run", ..] => ran = true,
+                ["set", "location", ..] => locations += 1,
+                _ => {}
+            }
+            if locations > 1 {
+                let why = "files go to the target, and cannot be spread over several locations";
+                return Err(bad(why.into()));
+            }
+            config.obey(&words).map_err(bad)?;
         }
         config.check()?;
         Ok(config)
@@ -102,7 +116,9 @@ impl Config {
         };
         match words {
             [] | ["run" | "quit" | "show" | "help", ..] => {}
-            ["set", "location" | "buffering" | "report", _, ..] => {}
+            ["set", "location", _, ..] => {}
+            ["set", "buffering", "true" | "false"] => {}
+            ["set", "report", "verbose" | "terse"] => {}
             ["set", "number", n] => self.number = number(n)?,
             ["set", "transactions", n] => self.transactions = number(n)?,
             ["set", "subdirectories", n] => self.subdirectories = number(n)?,

@@ -58,7 +58,7 @@ pub struct MeasureArgs {
     #[arg(long, value_parser = duration)]
     budget: Option<Duration>,
     /// Shortest run in seconds; the work is repeated until then
-    #[arg(long)]
+    #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
     /// Write back and drop the kernel's caches before each run (root)
     #[arg(long)]
@@ -109,6 +109,14 @@ pub fn part(text: &str) -> std::result::Result<f64, String> {
         .ok()
         .filter(|v| *v > 0.0 && *v < 1.0)
         .ok_or_else(|| format!("`{text}` is no part of one, like 5%"))
+}
+
+/// Seconds, 0 for a single run of the work, an hour at most.
+pub fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let value = text.parse::<f64>().ok();
+    value
+        .filter(|v| (0.0..=3600.0).contains(v))
+        .ok_or_else(|| format!("`{text}` is no number of seconds from 0 to 3600"))
 }
 
 fn duration(text: &str) -> std::result::Result<Duration, String> {
@@ -617,7 +625,10 @@ impl<'a> Session<'a> {
             match done_one {
                 Ok(study) => done.push(study),
                 // What was run before it stays, and is shown first.
-                Err(error) if whole => failed = Some(error),
+                Err(error) if whole => {
+                    done.extend(self.kept(planned));
+                    failed = Some(error);
+                }
                 // The other parts of a suite do not depend on this one.
                 Err(error) => {
                     output::say(
@@ -638,6 +649,13 @@ impl<'a> Session<'a> {
             }
             show(self.context, &results);
         }
+        if self.how.out.is_some() {
+            match (self.write(), &failed) {
+                // Why a run failed says more than what a folder without a result says.
+                (Err(_), Some(_)) | (Ok(()), _) => {}
+                (Err(error), None) => failed = Some(error),
+            }
+        }
         match (self.signals.stop_asked(), failed) {
             (Some(signal), _) => {
                 let words = match &self.how.out {
@@ -650,6 +668,13 @@ impl<'a> Session<'a> {
             (None, Some(error)) => Err(error),
             (None, None) => Ok(exit::OK),
         }
+    }
+
+    /// What a study that failed has run before.
+    fn kept(&self, planned: &Planned) -> Option<Study> {
+        let study = study::load(&journal_path(&self.folder, &planned.key())).ok()?;
+        let some = study.failure.is_some() && study.runs.iter().any(|runs| !runs.is_empty());
+        some.then_some(study)
     }
 
     /// Everything that the folder has, also of earlier commands.

@@ -8,6 +8,7 @@ mod pool;
 mod sides;
 mod stacks;
 
+pub use measure::seconds;
 pub use stacks::{by_turns, costs};
 
 use super::Context;
@@ -164,6 +165,9 @@ fn wrong(error: lab::Error) -> Error {
     let text = error.in_words();
     match error {
         lab::Error::Spec(_) => Error::Usage(text),
+        lab::Error::Journal { source, .. } if source.kind() == std::io::ErrorKind::ResourceBusy => {
+            Error::Busy(text)
+        }
         _ => Error::Failed(text),
     }
 }

@@ -100,6 +100,9 @@ impl Builder<'_> {
         if let Some((place, more)) = text.split_once(',') {
             return Ok(vec![self.said(text, place, more)?]);
         }
+        if text.contains('/') && !Path::new(text).exists() {
+            return Err(not_there(Path::new(text)));
+        }
         Err(Error::Usage(format!(
             "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
         )))
@@ -287,6 +290,9 @@ pub const FILES: &str = "fs-";
 /// Folders for temporary files that begin so are mount points of ours.
 const MOUNT_PREFIX: &str = "evfs-lab-";
 
+/// An empty folder that is so old is not about to be mounted on.
+const ABANDONED: std::time::Duration = std::time::Duration::from_secs(600);
+
 /// Takes away what processes that were killed have left mounted, as far as this user may.
 fn clear_the_dead() {
     let entries = std::fs::read_dir(std::env::temp_dir());
@@ -296,7 +302,12 @@ fn clear_the_dead() {
             .as_encoded_bytes()
             .starts_with(MOUNT_PREFIX.as_bytes());
         let path = entry.path();
-        if ours && stack::filesystem::clear_dead(&path).unwrap_or(false) {
+        let old = || {
+            let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+            (age > ABANDONED).then_some(())
+        };
+        if ours && (stack::filesystem::clear_dead(&path).unwrap_or(false) || old().is_some()) {
+            // Goes only if it is empty and nothing is mounted there.
             let _ = std::fs::remove_dir(&path);
         }
     }
@@ -392,9 +403,19 @@ pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
 
 /// A folder of this machine.
 pub fn folder(path: &Path) -> Result<Built> {
+    if !path.exists() {
+        return Err(not_there(path));
+    }
     let target = Target::folder(path).map_err(wrong)?;
     let whole = std::path::absolute(path).map_err(|e| Error::io("cannot find", path, e))?;
     Ok(bare(target, Recipe::Folder(whole)))
+}
+
+fn not_there(path: &Path) -> Error {
+    let path = path.display();
+    Error::NotFound(format!(
+        "there is no folder {path}; make it, or install and mount what belongs there"
+    ))
 }
 
 /// This machine, for what needs no more.

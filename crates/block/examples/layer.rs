@@ -1,0 +1,42 @@
+//! What it costs to enter a layer and to leave it: `cargo run --release -p block --example layer`.
+//!
+//! Three loops by turns, an empty one, one that enters a layer while nobody counts, and one while layers are counted.
+//! Printed are nanoseconds for each pair of entering and leaving, the least of all rounds, which is what a machine
+//! that others use disturbs least. Counting cannot be ended within a process, so its rounds come last.
+
+use block::layer::{self, Layer};
+use std::hint::black_box;
+use std::time::Instant;
+
+const ROUNDS: usize = 30;
+const TURNS: u32 = 1_000_000;
+
+fn round(work: impl Fn()) -> f64 {
+    let began = Instant::now();
+    for _ in 0..TURNS {
+        work();
+    }
+    began.elapsed().as_nanos() as f64 / f64::from(TURNS)
+}
+
+fn main() {
+    let empty = || {
+        black_box(Layer::Fs);
+    };
+    let entered = || {
+        let within = layer::within(black_box(Layer::Fs));
+        black_box(&within);
+    };
+    let (mut nothing, mut idle, mut counted) = (f64::MAX, f64::MAX, f64::MAX);
+    for _ in 0..ROUNDS {
+        nothing = nothing.min(round(empty));
+        idle = idle.min(round(entered));
+    }
+    layer::count();
+    for _ in 0..3 {
+        counted = counted.min(round(entered));
+    }
+    println!("an empty turn {nothing:.2} ns");
+    println!("in and out of a layer, nobody counts: {idle:.2} ns");
+    println!("in and out of a layer, counted: {counted:.0} ns");
+}
