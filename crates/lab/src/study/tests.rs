@@ -162,10 +162,16 @@ fn a_result_that_does_not_hold_together_is_refused() {
         Results::of(vec![study]).write(dir.path()).unwrap();
         Results::read(&path)
     };
-    assert_eq!(read(whole.clone()).unwrap().studies, [whole.clone()]);
+    assert_eq!(
+        read(whole.clone()).unwrap().studies[..],
+        *std::slice::from_ref(&whole)
+    );
     // A study that was killed before its first line is not in the way of the others.
     std::fs::write(dir.path().join("b.jsonl"), "").unwrap();
-    assert_eq!(Results::read(dir.path()).unwrap().studies, [whole.clone()]);
+    assert_eq!(
+        Results::read(dir.path()).unwrap().studies[..],
+        *std::slice::from_ref(&whole)
+    );
     let text = std::fs::read_to_string(&path).unwrap();
     let mut stored: serde_json::Value = serde_json::from_str(&text).unwrap();
     for (field, value) in [
