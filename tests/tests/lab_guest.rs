@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use tests::{Ran, Sandbox, installed, program, wait_until};
+use std::time::{Duration, Instant};
+use tests::{PATIENCE, Ran, Sandbox, installed, program, wait_until};
 
 /// Emulated machines: one test at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -99,6 +99,15 @@ fn machines_with(path: &Path) -> usize {
         line.starts_with(b"qemu-system") && line.windows(needle.len()).any(|part| part == needle)
     };
     lines.filter(ours).count()
+}
+
+/// As [`wait_until`], for what two emulated machines do after they have started beside other work.
+fn wait_long(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "waited until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn journal_runs(path: &Path) -> usize {
@@ -197,7 +206,7 @@ fn a_killed_laboratory_leaves_no_guest_and_goes_on() {
         lab.spawn().unwrap()
     };
     let mut lab = start();
-    wait_until("a few runs in two guests", || journal_runs(&journal) >= 4);
+    wait_long("a few runs in two guests", || journal_runs(&journal) >= 4);
     assert_eq!(machines_with(&disk), 2, "one for each side, kept");
     lab.kill().unwrap();
     lab.wait().unwrap();
@@ -205,7 +214,7 @@ fn a_killed_laboratory_leaves_no_guest_and_goes_on() {
 
     let kept = journal_runs(&journal);
     let mut lab = start();
-    wait_until("more runs", || journal_runs(&journal) > kept + 2);
+    wait_long("more runs", || journal_runs(&journal) > kept + 2);
     rustix::process::kill_process(
         rustix::process::Pid::from_child(&lab),
         rustix::process::Signal::INT,
