@@ -325,25 +325,27 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
 
 fn pumping(target: &Target, config: &packets::Config) -> Result<Vec<Phase>> {
     packets::check(config)?;
-    packets::with_peer(config, |socket, local| {
-        let one = |size: &usize| {
+    packets::with_ends(config, |near| {
+        let one = |work: packets::Work| {
             let watch = Watch::start(target);
-            let o = packets::exchange(socket, *size, config.exchanges, local)?;
+            let o = near.exchange(work)?;
             let count = o.exchanges as f64;
-            let cells = vec![
+            let mut cells = vec![
                 Cell::cost("exchange", "µs/exchange", o.secs * 1e6, count),
                 Cell::cost("all", "s", o.secs, 1.0),
                 Cell::cost("sent again", "of 1", o.again as f64, count),
             ];
-            let whole = match o.fragments {
-                Some(true) => ", in fragments",
-                Some(false) => ", not in fragments",
-                None => "",
-            };
-            let name = format!("{size} bytes{whole}");
-            Ok(watch.operations(&name, count, cells))
+            if let Some(packets) = o.packets {
+                cells.push(Cell::cost(
+                    "packets of a request",
+                    "packets",
+                    packets as f64,
+                    count,
+                ));
+            }
+            Ok(watch.operations(&o.name(), count, cells))
         };
-        config.sizes.iter().map(one).collect()
+        near.works(config).into_iter().map(one).collect()
     })
 }
 

@@ -29,8 +29,8 @@ pub const PARTS: &[Part] = &[
                 "s",
             ),
             cost(
-                "1000 1500-byte RX packets (UDP here)",
-                ("1500 bytes", "all"),
+                "1000 1500-byte RX packets",
+                ("Rx 1500 bytes", "all"),
                 &[[6.25, 7.3]],
                 "s",
             ),
