@@ -304,23 +304,51 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
         })
         .collect::<Result<Vec<_>>>()?;
     let own = std::iter::once(target.reach()?);
-    let folders: Vec<&dyn Files> = own.chain(others.iter().map(|f| f as &dyn Files)).collect();
+    let served = match &target.server {
+        Some(server) => server
+            .clients(config.clients)
+            .map_err(|source| crate::Error::Files {
+                target: target.name.clone(),
+                call: "connect",
+                path: ".".into(),
+                source,
+            })?,
+        None => Vec::new(),
+    };
+    let all: Vec<&dyn Files> = match served.is_empty() {
+        true => own.chain(others.iter().map(|f| f as &dyn Files)).collect(),
+        false => served.iter().map(|client| &**client).collect(),
+    };
+    let prepared = clientload::Prepared::new(&all, config)?;
     let watch = Watch::start(target);
-    let outcome = clientload::run(&folders, config)?;
+    let read = prepared.read();
+    let phase = read.map(|outcome| {
+        let name = match outcome.flushed {
+            true => format!("{} after flushing", plural(config.clients, "client")),
+            false => format!("{}, caches kept", plural(config.clients, "client")),
+        };
+        watch.bytes(&name, outcome.bytes, false, client_cells(&outcome))
+    });
+    prepared.remove()?;
+    Ok(vec![phase?])
+}
+
+/// Clients whose times are figures of their own, at most.
+const CLIENTS_SHOWN: usize = 64;
+
+fn client_cells(outcome: &clientload::Outcome) -> Vec<Cell> {
     let (first, last) = (outcome.first(), outcome.last());
     let mean = outcome.secs.iter().sum::<f64>() / outcome.secs.len() as f64;
-    let cells = vec![
+    let mut cells = vec![
         Cell::cost("last client", "s", last, 1.0),
         Cell::cost("mean of clients", "s", mean, 1.0),
         Cell::cost("first client", "s", first, 1.0),
         Cell::cost("spread, last / first", "x", last, first),
         Cell::throughput("all together", outcome.bytes, last),
     ];
-    let name = match outcome.flushed {
-        true => format!("{} after flushing", plural(config.clients, "client")),
-        false => format!("{}, caches kept", plural(config.clients, "client")),
-    };
-    Ok(vec![watch.bytes(&name, outcome.bytes, false, cells)])
+    let shown = outcome.secs.iter().take(CLIENTS_SHOWN).enumerate();
+    cells.extend(shown.map(|(n, secs)| Cell::cost(&format!("client {}", n + 1), "s", *secs, 1.0)));
+    cells
 }
 
 fn pumping(target: &Target, config: &packets::Config) -> Result<Vec<Phase>> {

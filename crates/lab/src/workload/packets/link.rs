@@ -10,7 +10,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use std::fs::File;
 use std::io::{Error, Result};
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 
 /// Addresses of the ends, which nobody else sees.
@@ -37,7 +37,7 @@ impl Pair {
     /// This user may not; there is no `ip`, or it says why not.
     pub(super) fn new() -> Result<Pair> {
         let (near, far) = (Namespace::new()?, Namespace::new()?);
-        let other = format!("/proc/{}/fd/{}", std::process::id(), far.descriptor());
+        let other = format!("/proc/{}/fd/{}", std::process::id(), far.0.as_raw_fd());
         near.within(|| {
             let pair = ["link", "add", "near", "mtu", MTU, "type", "veth"];
             let peer = ["peer", "name", "far", "mtu", MTU, "netns", &other];
@@ -57,11 +57,6 @@ impl Namespace {
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             Ok(Namespace(File::open("/proc/thread-self/ns/net")?))
         })
-    }
-
-    fn descriptor(&self) -> i32 {
-        use std::os::fd::AsRawFd;
-        self.0.as_raw_fd()
     }
 
     /// Does something on a thread whose network this is. Sockets that it makes stay there wherever they are used,
