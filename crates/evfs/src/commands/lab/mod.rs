@@ -1,5 +1,6 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
+mod afs;
 mod inside;
 mod measure;
 mod sides;

@@ -1,10 +1,11 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
+use super::afs::Cell;
 use super::inside::Inside;
 use super::wrong;
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::Deserialize;
-use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
+use stack::arms::{ArmKind, Bench, OwnCell, OwnFs, OwnMount};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,10 @@ impl Builder<'_> {
             let called = |kind| self.called(kind, self.settings.cache_tunables());
             return kinds.into_iter().map(called).collect();
         }
+        if let Some(kinds) = text.strip_prefix(SERVED).and_then(stacks) {
+            let served = |kind| self.served(kind, self.settings.cache_tunables());
+            return kinds.into_iter().map(served).collect();
+        }
         if let Some(path) = text.strip_prefix("device:") {
             return Ok(vec![self.disk(Path::new(path))?]);
         }
@@ -87,7 +92,7 @@ impl Builder<'_> {
             return Ok(vec![folder(Path::new(text))?]);
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-..., files-... or afs-..., a folder, device:PATH or a file .toml"
         )))
     }
 
@@ -144,6 +149,23 @@ impl Builder<'_> {
         Ok(built)
     }
 
+    /// The same behind an AFS server of this process, for clients that are in it, too.
+    fn served(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let stack = bench.build(kind)?;
+        let name = format!("{SERVED}{}", stack.name);
+        let cached = ProcessCache::with(self.settings, cache)?;
+        let own = OwnCell::new(&stack.device, &name, self.settings, &cached)?;
+        let cell = Arc::new(Cell::new(&name, own));
+        let first = cell.client(0);
+        let first = first.map_err(|e| Error::Failed(format!("{name}: no client: {e}")))?;
+        let mut built = bare(Target::files(&name, first));
+        built.target.server = Some(cell);
+        built.facts = with_files(&stack, "served by AFS in this process", cache);
+        built._bench = Some(bench);
+        Ok(built)
+    }
+
     /// A device by itself, which is overwritten: as the clear stack over it.
     fn disk(&self, path: &Path) -> Result<Built> {
         if !path.exists() {
@@ -173,9 +195,11 @@ impl Builder<'_> {
                     Some([kind]) => Ok(*kind),
                     _ => Err(bad(format!("`{name}` is no stack, or two"))),
                 };
-                match (name.strip_prefix(FILES), name.strip_prefix(CALLED)) {
-                    (Some(name), _) => self.mounted(one(name)?, &file.cache)?,
-                    (_, Some(name)) => self.called(one(name)?, &file.cache)?,
+                let after = |prefix| name.strip_prefix(prefix);
+                match (after(FILES), after(CALLED), after(SERVED)) {
+                    (Some(name), _, _) => self.mounted(one(name)?, &file.cache)?,
+                    (_, Some(name), _) => self.called(one(name)?, &file.cache)?,
+                    (_, _, Some(name)) => self.served(one(name)?, &file.cache)?,
                     _ => self.stack(one(name)?)?,
                 }
             }
@@ -218,6 +242,9 @@ fn clear_the_dead() {
 
 /// The same, called without a mount.
 const CALLED: &str = "files-";
+
+/// The same, behind an AFS server.
+const SERVED: &str = "afs-";
 
 /// What a reader has to know about a stack with files.
 fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
