@@ -67,6 +67,8 @@ impl Cell {
                 ..Options::default()
             };
             let client = self.nets[n % PORTS].client(address, self.own.address(), options)?;
+            // The server meets it now, so that no measured call waits for that.
+            client.time().map_err(system)?;
             clients.push(Arc::new(AfsFiles {
                 name: self.name.clone(),
                 root: AfsFid {
@@ -344,7 +346,7 @@ impl Files for AfsFiles {
 
     fn readlink(&self, path: &str) -> Result<String> {
         let (fid, status) = self.status(path)?;
-        if status.file_type != FileType::Symlink {
+        if status.file_type != FileType::SymbolicLink {
             return Err(ErrorKind::InvalidInput.into());
         }
         let text = self.client()?.read(fid, 0, status.length).map_err(system)?;
@@ -352,7 +354,7 @@ impl Files for AfsFiles {
     }
 
     fn is_symlink(&self, path: &str) -> Result<bool> {
-        Ok(self.status(path)?.1.file_type == FileType::Symlink)
+        Ok(self.status(path)?.1.file_type == FileType::SymbolicLink)
     }
 
     fn readdir(&self, path: &str) -> Result<Vec<String>> {

@@ -7,10 +7,10 @@ use stack::arms::{ArmKind, Bench};
 use stack::{ProcessCache, Settings};
 
 fn cell() -> Cell {
-    let settings = Settings::default();
+    let settings = Settings::load().unwrap();
     let bench = Bench::in_memory(256 << 20);
     let built = bench.build(ArmKind::Encrypted(256)).unwrap();
-    let cache = ProcessCache::with(&settings, "filecache_max=32M").unwrap();
+    let cache = ProcessCache::with(&settings, "").unwrap();
     let own = OwnCell::new(&built.device, "afs-test", &settings, &cache).unwrap();
     Cell::new("afs-test", own)
 }

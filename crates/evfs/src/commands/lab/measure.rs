@@ -166,13 +166,20 @@ pub fn run(
     let [target] = scratch.as_slice() else {
         return Err(Error::Usage("one target, not two".into()));
     };
+    let mut own_machine = None;
+    if !suites.is_empty() && target.target.server.is_some() {
+        let dir = temporary.insert(
+            tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?,
+        );
+        own_machine = Some(folder(dir.path())?);
+    }
     let mut studies = Vec::new();
     for job in jobs {
         let environments = how.environments(target.surroundings);
         studies.push(beside(target, job, how, &environments)?);
     }
     for name in &suites {
-        studies.extend(in_environments(name, target, how)?);
+        studies.extend(in_environments(name, target, own_machine.as_ref(), how)?);
     }
     let control = how.env.len() > 1 || !suites.is_empty();
     Session::new(context, how, control)?.all(studies)
@@ -205,8 +212,19 @@ fn beside(
     })
 }
 
-/// The studies of a suite whose columns are environments.
-fn in_environments(name: &str, target: &Built, how: &MeasureArgs) -> Result<Vec<Planned>> {
+/// What the report of 1990 ran on the server's machine, where its other measurements were of what it served.
+fn is_of_the_machine(job: &Job) -> bool {
+    matches!(job, Job::Micro(_) | Job::Build(_))
+}
+
+/// The studies of a suite whose columns are environments. `own_machine`: a folder for what is no matter of a server,
+/// where the target is one.
+fn in_environments(
+    name: &str,
+    target: &Built,
+    own_machine: Option<&Built>,
+    how: &MeasureArgs,
+) -> Result<Vec<Planned>> {
     let suite = Suite::named(name).expect("the caller found it");
     if suite.axis != Axis::Environments || !how.env.is_empty() {
         return Err(Error::Usage(match suite.axis {
@@ -220,7 +238,11 @@ fn in_environments(name: &str, target: &Built, how: &MeasureArgs) -> Result<Vec<
     for (part, columns) in parts(suite) {
         let job = how.part(part)?;
         let environments = columns.surroundings().map_err(wrong)?;
-        let mut study = beside(target, job, how, &environments)?;
+        let on = match own_machine {
+            Some(folder) if is_of_the_machine(&job) => folder,
+            _ => target,
+        };
+        let mut study = beside(on, job, how, &environments)?;
         study.part = Some(suite.key(part, columns));
         studies.push(study);
     }
