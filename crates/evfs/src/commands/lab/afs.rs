@@ -128,10 +128,8 @@ impl AfsFiles {
 
     fn find(&self, path: &str) -> Result<AfsFid> {
         let client = self.client()?;
-        let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
-        parts.fold(Ok(self.root), |at, part| {
-            client.find(at?, part).map_err(system)
-        })
+        let mut parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+        parts.try_fold(self.root, |at, part| client.find(at, part).map_err(system))
     }
 
     fn status(&self, path: &str) -> Result<(AfsFid, AfsFetchStatus)> {
