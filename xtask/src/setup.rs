@@ -57,6 +57,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("pkg-config", "pkg-config"),
     ("postmark", "postmark"),
     ("/usr/include/openssl/evp.h", "libssl-dev"),
+    ("/usr/include/rx/rx.h", "libopenafs-dev"),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 

@@ -92,6 +92,11 @@ impl Client {
         self.heard.cache.count()
     }
 
+    /// Forgets what it knows of one file, as `fs flush FILE` does.
+    pub fn forget(&self, fid: AfsFid) {
+        self.heard.cache.forget(fid);
+    }
+
     /// Forgets all that it knows.
     pub fn flush(&self) {
         self.heard.cache.flush();

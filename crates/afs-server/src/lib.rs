@@ -44,6 +44,6 @@ pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS};
 pub use config::{Config, NoPrefix, Prefix};
 pub use fid::Fid;
 pub use hosts::{Client, ClientState};
-pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError};
+pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError, THREAD_NAME};
 pub use stats::{Called, Counts};
 pub use volume::{Kind, Volume, VolumeId, Volumes};

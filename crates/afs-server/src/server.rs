@@ -27,6 +27,9 @@ pub(crate) const ACTIVE_SECONDS: u32 = 900;
 /// Addresses of a server at most: what OpenAFS's location service keeps (`VL_MAXIPADDRS_PERMH`).
 pub const ADDRESSES_MAX: usize = 15;
 
+/// Name of the threads of a server's ports, which answer its calls.
+pub const THREAD_NAME: &str = "afs-server";
+
 /// A file server that runs. It stops when it is dropped: calls that are being served come to their
 /// end first.
 pub struct Server {
@@ -174,6 +177,7 @@ fn open(
             listen: address,
             sockets: config.sockets,
             workers,
+            thread_name: THREAD_NAME,
             ..Settings::default()
         };
         Port::open(&settings, vec![service.clone()])

@@ -11,6 +11,7 @@ use afs_proto::vl::{
     VolumeEntry, VolumeName, address_by, site_flag, volume_flag,
 };
 use afs_proto::{Abort, List};
+use block::layer::{Layer, home};
 use rx::{Call, Handler};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ const UNIQUE: u32 = 1;
 
 impl Handler for Location {
     fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
+        home(Layer::Protocol);
         self.answer(call)
             .map_err(|fault| rx::Abort(fault.code(true).0))
     }

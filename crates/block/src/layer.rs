@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// A layer of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Layer {
-    /// Requests of clients as bytes: FUSE, NBD.
+    /// Requests of clients as bytes: FUSE, NBD, AFS.
     Protocol,
     /// Files and directories.
     Fs,

@@ -5,7 +5,8 @@
 
 use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
-use crate::target::Target;
+use crate::server_cpu::Watched;
+use crate::target::{Server, Target};
 use crate::{Latency, Sample};
 use serde::{Deserialize, Serialize};
 
@@ -264,13 +265,16 @@ impl Record {
 /// Takes the counters at the beginning of a phase, to close it later.
 pub(crate) struct Watch<'a> {
     target: &'a Target,
+    server: Option<Watched>,
     start: Edge,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn start(target: &'a Target) -> Watch<'a> {
+        let watched = |server: &std::sync::Arc<dyn Server>| Watched::start(server.threads());
         Watch {
             target,
+            server: target.server.as_ref().map(watched),
             start: target.edge(),
         }
     }
@@ -301,8 +305,9 @@ impl<'a> Watch<'a> {
         phase
     }
 
-    fn close(self, name: &str, cells: Vec<Cell>) -> Phase {
+    fn close(self, name: &str, mut cells: Vec<Cell>) -> Phase {
         let end = self.target.edge();
+        cells.extend(self.server.into_iter().flat_map(Watched::end));
         let used = end.since(&self.start, None);
         Phase {
             name: name.to_owned(),

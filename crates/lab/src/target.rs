@@ -33,6 +33,8 @@ pub struct Target {
     pub daemons: Vec<u32>,
     /// What mounts and unmounts the folder, if that is in this process.
     pub remount: Option<Arc<dyn Remount>>,
+    /// The server behind the files, if that is in this process.
+    pub server: Option<Arc<dyn Server>>,
     /// Processes that compete with a run, whose CPU is neither its own nor foreign.
     pub(crate) competitors: Vec<u32>,
 }
@@ -62,6 +64,18 @@ pub trait Remount: Send + Sync {
     /// # Errors
     /// Why not, in words.
     fn forget(&self) -> std::result::Result<(), String>;
+}
+
+/// A file server in this process, whose clients are in it, too.
+pub trait Server: Send + Sync {
+    /// Names of the threads that work for it, or beginnings of them. Their CPU is that of the server.
+    fn threads(&self) -> &'static [&'static str];
+
+    /// So many clients, each with an address and a cache of its own.
+    ///
+    /// # Errors
+    /// What the system says of another one.
+    fn clients(&self, count: usize) -> std::io::Result<Vec<Arc<dyn Files>>>;
 }
 
 /// What a reader has to know about a target, printed and stored beside its figures.
@@ -134,6 +148,7 @@ impl Target {
             place,
             daemons: Vec::new(),
             remount: None,
+            server: None,
             competitors: Vec::new(),
         }
     }

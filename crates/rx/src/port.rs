@@ -73,7 +73,7 @@ impl Port {
             let got = socket.receive_buffer()?;
             tracing::debug!(%address, got, "receive buffer");
         }
-        let workers = Workers::new(services, settings.workers);
+        let workers = Workers::new(services, settings.workers, settings.thread_name);
         let mut port = Port {
             address,
             shards: Vec::new(),

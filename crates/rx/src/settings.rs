@@ -26,6 +26,9 @@ pub struct Settings {
     /// has no more than are free: alone it has half of them, so that one that holds its calls for ever
     /// stops none of the others.
     pub workers: usize,
+    /// Name of its threads, of which the kernel keeps 15 bytes: by it a process that has several ports tells what
+    /// each of them takes of its CPU.
+    pub thread_name: &'static str,
     /// Bytes of each socket's buffers, both ways. OpenAFS's rule is threads times window times packet:
     /// 128 times 32 times 1.4 KB is 6 MB. More than the system's limit needs `CAP_NET_ADMIN`.
     pub socket_buffer_bytes: usize,
@@ -42,6 +45,7 @@ impl Default for Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             sockets: 1,
             workers: 64,
+            thread_name: "rx-worker",
             socket_buffer_bytes: 8 << 20,
             lent_buffers: 256,
             rx: rx_proto::Config::default(),

@@ -140,15 +140,21 @@ impl Queue {
 pub(crate) struct Workers {
     services: Vec<Service>,
     threads_max: usize,
+    thread_name: &'static str,
     queue: Mutex<Queue>,
     wake: Condvar,
 }
 
 impl Workers {
-    pub(crate) fn new(services: Vec<Service>, threads_max: usize) -> Arc<Workers> {
+    pub(crate) fn new(
+        services: Vec<Service>,
+        threads_max: usize,
+        thread_name: &'static str,
+    ) -> Arc<Workers> {
         Arc::new(Workers {
             services,
             threads_max: threads_max.max(1),
+            thread_name,
             queue: Mutex::default(),
             wake: Condvar::new(),
         })
@@ -211,7 +217,7 @@ impl Workers {
     fn add_thread(self: &Arc<Self>, queue: &mut Queue) -> io::Result<()> {
         let workers = Arc::clone(self);
         let thread = std::thread::Builder::new()
-            .name(String::from("rx-worker"))
+            .name(self.thread_name.to_owned())
             .spawn(move || workers.work())?;
         queue.threads.push(thread);
         Ok(())

@@ -1,8 +1,10 @@
 //! The stacks that the laboratory compares, all over the same bytes of one file or disk.
 
+mod own_cell;
 mod own_fs;
 mod own_mount;
 
+pub use own_cell::OwnCell;
 pub use own_fs::OwnFs;
 pub use own_mount::OwnMount;
 

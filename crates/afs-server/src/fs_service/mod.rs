@@ -23,6 +23,7 @@ use crate::stats::add;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};
 use afs_proto::{Abort, AfsFid, List, Rights, capability, prefix};
+use block::layer::{Layer, home};
 use fs::{Attr, Ino};
 use rx::{Call, Handler};
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub(crate) struct FileService {
 
 impl Handler for FileService {
     fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
+        home(Layer::Protocol);
         let counters = &self.shared.counters;
         add(&counters.calls, 1);
         self.answer(call)

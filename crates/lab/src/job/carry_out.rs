@@ -332,46 +332,76 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
         })
         .collect::<Result<Vec<_>>>()?;
     let own = std::iter::once(target.reach()?);
-    let folders: Vec<&dyn Files> = own.chain(others.iter().map(|f| f as &dyn Files)).collect();
+    let served = match &target.server {
+        Some(server) => server
+            .clients(config.clients)
+            .map_err(|source| crate::Error::Files {
+                target: target.name.clone(),
+                call: "connect",
+                path: ".".into(),
+                source,
+            })?,
+        None => Vec::new(),
+    };
+    let all: Vec<&dyn Files> = match served.is_empty() {
+        true => own.chain(others.iter().map(|f| f as &dyn Files)).collect(),
+        false => served.iter().map(|client| &**client).collect(),
+    };
+    let prepared = clientload::Prepared::new(&all, config)?;
     let watch = Watch::start(target);
-    let outcome = clientload::run(&folders, config)?;
+    let read = prepared.read();
+    let phase = read.map(|outcome| {
+        let name = match outcome.flushed {
+            true => format!("{} after flushing", plural(config.clients, "client")),
+            false => format!("{}, caches kept", plural(config.clients, "client")),
+        };
+        watch.bytes(&name, outcome.bytes, false, client_cells(&outcome))
+    });
+    prepared.remove()?;
+    Ok(vec![phase?])
+}
+
+/// Clients whose times are figures of their own, at most.
+const CLIENTS_SHOWN: usize = 64;
+
+fn client_cells(outcome: &clientload::Outcome) -> Vec<Cell> {
     let (first, last) = (outcome.first(), outcome.last());
     let mean = outcome.secs.iter().sum::<f64>() / outcome.secs.len() as f64;
-    let cells = vec![
+    let mut cells = vec![
         Cell::cost("last client", "s", last, 1.0),
         Cell::cost("mean of clients", "s", mean, 1.0),
         Cell::cost("first client", "s", first, 1.0),
         Cell::cost("spread, last / first", "x", last, first),
         Cell::throughput("all together", outcome.bytes, last),
     ];
-    let name = match outcome.flushed {
-        true => format!("{} after flushing", plural(config.clients, "client")),
-        false => format!("{}, caches kept", plural(config.clients, "client")),
-    };
-    Ok(vec![watch.bytes(&name, outcome.bytes, false, cells)])
+    let shown = outcome.secs.iter().take(CLIENTS_SHOWN).enumerate();
+    cells.extend(shown.map(|(n, secs)| Cell::cost(&format!("client {}", n + 1), "s", *secs, 1.0)));
+    cells
 }
 
 fn pumping(target: &Target, config: &packets::Config) -> Result<Vec<Phase>> {
     packets::check(config)?;
-    packets::with_peer(config, |socket, local| {
-        let one = |size: &usize| {
+    packets::with_ends(config, |near| {
+        let one = |work: packets::Work| {
             let watch = Watch::start(target);
-            let o = packets::exchange(socket, *size, config.exchanges, local)?;
+            let o = near.exchange(work)?;
             let count = o.exchanges as f64;
-            let cells = vec![
+            let mut cells = vec![
                 Cell::cost("exchange", "µs/exchange", o.secs * 1e6, count),
                 Cell::cost("all", "s", o.secs, 1.0),
                 Cell::cost("sent again", "of 1", o.again as f64, count),
             ];
-            let whole = match o.fragments {
-                Some(true) => ", in fragments",
-                Some(false) => ", not in fragments",
-                None => "",
-            };
-            let name = format!("{size} bytes{whole}");
-            Ok(watch.operations(&name, count, cells))
+            if let Some(packets) = o.packets {
+                cells.push(Cell::cost(
+                    "packets of a request",
+                    "packets",
+                    packets as f64,
+                    count,
+                ));
+            }
+            Ok(watch.operations(&o.name(), count, cells))
         };
-        config.sizes.iter().map(one).collect()
+        near.works(config).into_iter().map(one).collect()
     })
 }
 

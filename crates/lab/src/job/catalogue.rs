@@ -126,7 +126,7 @@ pub const CATALOGUE: &[Entry] = &[
         Needs::Machine,
         "µs/exchange",
         "the 1990 report's packet pumping",
-        "UDP requests and echoes of 4, 1500 and 1526 bytes",
+        "UDP requests and echoes of 4, 1500 and 1526 bytes, calls over Rx of 1500",
     ),
     entry(
         "dhrystone",

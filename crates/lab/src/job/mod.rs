@@ -192,6 +192,7 @@ impl Job {
             "clientload" => Job::Clientload(clientload::Config::default()),
             "packets" => Job::Packets(packets::Config {
                 exchanges: pick(1000, 10_000, 10_000),
+                rx_exchanges: pick(100, 1000, 1000),
                 ..packets::Config::default()
             }),
             "dhrystone" => Job::Dhrystone(dhrystone::Config {

@@ -1,8 +1,9 @@
 //! `clientload`: clients that read one file at the same moment, after each dropped what it held of it;
 //! how long the first and the last of them wait. After the test of the 1990 report.
 //!
-//! Each client is a thread. With a folder for each, a mount of its own makes it a client with its own cache
-//! and its own connection; with one folder for all, the cache is one and it is dropped once by each.
+//! Each client is a thread. A server in this process has clients of its own for them. With a folder for each, a
+//! mount of its own makes it a client with its own cache and its own connection; with one folder for all,
+//! the cache is one and it is dropped once by each.
 
 use crate::files::{Files, Open};
 use crate::rng::Rng;
@@ -67,46 +68,78 @@ impl Outcome {
     }
 }
 
-/// Makes the file, lets all clients read it, and removes it. `clients` are the folders, at least one.
+/// The file that is read, removed by [`Prepared::remove`].
+pub(crate) struct Prepared<'a> {
+    clients: &'a [&'a dyn Files],
+    config: &'a Config,
+    content: Vec<u8>,
+}
+
+/// Makes the file, lets all clients read it, and removes it. `clients` are their files, at least one, shared out
+/// among them.
 ///
 /// # Errors
 /// [`Error::Spec`], [`Error::Files`]; [`Error::Verify`] for a client that reads something else.
 pub fn run(clients: &[&dyn Files], config: &Config) -> Result<Outcome> {
-    let fits = (1..=4096).contains(&config.clients) && (1..=1 << 30).contains(&config.file);
-    let Some(first) = clients.first().filter(|_| fits && config.record > 0) else {
-        return Err(Error::Spec(
-            "clients are 1 to 4096, in at least one folder, and the file is 1 byte to 1 GiB".into(),
-        ));
-    };
-    let mut content = vec![0; config.file as usize];
-    Rng::new(config.seed).fill(&mut content);
-    let make = || -> std::io::Result<()> {
-        let file = first.open(NAME, Open::CREATE)?;
-        file.write_at(0, &content)?;
-        file.sync()
-    };
-    make().map_err(|e| failed(*first, "write", e))?;
-    let gate = Barrier::new(config.clients);
-    let done: Vec<Result<(f64, bool)>> = std::thread::scope(|scope| {
-        let client = |n: usize| {
-            let (gate, content, files) = (&gate, &content, clients[n % clients.len()]);
-            scope.spawn(move || client(files, config, content, gate))
+    let prepared = Prepared::new(clients, config)?;
+    let outcome = prepared.read();
+    prepared.remove()?;
+    outcome
+}
+
+impl<'a> Prepared<'a> {
+    /// Writes the file through the first of them.
+    pub(crate) fn new(clients: &'a [&'a dyn Files], config: &'a Config) -> Result<Prepared<'a>> {
+        let fits = (1..=4096).contains(&config.clients) && (1..=1 << 30).contains(&config.file);
+        let Some(first) = clients.first().filter(|_| fits && config.record > 0) else {
+            return Err(Error::Spec(
+                "clients are 1 to 4096, in at least one folder, and the file is 1 byte to 1 GiB"
+                    .into(),
+            ));
         };
-        let threads: Vec<_> = (0..config.clients).map(client).collect();
-        let join = |t: std::thread::ScopedJoinHandle<'_, _>| {
-            t.join().expect("a client's thread does not panic")
+        let mut content = vec![0; config.file as usize];
+        Rng::new(config.seed).fill(&mut content);
+        let make = || -> std::io::Result<()> {
+            let file = first.open(NAME, Open::CREATE)?;
+            file.write_at(0, &content)?;
+            file.sync()
         };
-        threads.into_iter().map(join).collect()
-    });
-    first
-        .unlink(NAME)
-        .map_err(|e| failed(*first, "unlink", e))?;
-    let done = done.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(Outcome {
-        secs: done.iter().map(|(secs, _)| *secs).collect(),
-        bytes: config.file * config.clients as u64,
-        flushed: done.iter().all(|(_, flushed)| *flushed),
-    })
+        make().map_err(|e| failed(*first, "write", e))?;
+        Ok(Prepared {
+            clients,
+            config,
+            content,
+        })
+    }
+
+    /// All clients read it.
+    pub(crate) fn read(&self) -> Result<Outcome> {
+        let config = self.config;
+        let gate = Barrier::new(config.clients);
+        let done: Vec<Result<(f64, bool)>> = std::thread::scope(|scope| {
+            let client = |n: usize| {
+                let files = self.clients[n % self.clients.len()];
+                let (gate, content) = (&gate, &self.content);
+                scope.spawn(move || client(files, config, content, gate))
+            };
+            let threads: Vec<_> = (0..config.clients).map(client).collect();
+            let join = |t: std::thread::ScopedJoinHandle<'_, _>| {
+                t.join().expect("a client's thread does not panic")
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let done = done.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(Outcome {
+            secs: done.iter().map(|(secs, _)| *secs).collect(),
+            bytes: config.file * config.clients as u64,
+            flushed: done.iter().all(|(_, flushed)| *flushed),
+        })
+    }
+
+    pub(crate) fn remove(self) -> Result<()> {
+        let first = self.clients[0];
+        first.unlink(NAME).map_err(|e| failed(first, "unlink", e))
+    }
 }
 
 fn client(

@@ -1,7 +1,7 @@
 //! Sides in guests: the guest of each, started when it is first needed and kept until the command ends, and the
 //! agent, which is this program in the guest.
 
-use super::sides::{Builder, Built, Recipe, bare, machine};
+use super::sides::{Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine};
 use super::wrong;
 use crate::commands::Context;
 use crate::output;
@@ -159,7 +159,9 @@ impl<'a> Guests<'a> {
 }
 
 fn has_files(stack: &str) -> bool {
-    stack.starts_with(super::sides::FILES) || stack.starts_with(super::sides::CALLED)
+    [FILES, CALLED, SERVED]
+        .iter()
+        .any(|kind| stack.starts_with(kind))
 }
 
 fn disk(bench: &Bench) -> Result<Disk> {

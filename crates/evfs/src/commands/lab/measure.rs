@@ -202,6 +202,13 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
         return Err(Error::Usage("one target, not two".into()));
     };
     let guests = Guests::new(&how.guest, how.builder(context), context.json);
+    let mut own_machine = None;
+    if !suites.is_empty() && target.target.server.is_some() {
+        let dir = temporary.insert(
+            tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?,
+        );
+        own_machine = Some(folder(dir.path())?);
+    }
     let mut studies = Vec::new();
     for job in jobs {
         let environments = how.environments(target.surroundings);
@@ -215,7 +222,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
             )));
         }
         studies.extend(match suite.axis {
-            Axis::Environments => in_environments(suite, target, how, &guests)?,
+            Axis::Environments => in_environments(suite, target, own_machine.as_ref(), how, &guests)?,
             Axis::Sides if on.is_some() && workloads.is_empty() => {
                 return Err(Error::Usage(format!(
                     "{name} has sides of its own; leave --target out, or choose two: evfs lab compare A B --suite {name}"
@@ -257,10 +264,17 @@ fn beside(
     })
 }
 
-/// The studies of a suite whose columns are environments.
+/// What the report of 1990 ran on the server's machine, where its other measurements were of what it served.
+fn is_of_the_machine(job: &Job) -> bool {
+    matches!(job, Job::Micro(_) | Job::Build(_))
+}
+
+/// The studies of a suite whose columns are environments. `own_machine`: a folder for what is no matter of a server,
+/// where the target is one.
 fn in_environments(
     suite: &Suite,
     target: &Built,
+    own_machine: Option<&Built>,
     how: &MeasureArgs,
     guests: &Guests<'_>,
 ) -> Result<Vec<Planned>> {
@@ -268,7 +282,11 @@ fn in_environments(
     for (part, columns) in parts(suite) {
         let job = how.part(part)?;
         let environments = columns.surroundings().map_err(wrong)?;
-        let mut study = beside(target, job, how, &environments, guests)?;
+        let on = match own_machine {
+            Some(folder) if is_of_the_machine(&job) => folder,
+            _ => target,
+        };
+        let mut study = beside(on, job, how, &environments, guests)?;
         study.part = Some(suite.key(part, columns));
         studies.push(study);
     }

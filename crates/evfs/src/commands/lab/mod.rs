@@ -1,5 +1,6 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
+mod afs;
 mod guest;
 mod inside;
 mod kernel;
@@ -41,14 +42,15 @@ Examples:
   evfs lab run seqrand nfsbasic --target /mnt/data --out results
   evfs lab run mailmix --target /mnt/data --env idle --env loaded
   evfs lab run mounts --target fs-encrypted-256 --quick
-  evfs lab run ifs-1990 --target /mnt/data --quick --out results
+  evfs lab run ifs-1990 --target afs-clear --quick --out results
   evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
     /// Run the same work on two sides by turns and compare
     #[command(after_help = "\
 A side is a stack that is built in this process over the same bytes of one device (clear, encrypted,
 encrypted-128, encrypted-256), the same with a file system on it that is mounted by this process (fs-clear,
-fs-encrypted-256, ...) or called without a mount (files-clear, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
+fs-encrypted-256, ...), called without a mount (files-clear, ...) or served by AFS in this process
+(afs-clear, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
 stack, and optionally daemons, before, after, note and a table set. Runs are made by turns (A B B A), with
 the first side once more as a control, until intervals are narrow; the result is the median of paired
 ratios with a 95 % interval. With --out each run is kept as it is made: interrupted, the same command
@@ -80,9 +82,9 @@ values. CPU and headlines count; --all counts every figure.
 Example:
   evfs lab diff results/old results/new --threshold 5%")]
     Diff(DiffArgs),
-    /// Echo UDP packets, as the peer of the workload packets on another machine
+    /// Echo UDP packets and answer calls over Rx, as the peer of the workload packets on another machine
     Echo {
-        /// Address and port to listen on
+        /// Address and port to listen on; Rx is at the port after it
         listen: std::net::SocketAddr,
     },
     /// The first process of a guest, which `--env guest` starts
@@ -293,7 +295,16 @@ fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
 fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
     let failed = |e: std::io::Error| Error::Failed(format!("cannot echo at {listen}: {e}"));
     let socket = std::net::UdpSocket::bind(listen).map_err(failed)?;
-    output::say(context.json, &format!("echoing at {listen}; ^C ends it"));
+    let listen = socket.local_addr().map_err(failed)?;
+    let after = listen.port().checked_add(1);
+    let after = after.ok_or_else(|| Error::Usage("there is no port after 65535 for Rx".into()))?;
+    let calls_at = std::net::SocketAddr::new(listen.ip(), after);
+    let _server = lab::workload::packets::serve(calls_at)
+        .map_err(|e| Error::Failed(format!("cannot answer calls at {calls_at}: {e}")))?;
+    output::say(
+        context.json,
+        &format!("echoing at {listen}, Rx at {calls_at}; ^C ends it"),
+    );
     // Nobody sets it: a signal ends the process, which holds nothing.
     let never = AtomicBool::new(false);
     lab::workload::packets::echo(&socket, &never).map_err(failed)?;

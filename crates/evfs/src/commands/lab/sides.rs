@@ -1,10 +1,11 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
+use super::afs::Cell;
 use super::inside::Inside;
 use super::{kernel, wrong};
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::{Deserialize, Serialize};
-use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
+use stack::arms::{ArmKind, Bench, OwnCell, OwnFs, OwnMount};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -104,7 +105,7 @@ impl Builder<'_> {
             return Err(not_there(Path::new(text)));
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-..., files-... or afs-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
         )))
     }
 
@@ -117,6 +118,10 @@ impl Builder<'_> {
         if let Some(kinds) = name.strip_prefix(FILES).and_then(stacks) {
             let mounted = |kind| self.mounted(kind, cache);
             return Some(kinds.into_iter().map(mounted).collect());
+        }
+        if let Some(kinds) = name.strip_prefix(SERVED).and_then(stacks) {
+            let served = |kind| self.served(kind, cache);
+            return Some(kinds.into_iter().map(served).collect());
         }
         let kinds = name.strip_prefix(CALLED).and_then(stacks)?;
         let called = |kind| self.called(kind, cache);
@@ -194,6 +199,29 @@ impl Builder<'_> {
         built.target.remount = Some(own);
         built.facts.note =
             Some("the kernel's, over a file by a loop device, whose thread is nobody's CPU".into());
+        Ok(built)
+    }
+
+    /// The same behind an AFS server of this process, for clients that are in it, too.
+    fn served(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+        if self.for_guests {
+            return Ok(elsewhere(SERVED, kind, cache));
+        }
+        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let stack = bench.build(kind)?;
+        let name = format!("{SERVED}{}", stack.name);
+        let cached = ProcessCache::with(self.settings, cache)?;
+        let own = OwnCell::new(&stack.device, &name, self.settings, &cached)?;
+        let cell = Arc::new(Cell::new(&name, own));
+        let first = cell.client(0);
+        let first = first.map_err(|e| Error::Failed(format!("{name}: no client: {e}")))?;
+        let mut built = bare(
+            Target::files(&name, first),
+            Recipe::Stack(name.clone(), cache.to_owned()),
+        );
+        built.target.server = Some(cell);
+        built.facts = with_files(&stack, "served by AFS in this process", cache);
+        built.bench = Some(bench);
         Ok(built)
     }
 
@@ -315,6 +343,9 @@ fn clear_the_dead() {
 
 /// The same, called without a mount.
 pub const CALLED: &str = "files-";
+
+/// The same, behind an AFS server.
+pub const SERVED: &str = "afs-";
 
 /// What a reader has to know about a stack with files.
 fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {

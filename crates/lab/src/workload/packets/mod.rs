@@ -1,0 +1,420 @@
+//! `packets`: requests and echoes by raw UDP, after the packet pumping of the 1990 report: 4 bytes (a
+//! call), 1500 and 1526 (two IP fragments on an Ethernet); and calls of 1500 bytes each way over Rx.
+//!
+//! ```text
+//!   near ── UdpSocket ──┐                        ┌── echo ── far
+//!        └─ Rx caller ──┴── veth or loopback ────┴── Rx server
+//! ```
+//!
+//! One request is on its way at a time; the time is that of all exchanges. Without a peer both ends are in this
+//! process: over a veth pair whose packets are those of an Ethernet, where this user may make one, or over
+//! the loopback, whose packets of 64 KiB hide fragments. The outcome says which, and whether a size was in
+//! fragments. A request by UDP that is not answered within a second is sent again and counted; Rx
+//! sees to that itself.
+
+#[allow(unsafe_code)] // Network namespaces take a system call that is.
+mod link;
+mod rx;
+
+use crate::{Error, Result};
+use ::rx::Port;
+use link::{FAR, NEAR, Pair, Sent};
+pub use rx::serve;
+use serde::{Deserialize, Serialize};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Largest payload of UDP over IPv4.
+const SIZE_MAX: usize = 65_507;
+/// Bytes of a call each way, at most.
+const RX_SIZE_MAX: usize = 1 << 30;
+/// Headers of IPv4 and UDP.
+const HEADERS: usize = 28;
+/// A request is sent again after this time.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So often in a row, and then the peer is taken for gone.
+const TRIES: u32 = 10;
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Payloads of UDP in bytes, at least 4 each.
+    pub sizes: Vec<usize>,
+    /// Requests of each size.
+    pub exchanges: u64,
+    /// Bytes that a call over Rx brings, and as many that it takes back.
+    pub rx_sizes: Vec<usize>,
+    /// Calls of each size.
+    pub rx_exchanges: u64,
+    /// Who echoes; `None`: a thread of this process.
+    pub peer: Option<SocketAddr>,
+    /// Who answers calls; `None`: the port after that of `peer`, or this process.
+    pub rx_peer: Option<SocketAddr>,
+    /// What lies between two ends in this process.
+    pub link: Link,
+}
+
+/// What lies between two ends in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Link {
+    /// A veth pair where this user may make one, else the loopback.
+    Auto,
+    /// A veth pair with the packets of an Ethernet, in network namespaces of its own. Needs root.
+    Veth,
+    /// The loopback of this machine.
+    Loopback,
+}
+
+impl Default for Config {
+    /// The report's own: 10,000 exchanges, 1,000 over Rx.
+    fn default() -> Config {
+        Config {
+            sizes: vec![4, 1500, 1526],
+            exchanges: 10_000,
+            rx_sizes: vec![1500],
+            rx_exchanges: 1000,
+            peer: None,
+            rx_peer: None,
+            link: Link::Auto,
+        }
+    }
+}
+
+/// Where packets went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Over a veth pair.
+    Veth,
+    /// Over the loopback.
+    Loopback,
+    /// To a peer that was given.
+    Peer,
+}
+
+/// A size that was sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Bytes of a request and of its echo.
+    pub size: usize,
+    /// Whether they were calls over Rx.
+    pub rx: bool,
+    /// Where they went.
+    pub way: Way,
+    /// Exchanges.
+    pub exchanges: u64,
+    /// Requests that were sent again; over Rx, packets.
+    pub again: u64,
+    /// Seconds of all.
+    pub secs: f64,
+    /// Whether a request went in more than one IP fragment; `None`: not known here.
+    pub fragments: Option<bool>,
+    /// Packets that all requests went in: of IP, counted by the kernel on a veth pair; of Rx, those with data.
+    pub packets: Option<u64>,
+}
+
+impl Outcome {
+    /// Its name in reports: `1526 bytes over veth, in fragments`.
+    pub fn name(&self) -> String {
+        let what = if self.rx { "Rx " } else { "" };
+        let way = match self.way {
+            Way::Veth => " over veth",
+            Way::Loopback => " over loopback",
+            Way::Peer => "",
+        };
+        let whole = match self.fragments {
+            Some(true) => ", in fragments",
+            Some(false) => ", not in fragments",
+            None => "",
+        };
+        format!("{what}{} bytes{way}{whole}", self.size)
+    }
+}
+
+/// Sends everything.
+///
+/// # Errors
+/// [`Error::Spec`]; [`Error::Program`] for a peer that does not answer.
+pub fn run(config: &Config) -> Result<Vec<Outcome>> {
+    check(config)?;
+    with_ends(config, |near| {
+        near.works(config)
+            .into_iter()
+            .map(|work| near.exchange(work))
+            .collect()
+    })
+}
+
+/// Whether it can be carried out.
+///
+/// # Errors
+/// [`Error::Spec`].
+pub fn check(config: &Config) -> Result<()> {
+    let wrong = |text: String| Err(Error::Spec(text));
+    let fits = |size: &usize| (4..=SIZE_MAX).contains(size);
+    let rx_fits = |size: &usize| (1..=RX_SIZE_MAX).contains(size);
+    let counts = [
+        (config.sizes.is_empty(), config.exchanges),
+        (config.rx_sizes.is_empty(), config.rx_exchanges),
+    ];
+    let is_nothing = counts.iter().all(|(empty, _)| *empty);
+    if is_nothing || counts.iter().any(|(empty, count)| !empty && *count == 0) {
+        return wrong("there is at least one size, and one exchange of it".into());
+    }
+    if !config.sizes.iter().all(fits) || !config.rx_sizes.iter().all(rx_fits) {
+        return wrong(format!(
+            "payloads are 4 to {SIZE_MAX} bytes, those of calls 1 byte to 1 GiB"
+        ));
+    }
+    if config.link == Link::Veth && !config.is_here() {
+        return wrong(
+            "link=veth is for two ends in this process; leave peer and rx_peer out".into(),
+        );
+    }
+    Ok(())
+}
+
+impl Config {
+    /// Whether both ends are in this process.
+    fn is_here(&self) -> bool {
+        self.peer.is_none() && self.rx_peer.is_none()
+    }
+}
+
+/// What answers in this process.
+struct Far {
+    echo: UdpSocket,
+    server: Port,
+}
+
+impl Far {
+    fn at(address: Ipv4Addr) -> Result<Far> {
+        Ok(Far {
+            echo: UdpSocket::bind((address, 0)).map_err(failed)?,
+            server: serve((address, 0).into()).map_err(failed)?,
+        })
+    }
+}
+
+/// What asks.
+pub(crate) struct Near {
+    socket: UdpSocket,
+    way: Way,
+    caller: rx::Caller,
+    rx_way: Way,
+}
+
+/// Exchanges of one size.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    size: usize,
+    count: u64,
+    rx: bool,
+}
+
+/// Opens both ends for as long as `work` takes, which is on a thread of the link's own network.
+pub(crate) fn with_ends<T: Send>(
+    config: &Config,
+    work: impl FnOnce(&Near) -> Result<T> + Send,
+) -> Result<T> {
+    let pair = match config.link {
+        Link::Veth => Some(Pair::new().map_err(no_link)?),
+        Link::Auto if config.is_here() => Pair::new().ok(),
+        Link::Auto | Link::Loopback => None,
+    };
+    match &pair {
+        Some(pair) => {
+            let far = pair.far.within(|| Far::at(FAR)).map_err(no_link)??;
+            let run = || between(config, &far, (NEAR.into(), Way::Veth), work);
+            pair.near.within(run).map_err(no_link)?
+        }
+        None => {
+            let far = Far::at(Ipv4Addr::LOCALHOST)?;
+            let any = Ipv4Addr::UNSPECIFIED.into();
+            between(config, &far, (any, Way::Loopback), work)
+        }
+    }
+}
+
+fn between<T>(
+    config: &Config,
+    far: &Far,
+    (own, here): (IpAddr, Way),
+    work: impl FnOnce(&Near) -> Result<T>,
+) -> Result<T> {
+    let way = |given: Option<SocketAddr>| given.map_or(here, |_| Way::Peer);
+    let peer = match config.peer {
+        Some(peer) => peer,
+        None => far.echo.local_addr().map_err(failed)?,
+    };
+    let after = |peer: SocketAddr| SocketAddr::new(peer.ip(), peer.port().saturating_add(1));
+    let rx_given = config.rx_peer.or(config.peer.map(after));
+    let own: IpAddr = match peer {
+        SocketAddr::V4(_) => own,
+        SocketAddr::V6(_) => [0; 16].into(),
+    };
+    let socket = UdpSocket::bind((own, 0)).map_err(failed)?;
+    socket.connect(peer).map_err(failed)?;
+    let near = Near {
+        socket,
+        way: way(config.peer),
+        caller: rx::Caller::new(rx_given.unwrap_or(far.server.address()))?,
+        rx_way: way(rx_given),
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| echo(&far.echo, &stop));
+        let done = work(&near);
+        stop.store(true, Relaxed);
+        done
+    })
+}
+
+/// Sends back whatever comes, until `stop`.
+///
+/// # Errors
+/// What the socket says.
+pub fn echo(socket: &UdpSocket, stop: &AtomicBool) -> io::Result<()> {
+    let mut buffer = vec![0; SIZE_MAX];
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    while !stop.load(Relaxed) {
+        match socket.recv_from(&mut buffer) {
+            Ok((n, from)) => {
+                // A peer that went away is told so by ICMP; the next one is served all the same.
+                let _ = socket.send_to(&buffer[..n], from);
+            }
+            Err(e) if passing(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn passing(e: &io::Error) -> bool {
+    use ErrorKind::{ConnectionRefused, Interrupted, TimedOut, WouldBlock};
+    matches!(
+        e.kind(),
+        WouldBlock | TimedOut | Interrupted | ConnectionRefused
+    )
+}
+
+impl Near {
+    /// What there is to do, in order.
+    pub(crate) fn works(&self, config: &Config) -> Vec<Work> {
+        let udp = (&config.sizes, config.exchanges, false);
+        let calls = (&config.rx_sizes, config.rx_exchanges, true);
+        let all = [udp, calls].into_iter().flat_map(|(sizes, count, rx)| {
+            let of = move |&size: &usize| Work { size, count, rx };
+            sizes.iter().map(of)
+        });
+        all.collect()
+    }
+
+    /// Does it.
+    pub(crate) fn exchange(&self, work: Work) -> Result<Outcome> {
+        match work.rx {
+            true => self.calls(work),
+            false => self.echoes(work),
+        }
+    }
+
+    fn calls(&self, work: Work) -> Result<Outcome> {
+        let before = self.caller.sent();
+        let began = Instant::now();
+        for _ in 0..work.count {
+            self.caller.call(work.size)?;
+        }
+        let secs = began.elapsed().as_secs_f64();
+        let (sent, again) = self.caller.sent();
+        Ok(Outcome {
+            size: work.size,
+            rx: true,
+            way: self.rx_way,
+            exchanges: work.count,
+            again: again - before.1,
+            secs,
+            fragments: None,
+            packets: Some(sent - before.0),
+        })
+    }
+
+    fn echoes(&self, Work { size, count, .. }: Work) -> Result<Outcome> {
+        let counted = || (self.way == Way::Veth).then(Sent::now).flatten();
+        let before = counted();
+        let (secs, again) = exchange(&self.socket, size, count)?;
+        let packets = counted()
+            .zip(before)
+            .map(|(end, start)| end.packets_since(start));
+        let by_length = || Some(size + HEADERS > loopback_mtu()?);
+        let fragments = match self.way {
+            Way::Veth => packets.map(|packets| packets > count + again),
+            Way::Loopback => by_length(),
+            Way::Peer => None,
+        };
+        Ok(Outcome {
+            size,
+            rx: false,
+            way: self.way,
+            exchanges: count,
+            again,
+            secs,
+            fragments,
+            packets,
+        })
+    }
+}
+
+/// Sends `exchanges` requests of one size; gives the seconds, and how many were sent again.
+fn exchange(socket: &UdpSocket, size: usize, exchanges: u64) -> Result<(f64, u64)> {
+    let mut request = vec![0; size];
+    crate::rng::Rng::new(size as u64).fill(&mut request);
+    let mut reply = vec![0; SIZE_MAX];
+    let mut again = 0;
+    socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let began = Instant::now();
+    for number in 0..exchanges {
+        request[..4].copy_from_slice(&(number as u32).to_le_bytes());
+        let mut tries = 0;
+        socket.send(&request).map_err(failed)?;
+        loop {
+            match socket.recv(&mut reply) {
+                // An echo of a request that was sent again may come late: it has another number.
+                Ok(n) if reply[..n] == request[..] => break,
+                Ok(_) => {}
+                Err(e) if passing(&e) && tries < TRIES => {
+                    (tries, again) = (tries + 1, again + 1);
+                    socket.send(&request).map_err(failed)?;
+                }
+                Err(e) => return Err(failed(e)),
+            }
+        }
+    }
+    Ok((began.elapsed().as_secs_f64(), again))
+}
+
+fn loopback_mtu() -> Option<usize> {
+    let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").ok()?;
+    mtu.trim().parse().ok()
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Program {
+        what: "packets".into(),
+        detail: format!("no answer from the peer: {source}"),
+    }
+}
+
+fn no_link(source: io::Error) -> Error {
+    Error::Program {
+        what: "packets".into(),
+        detail: format!("no veth pair: {source}; link=loopback needs none"),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+//! The ends in this process, with exact counts, and peers that misbehave.
+
+use super::*;
+
+fn config(link: Link) -> Config {
+    Config {
+        exchanges: 200,
+        rx_exchanges: 100,
+        link,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn every_size_is_answered() {
+    let outcomes = run(&config(Link::Loopback)).unwrap();
+    let sizes: Vec<(usize, bool)> = outcomes.iter().map(|o| (o.size, o.rx)).collect();
+    assert_eq!(
+        sizes,
+        [(4, false), (1500, false), (1526, false), (1500, true)]
+    );
+    assert!(
+        outcomes
+            .iter()
+            .all(|o| o.secs > 0.0 && o.way == Way::Loopback)
+    );
+    let counts: Vec<u64> = outcomes.iter().map(|o| o.exchanges).collect();
+    assert_eq!(counts, [200, 200, 200, 100]);
+    assert!(outcomes[..3].iter().all(|o| o.fragments == Some(false)));
+    assert_eq!(
+        outcomes[2].name(),
+        "1526 bytes over loopback, not in fragments"
+    );
+    // Six words and 1500 bytes are more than a packet has, and less than two.
+    let rx = &outcomes[3];
+    assert_eq!(rx.packets.unwrap() - rx.again, 2 * 100);
+}
+
+/// 1500 bytes and two headers are 28 too many for an Ethernet, 4 bytes are not.
+#[test]
+fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(run(&config(Link::Veth)).is_err());
+        return;
+    }
+    let outcomes = run(&config(Link::Veth)).unwrap();
+    for (outcome, packets) in outcomes.iter().zip([1, 2, 2]) {
+        let sent = outcome.exchanges + outcome.again;
+        assert_eq!(outcome.packets, Some(packets * sent), "{outcome:?}");
+        assert_eq!(outcome.fragments, Some(packets == 2), "{outcome:?}");
+    }
+    assert_eq!(outcomes[2].name(), "1526 bytes over veth, in fragments");
+    assert_eq!(outcomes[3].name(), "Rx 1500 bytes over veth");
+    // Nothing of it is left in the network of this process.
+    let links = std::fs::read_to_string("/proc/self/net/dev").unwrap();
+    assert!(
+        !links.contains("near:") && !links.contains("far:"),
+        "{links}"
+    );
+}
+
+#[test]
+fn calls_go_to_the_port_after_the_peers() {
+    // The system gives out no two neighbouring ports, so the calls' server is asked for first.
+    let (echo_to, server) = (0..100)
+        .find_map(|_| {
+            let server = serve(([127, 0, 0, 1], 0).into()).unwrap();
+            let before = server.address().port() - 1;
+            let socket = UdpSocket::bind(("127.0.0.1", before)).ok()?;
+            Some((socket, server))
+        })
+        .unwrap();
+    let peer = echo_to.local_addr().unwrap();
+    let stop = AtomicBool::new(false);
+    let outcomes = std::thread::scope(|scope| {
+        scope.spawn(|| echo(&echo_to, &stop));
+        let outcomes = run(&Config {
+            peer: Some(peer),
+            ..config(Link::Auto)
+        });
+        stop.store(true, Relaxed);
+        outcomes.unwrap()
+    });
+    assert!(
+        outcomes
+            .iter()
+            .all(|o| o.way == Way::Peer && o.fragments.is_none())
+    );
+    let calls: u64 = server.stats().sockets.iter().map(|s| s.calls_in).sum();
+    assert_eq!(calls, 100);
+}
+
+#[test]
+fn requests_that_are_lost_are_sent_again() {
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let config = Config {
+        sizes: vec![4],
+        exchanges: 3,
+        rx_sizes: vec![],
+        peer: Some(peer.local_addr().unwrap()),
+        ..Config::default()
+    };
+    let forgetful = std::thread::spawn(move || {
+        let mut buffer = [0; 16];
+        for turn in 0..4 {
+            let (n, from) = peer.recv_from(&mut buffer).unwrap();
+            if turn != 1 {
+                peer.send_to(&buffer[..n], from).unwrap();
+            }
+        }
+    });
+    let outcome = run(&config).unwrap().remove(0);
+    forgetful.join().unwrap();
+    // A machine under load may lose a second to something else, and ask once more for it.
+    assert!(outcome.again >= 1 && outcome.exchanges == 3, "{outcome:?}");
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused() {
+    for sizes in [vec![3], vec![65_508]] {
+        let config = Config {
+            sizes,
+            ..Config::default()
+        };
+        assert!(matches!(run(&config), Err(Error::Spec(_))));
+    }
+    let nothing = Config {
+        sizes: vec![],
+        rx_sizes: vec![],
+        ..Config::default()
+    };
+    let elsewhere = Config {
+        rx_peer: Some(([127, 0, 0, 1], 7009).into()),
+        link: Link::Veth,
+        ..Config::default()
+    };
+    for config in [nothing, elsewhere] {
+        assert!(matches!(run(&config), Err(Error::Spec(_))));
+    }
+}

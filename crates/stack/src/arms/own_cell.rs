@@ -1,0 +1,131 @@
+//! A file system over a stack, served as an AFS cell by this process for as long as it is measured.
+//!
+//! **Invariant:** it is reached over the loopback alone, at ports of the system's choice, where anybody of this
+//! machine may change it: what is on it is thrown away in any case. The server ends before its file system.
+
+use crate::cache::ProcessCache;
+use crate::filesystem::{open_fs, options};
+use crate::{Error, Result, Settings};
+use ::fs::Fs;
+use afs_server::{Config, Kind, Server, ServerStats, StartError};
+use block::BlockDevice;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+/// The volume that is served.
+const VOLUME: &str = "root.cell";
+
+/// Names of the threads of this process that work for a server: those of its ports, those of its file system and of
+/// the cache, and the kernel's that carry out their requests.
+const THREADS: &[&str] = &[
+    afs_server::THREAD_NAME,
+    "fs-commit",
+    "fs-metadata",
+    "fs-sync",
+    "cache",
+    "pressure",
+    "iou-wrk-",
+];
+
+/// See the module.
+pub struct OwnCell {
+    name: String,
+    volume: u32,
+    server: Option<Server>,
+    fs: Option<Arc<Fs>>,
+}
+
+impl OwnCell {
+    /// Makes a file system on `device`, and serves it.
+    ///
+    /// # Errors
+    /// The device's; no port, no memory for a cache.
+    pub fn new(
+        device: &Arc<dyn BlockDevice>,
+        name: &str,
+        settings: &Settings,
+        cache: &ProcessCache,
+    ) -> Result<OwnCell> {
+        let failed = || Error::files(format!("cannot format {name}"));
+        Fs::format(Arc::clone(device), name).map_err(failed())?;
+        let fs = open_fs(device, name, options(settings, false))?;
+        fs.create_fileset(VOLUME).map_err(failed())?;
+        let fs = Arc::new(fs);
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let config = Config {
+            file_service: vec![any],
+            location_service: vec![any],
+            anonymous_write: true,
+            ..Config::default()
+        };
+        let started = Server::start(config, Arc::clone(&fs), cache.cache()?);
+        let server = started.map_err(|error| match error {
+            StartError::Files(error) => Error::files(format!("cannot open {name}"))(error),
+            port @ StartError::Port { .. } => Error::Failed(format!("{name}: {port}")),
+        })?;
+        let volume = server.volumes().find(VOLUME.as_bytes());
+        let volume = volume.filter(|volume| volume.kind == Kind::ReadWrite);
+        let volume = volume.ok_or_else(|| Error::Failed(format!("{name} lost its volume")))?;
+        Ok(OwnCell {
+            name: name.to_owned(),
+            volume: volume.id,
+            server: Some(server),
+            fs: Some(fs),
+        })
+    }
+
+    /// Where its file service listens.
+    pub fn address(&self) -> SocketAddr {
+        self.server().file_service()
+    }
+
+    /// Number of its volume.
+    pub fn volume(&self) -> u32 {
+        self.volume
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> ServerStats {
+        self.server().stats()
+    }
+
+    /// Names of the threads that work for it, or beginnings of them.
+    pub fn threads() -> &'static [&'static str] {
+        THREADS
+    }
+
+    /// Writes everything out, so that nothing is left to be done later.
+    ///
+    /// # Errors
+    /// Not everything could be written.
+    pub fn sync(&self) -> Result<()> {
+        let failed = || Error::files(format!("cannot write {} out", self.name));
+        for volume in self.server().volumes().all() {
+            volume.files.sync().map_err(failed())?;
+        }
+        let fs = self.fs.as_ref().expect("it is there until the end");
+        fs.commit().map_err(failed())
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("it is there until the end")
+    }
+}
+
+impl Drop for OwnCell {
+    fn drop(&mut self) {
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        let volumes = server.volumes().all();
+        drop(server);
+        // What is on it is thrown away: that something could not be written matters to nobody.
+        for volume in &volumes {
+            let _ = volume.files.close();
+        }
+        drop(volumes);
+        if let Some(fs) = self.fs.take().and_then(Arc::into_inner) {
+            let _ = fs.close();
+        }
+    }
+}
