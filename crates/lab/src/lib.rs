@@ -16,6 +16,7 @@
 //! device is direct is its own matter, and is passed in and printed), and throwing out outliers.
 #![deny(unsafe_code)]
 
+mod carried;
 mod engine;
 mod environment;
 mod error;
@@ -42,6 +43,7 @@ mod target;
 mod unpaired;
 pub mod workload;
 
+pub use carried::{Carried, Paths};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@
 
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::target::Target;
-use crate::{Latency, Sample};
+use crate::{Carried, Latency, Sample};
 use serde::{Deserialize, Serialize};
 
 const MIB: f64 = 1_048_576.0;
@@ -110,6 +110,9 @@ pub struct Phase {
     pub writes: bool,
     /// What reached the device, where known.
     pub device: Option<DeviceBytes>,
+    /// What each path carried, where the target lies over paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Carried>,
     /// Service times, where each request was timed; where requests had a schedule, times from when they were due.
     pub latency: Option<Latency>,
     /// Who else was on the machine.
@@ -164,6 +167,7 @@ impl Phase {
             asked: sample.bytes,
             writes,
             device: sample.device,
+            paths: Vec::new(),
             latency: Some(sample.latency),
             noise: sample.noise,
         }
@@ -205,6 +209,7 @@ impl Phase {
             mine.read += theirs.read;
             mine.written += theirs.written;
         }
+        Carried::add(&mut self.paths, &more.paths);
         self.noise.join(more.noise);
     }
 }
@@ -246,6 +251,7 @@ impl Record {
 pub(crate) struct Watch<'a> {
     target: &'a Target,
     start: Edge,
+    carried: Vec<Carried>,
 }
 
 impl<'a> Watch<'a> {
@@ -253,6 +259,7 @@ impl<'a> Watch<'a> {
         Watch {
             target,
             start: target.edge(),
+            carried: target.carried(),
         }
     }
 
@@ -296,6 +303,7 @@ impl<'a> Watch<'a> {
             asked: 0,
             writes: false,
             device: used.device,
+            paths: Carried::between(&self.carried, self.target.carried()),
             latency: None,
             noise: used.noise,
         }

@@ -34,7 +34,12 @@ impl Job {
     pub fn prepare(&self, target: &Target) -> Result<()> {
         match self {
             Job::Devmix(config) if !target.block()?.info().read_only => {
-                devmix::prepare(target, config)
+                // A path that is slow by design need not be so for what is not measured.
+                let limit = |on: bool| target.paths.iter().for_each(|paths| paths.limit(on));
+                limit(false);
+                let prepared = devmix::prepare(target, config);
+                limit(true);
+                prepared
             }
             _ => Ok(()),
         }
@@ -242,7 +247,8 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
             let point = devmix::point(target, config, spec)?;
             let writes = point.spec.workload.writes();
             let name = format!("{series}, depth {depth}");
-            let phase = Phase::of_sample(name, &point.sample, writes);
+            let mut phase = Phase::of_sample(name, &point.sample, writes);
+            phase.paths = point.paths;
             Ok(phase.at(&series, "requests in flight", f64::from(depth), None))
         })
         .collect()

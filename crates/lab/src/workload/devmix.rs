@@ -11,9 +11,10 @@
 
 use crate::engine::{self, STAMP_EVERY, Sample};
 use crate::target::Target;
-use crate::{Error, Result, Spec, Workload};
+use crate::{Carried, Error, Result, Spec, Workload};
 use block::BlockDevice;
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 
 /// The most points of a grid.
 const POINTS_MAX: usize = 10_000;
@@ -66,6 +67,8 @@ pub struct Point {
     pub spec: Spec,
     /// What it did and took.
     pub sample: Sample,
+    /// What each path carried.
+    pub paths: Vec<Carried>,
 }
 
 impl Config {
@@ -138,8 +141,20 @@ impl Config {
 pub(crate) fn point(target: &Target, config: &Config, mut spec: Spec) -> Result<Point> {
     let device = target.block()?;
     config.fit(&mut spec, device)?;
-    let sample = engine::run_between(&target.name, device, &spec, &|| target.edge())?;
-    Ok(Point { spec, sample })
+    let carried = RefCell::new(Vec::new());
+    let edge = || {
+        carried.borrow_mut().push(target.carried());
+        target.edge()
+    };
+    let sample = engine::run_between(&target.name, device, &spec, &edge)?;
+    let mut looks = carried.into_inner().into_iter();
+    let before = looks.next().unwrap_or_default();
+    let paths = Carried::between(&before, looks.next().unwrap_or_default());
+    Ok(Point {
+        spec,
+        sample,
+        paths,
+    })
 }
 
 /// Writes what the points will read, so that no read meets a hole and no write allocates.

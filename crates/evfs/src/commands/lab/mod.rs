@@ -1,7 +1,9 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
+mod cells;
 mod inside;
 mod measure;
+mod paths;
 mod pool;
 mod sides;
 mod stacks;

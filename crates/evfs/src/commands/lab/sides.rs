@@ -1,7 +1,9 @@
 //! Sides as they are written on a command line, and what they become: targets with a name and facts.
 
 use super::inside::Inside;
+use super::paths::{PathBench, Ways};
 use super::wrong;
+use block::topology::Topology;
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::Deserialize;
 use stack::arms::{ArmKind, Bench, OwnFs, OwnMount};
@@ -29,6 +31,16 @@ impl Built {
     pub fn is_device(&self) -> bool {
         matches!(self.target.place, Place::Device(_))
     }
+
+    fn beneath(&mut self, paths: Beneath) {
+        if let Some((paths, note)) = paths {
+            self.target.paths = Some(paths);
+            self.facts.note = Some(match self.facts.note.take() {
+                Some(before) => format!("{before}; {note}"),
+                None => note,
+            });
+        }
+    }
 }
 
 /// What is said about a side, in a file or behind its place.
@@ -47,6 +59,14 @@ struct File {
     before: Option<String>,
     after: Option<String>,
     note: Option<String>,
+    /// Paths of a LUN, instead of a stack.
+    paths: Option<u32>,
+    policy: Option<toml::Value>,
+    path_rate: Option<toml::Value>,
+    path_delay: Option<toml::Value>,
+    cells: Option<toml::Value>,
+    /// Bits of the key of a cipher over paths.
+    encrypt: Option<u32>,
     #[serde(default)]
     environment: Surroundings,
     #[serde(default)]
@@ -66,16 +86,17 @@ pub struct Builder<'a> {
 impl Builder<'_> {
     /// The sides that a text stands for: `encrypted` is two.
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
-        if let Some(kinds) = stacks(text) {
-            return kinds.into_iter().map(|kind| self.stack(kind)).collect();
+        if let Some(stacks) = stacks(text)? {
+            return stacks.iter().map(|wanted| self.stack(wanted)).collect();
         }
-        if let Some(kinds) = text.strip_prefix(FILES).and_then(stacks) {
-            let mounted = |kind| self.mounted(kind, self.settings.cache_tunables());
-            return kinds.into_iter().map(mounted).collect();
+        let cache = self.settings.cache_tunables();
+        if let Some(stacks) = text.strip_prefix(FILES).map(stacks).transpose()?.flatten() {
+            let mounted = |wanted| self.mounted(wanted, cache);
+            return stacks.iter().map(mounted).collect();
         }
-        if let Some(kinds) = text.strip_prefix(CALLED).and_then(stacks) {
-            let called = |kind| self.called(kind, self.settings.cache_tunables());
-            return kinds.into_iter().map(called).collect();
+        if let Some(stacks) = text.strip_prefix(CALLED).map(stacks).transpose()?.flatten() {
+            let called = |wanted| self.called(wanted, cache);
+            return stacks.iter().map(called).collect();
         }
         if let Some(path) = text.strip_prefix("device:") {
             return Ok(vec![self.disk(Path::new(path))?]);
@@ -90,23 +111,39 @@ impl Builder<'_> {
             return Ok(vec![self.said(text, place, more)?]);
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, path, paths-N or paths-N-POLICY, each also as fs-... or files-..., a folder, device:PATH or a file .toml"
         )))
     }
 
-    fn stack(&mut self, kind: ArmKind) -> Result<Built> {
+    fn stack(&mut self, wanted: &Wanted) -> Result<Built> {
         let bench = match &self.bench {
             Some(bench) => Rc::clone(bench),
             None => Rc::new(Bench::open(self.device, self.size, self.force)?),
         };
         self.bench = Some(Rc::clone(&bench));
-        over(bench, kind)
+        let (built, paths) = self.build_over(&bench, wanted)?;
+        Ok(of_stack(bench, built, paths))
+    }
+
+    /// A stack, with the paths beneath it and what they add to its facts.
+    fn build_over(&self, bench: &Bench, wanted: &Wanted) -> Result<(stack::arms::Built, Beneath)> {
+        let Some(ways) = &wanted.paths else {
+            return Ok((bench.build(wanted.kind)?, None));
+        };
+        let topology = Topology::read(&self.settings.sysfs_root()).unwrap_or_default();
+        let paths = PathBench::start(bench.lower(), ways, &topology)?;
+        let mut built = bench.above(paths.device()).build(wanted.kind)?;
+        built.name = match wanted.kind {
+            ArmKind::Clear => wanted.name.clone(),
+            ArmKind::Encrypted(bits) => format!("{}, encrypted-{bits}", wanted.name),
+        };
+        Ok((built, Some((Arc::new(paths), ways.note(&topology)))))
     }
 
     /// A file system over a stack of its own, mounted by this process.
-    fn mounted(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+    fn mounted(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
-        let stack = bench.build(kind)?;
+        let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         clear_the_dead();
@@ -129,20 +166,22 @@ impl Builder<'_> {
         built.target.remount = Some(own);
         built.name = name;
         built.facts = with_files(&stack, "mounted by this process", cache);
+        built.beneath(paths);
         built._bench = Some(bench);
         Ok(built)
     }
 
     /// The same without a mount: files are reached by calls of functions.
-    fn called(&self, kind: ArmKind, cache: &str) -> Result<Built> {
+    fn called(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
-        let stack = bench.build(kind)?;
+        let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{CALLED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         OwnFs::format(&stack.device, &name, self.settings)?;
         let own = OwnFs::open(&stack.device, &name, self.settings, &cached)?;
         let mut built = bare(Target::files(&name, Arc::new(Inside::new(&name, own))));
         built.facts = with_files(&stack, "called without a mount", cache);
+        built.beneath(paths);
         built._bench = Some(bench);
         Ok(built)
     }
@@ -203,21 +242,26 @@ impl Builder<'_> {
             place: place.to_owned(),
             detail,
         };
-        let mut built = match (&file.folder, &file.device, &file.stack) {
+        let number = file.paths.map(|n| format!("paths-{n}"));
+        let stack = file.stack.as_ref().or(number.as_ref());
+        let mut built = match (&file.folder, &file.device, stack) {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
-            (None, None, Some(name)) => {
-                let one = |name: &str| match stacks(name).as_deref() {
-                    Some([kind]) => Ok(*kind),
+            (None, None, Some(name)) if file.paths.is_none() || file.stack.is_none() => {
+                let one = |name: &str| match stacks(name)?.as_deref() {
+                    Some([wanted]) => file.ways(wanted.clone()),
                     _ => Err(bad(format!("`{name}` is no stack, or two"))),
                 };
                 match (name.strip_prefix(FILES), name.strip_prefix(CALLED)) {
-                    (Some(name), _) => self.mounted(one(name)?, &file.cache)?,
-                    (_, Some(name)) => self.called(one(name)?, &file.cache)?,
-                    _ => self.stack(one(name)?)?,
+                    (Some(name), _) => self.mounted(&one(name)?, &file.cache)?,
+                    (_, Some(name)) => self.called(&one(name)?, &file.cache)?,
+                    _ => self.stack(&one(name)?)?,
                 }
             }
-            _ => return Err(bad("exactly one of folder, device and stack is set".into())),
+            _ => {
+                let why = "exactly one of folder, device, stack and paths is set";
+                return Err(bad(why.into()));
+            }
         };
         built.name = file.name;
         built.target.daemons = file.daemons;
@@ -305,35 +349,89 @@ fn plain(value: &toml::Value) -> String {
     }
 }
 
-fn stacks(text: &str) -> Option<Vec<ArmKind>> {
-    Some(match text {
-        "clear" => vec![ArmKind::Clear],
-        "encrypted" => vec![ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
-        "encrypted-128" => vec![ArmKind::Encrypted(128)],
-        "encrypted-256" => vec![ArmKind::Encrypted(256)],
-        _ => return None,
-    })
+/// A stack that is asked for.
+#[derive(Clone)]
+struct Wanted {
+    /// As it is written.
+    name: String,
+    kind: ArmKind,
+    paths: Option<Ways>,
+}
+
+/// Paths beneath a stack, and what is to be said of them.
+type Beneath = Option<(Arc<PathBench>, String)>;
+
+/// The stacks that a text stands for, if it stands for any.
+fn stacks(text: &str) -> Result<Option<Vec<Wanted>>> {
+    let kinds: &[ArmKind] = match text {
+        "clear" => &[ArmKind::Clear],
+        "encrypted" => &[ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
+        "encrypted-128" => &[ArmKind::Encrypted(128)],
+        "encrypted-256" => &[ArmKind::Encrypted(256)],
+        _ => {
+            let ways = Ways::parse(text).transpose()?;
+            let wanted = |ways| Wanted {
+                name: text.to_owned(),
+                kind: ArmKind::Clear,
+                paths: Some(ways),
+            };
+            return Ok(ways.map(|ways| vec![wanted(ways)]));
+        }
+    };
+    let one = |kind: &ArmKind| Wanted {
+        name: text.to_owned(),
+        kind: *kind,
+        paths: None,
+    };
+    Ok(Some(kinds.iter().map(one).collect()))
+}
+
+impl File {
+    /// A stack with what the file says of its paths.
+    fn ways(&self, mut wanted: Wanted) -> Result<Wanted> {
+        let said = [
+            ("policy", &self.policy),
+            ("path_rate", &self.path_rate),
+            ("path_delay", &self.path_delay),
+            ("cells", &self.cells),
+        ];
+        for (name, value) in said {
+            let Some(value) = value else { continue };
+            let Some(ways) = &mut wanted.paths else {
+                return Err(Error::Usage(format!("{name} needs a side with paths")));
+            };
+            ways.set(name, &plain(value))?;
+        }
+        wanted.kind = match (self.encrypt, &wanted.paths) {
+            (None, _) => wanted.kind,
+            (Some(bits @ (128 | 256)), Some(_)) => ArmKind::Encrypted(bits),
+            _ => {
+                let why = "encrypt = 128 or 256 is for a side with paths";
+                return Err(Error::Usage(why.into()));
+            }
+        };
+        Ok(wanted)
+    }
 }
 
 /// A stack over a device that sides share.
 pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
     let built = bench.build(kind)?;
+    Ok(of_stack(bench, built, None))
+}
+
+fn of_stack(bench: Rc<Bench>, built: stack::arms::Built, paths: Beneath) -> Built {
     let facts = Facts {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
         cipher_kernel: built.kernel,
         note: None,
     };
-    Ok(Built {
-        target: Target::device(built.name.clone(), built.device),
-        name: built.name,
-        facts,
-        before: None,
-        after: None,
-        surroundings: Surroundings::default(),
-        set: Vec::new(),
-        _bench: Some(bench),
-    })
+    let mut side = bare(Target::device(built.name, built.device));
+    side.facts = facts;
+    side._bench = Some(bench);
+    side.beneath(paths);
+    side
 }
 
 /// A folder of this machine.

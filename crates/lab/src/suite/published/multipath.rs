@@ -27,7 +27,7 @@ pub const PARTS: &[Part] = &[
         title: "Figure 2: one path a LUN, without and with the layer of paths",
         workload: "devmix",
         set: LOAD,
-        columns: &[exactly("", &["path", "paths-1"])],
+        columns: &[exactly("", &["path,path_rate=0", "paths-1,path_rate=0"])],
         rows: &[
             row(
                 "reads",
@@ -48,7 +48,7 @@ pub const PARTS: &[Part] = &[
         title: "Figure 3: two paths a LUN",
         workload: "devmix",
         set: LOAD,
-        columns: &[between(&["paths-1", "paths-2"])],
+        columns: &[between(&["paths-1", ROUND_ROBIN])],
         rows: &[
             row(
                 "reads",
@@ -159,7 +159,7 @@ pub const PARTS: &[Part] = &[
             ("requests", "20000"),
             ("span", "64m"),
         ],
-        columns: &[exactly("", &[ROUND_ROBIN_FREE_8, CELL_LOCAL_FREE_8])],
+        columns: &[exactly("", &[ROUND_ROBIN_CELLS, CELL_LOCAL])],
         rows: &[
             row(
                 "reads",
@@ -181,4 +181,6 @@ const ROUND_ROBIN_FREE: &str = "paths-2-round-robin,path_rate=0";
 const LEAST_LOAD_FREE: &str = "paths-2-least-cmd-load,path_rate=0";
 const ROUND_ROBIN_FREE_8: &str = "paths-8-round-robin,path_rate=0";
 const LEAST_LOAD_FREE_8: &str = "paths-8-least-cmd-load,path_rate=0";
-const CELL_LOCAL_FREE_8: &str = "paths-8-cl-round-robin,path_rate=0";
+/// Both with the same cells, so that they differ in the policy alone.
+const ROUND_ROBIN_CELLS: &str = "paths-8-round-robin,path_rate=0,cells=2";
+const CELL_LOCAL: &str = "paths-8-cl-round-robin,path_rate=0,cells=2";
