@@ -12,7 +12,7 @@ use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use xts::{SectorSize, Xts};
 
@@ -39,11 +39,11 @@ pub struct Built {
     pub kernel: Option<String>,
 }
 
-/// The file or disk under all stacks. A file that was made for the purpose is removed at the end.
+/// The file or disk under all stacks. A file that was made for the purpose has no name any more, so that it ends
+/// with this process, however that ends.
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
-    made: Option<PathBuf>,
 }
 
 impl Bench {
@@ -70,10 +70,11 @@ impl Bench {
         };
         if !path.exists() {
             let file = FileDevice::create(&path, size, &options)?;
+            std::fs::remove_file(&path)
+                .map_err(|e| Error::io("cannot take the name of the file", &path, e))?;
             return Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: Some(path),
             });
         }
         let file = FileDevice::open(&path, &options)?;
@@ -95,7 +96,6 @@ impl Bench {
             _ => Ok(Bench {
                 direct: file.direct(),
                 lower: file,
-                made: None,
             }),
         }
     }
@@ -109,7 +109,6 @@ impl Bench {
         Ok(Bench {
             lower: disk.device(),
             direct: disk.direct(),
-            made: None,
         })
     }
 
@@ -118,7 +117,6 @@ impl Bench {
         Bench {
             lower: Arc::new(Mem::new(size, 512)),
             direct: true,
-            made: None,
         }
     }
 
@@ -132,7 +130,6 @@ impl Bench {
         Bench {
             lower: device,
             direct: self.direct,
-            made: None,
         }
     }
 
@@ -167,14 +164,6 @@ impl Bench {
                     kernel: Some(kernel),
                 })
             }
-        }
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        if let Some(path) = &self.made {
-            let _ = std::fs::remove_file(path);
         }
     }
 }

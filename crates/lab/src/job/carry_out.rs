@@ -238,9 +238,16 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
         .points()?
         .into_iter()
         .map(|spec| {
-            let (block, depth) = (spec.block, spec.depth);
+            let depth = spec.depth;
+            let bytes = match spec.sizes.as_slice() {
+                [] => spec.block.to_string(),
+                sizes => {
+                    let all: Vec<String> = sizes.iter().map(u32::to_string).collect();
+                    format!("mixed {}", all.join("/"))
+                }
+            };
             let series = format!(
-                "{}, {block} bytes, {}",
+                "{}, {bytes} bytes, {}",
                 spec.workload,
                 plural(spec.threads as usize, "thread")
             );

@@ -81,17 +81,28 @@ fn row(side: &str, runs: &[Run<Record>], index: usize) -> Option<PathRow> {
 
 /// Sentences about paths, each once: shares, and what speaks against them.
 pub(super) fn notes(study: &Study) -> Vec<String> {
+    let rows = path_rows(study);
     let mut notes: Vec<String> = Vec::new();
-    for row in path_rows(study) {
-        let PathRow { side, phase, .. } = &row;
-        let mut note = format!("Paths of {side}, {phase}:");
-        for (path, share) in row.paths.iter().zip(row.shares()) {
+    for side in &study.sides {
+        let own: Vec<&PathRow> = rows.iter().filter(|row| row.side == side.name).collect();
+        let Some((first, others)) = own.split_first() else {
+            continue;
+        };
+        let mut all = (*first).clone();
+        for row in others {
+            Carried::add(&mut all.paths, &row.paths);
+        }
+        let mut note = format!("Paths of {}:", side.name);
+        for (path, share) in all.paths.iter().zip(all.shares()) {
             let percent = share * 100.0;
             let _ = write!(note, " {} {percent:.1} %", path.path);
         }
         note.push_str(" of the bytes");
         notes.push(note);
+    }
+    for row in &rows {
         if let Some(wrong) = row.wrong() {
+            let PathRow { side, phase, .. } = row;
             notes.push(format!("NOT COMPARABLE as paths: {side}, {phase}: {wrong}"));
         }
     }

@@ -86,6 +86,12 @@ pub struct Builder<'a> {
 impl Builder<'_> {
     /// The sides that a text stands for: `encrypted` is two.
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
+        let path = text.strip_prefix("device:").unwrap_or(text);
+        if !Path::new(path).exists()
+            && let Some((place, more)) = text.split_once(',')
+        {
+            return Ok(vec![self.said(text, place, more)?]);
+        }
         if let Some(stacks) = stacks(text)? {
             return stacks.iter().map(|wanted| self.stack(wanted)).collect();
         }
@@ -106,9 +112,6 @@ impl Builder<'_> {
         }
         if Path::new(text).is_dir() {
             return Ok(vec![folder(Path::new(text))?]);
-        }
-        if let Some((place, more)) = text.split_once(',') {
-            return Ok(vec![self.said(text, place, more)?]);
         }
         Err(Error::Usage(format!(
             "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, path, paths-N or paths-N-POLICY, each also as fs-... or files-..., a folder, device:PATH or a file .toml"

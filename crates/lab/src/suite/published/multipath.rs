@@ -131,6 +131,7 @@ pub const PARTS: &[Part] = &[
         set: &[
             ("patterns", "rand-read"),
             ("blocks", "4k,8k,16k"),
+            ("mixed", "true"),
             ("depths", "32"),
             ("threads", "4"),
             ("requests", "2000"),
