@@ -343,3 +343,119 @@ fn open(paths: Vec<NbdPath>, ways: &Ways, topology: &block::topology::Topology) 
     };
     Ok(Lun::open(config)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Mem;
+    use block::topology::Topology;
+    use lab::{Extent, Job, Target};
+    use std::time::Instant;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    fn job(requests: &str) -> Job {
+        let mut job = Job::named("devmix", Extent::Quick).unwrap();
+        for (name, value) in [
+            ("patterns", "rand-read"),
+            ("blocks", "4k"),
+            ("depths", "32"),
+            ("threads", "2"),
+            ("requests", requests),
+            ("verify", "true"),
+        ] {
+            job.set(name, value).unwrap();
+        }
+        job
+    }
+
+    /// Does a job over two paths, and cuts so many of them, from the last on, when both have carried something.
+    fn cut_in_the_middle(count: usize) -> lab::Result<lab::Record> {
+        let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+        let ways = Ways::parse("paths-2-round-robin").unwrap().unwrap();
+        let paths = Arc::new(PathBench::start(&lower, &ways, &Topology::default()).unwrap());
+        let mut target = Target::device("two", paths.device());
+        target.paths = Some(Arc::clone(&paths) as Arc<dyn Paths>);
+        let job = job("8000");
+        job.prepare(&target).unwrap();
+        let before = paths.carried();
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| job.run(&target, 1));
+            let until = Instant::now() + DEADLINE;
+            let begun = || {
+                let both = paths.carried().into_iter().zip(&before);
+                both.into_iter()
+                    .all(|(now, then)| now.requests > then.requests + 300)
+            };
+            while !begun() {
+                assert!(Instant::now() < until, "no path carries anything");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for (proxy, _) in paths.proxies.iter().rev().take(count) {
+                proxy.run("refuse").unwrap();
+                proxy.run("rst").unwrap();
+            }
+            run.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_path_that_is_cut_shows_in_the_result_which_is_right_all_the_same() {
+        let record = cut_in_the_middle(1).unwrap();
+        let [one, two] = record.phases[0].paths.as_slice() else {
+            panic!("{:?}", record.phases[0].paths);
+        };
+        assert_eq!(one.lost, 0);
+        assert!(two.lost > 0 && two.requests < one.requests, "{two:?}");
+        // What was under way when the path went is counted where it ended.
+        let all = one.requests + two.requests;
+        assert!((7900..=8100).contains(&all), "{all}");
+    }
+
+    #[test]
+    fn without_any_path_a_run_fails_and_says_so() {
+        let error = cut_in_the_middle(2).unwrap_err();
+        assert!(error.in_words().contains("path"), "{}", error.in_words());
+    }
+
+    #[test]
+    fn what_is_said_of_paths_is_understood_or_refused() {
+        let parse = |text: &str| Ways::parse(text).unwrap();
+        assert_eq!(parse("path").unwrap().lun, None);
+        assert_eq!(parse("paths-4").unwrap().lun, Some(4));
+        for (name, policy) in [
+            ("paths-2-round-robin", Policy::RoundRobin),
+            ("paths-2-least_cmd_load", Policy::LeastCmdLoad),
+            ("paths-2-least-command-load", Policy::LeastCmdLoad),
+            ("paths-2-cell-local", Policy::ClRoundRobin),
+        ] {
+            assert_eq!(parse(name).unwrap().policy, policy);
+        }
+        assert!(parse("paths-2-fastest").is_err() && parse("paths-100000").is_err());
+        assert!(Ways::parse("paths-0").is_none() && Ways::parse("paths").is_none());
+        let mut ways = parse("paths-2").unwrap();
+        ways.set("path_rate", "5M:10M").unwrap();
+        ways.set("path_delay", "0,5ms").unwrap();
+        assert_eq!(ways.limits(0), [Command::Rate(5 << 20)]);
+        assert_eq!(ways.limits(1).len(), 2);
+        assert!(ways.set("path_delay", "fast").is_err() && ways.set("path_rate", "x").is_err());
+    }
+
+    #[test]
+    fn sockets_have_no_names() {
+        let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+        let ways = Ways::parse("paths-2").unwrap().unwrap();
+        let paths = PathBench::start(&lower, &ways, &Topology::default()).unwrap();
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let named = |line: &&str| line.contains("evfs-lab-paths-");
+        for path in sockets
+            .lines()
+            .filter(named)
+            .filter_map(|l| l.split(' ').next_back())
+        {
+            assert!(!Path::new(path).exists(), "{path}");
+        }
+        // And they are reached all the same.
+        assert!(paths.device().queue().is_ok());
+    }
+}

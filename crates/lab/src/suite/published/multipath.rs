@@ -73,7 +73,7 @@ pub const PARTS: &[Part] = &[
             ("blocks", "4k,8k,64k"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "20000"),
+            ("requests", "4000"),
             ("span", "64m"),
         ],
         columns: &[
@@ -134,7 +134,7 @@ pub const PARTS: &[Part] = &[
             ("mixed", "true"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "2000"),
+            ("requests", "1000"),
             ("span", "64m"),
         ],
         columns: &[
@@ -157,7 +157,7 @@ pub const PARTS: &[Part] = &[
             ("blocks", "4k"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "20000"),
+            ("requests", "4000"),
             ("span", "64m"),
         ],
         columns: &[exactly("", &[ROUND_ROBIN_CELLS, CELL_LOCAL])],
