@@ -156,7 +156,7 @@ fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Ed
     let bytes = spec.bytes(layout);
     Sample {
         bytes,
-        requests: bytes / u64::from(spec.block),
+        requests: spec.requests(layout),
         flushes: if spec.workload.writes() {
             threads.len() as u64
         } else {
@@ -287,10 +287,12 @@ impl<'a> Worker<'a> {
         order
     }
 
-    fn offset(&self, order: &[u32], at: u64) -> u64 {
+    /// Where a request begins, and its bytes.
+    fn place(&self, order: &[u32], at: u64) -> (u64, u32) {
         let at = (at % u64::from(self.records)) as u32;
         let record = order.get(at as usize).copied().unwrap_or(at);
-        self.base + u64::from(record) * u64::from(self.spec.block)
+        let offset = self.base + u64::from(record) * u64::from(self.spec.block);
+        (offset, self.spec.length(self.index, record))
     }
 
     fn failed(&self, source: block::Error) -> Error {
@@ -391,7 +393,7 @@ impl<'a> Line<'a> {
                 };
                 self.held_up += u64::from(full_until.is_some_and(|until| due < until));
                 self.times[tag as usize].0 = due;
-                self.submit(tag, buf, self.worker.offset(order, next), next);
+                self.submit(tag, buf, self.worker.place(order, next), next);
                 next += 1;
             }
             if self.queue.in_flight() == 0 {
@@ -419,7 +421,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn submit(&mut self, tag: u64, mut buf: Buf, offset: u64, turn: u64) {
+    fn submit(&mut self, tag: u64, mut buf: Buf, (offset, length): (u64, u32), turn: u64) {
+        buf.set_len(length as usize);
         let op = if self.worker.spec.workload.writes() {
             stamp(&mut buf, self.magic, offset, turn);
             Op::Write {

@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod account;
+mod carried;
 mod engine;
 mod environment;
 mod error;
@@ -46,6 +47,7 @@ mod unpaired;
 pub mod workload;
 
 pub use account::Account;
+pub use carried::{Carried, Paths};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};

@@ -7,7 +7,7 @@ use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::server_cpu::Watched;
 use crate::target::{Server, Target};
-use crate::{Latency, Sample};
+use crate::{Carried, Latency, Sample};
 use serde::{Deserialize, Serialize};
 
 const MIB: f64 = 1_048_576.0;
@@ -112,6 +112,9 @@ pub struct Phase {
     pub writes: bool,
     /// What reached the device, where known.
     pub device: Option<DeviceBytes>,
+    /// What each path carried, where the target lies over paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Carried>,
     /// Service times, where each request was timed; where requests had a schedule, times from when they were due.
     pub latency: Option<Latency>,
     /// Who else was on the machine.
@@ -166,6 +169,7 @@ impl Phase {
             asked: sample.bytes,
             writes,
             device: sample.device,
+            paths: Vec::new(),
             latency: Some(sample.latency),
             noise: sample.noise,
         }
@@ -207,6 +211,7 @@ impl Phase {
             mine.read += theirs.read;
             mine.written += theirs.written;
         }
+        Carried::add(&mut self.paths, &more.paths);
         self.noise.join(more.noise);
     }
 }
@@ -267,6 +272,7 @@ pub(crate) struct Watch<'a> {
     target: &'a Target,
     server: Option<Watched>,
     start: Edge,
+    carried: Vec<Carried>,
 }
 
 impl<'a> Watch<'a> {
@@ -276,6 +282,7 @@ impl<'a> Watch<'a> {
             target,
             server: target.server.as_ref().map(watched),
             start: target.edge(),
+            carried: target.carried(),
         }
     }
 
@@ -320,6 +327,7 @@ impl<'a> Watch<'a> {
             asked: 0,
             writes: false,
             device: used.device,
+            paths: Carried::between(&self.carried, self.target.carried()),
             latency: None,
             noise: used.noise,
         }

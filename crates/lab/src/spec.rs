@@ -1,5 +1,6 @@
 //! What one run does: a workload, its sizes, and where on the device each thread works.
 
+use crate::rng::Rng;
 use crate::{Error, Result};
 use block::DeviceInfo;
 use serde::{Deserialize, Serialize};
@@ -76,8 +77,11 @@ impl FromStr for Workload {
 pub struct Spec {
     /// What is done.
     pub workload: Workload,
-    /// Bytes of a request, a multiple of the device's logical block size.
+    /// Bytes of a request, a multiple of the device's logical block size; of several sizes the largest.
     pub block: u32,
+    /// Sizes that are in progress at once, drawn evenly, the same for a record in all runs; empty: `block` alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<u32>,
     /// Threads, each with a queue of its own.
     pub threads: u32,
     /// Requests that each thread keeps in flight.
@@ -103,6 +107,7 @@ impl Default for Spec {
         Spec {
             workload: Workload::SeqRead,
             block: 64 << 10,
+            sizes: Vec::new(),
             threads: 1,
             depth: 1,
             bytes_per_thread: Some(100 << 20),
@@ -115,6 +120,9 @@ impl Default for Spec {
     }
 }
 
+/// Streams of random numbers from here on are those of sizes.
+const SIZES: u64 = 1 << 56;
+
 /// Where each thread works: thread `i` has `records` records of `block` bytes from `i * region` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -125,10 +133,32 @@ pub(crate) struct Layout {
 impl Spec {
     /// Bytes that a run moves.
     pub(crate) fn bytes(&self, layout: &Layout) -> u64 {
-        u64::from(layout.records)
-            * u64::from(self.block)
-            * u64::from(self.threads)
-            * u64::from(self.passes)
+        let records = u64::from(layout.records);
+        let pass = match self.sizes.len() {
+            0 | 1 => records * u64::from(self.block) * u64::from(self.threads),
+            _ => (0..self.threads)
+                .flat_map(|thread| (0..layout.records).map(move |record| (thread, record)))
+                .map(|(thread, record)| u64::from(self.length(thread, record)))
+                .sum(),
+        };
+        pass * u64::from(self.passes)
+    }
+
+    /// Reads or writes of a run.
+    pub(crate) fn requests(&self, layout: &Layout) -> u64 {
+        u64::from(layout.records) * u64::from(self.threads) * u64::from(self.passes)
+    }
+
+    /// Bytes of the request for a record of a thread.
+    pub(crate) fn length(&self, thread: u32, record: u32) -> u32 {
+        match self.sizes.as_slice() {
+            [] | [_] => self.block,
+            sizes => {
+                let place = (u64::from(thread) << 32 | u64::from(record)) + SIZES;
+                let drawn = Rng::stream(self.seed, place).below(sizes.len() as u32);
+                sizes[drawn as usize]
+            }
+        }
     }
 
     /// Checks the specification against a device and lays the threads out on it.
@@ -147,6 +177,17 @@ impl Spec {
         if block == 0 || !block.is_multiple_of(u64::from(info.logical_block_size)) {
             return refuse(format!(
                 "the block of {block} bytes is not a multiple of the device's {}",
+                info.logical_block_size
+            ));
+        }
+        let aligned = |size: &u32| *size > 0 && size.is_multiple_of(info.logical_block_size);
+        if !self
+            .sizes
+            .iter()
+            .all(|size| *size <= self.block && aligned(size))
+        {
+            return refuse(format!(
+                "sizes in progress at once are multiples of the device's {}, none longer than {block}",
                 info.logical_block_size
             ));
         }

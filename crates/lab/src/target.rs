@@ -3,7 +3,7 @@
 use crate::files::{Files, Folder};
 use crate::guest::{Guest, GuestFacts, shared};
 use crate::meter::Edge;
-use crate::{Error, Result};
+use crate::{Carried, Error, Paths, Result};
 use block::BlockDevice;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -35,6 +35,8 @@ pub struct Target {
     pub remount: Option<Arc<dyn Remount>>,
     /// The server behind the files, if that is in this process.
     pub server: Option<Arc<dyn Server>>,
+    /// The paths that its bytes go over, if they are known.
+    pub paths: Option<Arc<dyn Paths>>,
     /// Processes that compete with a run, whose CPU is neither its own nor foreign.
     pub(crate) competitors: Vec<u32>,
 }
@@ -149,12 +151,19 @@ impl Target {
             daemons: Vec::new(),
             remount: None,
             server: None,
+            paths: None,
             competitors: Vec::new(),
         }
     }
 
     pub(crate) fn edge(&self) -> Edge {
         Edge::now(&self.daemons, &self.competitors)
+    }
+
+    /// What its paths have carried so far.
+    pub(crate) fn carried(&self) -> Vec<Carried> {
+        let paths = self.paths.as_ref();
+        paths.map_or_else(Vec::new, |paths| paths.carried())
     }
 
     /// Ends what a run has left a file system of this process to do later. What the kernel keeps is its own.

@@ -164,6 +164,16 @@ impl Bench {
         self.direct
     }
 
+    /// What lies over this one, in place of it: what is built on it keeps nothing of this.
+    pub fn above(&self, device: Arc<dyn BlockDevice>) -> Bench {
+        Bench {
+            lower: device,
+            direct: self.direct,
+            path: None,
+            _made: None,
+        }
+    }
+
     /// Builds a stack. A random key serves as well as a real one: AES takes the same time for all.
     pub fn build(&self, kind: ArmKind) -> Result<Built> {
         let direct = self.direct;

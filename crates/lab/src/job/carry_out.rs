@@ -49,7 +49,12 @@ impl Job {
         match self {
             Job::Devmix(_) if let Place::Guest(guest) = &target.place => guest.prepare(self),
             Job::Devmix(config) if !target.block()?.info().read_only => {
-                devmix::prepare(target, config)
+                // A path that is slow by design need not be so for what is not measured.
+                let limit = |on: bool| target.paths.iter().for_each(|paths| paths.limit(on));
+                limit(false);
+                let prepared = devmix::prepare(target, config);
+                limit(true);
+                prepared
             }
             _ => Ok(()),
         }
@@ -261,16 +266,24 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
         .points()?
         .into_iter()
         .map(|spec| {
-            let (block, depth) = (spec.block, spec.depth);
+            let depth = spec.depth;
+            let bytes = match spec.sizes.as_slice() {
+                [] => spec.block.to_string(),
+                sizes => {
+                    let all: Vec<String> = sizes.iter().map(u32::to_string).collect();
+                    format!("mixed {}", all.join("/"))
+                }
+            };
             let series = format!(
-                "{}, {block} bytes, {}",
+                "{}, {bytes} bytes, {}",
                 spec.workload,
                 plural(spec.threads as usize, "thread")
             );
             let point = devmix::point(target, config, spec)?;
             let writes = point.spec.workload.writes();
             let name = format!("{series}, depth {depth}");
-            let phase = Phase::of_sample(name, &point.sample, writes);
+            let mut phase = Phase::of_sample(name, &point.sample, writes);
+            phase.paths = point.paths;
             Ok(phase.at(&series, "requests in flight", f64::from(depth), None))
         })
         .collect()

@@ -19,6 +19,7 @@ mod difference;
 mod folder;
 mod journal;
 mod layers;
+mod paths;
 mod table;
 
 pub(crate) use accounts::shown as account_tables;
@@ -28,6 +29,7 @@ pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
 pub use layers::{LayerRow, layer_rows};
 pub(crate) use layers::{cells as layer_cells, heads as layer_heads};
+pub use paths::{PathRow, path_rows};
 pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 

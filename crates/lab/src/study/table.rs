@@ -222,6 +222,7 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     notes.extend(guests(study));
     notes.extend(taint(study));
     notes.extend(proof(study));
+    notes.extend(super::paths::notes(study));
     notes.extend(control(found));
     let far: usize = found.iter().map(|f| f.far).sum();
     if far > 0 {

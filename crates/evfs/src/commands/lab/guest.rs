@@ -84,6 +84,7 @@ impl<'a> Guests<'a> {
             (!built.target.daemons.is_empty(), "daemons"),
             (built.before.is_some(), "a command before each run"),
             (built.after.is_some(), "a command after each run"),
+            (built.target.paths.is_some(), "paths"),
         ];
         if let Some((_, what)) = outside.iter().find(|(there, _)| *there) {
             return Err(Error::Usage(format!(

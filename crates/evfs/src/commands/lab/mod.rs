@@ -1,10 +1,12 @@
 //! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
 
 mod afs;
+mod cells;
 mod guest;
 mod inside;
 mod kernel;
 mod measure;
+mod paths;
 mod pool;
 mod sides;
 mod stacks;

@@ -2,7 +2,9 @@
 
 use super::afs::Cell;
 use super::inside::Inside;
+use super::paths::{PathBench, Ways};
 use super::{kernel, wrong};
+use block::topology::Topology;
 use lab::{Facts, Place, Remount, Surroundings, Target};
 use serde::{Deserialize, Serialize};
 use stack::arms::{ArmKind, Bench, OwnCell, OwnFs, OwnMount};
@@ -44,6 +46,16 @@ impl Built {
     pub fn is_device(&self) -> bool {
         matches!(self.target.place, Place::Device(_))
     }
+
+    fn beneath(&mut self, paths: Beneath) {
+        if let Some((paths, note)) = paths {
+            self.target.paths = Some(paths);
+            self.facts.note = Some(match self.facts.note.take() {
+                Some(before) => format!("{before}; {note}"),
+                None => note,
+            });
+        }
+    }
 }
 
 /// What is said about a side, in a file or behind its place.
@@ -62,6 +74,14 @@ struct File {
     before: Option<String>,
     after: Option<String>,
     note: Option<String>,
+    /// Paths of a LUN, instead of a stack.
+    paths: Option<u32>,
+    policy: Option<toml::Value>,
+    path_rate: Option<toml::Value>,
+    path_delay: Option<toml::Value>,
+    cells: Option<toml::Value>,
+    /// Bits of the key of a cipher over paths.
+    encrypt: Option<u32>,
     #[serde(default)]
     environment: Surroundings,
     #[serde(default)]
@@ -83,6 +103,12 @@ pub struct Builder<'a> {
 impl Builder<'_> {
     /// The sides that a text stands for: `encrypted` is two.
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
+        let path = text.strip_prefix("device:").unwrap_or(text);
+        if !Path::new(path).exists()
+            && let Some((place, more)) = text.split_once(',')
+        {
+            return Ok(vec![self.said(text, place, more)?]);
+        }
         if let Some(built) = self.stacks(text, self.settings.cache_tunables()) {
             return built;
         }
@@ -98,52 +124,67 @@ impl Builder<'_> {
         if Path::new(text).is_dir() {
             return Ok(vec![folder(Path::new(text))?]);
         }
-        if let Some((place, more)) = text.split_once(',') {
-            return Ok(vec![self.said(text, place, more)?]);
-        }
         if text.contains('/') && !Path::new(text).exists() {
             return Err(not_there(Path::new(text)));
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, each also as fs-..., files-... or afs-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
+            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, path, paths-N or paths-N-POLICY, each also as fs-..., files-... or afs-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
         )))
     }
 
     /// The stacks that a name stands for, those with files by these settings of their cache; `None` where it is no
     /// such name.
     pub fn stacks(&mut self, name: &str, cache: &str) -> Option<Result<Vec<Built>>> {
-        if let Some(kinds) = stacks(name) {
-            return Some(kinds.into_iter().map(|kind| self.stack(kind)).collect());
-        }
-        if let Some(kinds) = name.strip_prefix(FILES).and_then(stacks) {
-            let mounted = |kind| self.mounted(kind, cache);
-            return Some(kinds.into_iter().map(mounted).collect());
-        }
-        if let Some(kinds) = name.strip_prefix(SERVED).and_then(stacks) {
-            let served = |kind| self.served(kind, cache);
-            return Some(kinds.into_iter().map(served).collect());
-        }
-        let kinds = name.strip_prefix(CALLED).and_then(stacks)?;
-        let called = |kind| self.called(kind, cache);
-        Some(kinds.into_iter().map(called).collect())
+        let (form, all) = match stacks(name).transpose()? {
+            Ok(named) => named,
+            Err(e) => return Some(Err(e)),
+        };
+        Some(all.iter().map(|w| self.make(form, w, cache)).collect())
     }
 
-    fn stack(&mut self, kind: ArmKind) -> Result<Built> {
+    fn make(&mut self, form: Form, wanted: &Wanted, cache: &str) -> Result<Built> {
+        let Some(prefix) = form.prefix() else {
+            return self.stack(wanted);
+        };
+        if self.for_guests && wanted.paths.is_none() {
+            return Ok(elsewhere(prefix, wanted.kind, cache));
+        }
+        match form {
+            Form::Mounted => self.mounted(wanted, cache),
+            Form::Called => self.called(wanted, cache),
+            Form::Served | Form::Bare => self.served(wanted, cache),
+        }
+    }
+
+    fn stack(&mut self, wanted: &Wanted) -> Result<Built> {
         let bench = match &self.bench {
             Some(bench) => Rc::clone(bench),
             None => Rc::new(Bench::open(self.device, self.size, self.force)?),
         };
         self.bench = Some(Rc::clone(&bench));
-        over(bench, kind)
+        let (built, paths) = self.build_over(&bench, wanted)?;
+        Ok(of_stack(bench, built, paths))
+    }
+
+    /// A stack, with the paths beneath it and what they add to its facts.
+    fn build_over(&self, bench: &Bench, wanted: &Wanted) -> Result<(stack::arms::Built, Beneath)> {
+        let Some(ways) = &wanted.paths else {
+            return Ok((bench.build(wanted.kind)?, None));
+        };
+        let topology = Topology::read(&self.settings.sysfs_root()).unwrap_or_default();
+        let paths = PathBench::start(bench.lower(), ways, &topology)?;
+        let mut built = bench.above(paths.device()).build(wanted.kind)?;
+        built.name = match wanted.kind {
+            ArmKind::Clear => wanted.name.clone(),
+            ArmKind::Encrypted(bits) => format!("{}, encrypted-{bits}", wanted.name),
+        };
+        Ok((built, Some((Arc::new(paths), ways.note(&topology)))))
     }
 
     /// A file system over a stack of its own, mounted by this process.
-    fn mounted(&self, kind: ArmKind, cache: &str) -> Result<Built> {
-        if self.for_guests {
-            return Ok(elsewhere(FILES, kind, cache));
-        }
+    fn mounted(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
-        let stack = bench.build(kind)?;
+        let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         clear_the_dead();
@@ -167,17 +208,15 @@ impl Builder<'_> {
         built.target.remount = Some(own);
         built.name = name;
         built.facts = with_files(&stack, "mounted by this process", cache);
+        built.beneath(paths);
         built.bench = Some(bench);
         Ok(built)
     }
 
     /// The same without a mount: files are reached by calls of functions.
-    fn called(&self, kind: ArmKind, cache: &str) -> Result<Built> {
-        if self.for_guests {
-            return Ok(elsewhere(CALLED, kind, cache));
-        }
+    fn called(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
-        let stack = bench.build(kind)?;
+        let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{CALLED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         OwnFs::format(&stack.device, &name, self.settings)?;
@@ -185,6 +224,7 @@ impl Builder<'_> {
         let target = Target::files(&name, Arc::new(Inside::new(&name, own)));
         let mut built = bare(target, Recipe::Stack(name, cache.to_owned()));
         built.facts = with_files(&stack, "called without a mount", cache);
+        built.beneath(paths);
         built.bench = Some(bench);
         Ok(built)
     }
@@ -203,12 +243,9 @@ impl Builder<'_> {
     }
 
     /// The same behind an AFS server of this process, for clients that are in it, too.
-    fn served(&self, kind: ArmKind, cache: &str) -> Result<Built> {
-        if self.for_guests {
-            return Ok(elsewhere(SERVED, kind, cache));
-        }
+    fn served(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
-        let stack = bench.build(kind)?;
+        let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{SERVED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         let own = OwnCell::new(&stack.device, &name, self.settings, &cached)?;
@@ -221,6 +258,7 @@ impl Builder<'_> {
         );
         built.target.server = Some(cell);
         built.facts = with_files(&stack, "served by AFS in this process", cache);
+        built.beneath(paths);
         built.bench = Some(bench);
         Ok(built)
     }
@@ -281,22 +319,24 @@ impl Builder<'_> {
             place: place.to_owned(),
             detail,
         };
-        let mut built = match (&file.folder, &file.device, &file.stack) {
+        let number = file.paths.map(|n| format!("paths-{n}"));
+        let stack = file.stack.as_ref().or(number.as_ref());
+        let mut built = match (&file.folder, &file.device, stack) {
             (Some(path), None, None) => folder(path)?,
             (None, Some(path), None) => self.disk(path)?,
-            (None, None, Some(name)) => {
-                let several = || bad(format!("`{name}` is no stack, or two"));
-                let made = match kernel::kind(name) {
-                    Some(kind) => Some(self.of_the_kernel(kind).map(|built| vec![built])),
-                    None => self.stacks(name, &file.cache),
-                };
-                let mut built = made.ok_or_else(several)??;
-                match built.len() {
-                    1 => built.remove(0),
-                    _ => return Err(several()),
+            (None, None, Some(name)) if file.paths.is_none() || file.stack.is_none() => {
+                match (kernel::kind(name), stacks(name)?) {
+                    (Some(kind), _) => self.of_the_kernel(kind)?,
+                    (None, Some((form, all))) if all.len() == 1 => {
+                        self.make(form, &file.ways(all[0].clone())?, &file.cache)?
+                    }
+                    _ => return Err(bad(format!("`{name}` is no stack, or two"))),
                 }
             }
-            _ => return Err(bad("exactly one of folder, device and stack is set".into())),
+            _ => {
+                let why = "exactly one of folder, device, stack and paths is set";
+                return Err(bad(why.into()));
+            }
         };
         built.name = file.name;
         built.target.daemons = file.daemons;
@@ -400,36 +440,125 @@ fn plain(value: &toml::Value) -> String {
     }
 }
 
-fn stacks(text: &str) -> Option<Vec<ArmKind>> {
-    Some(match text {
-        "clear" => vec![ArmKind::Clear],
-        "encrypted" => vec![ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
-        "encrypted-128" => vec![ArmKind::Encrypted(128)],
-        "encrypted-256" => vec![ArmKind::Encrypted(256)],
-        _ => return None,
-    })
+/// How a stack is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// As a device.
+    Bare,
+    /// By a mount.
+    Mounted,
+    /// By calls of functions.
+    Called,
+    /// By AFS clients.
+    Served,
+}
+
+impl Form {
+    /// What stands before the name of the stack.
+    fn prefix(self) -> Option<&'static str> {
+        match self {
+            Form::Bare => None,
+            Form::Mounted => Some(FILES),
+            Form::Called => Some(CALLED),
+            Form::Served => Some(SERVED),
+        }
+    }
+}
+
+/// A stack that is asked for.
+#[derive(Clone)]
+struct Wanted {
+    /// As it is written.
+    name: String,
+    kind: ArmKind,
+    paths: Option<Ways>,
+}
+
+/// Paths beneath a stack, and what is to be said of them.
+type Beneath = Option<(Arc<PathBench>, String)>;
+
+/// The stacks that a text stands for, if it stands for any, and how they are reached.
+fn stacks(text: &str) -> Result<Option<(Form, Vec<Wanted>)>> {
+    for form in [Form::Mounted, Form::Called, Form::Served] {
+        let rest = form.prefix().and_then(|prefix| text.strip_prefix(prefix));
+        if let Some(rest) = rest {
+            return Ok(bare_stacks(rest)?.map(|all| (form, all)));
+        }
+    }
+    Ok(bare_stacks(text)?.map(|all| (Form::Bare, all)))
+}
+
+fn bare_stacks(text: &str) -> Result<Option<Vec<Wanted>>> {
+    let kinds: &[ArmKind] = match text {
+        "clear" => &[ArmKind::Clear],
+        "encrypted" => &[ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
+        "encrypted-128" => &[ArmKind::Encrypted(128)],
+        "encrypted-256" => &[ArmKind::Encrypted(256)],
+        _ => {
+            let ways = Ways::parse(text).transpose()?;
+            let wanted = |ways| Wanted {
+                name: text.to_owned(),
+                kind: ArmKind::Clear,
+                paths: Some(ways),
+            };
+            return Ok(ways.map(|ways| vec![wanted(ways)]));
+        }
+    };
+    let one = |kind: &ArmKind| Wanted {
+        name: text.to_owned(),
+        kind: *kind,
+        paths: None,
+    };
+    Ok(Some(kinds.iter().map(one).collect()))
+}
+
+impl File {
+    /// A stack with what the file says of its paths.
+    fn ways(&self, mut wanted: Wanted) -> Result<Wanted> {
+        let said = [
+            ("policy", &self.policy),
+            ("path_rate", &self.path_rate),
+            ("path_delay", &self.path_delay),
+            ("cells", &self.cells),
+        ];
+        for (name, value) in said {
+            let Some(value) = value else { continue };
+            let Some(ways) = &mut wanted.paths else {
+                return Err(Error::Usage(format!("{name} needs a side with paths")));
+            };
+            ways.set(name, &plain(value))?;
+        }
+        wanted.kind = match (self.encrypt, &wanted.paths) {
+            (None, _) => wanted.kind,
+            (Some(bits @ (128 | 256)), Some(_)) => ArmKind::Encrypted(bits),
+            _ => {
+                let why = "encrypt = 128 or 256 is for a side with paths";
+                return Err(Error::Usage(why.into()));
+            }
+        };
+        Ok(wanted)
+    }
 }
 
 /// A stack over a device that sides share.
 pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
     let built = bench.build(kind)?;
+    Ok(of_stack(bench, built, None))
+}
+
+fn of_stack(bench: Rc<Bench>, built: stack::arms::Built, paths: Beneath) -> Built {
     let facts = Facts {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
         cipher_kernel: built.kernel,
         ..Facts::default()
     };
-    Ok(Built {
-        target: Target::device(built.name.clone(), built.device),
-        recipe: Recipe::Stack(built.name.clone(), String::new()),
-        name: built.name,
-        facts,
-        before: None,
-        after: None,
-        surroundings: Surroundings::default(),
-        set: Vec::new(),
-        bench: Some(bench),
-    })
+    let recipe = Recipe::Stack(built.name.clone(), String::new());
+    let mut side = bare(Target::device(built.name, built.device), recipe);
+    side.facts = facts;
+    side.bench = Some(bench);
+    side.beneath(paths);
+    side
 }
 
 /// A folder of this machine.

@@ -29,7 +29,7 @@ pub const PARTS: &[Part] = &[
         set: LOAD,
         standard: &[],
         quick: &[],
-        columns: &[exactly("", &["path", "paths-1"])],
+        columns: &[exactly("", &["path,path_rate=0", "paths-1,path_rate=0"])],
         rows: &[
             row(
                 "reads",
@@ -52,7 +52,7 @@ pub const PARTS: &[Part] = &[
         set: LOAD,
         standard: &[],
         quick: &[],
-        columns: &[between(&["paths-1", "paths-2"])],
+        columns: &[between(&["paths-1", ROUND_ROBIN])],
         rows: &[
             row(
                 "reads",
@@ -77,7 +77,7 @@ pub const PARTS: &[Part] = &[
             ("blocks", "4k,8k,64k"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "20000"),
+            ("requests", "4000"),
             ("span", "64m"),
         ],
         standard: &[],
@@ -139,9 +139,10 @@ pub const PARTS: &[Part] = &[
         set: &[
             ("patterns", "rand-read"),
             ("blocks", "4k,8k,16k"),
+            ("mixed", "true"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "2000"),
+            ("requests", "1000"),
             ("span", "64m"),
         ],
         standard: &[],
@@ -166,12 +167,12 @@ pub const PARTS: &[Part] = &[
             ("blocks", "4k"),
             ("depths", "32"),
             ("threads", "4"),
-            ("requests", "20000"),
+            ("requests", "4000"),
             ("span", "64m"),
         ],
         standard: &[],
         quick: &[],
-        columns: &[exactly("", &[ROUND_ROBIN_FREE_8, CELL_LOCAL_FREE_8])],
+        columns: &[exactly("", &[ROUND_ROBIN_CELLS, CELL_LOCAL])],
         rows: &[
             row(
                 "reads",
@@ -193,4 +194,6 @@ const ROUND_ROBIN_FREE: &str = "paths-2-round-robin,path_rate=0";
 const LEAST_LOAD_FREE: &str = "paths-2-least-cmd-load,path_rate=0";
 const ROUND_ROBIN_FREE_8: &str = "paths-8-round-robin,path_rate=0";
 const LEAST_LOAD_FREE_8: &str = "paths-8-least-cmd-load,path_rate=0";
-const CELL_LOCAL_FREE_8: &str = "paths-8-cl-round-robin,path_rate=0";
+/// Both with the same cells, so that they differ in the policy alone.
+const ROUND_ROBIN_CELLS: &str = "paths-8-round-robin,path_rate=0,cells=2";
+const CELL_LOCAL: &str = "paths-8-cl-round-robin,path_rate=0,cells=2";

@@ -1,0 +1,110 @@
+//! Shares of paths: what each path of a side carried of a phase, and whether the side can be compared as one with
+//! so many paths.
+
+use super::Study;
+use crate::record::Phase;
+use crate::result::Run;
+use crate::{Carried, Record};
+use std::fmt::Write as _;
+
+/// Of what was asked, so much went over paths that were counted, or something else served it.
+const ACCOUNTED: f64 = 0.95;
+
+/// A phase of a side over paths, all counted runs together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PathRow {
+    /// The phase.
+    pub phase: String,
+    /// The side.
+    pub side: String,
+    /// What each path carried.
+    pub paths: Vec<Carried>,
+    /// Bytes asked of the target.
+    pub asked: u64,
+}
+
+impl PathRow {
+    /// The part of all bytes that each path carried.
+    pub fn shares(&self) -> Vec<f64> {
+        let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
+        let part = |p: &Carried| p.bytes as f64 / all.max(1) as f64;
+        self.paths.iter().map(part).collect()
+    }
+
+    /// What speaks against it.
+    fn wrong(&self) -> Option<String> {
+        let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
+        let idle = self.paths.iter().find(|p| p.bytes == 0);
+        let lost = self.paths.iter().find(|p| p.lost > 0);
+        if (all as f64) < ACCOUNTED * self.asked as f64 {
+            let part = 100.0 * all as f64 / self.asked.max(1) as f64;
+            return Some(format!("only {part:.0} % of the bytes went over its paths"));
+        }
+        match (lost, idle) {
+            (Some(path), _) => Some(format!(
+                "path {} was lost or failed {} times, others took its work",
+                path.path, path.lost
+            )),
+            (None, Some(path)) => Some(format!("path {} carried nothing", path.path)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// The rows of a study; none where nothing goes over paths.
+pub fn path_rows(study: &Study) -> Vec<PathRow> {
+    let sides = study.sides.iter().zip(&study.runs);
+    sides
+        .flat_map(|(side, runs)| {
+            let phases = runs.first().map_or(0, |run| run.sample.phases.len());
+            (0..phases).filter_map(|index| row(&side.name, runs, index))
+        })
+        .collect()
+}
+
+fn row(side: &str, runs: &[Run<Record>], index: usize) -> Option<PathRow> {
+    let counted = runs.iter().filter(|run| !run.warm_up);
+    let mut phases = counted.filter_map(|run| run.sample.phases.get(index));
+    let first: &Phase = phases.next()?;
+    let mut row = PathRow {
+        phase: first.name.clone(),
+        side: side.to_owned(),
+        paths: first.paths.clone(),
+        asked: first.asked,
+    };
+    for phase in phases {
+        Carried::add(&mut row.paths, &phase.paths);
+        row.asked += phase.asked;
+    }
+    (!row.paths.is_empty()).then_some(row)
+}
+
+/// Sentences about paths, each once: shares, and what speaks against them.
+pub(super) fn notes(study: &Study) -> Vec<String> {
+    let rows = path_rows(study);
+    let mut notes: Vec<String> = Vec::new();
+    for side in &study.sides {
+        let own: Vec<&PathRow> = rows.iter().filter(|row| row.side == side.name).collect();
+        let Some((first, others)) = own.split_first() else {
+            continue;
+        };
+        let mut all = (*first).clone();
+        for row in others {
+            Carried::add(&mut all.paths, &row.paths);
+        }
+        let mut note = format!("Paths of {}:", side.name);
+        for (path, share) in all.paths.iter().zip(all.shares()) {
+            let percent = share * 100.0;
+            let _ = write!(note, " {} {percent:.1} %", path.path);
+        }
+        note.push_str(" of the bytes");
+        notes.push(note);
+    }
+    for row in &rows {
+        if let Some(wrong) = row.wrong() {
+            let PathRow { side, phase, .. } = row;
+            notes.push(format!("NOT COMPARABLE as paths: {side}, {phase}: {wrong}"));
+        }
+    }
+    notes
+}

@@ -1,0 +1,169 @@
+//! `evfs lab` on sides that have paths: two give twice as much, what is read is what was written, and nothing stays.
+
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tests::Sandbox;
+
+/// Many small reads at once, past which a limited path is what ends the rate.
+const LOAD: &[&str] = &[
+    "--quick",
+    "--size",
+    "16M",
+    "--set",
+    "patterns=rand-read",
+    "--set",
+    "blocks=4k",
+    "--set",
+    "depths=32",
+    "--set",
+    "threads=4",
+];
+
+fn with<'a>(first: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    first.iter().chain(LOAD).chain(more).copied().collect()
+}
+
+/// The first phase of each counted run of a side.
+fn phases(study: &Value, side: usize) -> Vec<&Value> {
+    let runs = study["runs"][side].as_array().unwrap();
+    let counted = runs.iter().filter(|run| run["warm_up"] == false);
+    counted.map(|run| &run["sample"]["phases"][0]).collect()
+}
+
+fn iops(phase: &Value) -> f64 {
+    let cell = &phase["cells"][0];
+    cell["amount"].as_f64().unwrap() / cell["spent"].as_f64().unwrap()
+}
+
+#[test]
+fn two_paths_give_twice_as_much_in_equal_parts() {
+    let s = Sandbox::new();
+    let compare = ["lab", "compare", "paths-1", "paths-2-round-robin"];
+    let more = [
+        "--workload",
+        "devmix",
+        "--set",
+        "requests=3000",
+        "--runs",
+        "6",
+    ];
+    let value = s.json(&with(&compare, &more));
+    let study = &value["studies"][0];
+    let (one, two) = (phases(study, 0), phases(study, 1));
+    let mut ratios: Vec<f64> = one
+        .iter()
+        .zip(&two)
+        .map(|(a, b)| iops(b) / iops(a))
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let median = ratios[ratios.len() / 2];
+    assert!((1.8..2.2).contains(&median), "{ratios:?}");
+    for phase in two {
+        let paths = phase["paths"].as_array().unwrap();
+        let bytes: Vec<u64> = paths.iter().map(|p| p["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(bytes.len(), 2);
+        let all: u64 = bytes.iter().sum();
+        assert!(all.abs_diff(3000 * 4096) <= 30 * 4096, "{bytes:?}");
+        assert!(bytes[0].abs_diff(bytes[1]) <= 30 * 4096, "{bytes:?}");
+    }
+    let text = s.run(&with(
+        &compare,
+        &[
+            "--workload",
+            "devmix",
+            "--set",
+            "requests=500",
+            "--runs",
+            "1",
+        ],
+    ));
+    let text = text.ok().stdout;
+    assert!(
+        text.contains("Paths of paths-2-round-robin: c0t0d0 "),
+        "{text}"
+    );
+    assert!(
+        text.contains("round_robin") && text.contains("10.0 MiB/s"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_read_over_encrypted_paths_is_what_was_written() {
+    let s = Sandbox::new();
+    fs::write(
+        s.path("side.toml"),
+        "name = \"two\"\npaths = 2\npolicy = \"round_robin\"\npath_rate = [\"40M\", \"20M\"]\npath_delay = \"1ms\"\nencrypt = 256\n",
+    )
+    .unwrap();
+    let verified = [
+        "--set",
+        "verify=true",
+        "--set",
+        "requests=500",
+        "--runs",
+        "1",
+    ];
+    for side in ["side.toml", "paths-2,path_rate=0,encrypt=128"] {
+        let value = s.json(&with(
+            &["lab", "run", "devmix", "--target", side],
+            &verified,
+        ));
+        let study = &value["studies"][0];
+        let facts = &study["sides"][0]["facts"];
+        assert!(facts["cipher"].as_str().unwrap().contains("xts"), "{facts}");
+        assert!(
+            facts["note"].as_str().unwrap().contains("2 paths"),
+            "{facts}"
+        );
+        assert!(!phases(study, 0).is_empty());
+    }
+    for (side, word) in [
+        ("paths-2-fastest", "round_robin"),
+        ("paths-2,path_rate=quick", "path_rate"),
+        ("clear,path_rate=1M", "needs a side with paths"),
+        ("paths-2,encrypt=192", "128 or 256"),
+    ] {
+        let refused = s
+            .run(&with(&["lab", "run", "devmix", "--target", side], &[]))
+            .code(2);
+        assert!(refused.stderr.contains(word), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn a_killed_laboratory_leaves_no_socket_and_no_file() {
+    let s = Sandbox::new();
+    fs::create_dir(s.path("tmp")).unwrap();
+    let args = [
+        "lab",
+        "compare",
+        "paths-1",
+        "paths-2",
+        "--workload",
+        "devmix",
+        "--out",
+        "out",
+    ];
+    let mut command = s.evfs();
+    command
+        .args(with(&args, &["--runs", "100"]))
+        .env("TMPDIR", s.path("tmp"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    // At work when the first run is written down.
+    let until = Instant::now() + Duration::from_secs(60);
+    let journal = s.path("out/devmix.jsonl");
+    while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
+        assert!(Instant::now() < until, "no run ends");
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left: Vec<_> = fs::read_dir(s.path("tmp")).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
