@@ -24,6 +24,8 @@ pub(crate) struct Rules {
     pub(crate) max_pairs: u32,
     /// No block is begun that would probably end later.
     pub(crate) budget: Duration,
+    /// The same for blocks beyond `pairs`.
+    pub(crate) extra: Duration,
     /// The first block is a warm-up.
     pub(crate) discard_first: bool,
     /// Where the order of the arms is drawn from.
@@ -91,9 +93,13 @@ impl<S> Series<S> {
                 self.extended = true;
             }
             let now = elapsed();
-            if now + (now - began) > self.rules.budget {
-                // A pair beyond the plan was a bonus: its absence is no shortfall.
-                let short = self.pairs < self.rules.pairs;
+            // A pair beyond the plan is a bonus: its absence is no shortfall.
+            let short = self.pairs < self.rules.pairs;
+            let limit = match short {
+                true => self.rules.budget,
+                false => self.rules.extra.min(self.rules.budget),
+            };
+            if now + (now - began) > limit {
                 return Ok(if short { End::Budget } else { End::Complete });
             }
         }

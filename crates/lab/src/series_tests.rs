@@ -10,6 +10,7 @@ fn rules() -> Rules {
         pairs: 10,
         max_pairs: 0,
         budget: Duration::from_secs(600),
+        extra: Duration::from_secs(600),
         discard_first: true,
         seed: 1,
     }
@@ -130,6 +131,29 @@ fn the_budget_ends_a_series_after_a_whole_block() {
         (2, End::Budget),
         "one block is always measured"
     );
+}
+
+#[test]
+fn pairs_beyond_the_plan_have_a_time_of_their_own() {
+    let rules = Rules {
+        pairs: 4,
+        max_pairs: 40,
+        extra: Duration::from_secs(9),
+        ..rules()
+    };
+    let clock = Cell::new(0);
+    let mut series = Series::new(2, rules);
+    let end = series.measure(
+        &|| Duration::from_secs(clock.get()),
+        &mut |_| {
+            clock.set(clock.get() + 1);
+            Ok(1.0)
+        },
+        &|_| false,
+        &mut |_| ControlFlow::Continue(()),
+    );
+    // What is planned takes 12 seconds, and nothing more is begun.
+    assert_eq!((series.pairs, end.unwrap()), (4, End::Complete));
 }
 
 #[test]

@@ -142,6 +142,7 @@ impl Journal {
                 // How long this session may take is its own matter.
                 let plan = StudyPlan {
                     budget: head.plan.budget,
+                    extra: head.plan.extra,
                     ..study.plan.clone()
                 };
                 let same = study.workload == head.workload

@@ -76,6 +76,9 @@ pub struct StudyPlan {
     pub min_wall: Duration,
     /// No block is begun that would probably end later than this after the start of the session.
     pub budget: Duration,
+    /// The same for pairs beyond `pairs`.
+    #[serde(default)]
+    pub extra: Duration,
     /// The first block is a warm-up.
     pub discard_first: bool,
     /// The first side runs once more in each half of a block.
@@ -103,6 +106,7 @@ impl Default for StudyPlan {
             theta: 0.05,
             min_wall: Duration::ZERO,
             budget: Duration::from_secs(600),
+            extra: Duration::from_secs(600),
             discard_first: true,
             control: true,
             caches: Caches::AsTheyAre,
@@ -119,6 +123,7 @@ impl StudyPlan {
             pairs: self.pairs,
             max_pairs: self.max_pairs,
             budget: self.budget,
+            extra: self.extra,
             discard_first: self.discard_first,
             seed: self.seed,
         }

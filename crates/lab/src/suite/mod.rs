@@ -29,6 +29,8 @@ pub struct Suite {
     pub after: &'static str,
     /// What its two columns are.
     pub axis: Axis,
+    /// The side that it runs on where its columns are environments and nobody names one.
+    pub on: Option<&'static str>,
     /// Its tables and figures.
     pub parts: &'static [Part],
 }

@@ -80,24 +80,28 @@ pub const SUITES: &[Suite] = &[
         name: "ifs-1990",
         after: "Measuring IFS AIX/370 File Server Performance in LPAR Mode, 1990",
         axis: Axis::Environments,
+        on: Some("afs-clear"),
         parts: ifs::PARTS,
     },
     Suite {
         name: "evfs-2006",
         after: "HP-UX Encrypted Volume and File System Performance and Tuning; clear against encrypted",
         axis: Axis::Sides,
+        on: None,
         parts: evfs::PARTS,
     },
     Suite {
         name: "ufc-2007",
         after: "Unified File Cache, HP-UX 11i v3; an older cache against a newer, here the kernel's against ours",
         axis: Axis::Sides,
+        on: None,
         parts: ufc::PARTS,
     },
     Suite {
         name: "multipath-2007",
         after: "HP-UX 11i v3 Mass Storage I/O Performance Improvements; one path against two",
         axis: Axis::Sides,
+        on: None,
         parts: multipath::PARTS,
     },
 ];

@@ -147,8 +147,13 @@ struct Planned {
 const STUDY_BUDGET: Duration = Duration::from_secs(600);
 const SUITE_BUDGET: Duration = Duration::from_secs(10 * 60);
 const QUICK_SUITE_BUDGET: Duration = Duration::from_secs(110);
+/// So many times its share of its suite's time a part may take.
+const LONG_PART: u32 = 3;
 /// Pairs of a part of a suite at most, where nobody says how many.
 const SUITE_PAIRS: u32 = 20;
+
+/// Longest time of a study, and of its pairs beyond those planned.
+type Budget = (Duration, Duration);
 
 /// What a study compares.
 enum Sides {
@@ -189,6 +194,9 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     let needs = |job: &Job| job.entry().needs;
     let scratch = match on {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
+        None if jobs.is_empty() && own_side(&suites).is_some() => {
+            builder.build(own_side(&suites).expect("it was asked"))?
+        }
         None => {
             let dir = temporary.insert(
                 tempfile::tempdir()
@@ -233,6 +241,11 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     }
     let control = how.env.len() > 1 || !suites.is_empty();
     Session::new(context, how, control)?.all(studies)
+}
+
+/// The side that suites run on where nobody names one.
+fn own_side(suites: &[String]) -> Option<&'static str> {
+    suites.iter().find_map(|name| Suite::named(name)?.on)
 }
 
 /// One target in one environment or more.
@@ -547,7 +560,7 @@ impl MeasureArgs {
         each * suites.len() as u32
     }
 
-    fn plan(&self, planned: &Planned, control: bool, budget: Duration) -> StudyPlan {
+    fn plan(&self, planned: &Planned, control: bool, (budget, extra): Budget) -> StudyPlan {
         let job = &planned.job;
         let own = StudyPlan::default();
         let most = match (self.max_runs, self.runs) {
@@ -574,6 +587,7 @@ impl MeasureArgs {
             theta: self.threshold,
             min_wall: Duration::from_secs_f64((seconds * points).clamp(0.0, 3600.0)),
             budget,
+            extra,
             discard_first: !self.quick || control && planned.part.is_none(),
             control,
             caches: match self.drop_caches {
@@ -632,9 +646,15 @@ impl<'a> Session<'a> {
             pool.keep(studies[n..].iter().flat_map(Planned::names));
             let parts = studies[n..].iter().filter(|other| other.part.is_some());
             let budget = match whole {
-                // What one part leaves, the others have.
-                false => left / parts.count() as u32,
-                true => self.how.budget.unwrap_or(STUDY_BUDGET),
+                // What one part leaves, the others have; a long one may have more than its share for what is planned.
+                false => {
+                    let share = left / parts.count() as u32;
+                    ((share * LONG_PART).min(left), share)
+                }
+                true => {
+                    let own = self.how.budget.unwrap_or(STUDY_BUDGET);
+                    (own, own)
+                }
             };
             let done_one = self.one(planned, &mut pool, budget);
             if !whole {
@@ -704,7 +724,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn one(&self, planned: &Planned, pool: &mut Pool<'_>, budget: Duration) -> Result<Study> {
+    fn one(&self, planned: &Planned, pool: &mut Pool<'_>, budget: Budget) -> Result<Study> {
         let job = &planned.job;
         let named: Vec<Side>;
         let sides = match &planned.sides {

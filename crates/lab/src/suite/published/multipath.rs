@@ -80,7 +80,7 @@ pub const PARTS: &[Part] = &[
             ("requests", "4000"),
             ("span", "64m"),
         ],
-        standard: &[],
+        standard: &[("requests", "20000")],
         quick: &[],
         columns: &[
             exactly("2 paths", &[ROUND_ROBIN_FREE, LEAST_LOAD_FREE]),
@@ -170,7 +170,7 @@ pub const PARTS: &[Part] = &[
             ("requests", "4000"),
             ("span", "64m"),
         ],
-        standard: &[],
+        standard: &[("requests", "20000")],
         quick: &[],
         columns: &[exactly("", &[ROUND_ROBIN_CELLS, CELL_LOCAL])],
         rows: &[
