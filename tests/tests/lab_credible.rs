@@ -62,7 +62,7 @@ const probe = {
   figures: [...document.querySelectorAll('figure svg')].map(s => [...size(s), marks(s), s.querySelectorAll('text').length]),
   tables: document.querySelectorAll('table').length,
   asked: performance.getEntriesByType('resource').map(e => e.name),
-  studies: JSON.parse(document.getElementById('result').textContent).studies.length,
+  studies: (() => { try { return JSON.parse(document.getElementById('result').textContent).studies.length; } catch { return null; } })(),
 };
 const out = document.createElement('pre');
 out.id = 'probe';
@@ -85,6 +85,43 @@ fn browser(s: &Sandbox, more: &[String], page: &Path) -> Ran {
     command.arg(format!("--user-data-dir={}", s.path("browser").display()));
     command.args(more).arg(format!("file://{}", page.display()));
     Ran::of(&mut command)
+}
+
+/// What a browser sees of a report, in which all `figures` are drawn and which asks for nothing.
+fn drawn(s: &Sandbox, report: &Path, figures: usize) -> Value {
+    let probed = s.path("out/probed.html");
+    let html = fs::read_to_string(report).unwrap();
+    fs::write(&probed, html.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
+    let dom = browser(s, &["--dump-dom".into()], &probed).ok().stdout;
+    let json = dom
+        .split_once("PROBE{")
+        .and_then(|(_, rest)| rest.split_once("}EBORP"));
+    let json = json
+        .map(|(json, _)| format!("{{{json}}}"))
+        .unwrap_or_else(|| panic!("the script has not run: {dom}"));
+    let probe: Value = serde_json::from_str(
+        &json
+            .replace("&amp;", "&")
+            .replace("&lt;", "<")
+            .replace("&gt;", ">"),
+    )
+    .unwrap();
+    let drawn = probe["figures"].as_array().unwrap();
+    assert_eq!(drawn.len(), figures, "as many as there are files");
+    for figure in drawn {
+        let of = |n: usize| figure[n].as_f64().unwrap();
+        assert!(of(0) > 200.0 && of(1) > 60.0, "a figure is {figure} large");
+        assert!(
+            of(2) > 3.0 && of(3) > 3.0,
+            "a figure has {figure} marks and texts"
+        );
+    }
+    assert!(
+        probe["asked"].as_array().unwrap().is_empty(),
+        "{}",
+        probe["asked"]
+    );
+    probe
 }
 
 #[test]
@@ -120,56 +157,73 @@ fn a_browser_without_a_network_draws_every_figure() {
     let figures = fs::read_dir(s.path("out/figures")).unwrap().count();
     assert!(figures >= 8, "{figures} figures");
 
-    let probed = s.path("out/probed.html");
-    let html = fs::read_to_string(&report).unwrap();
-    fs::write(&probed, html.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
-    let dom = browser(&s, &["--dump-dom".into()], &probed).ok().stdout;
-    let json = dom
-        .split_once("PROBE{")
-        .and_then(|(_, rest)| rest.split_once("}EBORP"));
-    let json = json
-        .map(|(json, _)| format!("{{{json}}}"))
-        .unwrap_or_else(|| panic!("the script has not run: {dom}"));
-    let probe: Value = serde_json::from_str(
-        &json
-            .replace("&amp;", "&")
-            .replace("&lt;", "<")
-            .replace("&gt;", ">"),
-    )
-    .unwrap();
-    let drawn = probe["figures"].as_array().unwrap();
-    assert_eq!(drawn.len(), figures, "as many as there are files");
-    for figure in drawn {
-        let of = |n: usize| figure[n].as_f64().unwrap();
-        assert!(of(0) > 200.0 && of(1) > 60.0, "a figure is {figure} large");
-        assert!(
-            of(2) > 3.0 && of(3) > 3.0,
-            "a figure has {figure} marks and texts"
-        );
-    }
-    assert!(
-        probe["asked"].as_array().unwrap().is_empty(),
-        "{}",
-        probe["asked"]
-    );
+    let probe = drawn(&s, &report, figures);
     assert_eq!(probe["studies"], 2);
     assert!(probe["tables"].as_u64().unwrap() >= 2);
 
+    picture(&s, &report, "lab-report.png");
+}
+
+/// Takes a picture of a report, and keeps it where somebody asks for it, to look at.
+fn picture(s: &Sandbox, report: &Path, name: &str) {
     let picture = s.path("out/report.png");
     let shot = format!("--screenshot={}", picture.display());
-    browser(&s, &[shot, "--window-size=1200,3000".into()], &report).ok();
+    browser(s, &[shot, "--window-size=1200,3000".into()], report).ok();
     let png = fs::read(&picture).unwrap();
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
     let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
     assert_eq!((number(16), number(20)), (1200, 3000));
     // A page without anything on it compresses to a few thousand bytes.
     assert!(png.len() > 50_000, "a picture of {} bytes", png.len());
-    keep(&picture);
+    if let Some(folder) = std::env::var_os("EVFS_TEST_PICTURES") {
+        fs::copy(picture, PathBuf::from(folder).join(name)).unwrap();
+    }
 }
 
-/// Keeps a picture where somebody asks for it, to look at.
-fn keep(picture: &Path) {
-    if let Some(folder) = std::env::var_os("EVFS_TEST_PICTURES") {
-        fs::copy(picture, PathBuf::from(folder).join("lab-report.png")).unwrap();
+/// Every table and figure of the reports, as short as they can be: what they say is of no use, but that they are there.
+#[test]
+fn all_suites_run_by_themselves_and_each_table_and_figure_is_in_the_page() {
+    let s = Sandbox::new();
+    let suites = ["evfs-2006", "multipath-2007", "ufc-2007", "ifs-1990"];
+    let short = ["--quick", "--runs", "1", "--max-runs", "1", "--out", "out"];
+    let ran = s.run(&[&["lab", "run"], &suites[..], &short].concat()).ok();
+    assert!(!ran.stdout.contains("not measured"), "{}", ran.stdout);
+    let report = s.path("out/report.html");
+    let page = fs::read_to_string(&report).unwrap();
+    for title in [
+        "Figures 8 to 10",
+        "Figures 11 to 14",
+        "Figures 15 to 17",
+        "Figures 18 to 21",
+        "Figures 22 to 25",
+        "Figures 26 and 27",
+        "Figure 28: PostMark",
+        "Figure 2: one path a LUN",
+        "Figure 3: two paths a LUN",
+        "SDET",
+        "Mount and unmount",
+        "iozone scale, a file each",
+        "iozone scale, one file for all",
+        "PostMark",
+        "iozone az, average",
+        "iozone mmap, average",
+        "Nastran",
+        "Mixed mode application",
+        "Table 1: packet pumping",
+        "Table 2: Dhrystone",
+        "Table 3: Ousterhout",
+        "Table 4: kernel build",
+        "Table 5: clientload",
+        "Table 6: Connectathon basic tests",
+    ] {
+        assert!(page.contains(&format!("<h3>{title}")), "{title}");
     }
+    // The copy in the page is cut where there is much; the files beside it have all.
+    let result: Value =
+        serde_json::from_str(&fs::read_to_string(s.path("out/result.json")).unwrap()).unwrap();
+    let studies = result["studies"].as_array().unwrap().len();
+    let figures = fs::read_dir(s.path("out/figures")).unwrap().count();
+    assert!(studies >= 37 && figures >= studies, "{studies}, {figures}");
+    drawn(&s, &report, figures);
+    picture(&s, &report, "suites-report.png");
 }
