@@ -7,6 +7,7 @@ use crate::study::{self, Finding, Kind, Results, Study, findings, notes, title, 
 use crate::suite::{self, Shown, Suite};
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::slice;
 
 /// Most bytes of raw data in a page.
 const RAW_MAX: usize = 4 << 20;
@@ -40,9 +41,8 @@ pub fn page(results: &Results) -> String {
     for shown in &results.suites {
         suite_section(&mut out, shown);
     }
-    let drawn = figures(studies);
     for study in studies {
-        section(&mut out, study, &drawn);
+        section(&mut out, study);
     }
     machine(&mut out, studies);
     raw(&mut out, results);
@@ -77,7 +77,7 @@ fn suite_section(out: &mut String, shown: &Shown) {
     }
 }
 
-fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
+fn section(out: &mut String, study: &Study) {
     let (found, _) = findings(study);
     let (id, head) = (escape(&study.key()), escape(&title(study)));
     let _ = writeln!(out, "<h2 id=\"{id}\">{head}</h2>");
@@ -89,9 +89,8 @@ fn section(out: &mut String, study: &Study, drawn: &[(String, String)]) {
         let text = format!("{}; after {}.", entry.what, entry.after);
         let _ = writeln!(out, "<p>{}</p>", escape(&text));
     }
-    let prefix = format!("{}-", study.key());
-    for (name, svg) in drawn.iter().filter(|(name, _)| name.starts_with(&prefix)) {
-        let _ = writeln!(out, "<figure id=\"{}\">{svg}</figure>", escape(name));
+    for (name, svg) in figures(slice::from_ref(study)) {
+        let _ = writeln!(out, "<figure id=\"{}\">{svg}</figure>", escape(&name));
     }
     let folded = found.len() > OPEN_ROWS;
     if folded {
