@@ -27,16 +27,9 @@ pub fn page(results: &Results) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>What was measured</h1>\n"
     );
-    for study in studies {
-        let (_, means) = findings(study);
-        for line in verdicts(study, &means) {
-            let _ = writeln!(
-                out,
-                "<p class=\"verdict\">{}: {}</p>",
-                escape(&study.key()),
-                escape(&line)
-            );
-        }
+    // The parts of a suite have their say in its tables, and in sections of their own.
+    for study in studies.iter().filter(|study| study.plan.part.is_none()) {
+        verdict_lines(&mut out, study);
     }
     for shown in &results.suites {
         suite_section(&mut out, shown);
@@ -77,12 +70,21 @@ fn suite_section(out: &mut String, shown: &Shown) {
     }
 }
 
+/// What is found in a study, in words.
+fn verdict_lines(out: &mut String, study: &Study) {
+    let (key, (_, means)) = (escape(&study.key()), findings(study));
+    for line in verdicts(study, &means) {
+        let _ = writeln!(out, "<p class=\"verdict\">{key}: {}</p>", escape(&line));
+    }
+}
+
 fn section(out: &mut String, study: &Study) {
     let (found, _) = findings(study);
     let (id, head) = (escape(&study.key()), escape(&title(study)));
     let _ = writeln!(out, "<h2 id=\"{id}\">{head}</h2>");
     if let Some(part) = Suite::part_of(&study.key()) {
         let _ = writeln!(out, "<p>{}.</p>", escape(part.title));
+        verdict_lines(out, study);
     }
     let entry = study.sides.first().map(|side| side.job.entry());
     if let Some(entry) = entry {
