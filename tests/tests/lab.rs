@@ -3,9 +3,10 @@
 
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
-use tests::{Sandbox, wait_until};
+use tests::{Ran, Sandbox, wait_until};
 
 /// Small parameters; each workload takes those it has.
 const FILES: &[&str] = &["threads=1,2", "file=256k", "number=20", "transactions=20"];
@@ -165,6 +166,23 @@ fn the_gate_closes_where_something_became_worse() {
         closed.stdout
     );
     s.run(&["lab", "diff", "new", "old"]).ok();
+
+    let browser = s.path("xdg-open");
+    fs::write(&browser, "#!/bin/sh\necho \"$1\" > shown\n").unwrap();
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).unwrap();
+    let report = |path: &Path| {
+        let mut command = s.evfs();
+        Ran::of(
+            command
+                .args(["lab", "report", "old", "--open"])
+                .env("PATH", path),
+        )
+    };
+    report(&s.path(".")).ok();
+    let shown = fs::read_to_string(s.path("shown")).unwrap();
+    assert!(shown.ends_with("old/report.html\n"), "{shown}");
+    let none = report(&s.path("old")).code(1);
+    assert!(none.stderr.contains("xdg-open"), "{}", none.stderr);
 }
 
 #[test]

@@ -74,6 +74,9 @@ Examples:
         /// Write the report into this folder [default: the folder of the result]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
+        /// Show the page in the browser of this desktop (xdg-open)
+        #[arg(long)]
+        open: bool,
     },
     /// Compare an old result with a new one, and fail where something became worse
     #[command(after_help = "\
@@ -157,7 +160,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             measure::run(context, &args.workload, target, &args.how)
         }
         Command::Compare(args) => measure::compare(context, &args),
-        Command::Report { result, out } => report(context, &result, out),
+        Command::Report { result, out, open } => report(context, &result, out, open),
         Command::Diff(args) => diff(context, &args),
         Command::Echo { listen } => echo(context, listen),
         Command::Agent => guest::agent(context),
@@ -231,7 +234,12 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn report(context: &Context, result: &std::path::Path, out: Option<PathBuf>) -> Result<u8> {
+fn report(
+    context: &Context,
+    result: &std::path::Path,
+    out: Option<PathBuf>,
+    open: bool,
+) -> Result<u8> {
     let results = Results::read(result).map_err(wrong)?;
     let own = || match (result.is_dir(), result.parent()) {
         (true, _) => result.to_owned(),
@@ -242,10 +250,20 @@ fn report(context: &Context, result: &std::path::Path, out: Option<PathBuf>) -> 
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
     results.write(&folder).map_err(wrong)?;
     measure::show(context, &results);
-    output::say(
-        context.json,
-        &format!("see {}", folder.join("report.html").display()),
-    );
+    let page = folder.join("report.html");
+    output::say(context.json, &format!("see {}", page.display()));
+    if open {
+        let shown = std::process::Command::new("xdg-open").arg(&page).status();
+        let why = match shown {
+            Ok(status) if status.success() => return Ok(exit::OK),
+            Ok(status) => status.to_string(),
+            Err(e) => e.to_string(),
+        };
+        return Err(Error::Failed(format!(
+            "xdg-open, which shows pages on a desktop: {why}; open {} yourself",
+            page.display()
+        )));
+    }
     Ok(exit::OK)
 }
 
