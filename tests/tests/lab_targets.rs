@@ -3,8 +3,10 @@
 
 use serde_json::Value;
 use std::fs;
-use std::process::Command;
-use tests::Sandbox;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use tests::mounts::{Disk, On};
+use tests::{Sandbox, wait_until};
 
 /// Bytes that no cipher and no zeros would give.
 fn noise(len: usize) -> Vec<u8> {
@@ -211,6 +213,43 @@ fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() 
         again.stdout
     );
     assert!(again.stdout.contains("No space left"), "{}", again.stdout);
+}
+
+#[test]
+fn a_target_that_fails_in_the_middle_is_said_and_what_was_run_stays() {
+    let s = Sandbox::new();
+    fs::create_dir(s.path("sound")).unwrap();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&[]);
+    let frail = mounted.dir().to_str().unwrap();
+    let args = ["lab", "compare", "sound", frail, "--workload", "mailmix"];
+    let more = ["--quick", "--runs", "1000", "--out", "out"];
+    let mut child = s
+        .evfs()
+        .args(args)
+        .args(more)
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let journal = s.path("out/mailmix.jsonl");
+    let lines = || fs::read_to_string(&journal).map_or(0, |text| text.lines().count());
+    wait_until("a few runs", || lines() >= 8);
+    // The server behind the mount dies.
+    let pid = mounted.pid().to_string();
+    let killed = Command::new("kill").args(["-9", &pid]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let mut said = String::new();
+    child.stderr.unwrap().read_to_string(&mut said).unwrap();
+    assert!(
+        said.contains(frail) && said.contains("not connected"),
+        "{said}"
+    );
+    drop(mounted);
+    let kept = s.run(&["lab", "report", "out"]).ok().stdout;
+    assert!(kept.contains("INCOMPLETE, a run failed"), "{kept}");
+    assert!(kept.contains("transactions"), "{kept}");
 }
 
 #[test]
