@@ -61,9 +61,9 @@ fn main() -> ExitCode {
 
 /// Sends the log to standard error: text for a person, escaped by the subscriber.
 fn start_log(level: &str) {
-    // Once we have unmounted, the library tries it again, and warns that it cannot; and the kernel may have given a
-    // request up before its answer comes, which is nobody's error.
-    let filter = format!("{level},fuser::mnt=error,fuser::reply=off");
+    // Once we have unmounted, the library tries it again, and warns that it cannot; it warns of calls that are left to the
+    // kernel; and the kernel may have given a request up before its answer comes, which is nobody's error.
+    let filter = format!("{level},fuser=error,fuser::reply=off");
     let filter = tracing_subscriber::EnvFilter::new(filter);
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -25,7 +25,10 @@ const PASS_BYTES: u64 = 100 << 20;
 /// Bytes of a device, where nobody says how many.
 const DEVICE_BYTES: u64 = 1 << 30;
 /// The same under a file system: room for the files of all workloads.
-const FILES_BYTES: u64 = 16 << 30;
+const FILES_BYTES: u64 = 6 << 30;
+/// A file under a file system grows up to its size, and a suite has several at once: so that they do not fill the disk, each
+/// has at most this part of what is free.
+const FILES_OF_FREE: u64 = 8;
 
 #[derive(clap::Args)]
 pub struct MeasureArgs {
@@ -80,7 +83,7 @@ pub struct MeasureArgs {
     /// temporary files]
     #[arg(long, value_name = "FILE")]
     device: Option<PathBuf>,
-    /// Bytes of a device that are used [default: 1G; under a file system 16G, of which a file takes what is used]
+    /// Bytes of a device that are used [default: 1G; under a file system 6G, but no more than an eighth of what is free]
     #[arg(long, value_parser = output::parse_size)]
     size: Option<u64>,
     /// Bytes of a request, for seq-read and the like
@@ -451,11 +454,27 @@ impl MeasureArgs {
             settings: &context.settings,
             device: self.device.as_deref(),
             size: self.size(),
-            files_size: self.size.unwrap_or(FILES_BYTES),
+            files_size: self.size.unwrap_or_else(|| self.files_room()),
             force: self.force,
             bench: None,
             for_guests: !self.env.is_empty()
                 && self.env.iter().all(|e| e.processors == Processors::Guest),
+        }
+    }
+
+    /// Bytes under a file system where nobody says how many.
+    fn files_room(&self) -> u64 {
+        let given = self.device.clone().filter(|path| path.is_dir());
+        let folder = given.unwrap_or_else(std::env::temp_dir);
+        match rustix::fs::statvfs(&folder) {
+            Ok(stat) => {
+                let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+                FILES_BYTES
+                    .min(free / FILES_OF_FREE)
+                    .next_multiple_of(1 << 20)
+            }
+            // What is wrong with the folder is said when the file is made.
+            Err(_) => FILES_BYTES,
         }
     }
 
