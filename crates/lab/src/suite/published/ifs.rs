@@ -58,7 +58,7 @@ pub const PARTS: &[Part] = &[
         title: "Table 3: Ousterhout",
         workload: "micro",
         set: &[],
-        standard: &[],
+        standard: &[("millis", "100")],
         quick: &[],
         columns: MODES,
         rows: &[
@@ -129,7 +129,7 @@ pub const PARTS: &[Part] = &[
         title: "Table 4: kernel build",
         workload: "build",
         set: &[],
-        standard: &[],
+        standard: &[("files", "60")],
         quick: &[],
         columns: MODES,
         rows: &[
@@ -272,7 +272,7 @@ pub const PARTS: &[Part] = &[
         title: "Table 6: Connectathon basic tests",
         workload: "nfsbasic",
         set: &[],
-        standard: &[],
+        standard: &[("scale", "2")],
         quick: &[],
         columns: MODES,
         rows: &[
