@@ -10,9 +10,10 @@ mod paths;
 mod pool;
 mod sides;
 mod stacks;
+mod written;
 
-pub use measure::seconds;
 pub use stacks::{by_turns, costs};
+pub use written::seconds;
 
 use super::Context;
 use crate::output;
@@ -142,7 +143,7 @@ pub struct DiffArgs {
     /// That of the new one
     new: PathBuf,
     /// A change for the worse that is allowed
-    #[arg(long, default_value = "5%", value_parser = measure::part)]
+    #[arg(long, default_value = "5%", value_parser = written::part)]
     threshold: f64,
     /// Every figure counts, not headlines and CPU alone
     #[arg(long)]
