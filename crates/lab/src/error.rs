@@ -70,6 +70,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// A target of files failed: `call` on the file `path` of it.
+    pub(crate) fn on_files(
+        target: String,
+        call: &'static str,
+        path: &str,
+        source: std::io::Error,
+    ) -> Error {
+        let path = path.to_owned();
+        Error::Files {
+            target,
+            call,
+            path,
+            source,
+        }
+    }
+
     /// What went wrong, with what caused it.
     pub fn in_words(&self) -> String {
         let cause = std::error::Error::source(self);

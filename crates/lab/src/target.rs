@@ -103,12 +103,8 @@ impl Target {
     /// [`Error::Files`] when it is not there.
     pub fn folder(path: &Path) -> Result<Target> {
         let name = path.display().to_string();
-        let files = Folder::later(path).map_err(|source| Error::Files {
-            target: name.clone(),
-            call: "open",
-            path: ".".into(),
-            source,
-        })?;
+        let files = Folder::later(path)
+            .map_err(|source| Error::on_files(name.clone(), "open", ".", source))?;
         // Commands and programs run elsewhere: for them the path is a whole one.
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let place = Place::Files(Arc::new(files), Some(whole));

@@ -336,24 +336,16 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
         .folders
         .iter()
         .map(|path| {
-            Folder::open(&through(path)).map_err(|source| crate::Error::Files {
-                target: path.display().to_string(),
-                call: "open",
-                path: ".".into(),
-                source,
+            Folder::open(&through(path)).map_err(|source| {
+                crate::Error::on_files(path.display().to_string(), "open", ".", source)
             })
         })
         .collect::<Result<Vec<_>>>()?;
     let own = std::iter::once(target.reach()?);
     let served = match &target.server {
-        Some(server) => server
-            .clients(config.clients)
-            .map_err(|source| crate::Error::Files {
-                target: target.name.clone(),
-                call: "connect",
-                path: ".".into(),
-                source,
-            })?,
+        Some(server) => server.clients(config.clients).map_err(|source| {
+            crate::Error::on_files(target.name.clone(), "connect", ".", source)
+        })?,
         None => Vec::new(),
     };
     let all: Vec<&dyn Files> = match served.is_empty() {

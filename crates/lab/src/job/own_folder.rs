@@ -52,12 +52,7 @@ impl OwnFolder {
     }
 
     fn failed(&self, call: &'static str, source: std::io::Error) -> Error {
-        Error::Files {
-            target: self.target.clone(),
-            call,
-            path: NAME.to_owned(),
-            source,
-        }
+        Error::on_files(self.target.clone(), call, NAME, source)
     }
 }
 

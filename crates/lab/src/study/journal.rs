@@ -24,7 +24,7 @@ const BYTES_MAX: u64 = 1 << 30;
 pub(crate) enum Line {
     /// The first line.
     Head(Box<Head>),
-    /// A session began: the first after the head, and each that took the study up.
+    /// Work on it began: the first after the head, and each that took the study up.
     Session(Box<Environment>),
     /// The number of repetitions is settled.
     Times(u32),
@@ -32,7 +32,7 @@ pub(crate) enum Line {
     Run(Box<Logged>),
     /// The study ended.
     End(End),
-    /// A run failed, and with it the session.
+    /// A run failed, and the work ended with it.
     Failed(String),
 }
 
@@ -139,7 +139,7 @@ impl Journal {
         match &mut self.study {
             None => self.append(&Line::Head(Box::new(head)))?,
             Some(study) => {
-                // How long this session may take is its own matter.
+                // How long it may take this time is its own matter.
                 let plan = StudyPlan {
                     budget: head.plan.budget,
                     extra: head.plan.extra,

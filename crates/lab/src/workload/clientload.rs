@@ -178,12 +178,7 @@ fn client(
 }
 
 fn failed(files: &dyn Files, call: &'static str, source: std::io::Error) -> Error {
-    Error::Files {
-        target: files.name(),
-        call,
-        path: NAME.into(),
-        source,
-    }
+    Error::on_files(files.name(), call, NAME, source)
 }
 
 #[cfg(test)]

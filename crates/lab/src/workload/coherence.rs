@@ -98,12 +98,7 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn open(files: &'a dyn Files, config: &'a Config) -> Result<Pair<'a>> {
-        let failed = |call, source| Error::Files {
-            target: files.name(),
-            call,
-            path: NAME.into(),
-            source,
-        };
+        let failed = |call, source| Error::on_files(files.name(), call, NAME, source);
         let file = files
             .open(NAME, Open::CREATE)
             .map_err(|e| failed("creat", e))?;
@@ -148,12 +143,7 @@ impl<'a> Pair<'a> {
     }
 
     fn failed(&self, call: &'static str, source: std::io::Error) -> Error {
-        Error::Files {
-            target: self.files.name(),
-            call,
-            path: NAME.into(),
-            source,
-        }
+        Error::on_files(self.files.name(), call, NAME, source)
     }
 }
 

@@ -526,11 +526,6 @@ impl<'a> Doing<'a> {
     }
 
     fn failed(&self, call: &'static str, path: &str, source: std::io::Error) -> Error {
-        Error::Files {
-            target: self.files.name(),
-            call,
-            path: path.to_owned(),
-            source,
-        }
+        Error::on_files(self.files.name(), call, path, source)
     }
 }

@@ -185,12 +185,7 @@ fn worker(source: io::Error) -> Error {
 fn open_close(files: &dyn Files, long_enough: Duration) -> Result<Vec<Row>> {
     let failed = |call, path: &str| {
         let (target, path) = (files.name(), path.to_owned());
-        move |source| Error::Files {
-            target,
-            call,
-            path,
-            source,
-        }
+        move |source| Error::on_files(target, call, &path, source)
     };
     let folders = ["micro", "micro/a", "micro/a/b"];
     for folder in folders {
@@ -231,12 +226,7 @@ fn create_delete(
     let mut found = vec![0; text.len()];
     let failed = |call| {
         let (target, path) = (files.name(), path.to_owned());
-        move |source| Error::Files {
-            target,
-            call,
-            path,
-            source,
-        }
+        move |source| Error::on_files(target, call, &path, source)
     };
     repeated(what, long_enough, || {
         let file = files.open(path, Open::CREATE).map_err(failed("creat"))?;

@@ -182,12 +182,7 @@ fn load(point: &Path, files: u64, turn: u32) -> Result<()> {
 }
 
 fn failed(point: &Path, call: &'static str, path: &str, source: io::Error) -> Error {
-    Error::Files {
-        target: point.display().to_string(),
-        call,
-        path: path.to_owned(),
-        source,
-    }
+    Error::on_files(point.display().to_string(), call, path, source)
 }
 
 #[cfg(test)]

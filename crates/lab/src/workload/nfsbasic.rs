@@ -484,12 +484,7 @@ impl Tests<'_> {
     }
 
     fn failed(&self, call: &'static str, path: &str, source: io::Error) -> Error {
-        Error::Files {
-            target: self.files.name(),
-            call,
-            path: path.to_owned(),
-            source,
-        }
+        Error::on_files(self.files.name(), call, path, source)
     }
 }
 

@@ -200,12 +200,7 @@ impl Drop for Prepared<'_> {
 }
 
 fn failed(folder: &Path, call: &'static str, source: io::Error) -> Error {
-    Error::Files {
-        target: folder.display().to_string(),
-        call,
-        path: NAME.into(),
-        source,
-    }
+    Error::on_files(folder.display().to_string(), call, NAME, source)
 }
 
 #[cfg(test)]

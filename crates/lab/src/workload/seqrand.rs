@@ -326,12 +326,7 @@ fn name(config: &Config, thread: usize) -> String {
 }
 
 fn failed(files: &dyn Files, call: &'static str, path: &str, source: std::io::Error) -> Error {
-    Error::Files {
-        target: files.name(),
-        call,
-        path: path.to_owned(),
-        source,
-    }
+    Error::on_files(files.name(), call, path, source)
 }
 
 /// What the threads of a phase share.

@@ -95,12 +95,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Outcome> {
         write: true,
         ..Open::CREATE
     };
-    let failed = |call, source| Error::Files {
-        target: files.name(),
-        call,
-        path: NAME.to_owned(),
-        source,
-    };
+    let failed = |call, source| Error::on_files(files.name(), call, NAME, source);
     let file = files.open(NAME, how).map_err(|e| failed("open", e))?;
     let scratch = Scratch {
         files,
@@ -173,12 +168,7 @@ impl Scratch<'_> {
     }
 
     fn failed(&self, call: &'static str, source: std::io::Error) -> Error {
-        Error::Files {
-            target: self.files.name(),
-            call,
-            path: NAME.to_owned(),
-            source,
-        }
+        Error::on_files(self.files.name(), call, NAME, source)
     }
 }
 

@@ -45,14 +45,14 @@ pub struct MeasureArgs {
     /// Keep every run in this folder, and write the report there; an interrupted study goes on
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Pairs of runs [default: 6, and up to 200 while intervals are wide]
+    /// Pairs of runs [default: 6, and up to 500 while intervals are wide]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
     /// Pairs of runs at most
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_runs: Option<u32>,
     /// An interval that reaches no further to either side is narrow enough
-    #[arg(long, default_value = "2.5%", value_parser = part)]
+    #[arg(long, default_value = "2%", value_parser = part)]
     width: f64,
     /// A difference that does not matter
     #[arg(long, default_value = "5%", value_parser = part)]
@@ -562,7 +562,7 @@ impl MeasureArgs {
         };
         let seconds = match (self.seconds, job) {
             (Some(seconds), _) => seconds,
-            (None, Job::Devmix(_)) if !self.quick => 1.0,
+            (None, Job::Devmix(_)) if !self.quick => 0.1,
             (None, _) => 0.0,
         };
         StudyPlan {

@@ -15,9 +15,19 @@ use crate::suite::{
 
 const EVEN: Published = Words("clear and encrypted consistent");
 
-/// The numbers of threads of the report.
-const STANDARD: Parameters = &[("threads", "1,10,25,50,100"), ("total", "96m")];
-const QUICK: Parameters = &[("threads", "1,10"), ("file", "8m"), ("total", "8m")];
+/// The numbers of threads of the report. All threads go to their ends: a file of a megabyte is read before the last
+/// of a hundred threads has begun, so that what was done until the first one ended says nothing.
+const STANDARD: Parameters = &[
+    ("threads", "1,10,25,50,100"),
+    ("total", "96m"),
+    ("stonewall", "false"),
+];
+const QUICK: Parameters = &[
+    ("threads", "1,10"),
+    ("file", "8m"),
+    ("total", "8m"),
+    ("stonewall", "false"),
+];
 
 /// Through caches, from and to the device.
 const COLD: Parameters = &[
@@ -146,7 +156,12 @@ pub const PARTS: &[Part] = &[
             ("with_sync", "true"),
         ],
         standard: STANDARD,
-        quick: &[("threads", "1,10"), ("file", "48m"), ("total", "48m")],
+        quick: &[
+            ("threads", "1,10"),
+            ("file", "48m"),
+            ("total", "48m"),
+            ("stonewall", "false"),
+        ],
         columns: &[between(&[
             "files-clear,cache=filecache_min=16M filecache_max=32M",
             "files-encrypted-128,cache=filecache_min=16M filecache_max=32M",

@@ -7,7 +7,7 @@
 use super::{between, exactly, row};
 use crate::record::Better::{Higher, Lower};
 use crate::suite::{
-    Part,
+    Columns, Part,
     Published::{Changes, Values, Words},
 };
 
@@ -121,10 +121,7 @@ pub const PARTS: &[Part] = &[
         ],
         standard: &[],
         quick: &[],
-        columns: &[
-            exactly("equal paths", &[ROUND_ROBIN, LEAST_LOAD]),
-            exactly("unequal paths", &[ROUND_ROBIN_UNEQUAL, LEAST_LOAD_UNEQUAL]),
-        ],
+        columns: POLICIES,
         rows: &[row(
             "reads",
             ("rand-read", "requests"),
@@ -147,10 +144,7 @@ pub const PARTS: &[Part] = &[
         ],
         standard: &[],
         quick: &[],
-        columns: &[
-            exactly("equal paths", &[ROUND_ROBIN, LEAST_LOAD]),
-            exactly("unequal paths", &[ROUND_ROBIN_UNEQUAL, LEAST_LOAD_UNEQUAL]),
-        ],
+        columns: POLICIES,
         rows: &[row(
             "reads",
             ("rand-read", "requests"),
@@ -183,6 +177,11 @@ pub const PARTS: &[Part] = &[
             row("CPU", ("rand-read", "CPU"), Lower, Words("decreased")),
         ],
     },
+];
+
+const POLICIES: &[Columns] = &[
+    exactly("equal paths", &[ROUND_ROBIN, LEAST_LOAD]),
+    exactly("unequal paths", &[ROUND_ROBIN_UNEQUAL, LEAST_LOAD_UNEQUAL]),
 ];
 
 const ROUND_ROBIN: &str = "paths-2-round-robin";

@@ -6,9 +6,45 @@
 
 use super::{between, exactly, row};
 use crate::record::Better::Higher;
-use crate::suite::{Columns, Parameters, Part, Published::Changes};
+use crate::suite::{Columns, Parameters, Part, Published::Changes, Row};
 
-const SCALE: Parameters = &[("threads", "1,4,16"), ("total", "96m")];
+/// All threads go to their ends, as their files are small.
+const SCALE: Parameters = &[
+    ("threads", "1,4,16"),
+    ("total", "96m"),
+    ("stonewall", "false"),
+];
+const SCALE_QUICK: Parameters = &[("threads", "1,4"), ("file", "4m"), ("stonewall", "false")];
+
+/// The values are of both tests together.
+const SCALE_ROWS: &[Row] = &[
+    row(
+        "children see, mean of phases",
+        ("*", "children"),
+        Higher,
+        Changes(&[
+            ("IA 4-way", 117.0),
+            ("8", 84.0),
+            ("64", 141.0),
+            ("PA 4-way", 48.0),
+            ("8", 100.0),
+            ("64", 55.0),
+        ]),
+    ),
+    row(
+        "parent sees, mean of phases",
+        ("*", "parent"),
+        Higher,
+        Changes(&[
+            ("IA 4-way", 31.0),
+            ("8", 18.0),
+            ("64", 60.0),
+            ("PA 4-way", -3.0),
+            ("8", 44.0),
+            ("64", 7.0),
+        ]),
+    ),
+];
 
 const CACHES: &[Columns] = &[between(&["loop-ext4", "fs-clear"])];
 
@@ -78,36 +114,9 @@ pub const PARTS: &[Part] = &[
         workload: "seqrand",
         set: &[],
         standard: SCALE,
-        quick: &[("threads", "1,4"), ("file", "4m")],
+        quick: SCALE_QUICK,
         columns: CACHES,
-        rows: &[
-            row(
-                "children see, mean of phases",
-                ("*", "children"),
-                Higher,
-                Changes(&[
-                    ("IA 4-way", 117.0),
-                    ("8", 84.0),
-                    ("64", 141.0),
-                    ("PA 4-way", 48.0),
-                    ("8", 100.0),
-                    ("64", 55.0),
-                ]),
-            ),
-            row(
-                "parent sees, mean of phases",
-                ("*", "parent"),
-                Higher,
-                Changes(&[
-                    ("IA 4-way", 31.0),
-                    ("8", 18.0),
-                    ("64", 60.0),
-                    ("PA 4-way", -3.0),
-                    ("8", 44.0),
-                    ("64", 7.0),
-                ]),
-            ),
-        ],
+        rows: SCALE_ROWS,
     },
     Part {
         name: "iozone-scale-shared",
@@ -115,36 +124,9 @@ pub const PARTS: &[Part] = &[
         workload: "seqrand",
         set: &[("shared", "true")],
         standard: SCALE,
-        quick: &[("threads", "1,4"), ("file", "4m")],
+        quick: SCALE_QUICK,
         columns: CACHES,
-        rows: &[
-            row(
-                "children see, mean of phases",
-                ("*", "children"),
-                Higher,
-                Changes(&[
-                    ("IA 4-way", 117.0),
-                    ("8", 84.0),
-                    ("64", 141.0),
-                    ("PA 4-way", 48.0),
-                    ("8", 100.0),
-                    ("64", 55.0),
-                ]),
-            ),
-            row(
-                "parent sees, mean of phases",
-                ("*", "parent"),
-                Higher,
-                Changes(&[
-                    ("IA 4-way", 31.0),
-                    ("8", 18.0),
-                    ("64", 60.0),
-                    ("PA 4-way", -3.0),
-                    ("8", 44.0),
-                    ("64", 7.0),
-                ]),
-            ),
-        ],
+        rows: SCALE_ROWS,
     },
     Part {
         name: "postmark",
