@@ -34,16 +34,17 @@ turns() {
     done
 }
 
-mib=64
+mib=256
 ours() { value seqrand "$1" parent --set threads=1 --set "phases=$2" --set record=64k --set file=${mib}M --set stonewall=false --set with_sync="$3" --set direct="$4"; }
 theirs() { value fio fio "$1" --set "rw=$2" --set block=64k --set size=${mib}M --set depth=1 --set fsync="$3" --set direct="$4"; }
 ours_write() { ours write write true false; }
 theirs_write() { theirs write write true false; }
 ours_direct() { ours write write true true; }
 theirs_direct() { theirs write write true true; }
-ours_read() { ours read write,read false true; }
+# What is read is durable first: fio syncs the file that it makes, too.
+ours_read() { ours read write,read true true; }
 theirs_read() { theirs read read false true; }
-ours_random() { ours random-read write,random-read false true; }
+ours_random() { ours random-read write,random-read true true; }
 theirs_random() { theirs read randread false true; }
 
 cat >"$work/mail" <<EOF

@@ -6,6 +6,9 @@
 //! it does not include kernel threads that serve everybody (kworker, jbd2, ksoftirqd). Those show
 //! in [`Noise::outside_cores`], for both arms alike.
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::unistd::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -25,20 +28,20 @@ const OUTSIDE_LIMIT: f64 = 0.25;
 pub struct CpuTime {
     /// User and system together, exact.
     pub total_ns: u64,
-    /// User, in ticks of 10 ms; the split is sampled by the kernel, only the sum is exact.
+    /// User, in microseconds; the split is sampled by the kernel, only the sum is exact.
     pub user_ns: u64,
-    /// System, in ticks of 10 ms.
+    /// System.
     pub system_ns: u64,
 }
 
 /// CPU time that this process has used so far, all its threads together.
 pub fn process_cpu() -> CpuTime {
     let now = clock_gettime(ClockId::ProcessCPUTime);
-    let (user, system) = own_ticks().unwrap_or((0, 0));
+    let (user_ns, system_ns) = usage(UsageWho::RUSAGE_SELF);
     CpuTime {
         total_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
-        user_ns: user * TICK_NS,
-        system_ns: system * TICK_NS,
+        user_ns,
+        system_ns,
     }
 }
 
@@ -122,27 +125,26 @@ pub(crate) struct Edge {
 /// CPU of other processes that work for this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Others {
-    /// Children that were waited for, with theirs, in ticks of 10 ms.
+    /// Children that were waited for, with theirs.
     pub children_ns: u64,
-    /// Processes that were named, for example the one behind a mounted folder, in ticks of 10 ms.
+    /// Processes that were named, for example the one behind a mounted folder.
     pub daemons_ns: u64,
-    /// Competitors of the run, with their children, in ticks of 10 ms.
+    /// Competitors of the run, with their children, those in ticks of 10 ms.
     #[serde(default)]
     pub competitors_ns: u64,
 }
 
 impl Others {
     fn now(daemons: &[u32], competitors: &[u32]) -> Others {
-        let ticks = |pid: &str, skip: usize| ticks_of(pid, skip).map_or(0, |(u, s)| u + s);
-        let daemons = daemons.iter().map(|pid| ticks(&pid.to_string(), 11));
+        let (user, system) = usage(UsageWho::RUSAGE_CHILDREN);
         let competitors = competitors.iter().map(|pid| {
-            let pid = pid.to_string();
-            ticks(&pid, 11) + ticks(&pid, 13)
+            let (user, system) = ticks_of_children(*pid).unwrap_or((0, 0));
+            clock_of(*pid) + (user + system) * TICK_NS
         });
         Others {
-            children_ns: ticks("self", 13) * TICK_NS,
-            daemons_ns: daemons.sum::<u64>() * TICK_NS,
-            competitors_ns: competitors.sum::<u64>() * TICK_NS,
+            children_ns: user + system,
+            daemons_ns: daemons.iter().map(|pid| clock_of(*pid)).sum(),
+            competitors_ns: competitors.sum(),
         }
     }
 
@@ -320,15 +322,25 @@ fn parse_host_ticks(stat: &str) -> Option<HostTicks> {
     })
 }
 
-fn own_ticks() -> Option<(u64, u64)> {
-    ticks_of("self", 11)
+/// User and system time of getrusage(2), in nanoseconds.
+fn usage(who: UsageWho) -> (u64, u64) {
+    let ns = |time: TimeVal| u64::try_from(time.num_microseconds()).unwrap_or(0) * 1000;
+    getrusage(who).map_or((0, 0), |u| (ns(u.user_time()), ns(u.system_time())))
 }
 
-/// User and system ticks of proc_pid_stat(5): fields 14 and 15 after `skip` 11 others, those of its
-/// children after 13. The command, which may hold blanks and parentheses, ends at the last closing one.
-fn ticks_of(pid: &str, skip: usize) -> Option<(u64, u64)> {
+/// CPU that a process has used, its threads that have ended with it, by its own clock (clock_getcpuclockid(3)); 0 where
+/// it is gone.
+fn clock_of(pid: u32) -> u64 {
+    let clock = nix::time::ClockId::pid_cpu_clock_id(Pid::from_raw(pid.cast_signed()));
+    let now = clock.and_then(nix::time::ClockId::now);
+    now.map_or(0, |now| Duration::from(now).as_nanos() as u64)
+}
+
+/// User and system ticks of the children of a process that it has waited for: fields 16 and 17 of proc_pid_stat(5). The
+/// command, which may hold blanks and parentheses, ends at the last closing one.
+fn ticks_of_children(pid: u32) -> Option<(u64, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(skip);
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
@@ -404,7 +416,9 @@ mod tests {
     #[test]
     fn this_kernel_tells_what_the_meter_reads() {
         assert!(host_ticks().is_some());
-        assert!(own_ticks().is_some());
+        assert!(clock_of(std::process::id()) > 0 && clock_of(0x7f_ffff) == 0);
+        assert!(usage(UsageWho::RUSAGE_SELF).0 > 0);
+        assert!(ticks_of_children(std::process::id()).is_some());
         let before = process_cpu();
         let mut sum = 0u64;
         while process_cpu().total_ns - before.total_ns < 5_000_000 {

@@ -95,8 +95,11 @@ pub struct Phase {
     pub name: String,
     /// Its place in a figure, if it has one.
     pub point: Option<Point>,
-    /// Its figures, the headline first. The last is CPU.
+    /// Its figures, headlines first. The last is CPU.
     pub cells: Vec<Cell>,
+    /// How many of them are headlines, where it is not the first alone: a phase of several tests has one for each.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub headlines: usize,
     /// Nanoseconds between its two edges, with what is untimed within.
     pub wall_ns: u64,
     /// CPU of this process.
@@ -121,7 +124,22 @@ pub struct Phase {
     pub noise: Noise,
 }
 
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 impl Phase {
+    /// How many of its figures, the first ones, are headlines.
+    pub fn headlines(&self) -> usize {
+        self.headlines.max(1)
+    }
+
+    /// The same phase, whose first figures are `count` headlines.
+    pub(crate) fn with_headlines(mut self, count: usize) -> Phase {
+        self.headlines = count;
+        self
+    }
+
     /// Device bytes for each byte asked: about 1 where nothing in between cached.
     pub fn device_per_asked(&self) -> Option<f64> {
         let device = self.device?;
@@ -162,6 +180,7 @@ impl Phase {
             name,
             point: None,
             cells,
+            headlines: 0,
             wall_ns: sample.wall_ns,
             cpu: sample.cpu,
             others: sample.others,
@@ -320,6 +339,7 @@ impl<'a> Watch<'a> {
             name: name.to_owned(),
             point: None,
             cells,
+            headlines: 0,
             wall_ns: end.at().duration_since(self.start.at()).as_nanos() as u64,
             cpu: used.cpu,
             others: used.others,

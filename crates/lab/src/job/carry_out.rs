@@ -230,35 +230,33 @@ fn mail(target: &Target, config: &mailmix::Config) -> Result<Vec<Phase>> {
 fn basic(target: &Target, scale: u64) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
     let outcomes = nfsbasic::run(target.reach()?, &nfsbasic::Config::scaled(scale.max(1)))?;
+    // A test that was left out has a figure too, without a value, so that figures of two sides have the same places.
     let cell = |o: &nfsbasic::Outcome| {
         let name = format!("{}: {}", o.test, o.what);
-        Some(match (o.bytes, o.operations?) {
+        match (o.bytes, o.operations.unwrap_or(0)) {
             (0, operations) => Cell::cost(&name, "µs/op", o.secs * 1e6, operations as f64),
             (bytes, _) => Cell::throughput(&name, bytes, o.secs),
-        })
+        }
     };
     let count: u64 = outcomes.iter().filter_map(|o| o.operations).sum();
-    let cells = outcomes.iter().filter_map(cell).collect();
-    Ok(vec![watch.operations("nfsbasic", count as f64, cells)])
+    let cells: Vec<Cell> = outcomes.iter().map(cell).collect();
+    let tests = cells.len();
+    let phase = watch.operations("nfsbasic", count as f64, cells);
+    Ok(vec![phase.with_headlines(tests)])
 }
 
 fn costs(target: &Target, long_enough: Duration) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
     let rows = micro::run(target.reach()?, long_enough)?;
-    let cells = rows.iter().flat_map(|row| {
-        let count = row.count as f64;
-        [
-            Cell::cost(&row.what, "µs/op", row.wall_us * count, count),
-            Cell::cost(
-                &format!("{}, CPU", row.what),
-                "µs/op",
-                row.cpu_us * count,
-                count,
-            ),
-        ]
-    });
-    let cells = cells.collect();
-    Ok(vec![watch.whole("micro", cells)])
+    let cost = |name: &str, each_us: f64, count: u64| {
+        Cell::cost(name, "µs/op", each_us * count as f64, count as f64)
+    };
+    let wall = rows
+        .iter()
+        .map(|row| cost(&row.what, row.wall_us, row.count));
+    let cpu = |row: &micro::Row| cost(&format!("{}, CPU", row.what), row.cpu_us, row.count);
+    let cells = wall.chain(rows.iter().map(cpu)).collect();
+    Ok(vec![watch.whole("micro", cells).with_headlines(rows.len())])
 }
 
 fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
@@ -306,21 +304,17 @@ fn scripts(target: &Target, config: &scriptmix::Config) -> Result<Vec<Phase>> {
 fn mounting(target: &Target, config: &mounts::Config) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
     let outcome = mounts::run(target.path()?, config, target.remount.as_deref())?;
+    let middle = |secs: &[f64]| median(secs).unwrap_or(f64::NAN);
+    let (mount, unmount) = (&outcome.mount_secs, &outcome.unmount_secs);
     let cells = [
-        ("mount", &outcome.mount_secs),
-        ("unmount", &outcome.unmount_secs),
-    ]
-    .into_iter()
-    .flat_map(|(name, secs)| {
-        let middle = median(secs).unwrap_or(f64::NAN) * 1e3;
-        [
-            Cell::cost(name, "ms", middle, 1.0),
-            Cell::cost(&format!("{name}, p95"), "ms", p95(secs) * 1e3, 1.0),
-        ]
-    })
-    .collect();
-    let turns = outcome.mount_secs.len() as f64;
-    Ok(vec![watch.operations("mount and unmount", turns, cells)])
+        ("mount", middle(mount)),
+        ("unmount", middle(unmount)),
+        ("mount, p95", p95(mount)),
+        ("unmount, p95", p95(unmount)),
+    ];
+    let cells = cells.map(|(name, secs)| Cell::cost(name, "ms", secs * 1e3, 1.0));
+    let phase = watch.operations("mount and unmount", mount.len() as f64, cells.into());
+    Ok(vec![phase.with_headlines(2)])
 }
 
 /// The value that 95 of 100 do not exceed.
@@ -469,7 +463,8 @@ fn mixed_mode(target: &Target, config: &coherence::Config) -> Result<Vec<Phase>>
         true => "with sync between",
         false => "without sync",
     };
-    Ok(vec![watch.operations(name, steps as f64, cells)])
+    let phase = watch.operations(name, steps as f64, cells);
+    Ok(vec![phase.with_headlines(outcomes.len())])
 }
 
 fn solving(target: &Target, config: &solver::Config) -> Result<Vec<Phase>> {

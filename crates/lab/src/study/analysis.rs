@@ -10,8 +10,8 @@ use crate::result::{Run, pairs};
 use crate::stats::{Ratio, Verdict, median, paired, verdict};
 use serde::{Deserialize, Serialize};
 
-/// Above so many phases, a study is long enough when their means are narrow.
-const PHASES_EACH: usize = 12;
+/// Above so many headlines, a study is long enough when their means are narrow.
+const HEADLINES_EACH: usize = 12;
 /// A log ratio so many times the median deviation away from the median is marked: about one in a million
 /// of a bell curve (the median deviation is 0.67 of its standard deviation).
 const FAR: f64 = 7.0;
@@ -22,7 +22,7 @@ const OF_EFFECT: f64 = 0.25;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The first of its phase.
+    /// What its phase is about: the first, or one for each of its tests.
     Headline,
     /// CPU of the phase.
     Cpu,
@@ -194,7 +194,7 @@ fn keys(runs: &[Run<Record>]) -> Vec<Key> {
                 phase,
                 cell,
                 kind: match cell {
-                    0 => Kind::Headline,
+                    c if c < p.headlines() => Kind::Headline,
                     c if c == last => Kind::Cpu,
                     _ => Kind::Further,
                 },
@@ -391,8 +391,8 @@ pub(super) fn narrow(runs: &[Vec<Run<Record>>], sides: usize, width: f64) -> boo
         .into_iter()
         .filter(|key| key.kind != Kind::Further)
         .collect();
-    let phases = first.first().map_or(0, |run| run.sample.phases.len());
-    others.iter().all(|other| match phases > PHASES_EACH {
+    let headlines = keys.iter().filter(|key| key.kind == Kind::Headline).count();
+    others.iter().all(|other| match headlines > HEADLINES_EACH {
         true => [Kind::Headline, Kind::Cpu]
             .into_iter()
             .all(|kind| enough(&gains(first, other, kind), width)),

@@ -30,6 +30,9 @@ pub struct Config {
     pub engine: String,
     /// Each job ends with fsync, inside its time.
     pub fsync: bool,
+    /// Every write has new random bytes, drawn inside the time; else eight bytes in every 512 change, as fio has it by default.
+    #[serde(default)]
+    pub refill: bool,
 }
 
 impl Default for Config {
@@ -43,6 +46,7 @@ impl Default for Config {
             direct: false,
             engine: "psync".into(),
             fsync: true,
+            refill: false,
         }
     }
 }
@@ -113,7 +117,9 @@ fn arguments(c: &Config) -> Vec<String> {
         format!("--ioengine={}", c.engine),
         format!("--end_fsync={}", u8::from(c.fsync)),
         "--randrepeat=1".into(),
-        "--refill_buffers".into(),
+        format!("--refill_buffers={}", u8::from(c.refill)),
+        // Space is not reserved beforehand, as it is not by the workloads here.
+        "--fallocate=none".into(),
         "--invalidate=0".into(),
         "--thread".into(),
     ]

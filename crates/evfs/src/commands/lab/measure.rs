@@ -61,7 +61,7 @@ pub struct MeasureArgs {
     /// --quick 110s]
     #[arg(long, value_parser = duration)]
     budget: Option<Duration>,
-    /// Shortest run in seconds; the work is repeated until then
+    /// Shortest run in seconds; the work is repeated until then [default: 0.1, with --quick none]
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
     /// Write back and drop the kernel's caches before each run (root)
@@ -120,6 +120,10 @@ const QUICK_SUITE_BUDGET: Duration = Duration::from_secs(110);
 const LONG_PART: u32 = 3;
 /// Pairs of a part of a suite at most, where nobody says how many.
 const SUITE_PAIRS: u32 = 20;
+
+/// Seconds that a run takes at least, where nobody says how many, for each point of a grid: its clock and its start weigh
+/// little then, and many such pairs are surer than few long ones.
+const SHORTEST_RUN: f64 = 0.1;
 
 /// Longest time of a study, and of its pairs beyond those planned.
 type Budget = (Duration, Duration);
@@ -560,11 +564,8 @@ impl MeasureArgs {
             Job::Devmix(config) => config.points().map_or(1, |points| points.len()) as f64,
             _ => 1.0,
         };
-        let seconds = match (self.seconds, job) {
-            (Some(seconds), _) => seconds,
-            (None, Job::Devmix(_)) if !self.quick => 0.1,
-            (None, _) => 0.0,
-        };
+        let shortest = if self.quick { 0.0 } else { SHORTEST_RUN };
+        let seconds = self.seconds.unwrap_or(shortest);
         StudyPlan {
             pairs: self.runs.unwrap_or(own.pairs),
             max_pairs: most,

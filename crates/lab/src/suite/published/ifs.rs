@@ -272,7 +272,7 @@ pub const PARTS: &[Part] = &[
         title: "Table 6: Connectathon basic tests",
         workload: "nfsbasic",
         set: &[],
-        standard: &[("scale", "2")],
+        standard: &[("scale", "1")],
         quick: &[],
         columns: MODES,
         rows: &[
