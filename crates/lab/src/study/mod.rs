@@ -102,7 +102,7 @@ impl Default for StudyPlan {
     fn default() -> StudyPlan {
         StudyPlan {
             pairs: 6,
-            max_pairs: 500,
+            max_pairs: 1000,
             width: 0.02,
             theta: 0.05,
             min_wall: Duration::ZERO,

@@ -20,8 +20,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Bytes that a thread goes over in a pass, at most: those of the published runs.
+/// Bytes that a thread goes over in a pass, at most: those of the published runs, or a few, whose many short runs find
+/// sooner whether there is a difference.
 const PASS_BYTES: u64 = 100 << 20;
+const QUICK_PASS_BYTES: u64 = 8 << 20;
 
 /// Bytes of a device, where nobody says how many.
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -45,7 +47,7 @@ pub struct MeasureArgs {
     /// Keep every run in this folder, and write the report there; an interrupted study goes on
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Pairs of runs [default: 6, and up to 500 while intervals are wide]
+    /// Pairs of runs [default: 6, and up to 1000 while intervals are wide]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
     /// Pairs of runs at most
@@ -57,8 +59,7 @@ pub struct MeasureArgs {
     /// A difference that does not matter
     #[arg(long, default_value = "5%", value_parser = part)]
     threshold: f64,
-    /// Longest time of each study, or of each suite: seconds, or with m or h [default: 10m, of a suite too; with
-    /// --quick 110s]
+    /// Longest time of each study, or of each suite: seconds, or with m or h [default: 10m; with --quick 110s]
     #[arg(long, value_parser = duration)]
     budget: Option<Duration>,
     /// Shortest run in seconds; the work is repeated until then [default: 0.1, with --quick none]
@@ -111,11 +112,10 @@ struct Planned {
     part: Option<String>,
 }
 
-/// Longest times where nobody says one: of a study by itself, of a suite, and of a quick suite. All suites together
-/// take an hour, or eight minutes.
-const STUDY_BUDGET: Duration = Duration::from_secs(600);
-const SUITE_BUDGET: Duration = Duration::from_secs(10 * 60);
-const QUICK_SUITE_BUDGET: Duration = Duration::from_secs(110);
+/// Longest time of a study by itself, or of a suite, where nobody says one. All suites together take an hour, or eight
+/// minutes.
+const BUDGET: Duration = Duration::from_secs(600);
+const QUICK_BUDGET: Duration = Duration::from_secs(110);
 /// So many times its share of its suite's time a part may take.
 const LONG_PART: u32 = 3;
 /// Pairs of a part of a suite at most, where nobody says how many.
@@ -501,7 +501,12 @@ impl MeasureArgs {
 
     /// One point for each pattern.
     fn grid(&self, patterns: Vec<Workload>) -> devmix::Config {
-        let each = (self.size() / u64::from(self.threads)).min(PASS_BYTES);
+        let most = if self.quick {
+            QUICK_PASS_BYTES
+        } else {
+            PASS_BYTES
+        };
+        let each = (self.size() / u64::from(self.threads)).min(most);
         devmix::Config {
             patterns,
             blocks: vec![u32::try_from(self.block).unwrap_or(u32::MAX)],
@@ -542,11 +547,12 @@ impl MeasureArgs {
         let suite =
             |planned: &Planned| Some(planned.part.as_deref()?.split('.').next()?.to_owned());
         let suites: BTreeSet<String> = studies.iter().filter_map(suite).collect();
-        let each = self.budget.unwrap_or(match self.quick {
-            true => QUICK_SUITE_BUDGET,
-            false => SUITE_BUDGET,
-        });
-        each * suites.len() as u32
+        self.budget() * suites.len() as u32
+    }
+
+    fn budget(&self) -> Duration {
+        self.budget
+            .unwrap_or(if self.quick { QUICK_BUDGET } else { BUDGET })
     }
 
     fn plan(&self, planned: &Planned, control: bool, (budget, extra): Budget) -> StudyPlan {
@@ -638,7 +644,7 @@ impl<'a> Session<'a> {
                     ((share * LONG_PART).min(left), share)
                 }
                 true => {
-                    let own = self.how.budget.unwrap_or(STUDY_BUDGET);
+                    let own = self.how.budget();
                     (own, own)
                 }
             };
