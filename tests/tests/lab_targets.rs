@@ -206,6 +206,7 @@ fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() 
     assert!(unmounted.success());
     let ran = ran.code(1);
     assert!(ran.stderr.contains("No space left"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("make room there"), "{}", ran.stderr);
     let again = s.run(&["lab", "report", "out"]).ok();
     assert!(
         again.stdout.contains("INCOMPLETE, a run failed"),

@@ -89,6 +89,14 @@ impl Error {
     /// What went wrong, with what caused it.
     pub fn in_words(&self) -> String {
         let cause = std::error::Error::source(self);
-        cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
+        let words = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));
+        match self {
+            Error::Files { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                format!(
+                    "{words}; make room there, or let the workload write less: `evfs lab list WORKLOAD` shows its sizes"
+                )
+            }
+            _ => words,
+        }
     }
 }
