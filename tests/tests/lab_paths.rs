@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tests::Sandbox;
+use tests::targets::{IQN, Tgtd, WWID, image};
 
 /// Many small reads at once, past which a limited path is what ends the rate.
 const LOAD: &[&str] = &[
@@ -166,4 +167,54 @@ fn a_killed_laboratory_leaves_no_socket_and_no_file() {
     child.wait().unwrap();
     let left: Vec<_> = fs::read_dir(s.path("tmp")).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", 64 << 20);
+    let tgtd = Tgtd::start(&disk, Some(&format!("scsi_id={WWID}")));
+    let uri = |port| format!("iscsi://127.0.0.1:{port}/{IQN}/1");
+    let lun = tgtd.ports.map(uri).join("+");
+    let work = [
+        "--quick",
+        "--size",
+        "16M",
+        "--set",
+        "patterns=rand-write,rand-read",
+        "--set",
+        "blocks=4k",
+        "--set",
+        "requests=400",
+        "--runs",
+        "2",
+        "--workload",
+        "devmix",
+        "--no-control",
+    ];
+    let on_it = ["lab", "compare", "clear", "encrypted-256", "--device", &lun];
+    let all: Vec<&str> = on_it.iter().chain(&work).copied().collect();
+    let value = s.json(&all);
+    let study = &value["studies"][0];
+    for (side, runs) in study["sides"].as_array().unwrap().iter().zip(0..) {
+        let note = side["facts"]["note"].as_str().unwrap_or_default();
+        assert!(note.contains("disk1, paths: 2, "), "{side}");
+        for phase in phases(study, runs) {
+            let paths = phase["paths"].as_array().unwrap();
+            let bytes: u64 = paths.iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
+            assert_eq!((paths.len(), bytes), (2, 400 * 4096), "{phase}");
+        }
+    }
+    // Its name stands for it as well, and for one who looks at it alone.
+    let alone = ["lab", "run", "devmix", "--target", "device:disk1"];
+    let alone: Vec<&str> = alone.iter().chain(&work[..9]).copied().collect();
+    s.run(&alone).ok();
+    // A guest has no way to it.
+    let guest = [&all[..], &["--env", "guest"]].concat();
+    let refused = s.run(&guest).code(2);
+    assert!(
+        refused.stderr.contains("which a guest does not reach"),
+        "{}",
+        refused.stderr
+    );
 }

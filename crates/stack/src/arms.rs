@@ -8,7 +8,7 @@ pub use own_cell::OwnCell;
 pub use own_fs::OwnFs;
 pub use own_mount::OwnMount;
 
-use crate::device::{self, Share};
+use crate::device::{self, OpenLun, Share};
 use crate::{Error, Result, Settings, signature};
 use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
@@ -59,16 +59,34 @@ pub struct Bench {
     path: Option<PathBuf>,
     /// The file that was made, by which others reach it without a name.
     _made: Option<File>,
+    /// The LUN that it is.
+    lun: Option<Arc<OpenLun>>,
 }
 
 impl Bench {
-    /// Opens `device`, or makes a file of `size` bytes: there when a path is given, else in the
+    /// Opens a file, a disk or a LUN, or makes a file of `size` bytes: there when a path is given, else in the
     /// folder for temporary files; in a folder that is given, one that has a name of its own.
     ///
     /// # Errors
     /// [`Error::WouldDestroy`] for a device with a known signature, unless `force` is set;
-    /// [`Error::Usage`] for one smaller than `size`.
-    pub fn open(device: Option<&Path>, size: u64, force: bool) -> Result<Bench> {
+    /// [`Error::Usage`] for one smaller than `size`; those of [`device::open`].
+    pub fn open(
+        device: Option<&Path>,
+        size: u64,
+        force: bool,
+        settings: &Settings,
+    ) -> Result<Bench> {
+        if let Some(name) = device.filter(|name| device::is_a_lun(name)) {
+            let disk = device::open(name, settings, false, Share::Exclusive)?;
+            let bench = Bench {
+                lower: disk.device(),
+                direct: disk.direct(),
+                path: None,
+                _made: None,
+                lun: disk.lun().cloned(),
+            };
+            return bench.overwritable(name, size, force);
+        }
         let path = match device {
             Some(path) if !path.is_dir() => path.to_owned(),
             folder => {
@@ -98,30 +116,35 @@ impl Bench {
                 lower: file,
                 path: Some(reached),
                 _made: Some(made),
+                lun: None,
             });
         }
         let file = FileDevice::open(&path, &options)?;
-        if file.info().size < size {
+        let bench = Bench {
+            direct: file.direct(),
+            lower: file,
+            path: Some(path.clone()),
+            _made: None,
+            lun: None,
+        };
+        bench.overwritable(&path, size, force)
+    }
+
+    /// The same, if it is large enough and holds nothing.
+    fn overwritable(self, name: &Path, size: u64, force: bool) -> Result<Bench> {
+        let has = self.lower.info().size;
+        if has < size {
             return Err(Error::Usage(format!(
-                "{} has {} bytes, fewer than the {size} to be used; give a smaller --size",
-                path.display(),
-                file.info().size
+                "{} has {has} bytes, fewer than the {size} to be used; give a smaller --size",
+                name.display()
             )));
         }
-        match signature::find(&file)? {
-            Some(found) if !force => {
-                let device = path.display().to_string();
-                Err(Error::WouldDestroy {
-                    device,
-                    found: found.into(),
-                })
-            }
-            _ => Ok(Bench {
-                direct: file.direct(),
-                lower: file,
-                path: Some(path),
-                _made: None,
+        match signature::find(&*self.lower)? {
+            Some(found) if !force => Err(Error::WouldDestroy {
+                device: name.display().to_string(),
+                found: found.into(),
             }),
+            _ => Ok(self),
         }
     }
 
@@ -136,6 +159,7 @@ impl Bench {
             direct: disk.direct(),
             path: Some(path.to_owned()),
             _made: None,
+            lun: disk.lun().cloned(),
         })
     }
 
@@ -146,6 +170,7 @@ impl Bench {
             direct: true,
             path: None,
             _made: None,
+            lun: None,
         }
     }
 
@@ -157,6 +182,11 @@ impl Bench {
     /// The file or disk, where it is one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// The LUN, where it is one.
+    pub fn lun(&self) -> Option<&Arc<OpenLun>> {
+        self.lun.as_ref()
     }
 
     /// Whether the page cache is passed by.
@@ -171,6 +201,7 @@ impl Bench {
             direct: self.direct,
             path: None,
             _made: None,
+            lun: None,
         }
     }
 

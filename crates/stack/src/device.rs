@@ -161,6 +161,11 @@ fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
 }
 
+/// Whether a DEVICE is a LUN, by its name or its addresses, and not one file.
+pub fn is_a_lun(device: &Path) -> bool {
+    addresses(device).is_some()
+}
+
 /// The addresses that a DEVICE names, if it names a LUN and not one file. A name that is a file is
 /// that file.
 fn addresses(device: &Path) -> Option<Vec<String>> {

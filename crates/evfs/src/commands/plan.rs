@@ -9,7 +9,7 @@ use lab::price::{Half, MIXES, Mix, Price, prices};
 use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
 use serde_json::json;
 use stack::arms::{ArmKind, Bench};
-use stack::{Error, Result, StopSignals, exit, signature};
+use stack::{Error, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
             ..StudyPlan::default()
         },
     };
-    let Some((reads, writes)) = measuring.both(args, disk)? else {
+    let Some((reads, writes)) = measuring.both(args, disk, &context.settings)? else {
         output::say(context.json, "stopped; nothing was changed");
         return Ok(128 + measuring.signals.stop_asked().unwrap_or_default() as u8);
     };
@@ -110,13 +110,18 @@ struct Measuring {
 
 impl Measuring {
     /// The reads of the device, and the writes elsewhere; nothing where somebody has stopped it.
-    fn both(&self, args: &Args, disk: Rc<Bench>) -> Result<Option<(Study, Study)>> {
+    fn both(
+        &self,
+        args: &Args,
+        disk: Rc<Bench>,
+        settings: &Settings,
+    ) -> Result<Option<(Study, Study)>> {
         let mix = &args.workload;
         let Some(reads) = self.one("reads", disk, &mix.job(true, 0))? else {
             return Ok(None);
         };
         let scratch = match &args.scratch {
-            Some(folder) => scratch_file(folder)?,
+            Some(folder) => scratch_file(folder, settings)?,
             None => Bench::in_memory(SCRATCH_BYTES),
         };
         let writes = self.one("writes", Rc::new(scratch), &mix.job(false, SCRATCH_BYTES))?;
@@ -156,9 +161,9 @@ fn bar(plan: &StudyPlan) -> ProgressBar {
 }
 
 /// A file in a folder, gone when the bench goes.
-fn scratch_file(folder: &Path) -> Result<Bench> {
+fn scratch_file(folder: &Path, settings: &Settings) -> Result<Bench> {
     let name = format!(".evfs-plan-{}", std::process::id());
-    Bench::open(Some(&folder.join(name)), SCRATCH_BYTES, false)
+    Bench::open(Some(&folder.join(name)), SCRATCH_BYTES, false, settings)
 }
 
 fn place(args: &Args) -> String {

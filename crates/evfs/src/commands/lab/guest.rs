@@ -155,6 +155,7 @@ impl<'a> Guests<'a> {
             device,
             size,
             self.builder.force,
+            self.builder.settings,
         )?)))
     }
 }

@@ -81,7 +81,7 @@ pub struct MeasureArgs {
     /// Configuration file of PostMark for mailmix
     #[arg(long, value_name = "FILE")]
     postmark: Option<PathBuf>,
-    /// File or disk under stacks, whose content is destroyed, or a folder for such files [default: that for
+    /// File, disk or LUN under stacks, whose content is destroyed, or a folder for such files [default: that for
     /// temporary files]
     #[arg(long, value_name = "FILE")]
     device: Option<PathBuf>,

@@ -20,6 +20,7 @@ use multipath::{Attributes, Config, Lun, PATHS_MAX, PathSpec, Proof};
 use path_nbd::{NbdDevice, NbdPath, NbdUri};
 use pathsim::{Address, Command, Pathsim};
 use rustix::fs::{Mode, OFlags};
+use stack::device::OpenLun;
 use stack::{Error, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -251,18 +252,40 @@ impl PathBench {
     }
 }
 
+/// What each path of a LUN has carried.
+fn carried(lun: &Lun) -> Vec<Carried> {
+    let one = |path: multipath::PathStatus| Carried {
+        path: path.legacy,
+        requests: path.reads + path.writes,
+        bytes: path.bytes_read + path.bytes_written,
+        lost: path.failures + path.retried + path.timeouts + path.offline_events,
+    };
+    lun.status().paths.into_iter().map(one).collect()
+}
+
+/// The paths of a LUN that was there before.
+pub struct Theirs(pub Arc<OpenLun>);
+
+impl Theirs {
+    /// What a reader has to know.
+    pub fn note(&self) -> String {
+        let status = self.0.lun().status();
+        let count = status.paths.len();
+        format!("{}, paths: {count}, {}", status.name, status.policy)
+    }
+}
+
+impl Paths for Theirs {
+    fn carried(&self) -> Vec<Carried> {
+        carried(self.0.lun())
+    }
+
+    fn limit(&self, _on: bool) {}
+}
+
 impl Paths for PathBench {
     fn carried(&self) -> Vec<Carried> {
-        let status = self.lun.as_ref().map(|lun| lun.status());
-        let paths = status.into_iter().flat_map(|status| status.paths);
-        paths
-            .map(|path| Carried {
-                path: path.legacy,
-                requests: path.reads + path.writes,
-                bytes: path.bytes_read + path.bytes_written,
-                lost: path.failures + path.retried + path.timeouts + path.offline_events,
-            })
-            .collect()
+        self.lun.as_deref().map_or_else(Vec::new, carried)
     }
 
     fn limit(&self, on: bool) {

@@ -2,10 +2,10 @@
 
 use super::afs::Cell;
 use super::inside::Inside;
-use super::paths::{PathBench, Ways};
+use super::paths::{PathBench, Theirs, Ways};
 use super::{kernel, wrong};
 use block::topology::Topology;
-use lab::{Facts, Place, Remount, Surroundings, Target};
+use lab::{Facts, Paths, Place, Remount, Surroundings, Target};
 use serde::{Deserialize, Serialize};
 use stack::arms::{ArmKind, Bench, OwnCell, OwnFs, OwnMount};
 use stack::{Error, ProcessCache, Result, Settings};
@@ -159,7 +159,12 @@ impl Builder<'_> {
     fn stack(&mut self, wanted: &Wanted) -> Result<Built> {
         let bench = match &self.bench {
             Some(bench) => Rc::clone(bench),
-            None => Rc::new(Bench::open(self.device, self.size, self.force)?),
+            None => Rc::new(Bench::open(
+                self.device,
+                self.size,
+                self.force,
+                self.settings,
+            )?),
         };
         self.bench = Some(Rc::clone(&bench));
         let (built, paths) = self.build_over(&bench, wanted)?;
@@ -169,7 +174,7 @@ impl Builder<'_> {
     /// A stack, with the paths beneath it and what they add to its facts.
     fn build_over(&self, bench: &Bench, wanted: &Wanted) -> Result<(stack::arms::Built, Beneath)> {
         let Some(ways) = &wanted.paths else {
-            return Ok((bench.build(wanted.kind)?, None));
+            return Ok((bench.build(wanted.kind)?, of_the_lun(bench)));
         };
         let topology = Topology::read(&self.settings.sysfs_root()).unwrap_or_default();
         let paths = PathBench::start(bench.lower(), ways, &topology)?;
@@ -183,7 +188,12 @@ impl Builder<'_> {
 
     /// A file system over a stack of its own, mounted by this process.
     fn mounted(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let bench = Rc::new(Bench::open(
+            self.device,
+            self.files_size,
+            self.force,
+            self.settings,
+        )?);
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -215,7 +225,12 @@ impl Builder<'_> {
 
     /// The same without a mount: files are reached by calls of functions.
     fn called(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let bench = Rc::new(Bench::open(
+            self.device,
+            self.files_size,
+            self.force,
+            self.settings,
+        )?);
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{CALLED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -244,7 +259,12 @@ impl Builder<'_> {
 
     /// The same behind an AFS server of this process, for clients that are in it, too.
     fn served(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(self.device, self.files_size, self.force)?);
+        let bench = Rc::new(Bench::open(
+            self.device,
+            self.files_size,
+            self.force,
+            self.settings,
+        )?);
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{SERVED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -265,11 +285,16 @@ impl Builder<'_> {
 
     /// A device by itself, which is overwritten: as the clear stack over it.
     fn disk(&self, path: &Path) -> Result<Built> {
-        if !path.exists() {
+        if !path.exists() && !stack::device::is_a_lun(path) {
             let name = path.display();
             return Err(Error::NotFound(format!("there is no device {name}")));
         }
-        let bench = Rc::new(Bench::open(Some(path), self.size, self.force)?);
+        let bench = Rc::new(Bench::open(
+            Some(path),
+            self.size,
+            self.force,
+            self.settings,
+        )?);
         let mut built = over(bench, ArmKind::Clear)?;
         built.name = path.display().to_string();
         built.target.name.clone_from(&built.name);
@@ -475,7 +500,14 @@ struct Wanted {
 }
 
 /// Paths beneath a stack, and what is to be said of them.
-type Beneath = Option<(Arc<PathBench>, String)>;
+type Beneath = Option<(Arc<dyn Paths>, String)>;
+
+/// Those of a LUN that a stack lies on.
+fn of_the_lun(bench: &Bench) -> Beneath {
+    let theirs = Theirs(Arc::clone(bench.lun()?));
+    let note = theirs.note();
+    Some((Arc::new(theirs), note))
+}
 
 /// The stacks that a text stands for, if it stands for any, and how they are reached.
 fn stacks(text: &str) -> Result<Option<(Form, Vec<Wanted>)>> {
@@ -543,7 +575,8 @@ impl File {
 /// A stack over a device that sides share.
 pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
     let built = bench.build(kind)?;
-    Ok(of_stack(bench, built, None))
+    let paths = of_the_lun(&bench);
+    Ok(of_stack(bench, built, paths))
 }
 
 fn of_stack(bench: Rc<Bench>, built: stack::arms::Built, paths: Beneath) -> Built {

@@ -215,7 +215,8 @@ impl Tour {
 
     /// A short comparison; `evfs lab compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
-        let bench = Bench::open(Some(&self.dir.join("compare.img")), COMPARE_BYTES, false)?;
+        let file = self.dir.join("compare.img");
+        let bench = Bench::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
         let kinds = [
             ArmKind::Clear,
             ArmKind::Encrypted(128),
