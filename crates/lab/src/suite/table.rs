@@ -148,15 +148,16 @@ fn begins(name: &str, part: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([',', ' ', ':']))
 }
 
-/// The mean of the changes of a figure in all phases, as the reports of 2007 take it. Where it is the first figure of
-/// each phase, its interval and judgement are those of their geometric mean.
+/// The geometric mean of the changes of a figure in all phases, in which half and twice weigh alike. Where it is the first
+/// figure of each phase, it has an interval and a judgement.
 fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
-    let changes: Vec<f64> = found
+    let logs: Vec<f64> = found
         .iter()
         .filter(|f| begins(&f.cell, row.cell))
         .filter_map(|f| change(row, f, f.ratio?.median))
+        .map(|change| (change / 100.0).ln_1p())
         .collect();
-    let mean = changes.iter().sum::<f64>() / changes.len() as f64;
+    let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp_m1() * 100.0;
     let heads = |f: &Finding| f.kind == Kind::Headline && begins(&f.cell, row.cell);
     let of_heads = means
         .iter()
@@ -164,7 +165,9 @@ fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
     let percent = |gain: f64| (gain - 1.0) * 100.0;
     mean.is_finite().then_some(Measured {
         values: None,
-        change: mean,
+        change: of_heads
+            .and_then(|mean| mean.gain)
+            .map_or(mean, |gain| percent(gain.median)),
         interval: of_heads
             .and_then(|mean| mean.gain?.interval)
             .map(|i| (percent(i.low), percent(i.high))),
