@@ -28,7 +28,7 @@ const OUTSIDE_LIMIT: f64 = 0.25;
 pub struct CpuTime {
     /// User and system together, exact.
     pub total_ns: u64,
-    /// User, in microseconds; the split is sampled by the kernel, only the sum is exact.
+    /// User, to the microsecond; the split is sampled by the kernel, only the sum is exact.
     pub user_ns: u64,
     /// System.
     pub system_ns: u64,

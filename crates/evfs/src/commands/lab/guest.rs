@@ -150,13 +150,7 @@ impl<'a> Guests<'a> {
         if !has_files(name) {
             return Ok(built.bench.clone());
         }
-        let (device, size) = (self.builder.device, self.builder.files_size);
-        Ok(Some(Rc::new(Bench::open(
-            device,
-            size,
-            self.builder.force,
-            self.builder.settings,
-        )?)))
+        self.builder.files_bench().map(Some)
     }
 }
 

@@ -159,16 +159,20 @@ impl Builder<'_> {
     fn stack(&mut self, wanted: &Wanted) -> Result<Built> {
         let bench = match &self.bench {
             Some(bench) => Rc::clone(bench),
-            None => Rc::new(Bench::open(
-                self.device,
-                self.size,
-                self.force,
-                self.settings,
-            )?),
+            None => self.bench_of(self.device, self.size)?,
         };
         self.bench = Some(Rc::clone(&bench));
         let (built, paths) = self.build_over(&bench, wanted)?;
         Ok(of_stack(bench, built, paths))
+    }
+
+    fn bench_of(&self, device: Option<&Path>, size: u64) -> Result<Rc<Bench>> {
+        Bench::open(device, size, self.force, self.settings).map(Rc::new)
+    }
+
+    /// What a file system lies on: one each.
+    pub fn files_bench(&self) -> Result<Rc<Bench>> {
+        self.bench_of(self.device, self.files_size)
     }
 
     /// A stack, with the paths beneath it and what they add to its facts.
@@ -188,12 +192,7 @@ impl Builder<'_> {
 
     /// A file system over a stack of its own, mounted by this process.
     fn mounted(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(
-            self.device,
-            self.files_size,
-            self.force,
-            self.settings,
-        )?);
+        let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -225,12 +224,7 @@ impl Builder<'_> {
 
     /// The same without a mount: files are reached by calls of functions.
     fn called(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(
-            self.device,
-            self.files_size,
-            self.force,
-            self.settings,
-        )?);
+        let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{CALLED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -259,12 +253,7 @@ impl Builder<'_> {
 
     /// The same behind an AFS server of this process, for clients that are in it, too.
     fn served(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
-        let bench = Rc::new(Bench::open(
-            self.device,
-            self.files_size,
-            self.force,
-            self.settings,
-        )?);
+        let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{SERVED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
@@ -289,12 +278,7 @@ impl Builder<'_> {
             let name = path.display();
             return Err(Error::NotFound(format!("there is no device {name}")));
         }
-        let bench = Rc::new(Bench::open(
-            Some(path),
-            self.size,
-            self.force,
-            self.settings,
-        )?);
+        let bench = self.bench_of(Some(path), self.size)?;
         let mut built = over(bench, ArmKind::Clear)?;
         built.name = path.display().to_string();
         built.target.name.clone_from(&built.name);
