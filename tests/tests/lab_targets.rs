@@ -4,9 +4,10 @@
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On};
-use tests::{Sandbox, wait_until};
+use tests::{Ran, Sandbox, wait_until};
 
 /// Bytes that no cipher and no zeros would give.
 fn noise(len: usize) -> Vec<u8> {
@@ -20,12 +21,13 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len / 8).flat_map(|_| next()).collect()
 }
 
-/// What evfs has mounted anywhere, by its name.
-fn mounts_of_the_laboratory() -> Vec<String> {
+/// What is mounted below a folder.
+fn mounts_below(folder: &Path) -> Vec<String> {
+    let below = format!("{}/", folder.to_str().unwrap());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     points
-        .filter(|point| point.contains("/evfs-lab-"))
+        .filter(|point| point.starts_with(&below))
         .map(str::to_owned)
         .collect()
 }
@@ -95,7 +97,10 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
         return;
     }
     let s = Sandbox::new();
-    fs::create_dir(s.path("below")).unwrap();
+    for name in ["below", "tmp"] {
+        fs::create_dir(s.path(name)).unwrap();
+    }
+    let run = |args: &[&str]| Ran::of(s.evfs().args(args).env("TMPDIR", s.path("tmp"))).ok();
     let args = [
         "lab",
         "compare",
@@ -120,7 +125,7 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
         "--out",
         "out",
     ];
-    let ran = s.run(&args).ok();
+    let ran = run(&args);
     assert!(ran.stdout.contains("CPU by layer"), "{}", ran.stdout);
     let result: Value =
         serde_json::from_slice(&fs::read(s.path("out/result.json")).unwrap()).unwrap();
@@ -160,10 +165,59 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
     let more = [
         "--size", "1G", "--quick", "--set", "times=3", "--set", "files=5",
     ];
-    let ran = s.run(&[&mounting[..], &more[..]].concat()).ok();
+    let ran = run(&[&mounting[..], &more[..]].concat());
     assert!(ran.stdout.contains("unmount, p95"), "{}", ran.stdout);
+    for name in ["below", "tmp"] {
+        assert_eq!(fs::read_dir(s.path(name)).unwrap().count(), 0, "{name}");
+    }
+    assert_eq!(mounts_below(&s.path("tmp")), Vec::<String>::new());
+}
+
+#[test]
+fn what_a_killed_laboratory_left_mounted_goes_with_the_next_one_wherever_it_lies() {
+    if !tests::is_root("mounting in the process that measures") {
+        return;
+    }
+    let s = Sandbox::new();
+    for name in ["below", "tmp", "other"] {
+        fs::create_dir(s.path(name)).unwrap();
+    }
+    let args = [
+        "lab",
+        "compare",
+        "fs-clear",
+        "loop-ext4",
+        "--workload",
+        "nfsbasic",
+        "--device",
+        "below",
+        "--size",
+        "256M",
+        "--quick",
+    ];
+    let mut command = s.evfs();
+    command
+        .args([&args[..], &["--runs", "100", "--out", "out"]].concat())
+        .env("TMPDIR", s.path("tmp"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let journal = s.path("out/nfsbasic.jsonl");
+    wait_until("a few runs", || {
+        fs::read_to_string(&journal).is_ok_and(|text| text.lines().count() > 4)
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(mounts_below(&s.path("tmp")).len(), 2);
+    assert!(fs::read_dir(s.path("below")).unwrap().count() > 0);
+
+    let next = [&args[..], &["--runs", "2"]].concat();
+    Ran::of(s.evfs().args(next).env("TMPDIR", s.path("other"))).ok();
+    for name in ["tmp", "other"] {
+        assert_eq!(mounts_below(&s.path(name)), Vec::<String>::new());
+        assert_eq!(fs::read_dir(s.path(name)).unwrap().count(), 0, "{name}");
+    }
     assert_eq!(fs::read_dir(s.path("below")).unwrap().count(), 0);
-    assert_eq!(mounts_of_the_laboratory(), Vec::<String>::new());
 }
 
 #[test]

@@ -352,6 +352,23 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     shell("diff -r /usr/include/linux mnt/linux").ok();
     run(&["unmount", "mnt"]).ok();
 
+    // Where the device is root's alone, it is named.
+    let of_his = of_nobody(home.path());
+    let environment = of_his
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let mut closed = Command::new("unshare");
+    let script = "mknod -m 600 fuse c 10 229; mount --bind fuse /dev/fuse; \
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups ./evfs mount a.img mnt --background";
+    closed
+        .args(["-m", "bash", "-ec", script])
+        .env_clear()
+        .envs(environment)
+        .current_dir(home.path());
+    let refused = Ran::of(&mut closed);
+    assert!(!refused.status.success());
+    assert!(refused.stderr.contains("/dev/fuse"), "{}", refused.stderr);
+
     // Where it may not, it says why.
     let refused = run(&["mount", "a.img", "/usr", "--background"]);
     assert!(!refused.status.success());

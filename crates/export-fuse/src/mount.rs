@@ -167,7 +167,10 @@ impl Mount {
         settings.clone_fd = true;
         let session = Session::new(filesystem, &mountpoint, &settings)
             .and_then(Session::spawn)
-            .map_err(failed)?;
+            .map_err(|e| match no_mounts() {
+                Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
+                None => failed(e),
+            })?;
         Ok(Mount {
             mountpoint,
             session: Some(session),
@@ -255,6 +258,22 @@ impl Drop for Mount {
         if let Some(recall) = &self.recall {
             recall.close();
         }
+    }
+}
+
+/// What this user lacks for mounting anything, if so.
+pub fn no_mounts() -> Option<&'static str> {
+    let mut device = std::fs::OpenOptions::new();
+    let helper = || {
+        let mut asked = Command::new("fusermount3");
+        asked.arg("-V").stdout(Stdio::null()).status().is_ok()
+    };
+    if device.read(true).write(true).open("/dev/fuse").is_err() {
+        Some("/dev/fuse to be there, and this user to be allowed to read and write it")
+    } else if !rustix::process::geteuid().is_root() && !helper() {
+        Some("the program fusermount3 where the user is not root")
+    } else {
+        None
     }
 }
 

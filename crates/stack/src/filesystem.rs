@@ -589,6 +589,11 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
         .join("-")
 }
 
+/// What this user lacks for mounting anything, if so.
+pub fn no_mounts() -> Option<&'static str> {
+    export_fuse::no_mounts()
+}
+
 /// Takes away what a killed process has left mounted. Says whether there was such a thing.
 ///
 /// # Errors

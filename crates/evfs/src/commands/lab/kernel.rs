@@ -5,6 +5,7 @@
 //!
 //! Absent on purpose: options of the file systems. Who wants others mounts it himself and gives the folder.
 
+use super::left;
 use lab::Remount;
 use stack::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ const KINDS: [(&str, &[&str]); 3] = [
     ("btrfs", &["-q", "-f"]),
 ];
 
-/// Folders that processes of ours mount on; the process stands in the name.
-const MOUNT_PREFIX: &str = "evfs-lab-loop-";
+/// Folders that processes of ours mount on, and the files under these mounts; the process stands in the name.
+const PREFIX: &str = "evfs-lab-loop-";
 
 /// A mount, which goes with this.
 pub struct Mounted {
@@ -38,12 +39,14 @@ pub fn kind(text: &str) -> Option<(&'static str, &'static [&'static str])> {
 impl Mounted {
     /// Makes a file system of this kind in a file of `size` bytes, of which it takes what is used, in `dir`, and mounts it.
     pub fn new((name, quiet): (&str, &[&str]), dir: Option<&Path>, size: u64) -> Result<Mounted> {
-        clear_the_dead();
         let failed = |what: &str, e: std::io::Error| Error::Failed(format!("no {what}: {e}"));
         let temporary = std::env::temp_dir();
+        let dir = dir.unwrap_or(&temporary);
+        clear_the_dead(&[&temporary, dir]);
+        let prefix = format!("{PREFIX}{}-", std::process::id());
         let image = tempfile::Builder::new()
-            .prefix("evfs-lab-")
-            .tempfile_in(dir.unwrap_or(&temporary))
+            .prefix(&prefix)
+            .tempfile_in(dir)
             .map_err(|e| failed("file for a file system", e))?;
         image
             .as_file()
@@ -52,7 +55,7 @@ impl Mounted {
         let program = format!("mkfs.{name}");
         command(&program, quiet.iter().map(Path::new).chain([image.path()]))?;
         let folder = tempfile::Builder::new()
-            .prefix(&format!("{MOUNT_PREFIX}{}-", std::process::id()))
+            .prefix(&prefix)
             .tempdir()
             .map_err(|e| failed("temporary folder", e))?;
         let (_, image) = image.keep().map_err(|e| failed("file to keep", e.error))?;
@@ -128,17 +131,16 @@ fn take_away(folder: &Path) {
     let _ = std::fs::remove_dir(folder);
 }
 
-/// Takes away what processes that were killed have left mounted.
-fn clear_the_dead() {
-    let entries = std::fs::read_dir(std::env::temp_dir());
-    for entry in entries.into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(MOUNT_PREFIX)?.split('-').next())
+/// Takes away what processes that were killed have left mounted, and the files that lay on.
+fn clear_the_dead(folders: &[&Path]) {
+    for path in left::named(PREFIX, folders) {
+        let owner = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.split('-').next())
             .and_then(|pid| pid.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            take_away(&entry.path());
+            take_away(&path);
+            let _ = std::fs::remove_file(&path);
         }
     }
 }

@@ -5,6 +5,7 @@ mod cells;
 mod guest;
 mod inside;
 mod kernel;
+mod left;
 mod measure;
 mod paths;
 mod pool;

@@ -3,7 +3,7 @@
 use super::afs::Cell;
 use super::inside::Inside;
 use super::paths::{PathBench, Theirs, Ways};
-use super::{kernel, wrong};
+use super::{kernel, left, wrong};
 use block::topology::Topology;
 use lab::{Facts, Paths, Place, Remount, Surroundings, Target};
 use serde::{Deserialize, Serialize};
@@ -372,18 +372,12 @@ const ABANDONED: std::time::Duration = std::time::Duration::from_secs(600);
 
 /// Takes away what processes that were killed have left mounted, as far as this user may.
 fn clear_the_dead() {
-    let entries = std::fs::read_dir(std::env::temp_dir());
-    for entry in entries.into_iter().flatten().flatten() {
-        let ours = entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(MOUNT_PREFIX.as_bytes());
-        let path = entry.path();
+    for path in left::named(MOUNT_PREFIX, &[&std::env::temp_dir()]) {
         let old = || {
-            let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+            let age = path.metadata().ok()?.modified().ok()?.elapsed().ok()?;
             (age > ABANDONED).then_some(())
         };
-        if ours && (stack::filesystem::clear_dead(&path).unwrap_or(false) || old().is_some()) {
+        if stack::filesystem::clear_dead(&path).unwrap_or(false) || old().is_some() {
             // Goes only if it is empty and nothing is mounted there.
             let _ = std::fs::remove_dir(&path);
         }

@@ -1,11 +1,11 @@
 //! The last step: no file system of the kernel, and no block device. A volume is formatted, mounted,
 //! filled, kept as a snapshot, emptied, and the snapshot is compared with what went in.
 
-use super::store::{compare_with, copy_into, system};
+use super::store::{compare_with, copy_into};
 use super::tree::{Amount, Tree};
 use super::{NAME as OWNER, Tour};
 use serde_json::{Value, json};
-use stack::{Error, Result};
+use stack::{Error, Result, filesystem};
 use std::path::Path;
 
 /// Name of the second volume, and of the mounted file system.
@@ -13,7 +13,8 @@ pub const NAME: &str = "quickfiles";
 
 /// Shows it. Where this user may not mount, it says why, and that is the report.
 pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
-    if let Some(why) = no_mount() {
+    if let Some(needs) = filesystem::no_mounts() {
+        let why = format!("mounting needs {needs}");
         tour.say(&format!("      left out: {why}"));
         return Ok(json!({ "left_out": why }));
     }
@@ -42,22 +43,6 @@ pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
         kept.files
     ));
     Ok(json!({ "files": kept.files, "bytes": kept.bytes }))
-}
-
-/// Why this user cannot mount, if so.
-fn no_mount() -> Option<String> {
-    let open = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse");
-    if let Err(e) = open {
-        return Some(format!("/dev/fuse: {e}"));
-    }
-    let helper = || system("fusermount3").arg("-V").output();
-    match rustix::process::geteuid().is_root() || helper().is_ok() {
-        true => None,
-        false => Some("an ordinary user needs fusermount3 to mount".into()),
-    }
 }
 
 fn empty(folder: &Path) -> Result<()> {

@@ -32,7 +32,7 @@ impl Store {
             .write(true)
             .open("/dev/loop-control")
             .is_ok();
-        let fuse = Path::new("/dev/fuse").exists();
+        let fuse = stack::filesystem::no_mounts().is_none();
         let mkfs = system("mkfs.ext4")
             .arg("-V")
             .output()
