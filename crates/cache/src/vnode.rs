@@ -451,19 +451,21 @@ impl Vnode {
         retry.not_before.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// How a write-behind went.
-    pub(crate) fn note_write(&self, good: bool) {
+    /// How a write-behind went. Says whether that is news: a first failure, or a success after one.
+    pub(crate) fn note_write(&self, good: bool) -> bool {
         let mut retry = self.retry.lock().expect("no panic under this lock");
+        let news = good == (retry.failures > 0);
         if good {
-            if retry.failures > 0 {
+            if news {
                 *retry = Retry::default();
             }
-            return;
+            return news;
         }
         let first: Duration = self.below.core.limits.retry;
         let wait = first * (1 << retry.failures.min(6)).min(100);
         retry.failures += 1;
         retry.not_before = Some(Instant::now() + wait);
+        news
     }
 
     /// Where a frame's page is, to move it to another frame. Says whether it moved.

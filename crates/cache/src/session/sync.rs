@@ -385,9 +385,16 @@ impl Session {
     }
 
     fn note_store(&self, vnode: &Vnode, result: &Result<()>) {
-        vnode.note_write(result.is_ok());
+        let news = vnode.note_write(result.is_ok());
+        let (volume, file) = (&self.below.info.name, vnode.file().0);
+        match result {
+            Ok(()) if news => tracing::info!(volume, file, "pages can be written out again"),
+            Err(error) if news => {
+                tracing::warn!(volume, file, %error, "pages cannot be written out; they are kept and tried again");
+            }
+            Ok(()) | Err(_) => {}
+        }
         if let Err(error) = result {
-            tracing::warn!(file = vnode.file().0, %error, "pages could not be written out; they are kept");
             vnode.errors.record(error.clone());
         }
         self.below.set_failing(result.as_ref().err().cloned());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --nbd, --nbd-unix, --fuse or --loop the volume is given out over NBD on a Unix socket in
+Without --nbd, --nbd-unix, --fuse or --loop the volume is given out over NBD on a Unix socket in \
 the folder that `evfs config show` calls run.dir.
 
 Examples:

@@ -17,8 +17,8 @@ use std::time::Duration;
 pub enum Command {
     /// Make a DEVICE a cell, and say what clients have to be told
     #[command(after_help = "\
-A DEVICE without a file system is formatted; one that has an EVFS file system keeps what it holds,
-and EACH OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise.
+A DEVICE without a file system is formatted; one that has an EVFS file system keeps what it holds, \
+and EACH OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise. \
 What holds something else is refused. Doing it again changes the addresses, and nothing else.
 
 Examples:
@@ -105,9 +105,9 @@ pub enum AclCommand {
     },
     /// Change who may do what in a folder, and with the files in it
     #[command(after_help = "\
-NAME is system:anyuser, which is everybody, an address, or a prefix such as 10.0.0.0/24. RIGHTS are
-letters: r read, l list, i insert, d delete, w write, k lock, a administer; or the words read (rl),
-write (rlidwk), all (rlidwka), none, which removes the entry. Several entries that mean a client add
+NAME is system:anyuser, which is everybody, an address, or a prefix such as 10.0.0.0/24. RIGHTS are \
+letters: r read, l list, i insert, d delete, w write, k lock, a administer; or the words read (rl), \
+write (rlidwk), all (rlidwka), none, which removes the entry. Several entries that mean a client add \
 up, and negative ones are taken away from that. Folders that are made in it later inherit the list.
 
 Whatever a list says, clients change nothing unless the cell is served with --anonymous-write.
@@ -139,8 +139,8 @@ Examples:
 pub enum VolumeCommand {
     /// Make an empty volume, and a mount point of it
     #[command(after_help = "\
-PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead
-through mount points. Without --mount the volume is found where `evfs cell volume mount` says, or
+PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead \
+through mount points. Without --mount the volume is found where `evfs cell volume mount` says, or \
 mounted by its name.
 
 Examples:
@@ -165,7 +165,7 @@ Examples:
     },
     /// Make a mount point of a volume
     #[command(after_help = "\
-A mount point leads to the volume's replica where there is one and the path to it led through replicas,
+A mount point leads to the volume's replica where there is one and the path to it led through replicas, \
 else to the volume. With --rw it always leads to the volume.
 
 Examples:
@@ -183,8 +183,8 @@ Examples:
     },
     /// Make the read-only replica of a volume, or make it anew
     #[command(after_help = "\
-NAME.readonly, or NAME.backup, shows what the volume is now. Made anew, it keeps its number, and
-clients that have something of it are told that it has changed; a file that they have open and that
+NAME.readonly, or NAME.backup, shows what the volume is now. Made anew, it keeps its number, and \
+clients that have something of it are told that it has changed; a file that they have open and that \
 is not in it any more gives errors from then on.
 
 Examples:

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-DEVICE may be an encrypted volume, which a key opens, or be formatted in the clear. Whoever formats it
+DEVICE may be an encrypted volume, which a key opens, or be formatted in the clear. Whoever formats it \
 owns its root directory.
 
 Examples:

@@ -53,7 +53,7 @@ Examples:
     },
     /// Keep what a fileset is now, to be read for as long as it is wanted
     #[command(after_help = "\
-A snapshot shares its data with the fileset until that changes. It is mounted like a fileset, and
+A snapshot shares its data with the fileset until that changes. It is mounted like a fileset, and \
 only read.
 
 Examples:

@@ -107,7 +107,7 @@ pub enum Command {
     Config(config::Command),
     /// Measure ciphers, key derivation and memory on this machine
     Benchmark(benchmark::Args),
-    /// Measure what encryption costs
+    /// Measure what a layer, a setting or a rival costs, in pairs of runs
     #[command(subcommand)]
     Lab(lab::Command),
     /// Say what encrypting a device would cost, without touching what is on it

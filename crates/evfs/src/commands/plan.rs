@@ -27,9 +27,9 @@ const KINDS: [ArmKind; 3] = [
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Nothing is written to DEVICE, and whoever uses it goes on: reads of it are measured in the clear and through
-the cipher by turns (deciphering what was never enciphered takes as long), and writes in memory, or with
---scratch in a file that is removed afterwards. Encrypting a device replaces what is on it: existing data
+Nothing is written to DEVICE, and whoever uses it goes on: reads of it are measured in the clear and through \
+the cipher by turns (deciphering what was never enciphered takes as long), and writes in memory, or with \
+--scratch in a file that is removed afterwards. Encrypting a device replaces what is on it: existing data \
 have to be copied off and back.
 
 Examples:

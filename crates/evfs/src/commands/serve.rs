@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Who may do what: AFS without Kerberos, which is what is spoken here, neither proves who calls nor
+Who may do what: AFS without Kerberos, which is what is spoken here, neither proves who calls nor \
 hides what is said. So
   - without --listen only this machine is served, unless `cell init` was told otherwise;
   - --allow limits who may call at all, by address, and `evfs cell acl` what they may do, by folder;

@@ -38,7 +38,7 @@ pub struct MeasureArgs {
     /// Parameter of the workloads that have it, see `evfs lab list WORKLOAD`; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
-    /// Seconds a run instead of half a minute
+    /// Small sizes and counts, and less than two minutes a study or suite
     #[arg(long, conflicts_with = "faithful")]
     quick: bool,
     /// Sizes and counts of the originals, which take long

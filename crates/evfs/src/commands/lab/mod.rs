@@ -38,7 +38,7 @@ pub enum Command {
     },
     /// Run workloads on one target
     #[command(after_help = "\
-Runs each workload several times and prints the medians. Nothing is compared, so noise of the
+Runs each workload several times and prints the medians. Nothing is compared, so noise of the \
 machine is in the figures; with several --env, the others are compared with the first.
 
 Examples:
@@ -46,19 +46,23 @@ Examples:
   evfs lab run seqrand nfsbasic --target /mnt/data --out results
   evfs lab run mailmix --target /mnt/data --env idle --env loaded
   evfs lab run mounts --target fs-encrypted-256 --quick
-  evfs lab run ifs-1990 --target afs-clear --quick --out results
+  evfs lab run evfs-2006 multipath-2007 ufc-2007 ifs-1990 --out results
   evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
     /// Run the same work on two sides by turns and compare
     #[command(after_help = "\
-A side is a stack that is built in this process over the same bytes of one device (clear, encrypted,
-encrypted-128, encrypted-256), the same with a file system on it that is mounted by this process (fs-clear,
-fs-encrypted-256, ...), called without a mount (files-clear, ...) or served by AFS in this process
-(afs-clear, ...), a folder, device:PATH, or a TOML file with name, one of folder, device and
-stack, and optionally daemons, before, after, note and a table set. Runs are made by turns (A B B A), with
-the first side once more as a control, until intervals are narrow; the result is the median of paired
-ratios with a 95 % interval. With --out each run is kept as it is made: interrupted, the same command
-goes on.
+A side is one of:
+  clear, encrypted, encrypted-128    a stack built in this process over the same bytes of one device
+  fs-clear, fs-encrypted-256, ...    the same with a file system on it that is mounted
+  files-..., afs-...                 called without a mount; behind our AFS server
+  paths-2, paths-4-round-robin, ...  a device over so many limited paths; path without their layer
+  loop-ext4, loop-xfs, loop-btrfs    a file system of the kernel, as a rival (root)
+  DIR, device:PATH, FILE.toml        a folder, a device that is OVERWRITTEN, any of them with more said
+  SIDE,NAME=VALUE,...                with settings of its own
+
+Runs are made by turns (A B B A), with the first side once more as a control, until intervals are narrow; the \
+result is the median of paired ratios with a 95 % interval. With --out each run is kept as it is made: \
+interrupted, the same command goes on.
 
 Examples:
   evfs lab compare clear encrypted
@@ -82,8 +86,8 @@ Examples:
     },
     /// Compare an old result with a new one, and fail where something became worse
     #[command(after_help = "\
-Fails with exit code 26 where a figure's whole interval is beyond the threshold. Comparisons of the same
-sides are compared by their ratios, from which the machine of the day has fallen out; single runs by their
+Fails with exit code 26 where a figure's whole interval is beyond the threshold. Comparisons of the same \
+sides are compared by their ratios, from which the machine of the day has fallen out; single runs by their \
 values. CPU and headlines count; --all counts every figure.
 
 Example:
@@ -101,7 +105,7 @@ Example:
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// Workloads, or suites that have one side; see `evfs lab list`
+    /// Workloads or suites; see `evfs lab list`
     #[arg(required = true)]
     workload: Vec<String>,
     /// What to run on: a side, as for compare [default: a folder for temporary files]
