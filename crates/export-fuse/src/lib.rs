@@ -26,7 +26,7 @@ mod mount;
 mod tree;
 mod users;
 
-pub use mount::{Config, Export, Mount, TreeConfig, clear_dead, no_mounts};
+pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts};
 
 /// Kernel requests that are in flight for each thread of the configuration.
 pub const REQUESTS_PER_THREAD: usize = 4;

@@ -261,6 +261,19 @@ impl Drop for Mount {
     }
 }
 
+/// Ends a mount at once: whoever waits for an answer gets an error, and what was not written is lost. Asks its server
+/// nothing, so it helps also where the server is a process that was killed and cannot end, since some of its own
+/// threads wait for the others' answers.
+///
+/// # Errors
+/// What the system says.
+pub fn abort(mountpoint: &Path) -> Result<(), Error> {
+    match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
+        Ok(()) => Ok(()),
+        Err(_) => unmount(mountpoint, true),
+    }
+}
+
 /// What this user lacks for mounting anything, if so.
 pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();

@@ -205,6 +205,7 @@ mod tests {
         let side = |name: &str, mib_s| Side {
             name: name.into(),
             target: Target::device(name, limited(mib_s)),
+            again: None,
             job: mix.job(reads, 0),
             facts: Facts::default(),
             before: None,

@@ -66,6 +66,7 @@ fn a_tenth_more_cpu_is_found() {
     let side = |name: &str, burn_ns| Side {
         name: name.to_owned(),
         target: Target::device(name, Arc::new(burner(burn_ns))),
+        again: None,
         job: job.clone(),
         facts: Facts::default(),
         before: None,

@@ -158,6 +158,7 @@ fn study_of(devices: [Memory; 2], set: &[(&str, &str)]) -> lab::Result<lab::stud
     let sides = devices.map(|device| Side {
         name: device.info.name.clone(),
         target: Target::device(device.info.name.clone(), Arc::new(device)),
+        again: None,
         job: job.clone(),
         facts: Facts::default(),
         before: None,

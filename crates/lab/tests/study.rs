@@ -15,6 +15,7 @@ fn side(name: &str, target: Target, job: Job) -> Side {
     Side {
         name: name.to_owned(),
         target,
+        again: None,
         job,
         facts: Facts::default(),
         before: None,

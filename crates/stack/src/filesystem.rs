@@ -589,6 +589,14 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
         .join("-")
 }
 
+/// Ends a mount at once, without asking its server; see [`export_fuse::abort`].
+///
+/// # Errors
+/// What the system says.
+pub fn abort(folder: &Path) -> Result<()> {
+    Ok(export_fuse::abort(folder)?)
+}
+
 /// What this user lacks for mounting anything, if so.
 pub fn no_mounts() -> Option<&'static str> {
     export_fuse::no_mounts()

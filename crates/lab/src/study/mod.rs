@@ -149,6 +149,9 @@ pub struct Side {
     pub name: String,
     /// What is run on.
     pub target: Target,
+    /// The same, made a second time, where it can be: what the control runs on if this side is the first. A thing
+    /// that serves as its own control is used twice as much as what it is compared with, and files grow older by use.
+    pub again: Option<Target>,
     /// What is run.
     pub job: Job,
     /// What a reader has to know.
@@ -198,6 +201,7 @@ impl Side {
         if let Some(command) = &self.before {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
         }
+        self.mount_anew()?;
         let made_ready = match caches {
             Caches::AsTheyAre => Ok(()),
             Caches::Dropped => drop_caches().and_then(|()| match &self.target.place {
@@ -210,6 +214,19 @@ impl Side {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
         }
         record
+    }
+
+    /// A mount that this process makes is made anew for each run. Its threads, their memory and their processors fall out
+    /// otherwise each time, and what that is worth, which is up to a quarter, would belong to one side in all its runs.
+    fn mount_anew(&self) -> Result<()> {
+        let Some(mount) = &self.target.remount else {
+            return Ok(());
+        };
+        let failed = |detail| Error::Program {
+            what: self.name.clone(),
+            detail,
+        };
+        mount.unmount().and_then(|()| mount.mount()).map_err(failed)
     }
 
     /// The job, with the surroundings as long as it takes.
@@ -368,7 +385,14 @@ fn carry_out(
     journal: &mut Journal,
     progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<End> {
-    for side in sides {
+    let controlled = plan.control && sides.len() > 1;
+    let again = sides[0].again.clone().filter(|_| controlled);
+    let again = again.map(|target| Side {
+        target,
+        ..sides[0].clone()
+    });
+    let each = || sides.iter().chain(&again);
+    for side in each() {
         if progress(Step::Preparing(&side.name)).is_break() {
             return Err(Error::Stopped);
         }
@@ -376,13 +400,13 @@ fn carry_out(
     }
     let times = match journal.times() {
         Some(times) => times,
-        None => calibrate(sides, plan)?,
+        None => calibrate(each(), plan)?,
     };
     journal.settle(times)?;
     if progress(Step::Calibrated(times)).is_break() {
         return Err(Error::Stopped);
     }
-    let controlled = plan.control && sides.len() > 1;
+    let control = again.as_ref().unwrap_or(&sides[0]);
     let arms = sides.len() + usize::from(controlled);
     let mut earlier = journal.replay();
     let began = Instant::now();
@@ -398,7 +422,7 @@ fn carry_out(
                 return logged.expect_arm(arm);
             }
             replayed.set(false);
-            let side = sides.get(arm).unwrap_or(&sides[0]);
+            let side = sides.get(arm).unwrap_or(control);
             let record = side.run(times, plan.caches)?;
             let logged = Logged::new(arm, place, plan.discard_first, record);
             journal.append(&Line::Run(Box::new(logged.clone())))?;
@@ -432,7 +456,7 @@ impl Places {
 }
 
 /// Repetitions with which the fastest side takes `min_wall`.
-fn calibrate(sides: &[Side], plan: &StudyPlan) -> Result<u32> {
+fn calibrate<'a>(sides: impl Iterator<Item = &'a Side>, plan: &StudyPlan) -> Result<u32> {
     if plan.min_wall.is_zero() {
         return Ok(1);
     }

@@ -11,6 +11,7 @@ fn sides(names: &[&str]) -> Vec<Side> {
     let side = |name: &&str| Side {
         name: (*name).to_owned(),
         target: Target::machine(),
+        again: None,
         job: {
             let mut job = Job::named("dhrystone", crate::Extent::Quick).unwrap();
             job.set("millis", "1").unwrap();

@@ -99,6 +99,7 @@ impl<'a> Guests<'a> {
             ..facts.clone()
         };
         side.target = Target::guest(built.target.name.clone(), guest);
+        side.again = None;
         Ok(())
     }
 

@@ -43,7 +43,7 @@ impl Mounted {
         let temporary = std::env::temp_dir();
         let dir = dir.unwrap_or(&temporary);
         clear_the_dead(&[&temporary, dir]);
-        let prefix = format!("{PREFIX}{}-", std::process::id());
+        let prefix = left::own(PREFIX);
         let image = tempfile::Builder::new()
             .prefix(&prefix)
             .tempfile_in(dir)
@@ -133,15 +133,9 @@ fn take_away(folder: &Path) {
 
 /// Takes away what processes that were killed have left mounted, and the files that lay on.
 fn clear_the_dead(folders: &[&Path]) {
-    for path in left::named(PREFIX, folders) {
-        let owner = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.split('-').next())
-            .and_then(|pid| pid.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            take_away(&path);
-            let _ = std::fs::remove_file(&path);
-        }
+    for path in left::by_the_dead(PREFIX, folders) {
+        take_away(&path);
+        let _ = std::fs::remove_file(&path);
     }
 }
 

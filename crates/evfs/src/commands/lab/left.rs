@@ -1,10 +1,113 @@
 //! What laboratories that were killed have left behind.
+//!
+//! What may be left has a name that begins with `evfs-lab-`, says which kind it is, and ends with the process that made
+//! it and something random. Whether that process is gone decides, and nothing is asked of a mount: one whose server was
+//! killed may never answer.
+//!
+//! A killed process that has mounted a file system of its own cannot even end, where some of its threads wait for
+//! answers of the others, which are gone: the kernel keeps the connection open for those that wait. So a guard, a
+//! process beside it, ends its mounts when it dies. Where that was killed too, the next laboratory does.
 
+use crate::commands::attach::install_signals;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use stack::{Error, Result};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
 
-/// What has a name that begins with `prefix`: in these folders, and mount points wherever they are, since the next
-/// laboratory may have another folder for temporary files.
-pub fn named(prefix: &str, folders: &[&Path]) -> Vec<PathBuf> {
+/// Before the process in the name of a folder that a file system of ours is mounted on.
+const MOUNT: &str = "evfs-lab-";
+
+/// The beginning of a name of this process's.
+pub fn own(kind: &str) -> String {
+    of(kind, std::process::id())
+}
+
+fn of(kind: &str, pid: u32) -> String {
+    format!("{kind}{pid}-")
+}
+
+/// A new folder to mount a file system of ours on, which is guarded from now on.
+pub fn guarded_folder() -> Result<PathBuf> {
+    static GUARD: OnceLock<()> = OnceLock::new();
+    for path in by_the_dead(MOUNT, &[&std::env::temp_dir()]) {
+        end(&path);
+    }
+    if GUARD.get().is_none() {
+        let me = std::env::current_exe().map_err(|e| Error::Failed(format!("no path: {e}")))?;
+        Command::new(me)
+            .args(["lab", "guard", &std::process::id().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // What a terminal sends to the laboratory is none of its business.
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Error::Failed(format!("no guard for mounts: {e}")))?;
+        let _ = GUARD.set(());
+    }
+    tempfile::Builder::new()
+        .prefix(&own(MOUNT))
+        .tempdir()
+        // From here on it goes with the mount, and nothing in it is removed by its name.
+        .map(tempfile::TempDir::keep)
+        .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))
+}
+
+/// `evfs lab guard PID`: waits for the end of its parent and ends the mounts that it leaves.
+pub fn guard(pid: u32) -> Result<u8> {
+    let signals = install_signals()?;
+    let failed = |e: rustix::io::Errno| Error::Failed(format!("no guard: {e}"));
+    set_parent_process_death_signal(Some(Signal::TERM)).map_err(failed)?;
+    let parent = getppid().map(|parent| parent.as_raw_nonzero().get());
+    if parent == Some(pid as i32) {
+        let mut asked = [PollFd::new(&signals, PollFlags::IN)];
+        while poll(&mut asked, None) == Err(rustix::io::Errno::INTR)
+            && signals.stop_asked().is_none()
+        {}
+    }
+    // Somebody else's signal ends the guard alone.
+    let dead = (0..100).any(|n| {
+        std::thread::sleep(Duration::from_millis(n.min(10)));
+        is_gone(pid)
+    });
+    if dead {
+        named(&of(MOUNT, pid), &[])
+            .iter()
+            .for_each(|path| end(path));
+    }
+    Ok(stack::exit::OK)
+}
+
+fn end(path: &Path) {
+    let _ = stack::filesystem::abort(path);
+    // Goes only if it is empty and nothing is mounted there.
+    let _ = std::fs::remove_dir(path);
+}
+
+/// What processes that are gone have left under names of this kind: in these folders, and mount points wherever they
+/// are, since the next laboratory may have another folder for temporary files.
+pub fn by_the_dead(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
+    let owner = |path: &PathBuf| -> Option<u32> {
+        let name = path.file_name()?.to_str()?.strip_prefix(kind)?;
+        name.split_once('-')?.0.parse().ok()
+    };
+    let mut all = named(kind, folders);
+    all.retain(|path| owner(path).is_some_and(is_gone));
+    all
+}
+
+/// Not there, or of several threads the first is dead: it is never the first to end by itself.
+fn is_gone(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let state = stat.as_deref().map(|stat| stat.rsplit(") ").next());
+    !matches!(state, Ok(Some(state)) if !state.starts_with(['Z', 'X']))
+}
+
+fn named(prefix: &str, folders: &[&Path]) -> Vec<PathBuf> {
     let entries = folders
         .iter()
         .filter_map(|folder| std::fs::read_dir(folder).ok())
@@ -45,14 +148,23 @@ mod tests {
     }
 
     #[test]
-    fn only_names_with_the_prefix_are_found() {
+    fn what_is_left_is_by_its_name_of_a_process_that_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["ours-1", "theirs-ours-1"] {
+        let mut ended = Command::new("true").spawn().unwrap();
+        let dead = format!("ours-{}-x", ended.id());
+        // Dead and not yet waited for is gone as well.
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !is_gone(ended.id()) {
+            assert!(std::time::Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let alive = format!("{}x", of("ours-", std::process::id()));
+        for name in [&dead, &alive, "ours-x", "ours-1", &format!("theirs-{dead}")] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
-        assert_eq!(
-            named("ours-", &[folder.path()]),
-            [folder.path().join("ours-1")]
-        );
+        let found = [folder.path().join(&dead)];
+        assert_eq!(by_the_dead("ours-", &[folder.path()]), found);
+        ended.wait().unwrap();
+        assert_eq!(by_the_dead("ours-", &[folder.path()]), found);
     }
 }

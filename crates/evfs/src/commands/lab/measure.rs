@@ -1,7 +1,6 @@
 //! Running studies: from the command line to a folder of results.
 
 use super::guest::{GuestArgs, Guests};
-use super::pool::Pool;
 use super::sides::{Builder, Built, assignment, folder, machine};
 use super::written::{duration, part, seconds};
 use super::{CompareArgs, wrong};
@@ -144,13 +143,6 @@ impl Planned {
         let around = sides.iter().map(|side| side.surroundings);
         let own = || study::key(self.job.entry().name, around);
         self.part.clone().unwrap_or_else(own)
-    }
-
-    fn names(&self) -> &'static [&'static str] {
-        match &self.sides {
-            Sides::Built(_) => &[],
-            Sides::Named(texts) => texts,
-        }
     }
 }
 
@@ -320,11 +312,15 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             sides[n].name = format!("{} ({})", sides[n].name, n + 1);
         }
     }
+    let control = !args.no_control;
+    let again = builder.again(&sides[0], &args.base, control)?;
     let more = [assignments(&args.set_a)?, assignments(&args.set_b)?];
     let all = |job: &Job| {
         let own = sides.iter().enumerate();
-        own.map(|(n, built)| side(built, job, how, &more[n.min(1)]))
-            .collect::<Result<Vec<Side>>>()
+        let own = own.map(|(n, built)| side(built, job, how, &more[n.min(1)]));
+        let mut own = own.collect::<Result<Vec<Side>>>()?;
+        own[0].again = again.as_ref().map(|built| built.target.clone());
+        Ok::<_, Error>(own)
     };
     let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let placed = |mut own: Vec<Side>| {
@@ -369,7 +365,6 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             });
         }
     }
-    let control = !args.no_control;
     Session::new(context, how, control)?.all(studies)
 }
 
@@ -410,6 +405,7 @@ fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) 
     Ok(Side {
         name: built.name.clone(),
         target: built.target.clone(),
+        again: None,
         job,
         facts: built.facts.clone(),
         before: built.before.clone(),
@@ -630,12 +626,11 @@ impl<'a> Session<'a> {
     fn all(&self, studies: Vec<Planned>) -> Result<u8> {
         let mut done = Vec::new();
         let mut failed = None;
-        let mut pool = Pool::new(self.how.builder(self.context));
+        let mut builder = self.how.builder(self.context);
         let mut left = self.how.suites_budget(&studies);
         for (n, planned) in studies.iter().enumerate() {
             let began = Instant::now();
             let whole = planned.part.is_none();
-            pool.keep(studies[n..].iter().flat_map(Planned::names));
             let parts = studies[n..].iter().filter(|other| other.part.is_some());
             let budget = match whole {
                 // What one part leaves, the others have; a long one may have more than its share for what is planned.
@@ -648,7 +643,7 @@ impl<'a> Session<'a> {
                     (own, own)
                 }
             };
-            let done_one = self.one(planned, &mut pool, budget);
+            let done_one = self.one(planned, &mut builder, budget);
             if !whole {
                 left = left.saturating_sub(began.elapsed());
             }
@@ -716,14 +711,22 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn one(&self, planned: &Planned, pool: &mut Pool<'_>, budget: Budget) -> Result<Study> {
+    fn one(&self, planned: &Planned, builder: &mut Builder<'_>, budget: Budget) -> Result<Study> {
         let job = &planned.job;
-        let named: Vec<Side>;
+        // They go with this study, so that each begins with new ones, and those of a suite are never all there at once.
+        let (mut own, mut named): (Vec<Built>, Vec<Side>) = Default::default();
         let sides = match &planned.sides {
             Sides::Built(sides) => sides,
             Sides::Named(texts) => {
-                let built = |text: &&str| side(pool.built(text)?, job, self.how, &[]);
-                named = texts.iter().map(built).collect::<Result<_>>()?;
+                for text in *texts {
+                    own.push(builder.one(text)?);
+                }
+                let again = builder.again(&own[0], texts[0], self.control)?;
+                for built in &own {
+                    named.push(side(built, job, self.how, &[])?);
+                }
+                named[0].again = again.as_ref().map(|built| built.target.clone());
+                own.extend(again);
                 &named
             }
         };

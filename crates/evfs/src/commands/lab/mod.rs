@@ -8,7 +8,6 @@ mod kernel;
 mod left;
 mod measure;
 mod paths;
-mod pool;
 mod sides;
 mod stacks;
 mod written;
@@ -101,6 +100,9 @@ Example:
     /// The first process of a guest, which `--env guest` starts
     #[command(hide = true)]
     Agent,
+    /// Waits for the end of a laboratory and ends the mounts that it leaves
+    #[command(hide = true)]
+    Guard { pid: u32 },
 }
 
 #[derive(clap::Args)]
@@ -170,6 +172,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Diff(args) => diff(context, &args),
         Command::Echo { listen } => echo(context, listen),
         Command::Agent => guest::agent(context),
+        Command::Guard { pid } => left::guard(pid),
     }
 }
 

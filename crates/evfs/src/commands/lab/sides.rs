@@ -132,6 +132,24 @@ impl Builder<'_> {
         )))
     }
 
+    /// The side that a text stands for.
+    pub fn one(&mut self, text: &str) -> Result<Built> {
+        let mut built = self.build(text)?;
+        match (built.pop(), built.is_empty()) {
+            (Some(one), true) => Ok(one),
+            _ => Err(Error::Usage(format!("`{text}` is more than one side"))),
+        }
+    }
+
+    /// The first side a second time, for a control that `is_wanted`, where it has files of its own.
+    pub fn again(&mut self, first: &Built, text: &str, is_wanted: bool) -> Result<Option<Built>> {
+        let made_here = first.bench.is_some() || first.target.remount.is_some();
+        let room = self.device.is_none_or(Path::is_dir);
+        let again = is_wanted && made_here && !first.is_device() && room;
+        let one = || self.build(text).map(|built| built.into_iter().next());
+        again.then(one).transpose().map(Option::flatten)
+    }
+
     /// The stacks that a name stands for, those with files by these settings of their cache; `None` where it is no
     /// such name.
     pub fn stacks(&mut self, name: &str, cache: &str) -> Option<Result<Vec<Built>>> {
@@ -196,13 +214,7 @@ impl Builder<'_> {
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
-        clear_the_dead();
-        let dir = tempfile::Builder::new()
-            .prefix(MOUNT_PREFIX)
-            .tempdir()
-            .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
-        // From here on it goes with the mount, and nothing in it is removed by its name.
-        let folder = dir.keep();
+        let folder = left::guarded_folder()?;
         let own = OwnMount::new(
             Arc::clone(&stack.device),
             &name,
@@ -363,26 +375,6 @@ impl Builder<'_> {
 
 /// Before the name of a stack: with a file system on it, mounted.
 pub const FILES: &str = "fs-";
-
-/// Folders for temporary files that begin so are mount points of ours.
-const MOUNT_PREFIX: &str = "evfs-lab-";
-
-/// An empty folder that is so old is not about to be mounted on.
-const ABANDONED: std::time::Duration = std::time::Duration::from_secs(600);
-
-/// Takes away what processes that were killed have left mounted, as far as this user may.
-fn clear_the_dead() {
-    for path in left::named(MOUNT_PREFIX, &[&std::env::temp_dir()]) {
-        let old = || {
-            let age = path.metadata().ok()?.modified().ok()?.elapsed().ok()?;
-            (age > ABANDONED).then_some(())
-        };
-        if stack::filesystem::clear_dead(&path).unwrap_or(false) || old().is_some() {
-            // Goes only if it is empty and nothing is mounted there.
-            let _ = std::fs::remove_dir(&path);
-        }
-    }
-}
 
 /// The same, called without a mount.
 pub const CALLED: &str = "files-";

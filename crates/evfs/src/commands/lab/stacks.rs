@@ -26,6 +26,7 @@ pub fn by_turns(
         Ok(Side {
             name: built.name,
             target: built.target,
+            again: None,
             job: job.clone(),
             facts: built.facts,
             before: None,
