@@ -9,8 +9,6 @@
 //! process beside it, ends its mounts when it dies. Where that was killed too, the next laboratory does.
 
 use crate::commands::attach::install_signals;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use stack::{Error, Result};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -57,28 +55,20 @@ pub fn guarded_folder() -> Result<PathBuf> {
         .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))
 }
 
-/// `evfs lab guard PID`: waits for the end of its parent and ends the mounts that it leaves.
+/// `evfs lab guard PID`: waits for the end of that process and ends the mounts that it leaves. It looks once a second:
+/// the kernel tells nobody of a process that was killed and cannot end.
 pub fn guard(pid: u32) -> Result<u8> {
     let signals = install_signals()?;
-    let failed = |e: rustix::io::Errno| Error::Failed(format!("no guard: {e}"));
-    set_parent_process_death_signal(Some(Signal::TERM)).map_err(failed)?;
-    let parent = getppid().map(|parent| parent.as_raw_nonzero().get());
-    if parent == Some(pid as i32) {
-        let mut asked = [PollFd::new(&signals, PollFlags::IN)];
-        while poll(&mut asked, None) == Err(rustix::io::Errno::INTR)
-            && signals.stop_asked().is_none()
-        {}
+    while !is_gone(pid) {
+        // Somebody else's signal ends the guard alone.
+        if signals.stop_asked().is_some() {
+            return Ok(stack::exit::OK);
+        }
+        std::thread::sleep(Duration::from_secs(1));
     }
-    // Somebody else's signal ends the guard alone.
-    let dead = (0..100).any(|n| {
-        std::thread::sleep(Duration::from_millis(n.min(10)));
-        is_gone(pid)
-    });
-    if dead {
-        named(&of(MOUNT, pid), &[])
-            .iter()
-            .for_each(|path| end(path));
-    }
+    named(&of(MOUNT, pid), &[])
+        .iter()
+        .for_each(|path| end(path));
     Ok(stack::exit::OK)
 }
 
@@ -100,11 +90,18 @@ pub fn by_the_dead(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
     all
 }
 
-/// Not there, or of several threads the first is dead: it is never the first to end by itself.
+/// Not there; or its first thread, which is never the first to end by itself, is dead, or was killed (proc_pid_status(5),
+/// `SigPnd`) and waits for something that keeps it from dying.
 fn is_gone(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    let state = stat.as_deref().map(|stat| stat.rsplit(") ").next());
-    !matches!(state, Ok(Some(state)) if !state.starts_with(['Z', 'X']))
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return true;
+    };
+    let value = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or("", str::trim)
+    };
+    let killed = |set: &str| u64::from_str_radix(set, 16).is_ok_and(|set| set & 1 << 8 != 0);
+    value("State:").starts_with(['Z', 'X']) || killed(value("SigPnd:")) || killed(value("ShdPnd:"))
 }
 
 fn named(prefix: &str, folders: &[&Path]) -> Vec<PathBuf> {
