@@ -388,7 +388,12 @@ impl redb::StorageBackend for MetaFile {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.lock().len) {
+        let len = self.lock().len;
+        if end.is_none_or(|end| end > len) {
+            if out.len() as u64 > len {
+                let text = "the metadata refers to more than there is of it";
+                return Err(other(Error::corrupt(text)));
+            }
             // Damaged metadata refers to that. Zeros are no page, which the reader finds out; an error would be one of
             // the device for it, after which it refuses to read anything more, also what can be saved.
             out.fill(0);
@@ -491,6 +496,8 @@ mod tests {
         let mut out = [1; 4096];
         file.read(4096, &mut out).unwrap();
         assert!(out == [7; 4096]);
+        // Nobody is to keep a page of gigabytes.
+        assert!(file.read(0, &mut [0; 8193]).is_err());
     }
 
     #[test]
