@@ -42,6 +42,7 @@ fn a_failure_that_lasts_is_said_once_and_its_end_as_well() {
     let config = Config {
         tick: Duration::from_millis(5),
         retry: Duration::from_millis(1),
+        sync_interval: Duration::from_millis(20),
         ..Config::new(8 << 20)
     };
     let cache = Cache::new(config).unwrap();

@@ -201,14 +201,13 @@ impl Side {
         if let Some(command) = &self.before {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
         }
-        self.mount_anew()?;
-        let made_ready = match caches {
+        let made_ready = self.mount_anew().and_then(|()| match caches {
             Caches::AsTheyAre => Ok(()),
             Caches::Dropped => drop_caches().and_then(|()| match &self.target.place {
                 Place::Guest(guest) => guest.drop_caches(),
                 _ => Ok(()),
             }),
-        };
+        });
         let record = made_ready.and_then(|()| self.run_beside(times));
         if let Some(command) = &self.after {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
