@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NEW: New = New::of_root(FileType::File, 0o644);
 
@@ -195,35 +196,55 @@ fn programs_and_another_client_append_without_losing_a_record() {
         let path = dir.join("log");
         File::create(&path).expect("made");
         let ino = ino_of(files, "log");
-        std::thread::scope(|scope| {
+        let programs = AtomicUsize::new(2);
+        let others: usize = std::thread::scope(|scope| {
             for thread in 1..=2u8 {
-                let path = &path;
+                let (path, programs) = (&path, &programs);
                 scope.spawn(move || {
-                    let mut file = OpenOptions::new().append(true).open(path).expect("open");
+                    let mut file = OpenOptions::new();
+                    // The second may read, too.
+                    let file = file.append(true).read(thread == 2).open(path);
+                    let mut file = file.expect("open");
                     for _ in 0..200 {
                         file.write_all(&[thread; 1000]).expect("written");
                     }
+                    programs.fetch_sub(1, Ordering::Relaxed);
                 });
+            }
+            let programs = &programs;
+            let others = [3u8, 4].map(|thread| {
                 scope.spawn(move || {
                     let file = files.open(ino).expect("open");
                     let mut lane = files.lane().expect("a lane");
-                    for _ in 0..200 {
-                        lane.write(&file, At::End, &[thread + 2; 1000])
+                    let mut records = 0;
+                    // As long as programs write, so that every one of their records may be torn.
+                    while records < 200 || programs.load(Ordering::Relaxed) > 0 {
+                        lane.write(&file, At::End, &[thread; 1000])
                             .expect("written");
+                        records += 1;
                     }
-                });
-            }
+                    records
+                })
+            });
+            others
+                .map(|other| other.join().expect("no panic"))
+                .iter()
+                .sum()
         });
+        let len = (400 + others) * 1000;
         wait_until("the size has arrived", || {
-            path.metadata().expect("there").len() == 800_000
+            path.metadata().expect("there").len() == len as u64
         });
         let count = |all: &[u8], of: u8| all.iter().filter(|byte| **byte == of).count();
-        let whole = |all: &[u8]| (1..=4).all(|of| count(all, of) == 200_000);
         wait_until("every record is there", || {
-            whole(&sys::read(&path).expect("readable"))
+            let all = sys::read(&path).expect("readable");
+            let by_others = count(&all, 3) + count(&all, 4);
+            [count(&all, 1), count(&all, 2), by_others] == [200_000, 200_000, others * 1000]
         });
         let all = sys::read(&path).expect("readable");
         assert!(all.chunks(1000).all(|r| r.iter().all(|b| *b == r[0])));
+        let appended = open(&path, libc::O_APPEND);
+        assert!(Mapped::new(&appended, len).copy(0..len) == all);
     });
 }
 

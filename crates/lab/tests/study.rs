@@ -171,6 +171,27 @@ fn limited(mib: f64) -> Target {
     )
 }
 
+/// So that a side that has files of its own is not used twice as much as the other.
+#[test]
+fn the_control_runs_on_what_was_made_again_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = [
+        ("patterns", "seq-read"),
+        ("blocks", "64k"),
+        ("requests", "16"),
+    ];
+    let mut first = side("first", limited(32.0), job("devmix", &set));
+    first.again = Some(limited(8.0));
+    let second = side("second", limited(32.0), job("devmix", &set));
+    let done = whole(dir.path(), &[first, second], &short());
+    let [first, second, control] = &done.runs[..] else {
+        panic!("{} sides", done.runs.len());
+    };
+    let least = |runs: &[lab::Run<lab::Record>]| runs.iter().map(|r| r.sample.wall_ns()).min();
+    assert!(least(control) > least(first).map(|wall| 2 * wall));
+    assert!(least(control) > least(second).map(|wall| 2 * wall));
+}
+
 /// What a device of 8 MiB/s and one of 5 % less are measured to be.
 ///
 /// Sixteen requests of 64 KiB in flight are an eighth of a second at this speed: as long as a thread that the

@@ -46,7 +46,24 @@ impl Tree {
             had_capabilities: writes && self.has_capabilities(ino),
         };
         // What the kernel has of the file is right still: it was told of every change.
-        Ok((self.handles.insert(open), FopenFlags::FOPEN_KEEP_CACHE))
+        let mut how = FopenFlags::FOPEN_KEEP_CACHE;
+        if self.appends_at_once(flags) {
+            how |= FopenFlags::FOPEN_DIRECT_IO;
+        }
+        Ok((self.handles.insert(open), how))
+    }
+
+    /// A write through the kernel's pages comes in as many pieces as it touches pages that are not
+    /// there in full, and between two of them another client may append. One that goes past them
+    /// comes at once, up to [`PIECE_BYTES`] less a page.
+    fn appends_at_once(&self, flags: i32) -> bool {
+        let appends = flags & libc::O_APPEND != 0 && !self.exclusive;
+        match flags & libc::O_ACCMODE {
+            libc::O_WRONLY => appends,
+            // Only who may read can map.
+            libc::O_RDWR => appends && self.maps_direct,
+            _ => false,
+        }
     }
 
     fn write_to(
@@ -151,6 +168,8 @@ impl Filesystem for Tree {
         if self.exclusive {
             let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
         }
+        let mapped = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        self.maps_direct = mapped.is_ok();
         Ok(())
     }
 
