@@ -14,8 +14,8 @@
 //! first what is dirty in the range, and forget it where it changes.
 //!
 //! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
-//! the only client and was told so. An append of up to 1020 KiB stays in one piece, whoever else appends,
-//! if the file was opened with O_APPEND.
+//! the only client and was told so. What is appended comes in several requests where it goes over pages;
+//! other clients append before it or after.
 //!
 //! Absent on purpose: locks, which the kernel keeps for one mount; and FUSE_PASSTHROUGH, which would have
 //! the kernel read the very pages of our cache. A mapping that is made so outlives the opening, so nobody
@@ -71,8 +71,6 @@ pub(crate) struct Tree {
     gone: Gone,
     ttl: Duration,
     exclusive: bool,
-    /// What goes past the kernel's pages can be mapped for all to see (Linux 6.6).
-    maps_direct: bool,
     recall: Arc<Recall>,
     _watch: Watch,
     /// Told when the last request is done.
@@ -99,7 +97,6 @@ impl Tree {
             gone: Gone::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
-            maps_direct: false,
             ended,
         }
     }

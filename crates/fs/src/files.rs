@@ -17,7 +17,7 @@
 mod lane;
 mod watch;
 
-pub use lane::{At, Lane};
+pub use lane::{At, Lane, REST};
 pub use watch::{Change, Watch, Watcher};
 
 use crate::error::{Kind, Result};
@@ -28,8 +28,9 @@ use crate::key::Ino;
 use crate::namespace::{DirEntry, New, Rename};
 use block::layer::{Layer, within};
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
+use lane::Unfinished;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use watch::Watchers;
 
 /// One client's view of the files. See the module.
@@ -51,8 +52,10 @@ struct Shared {
 struct Node {
     ino: Ino,
     vnode: Arc<Vnode>,
-    /// Held by whoever changes the content.
-    change: Mutex<()>,
+    /// Held by whoever changes the content; has what a client is about to append.
+    change: Mutex<Option<Unfinished>>,
+    /// It is there, or was given up.
+    finished: Condvar,
 }
 
 #[derive(Default)]
@@ -368,7 +371,8 @@ impl Files {
         let node = Arc::new(Node {
             ino: attr.ino,
             vnode: self.shared.volume.vnode(FileId(attr.ino), size),
-            change: Mutex::new(()),
+            change: Mutex::default(),
+            finished: Condvar::new(),
         });
         nodes.by_ino.insert(attr.ino, Arc::downgrade(&node));
         node

@@ -9,7 +9,7 @@ use block::{BlockDevice, Mem, Random};
 use cache::{Cache, Config};
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, ROOT, Seek,
+    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, REST, ROOT, Seek,
     SetAttr, Watcher,
 };
 use std::sync::Arc;
@@ -307,6 +307,43 @@ fn threads_append_whole_records() {
     for record in all[..800 * 777].chunks(777) {
         assert!(record.iter().all(|byte| *byte == record[0]));
     }
+}
+
+#[test]
+fn what_is_appended_in_parts_is_not_parted_by_another_client() {
+    let (device, cache) = (device(), cache());
+    let fs = open(&device);
+    let files = files(&fs, &cache);
+    let attr = files.create(ROOT, b"log", &NEW).expect("created");
+    let (file, other) = (files.open(attr.ino).expect("open"), files.client());
+    let mut lane = files.lane().expect("a lane");
+    let write = |text: &'static [u8]| {
+        let mut lane = other.lane().expect("a lane");
+        let file = other.open(attr.ino).expect("open");
+        lane.write(&file, At::End, text).expect("written");
+    };
+    let record = |lane: &mut Lane, at: At, text: &[u8]| {
+        lane.write(&file, at, text).expect("written");
+    };
+    record(&mut lane, At::EndOfMore, b"one ");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| write(b"other "));
+        // Time enough to come between, if it were not to wait.
+        std::thread::sleep(REST / 4);
+        record(&mut lane, At::EndOfMore, b"and the same ");
+        record(&mut lane, At::End, b"record ");
+        waits.join().expect("no panic");
+    });
+    // What does not come is not waited for for ever, by nobody else nor by the one who was to bring it.
+    record(&mut lane, At::EndOfMore, b"half ");
+    write(b"whole ");
+    record(&mut lane, At::End, b"late");
+    same(
+        &mut lane,
+        &file,
+        b"one and the same record other half whole late",
+        "parts",
+    );
 }
 
 #[test]

@@ -30,6 +30,15 @@ fn finish(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
+/// Whether one write(2) may have more bytes than these. The kernel ends a request with a page that it does
+/// not have in full, so one that begins inside a page ends with it (`fuse_fill_write_pages` of Linux,
+/// since 5.15), or when it is as long as may be.
+fn may_go_on(offset: u64, len: usize) -> bool {
+    let page = rustix::param::page_size() as u64;
+    let ends_it = (offset + len as u64).is_multiple_of(page);
+    (ends_it && !offset.is_multiple_of(page)) || len == PIECE_BYTES
+}
+
 impl Tree {
     fn enter(&self, reply: ReplyEntry, result: fs::Result<Attr>) {
         match result {
@@ -46,24 +55,7 @@ impl Tree {
             had_capabilities: writes && self.has_capabilities(ino),
         };
         // What the kernel has of the file is right still: it was told of every change.
-        let mut how = FopenFlags::FOPEN_KEEP_CACHE;
-        if self.appends_at_once(flags) {
-            how |= FopenFlags::FOPEN_DIRECT_IO;
-        }
-        Ok((self.handles.insert(open), how))
-    }
-
-    /// A write through the kernel's pages comes in as many pieces as it touches pages that are not
-    /// there in full, and between two of them another client may append. One that goes past them
-    /// comes at once, up to [`PIECE_BYTES`] less a page.
-    fn appends_at_once(&self, flags: i32) -> bool {
-        let appends = flags & libc::O_APPEND != 0 && !self.exclusive;
-        match flags & libc::O_ACCMODE {
-            libc::O_WRONLY => appends,
-            // Only who may read can map.
-            libc::O_RDWR => appends && self.maps_direct,
-            _ => false,
-        }
+        Ok((self.handles.insert(open), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
     fn write_to(
@@ -87,6 +79,7 @@ impl Tree {
             false => flags,
         };
         let at = match flags & libc::O_APPEND != 0 {
+            true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => At::EndOfMore,
             true => At::End,
             false => At::Offset(offset),
         };
@@ -168,8 +161,6 @@ impl Filesystem for Tree {
         if self.exclusive {
             let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
         }
-        let mapped = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        self.maps_direct = mapped.is_ok();
         Ok(())
     }
 

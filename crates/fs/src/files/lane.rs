@@ -11,6 +11,7 @@ use block::layer::{Layer, within};
 use cache::{Loan, OpenFile, Session};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// Files whose last access is remembered.
 const RECENT: usize = 8;
@@ -27,6 +28,18 @@ pub enum At {
     Offset(u64),
     /// To the end of the file, wherever that is when it is this write's turn.
     End,
+    /// To the end, as the beginning of more: until this client writes to the end again, no other client
+    /// does, for [`REST`] at most.
+    EndOfMore,
+}
+
+/// How long the rest of what is appended in several writes is waited for.
+pub const REST: Duration = Duration::from_millis(100);
+
+/// What a client appends and is not yet there in full.
+pub(super) struct Unfinished {
+    client: u64,
+    until: Instant,
 }
 
 /// See [`Files`].
@@ -188,10 +201,13 @@ impl Lane {
     ) -> Result<u64> {
         let _here = within(Layer::Fs);
         let node = &file.node;
-        let alone = alone(node);
+        let mut alone = alone(node);
         let offset = match at {
             At::Offset(offset) => offset,
-            At::End => self.files.attr(node.ino)?.inode.size,
+            At::End | At::EndOfMore => {
+                alone = others_finished(node, alone, self.files.client);
+                self.files.attr(node.ino)?.inode.size
+            }
         };
         let end = offset.checked_add(data.len() as u64);
         let end = end
@@ -213,6 +229,11 @@ impl Lane {
         if written.is_err() {
             // The metadata has the new size already, and some of the pages may be there.
             node.vnode.extend(end);
+        } else if at == At::EndOfMore {
+            *alone = Some(Unfinished {
+                client: self.files.client,
+                until: Instant::now() + REST,
+            });
         }
         drop(alone);
         self.files.tell(&[Change::Content(node.ino, offset..end)]);
@@ -318,8 +339,28 @@ impl Lane {
 }
 
 /// Waits until nobody else changes the content of a file.
-fn alone(node: &Node) -> MutexGuard<'_, ()> {
+fn alone(node: &Node) -> MutexGuard<'_, Option<Unfinished>> {
     node.change.lock().expect("no panic under this lock")
+}
+
+/// Waits until no other client is about to append more, and takes back what this one was about to.
+fn others_finished<'a>(
+    node: &Node,
+    mut alone: MutexGuard<'a, Option<Unfinished>>,
+    client: u64,
+) -> MutexGuard<'a, Option<Unfinished>> {
+    while let Some(other) = alone.as_ref().filter(|who| who.client != client) {
+        let left = other.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let waited = node.finished.wait_timeout(alone, left);
+        alone = waited.expect("no panic under this lock").0;
+    }
+    if alone.take().is_some() {
+        node.finished.notify_all();
+    }
+    alone
 }
 
 /// Whether a range of a file is whole blocks.
