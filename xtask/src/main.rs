@@ -1,7 +1,7 @@
 //! The one door: `cargo xtask check` is what CI runs.
 //!
 //! ```text
-//!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings
+//!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings (as root)
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo), fetch the kernels of the guests
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
 
 /// Everything that has to hold before a change lands, cheapest first.
 fn check() -> Outcome {
+    setup::needs_root()?;
     let root = root();
     tidy::check(&root)?;
     layers::check(&root)?;

@@ -83,6 +83,18 @@ pub fn require(root: &Path) -> Outcome {
     kernels(root)
 }
 
+/// Says at once to an ordinary user what would fail after the build.
+pub fn needs_root() -> Outcome {
+    match is_root() {
+        true => Ok(()),
+        false => Err(
+            "the tests mount file systems, make loop devices and change owners: run \
+             `cargo xtask check` as root, in a virtual machine if in doubt"
+                .into(),
+        ),
+    }
+}
+
 /// Installs what is missing; without root it says which command would.
 fn programs() -> Outcome {
     let missing = missing();
