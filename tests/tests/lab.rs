@@ -63,6 +63,19 @@ fn every_workload_runs_by_its_name() {
 }
 
 #[test]
+fn a_run_in_a_temporary_folder_goes_on_in_another_one() {
+    let s = Sandbox::new();
+    let args = short(&["lab", "run", "nfsbasic", "--out", "out"], &[]);
+    for sessions in 1..=2 {
+        s.run(&args).ok();
+        let result = fs::read(s.path("out/result.json")).unwrap();
+        let result: Value = serde_json::from_slice(&result).unwrap();
+        let study = &result["studies"][0];
+        assert_eq!(study["sessions"].as_array().unwrap().len(), sessions);
+    }
+}
+
+#[test]
 fn a_comparison_that_is_killed_goes_on_with_the_same_command() {
     let s = Sandbox::new();
     for folder in ["one", "two"] {

@@ -162,13 +162,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
         None if jobs.is_empty() && own_side(&suites).is_some() => {
             builder.build(own_side(&suites).expect("it was asked"))?
         }
-        None => {
-            let dir = temporary.insert(
-                tempfile::tempdir()
-                    .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?,
-            );
-            vec![folder(dir.path())?]
-        }
+        None => vec![temporary_folder(&mut temporary)?],
         Some(text) => builder.build(text)?,
     };
     let [target] = scratch.as_slice() else {
@@ -177,10 +171,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let mut own_machine = None;
     if !suites.is_empty() && target.target.server.is_some() {
-        let dir = temporary.insert(
-            tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?,
-        );
-        own_machine = Some(folder(dir.path())?);
+        own_machine = Some(temporary_folder(&mut temporary)?);
     }
     let mut studies = Vec::new();
     for job in jobs {
@@ -587,6 +578,17 @@ impl MeasureArgs {
             part: planned.part.clone(),
         }
     }
+}
+
+/// A folder for what needs no more than one. Its name is the same each time, so that a study that was
+/// interrupted finds itself again.
+fn temporary_folder(kept: &mut Option<tempfile::TempDir>) -> Result<Built> {
+    let dir =
+        tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+    let mut built = folder(kept.insert(dir).path())?;
+    built.name = "a temporary folder".into();
+    built.target.name.clone_from(&built.name);
+    Ok(built)
 }
 
 /// Studies one after the other, until all are done or somebody stops it.
