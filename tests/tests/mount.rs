@@ -8,8 +8,11 @@
 //! | `EVFS_TEST_TRANSACTIONS=20000` | transactions of SQLite and of `pgbench`, each (default: 400) |
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Sandbox, is_root, lua};
 
@@ -120,6 +123,39 @@ fn git_make_and_tar_on_a_clear_file() {
 #[test]
 fn git_make_and_tar_on_an_encrypted_volume_for_the_kernel_alone() {
     git_and_a_build(On::Encrypted, &["--exclusive"]);
+}
+
+/// The kernel writes what it holds back when it likes, also after it has said when that was.
+#[test]
+fn what_the_kernel_holds_back_keeps_the_times_that_programs_saw() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "256M").with(&["--exclusive"]);
+    let mounted = disk.mount(&[]);
+    let times = |mounted: &Mounted| -> Vec<(SystemTime, i64, i64)> {
+        let of = |n| {
+            let meta = fs::metadata(mounted.path(&format!("file {n}"))).expect("it is there");
+            (
+                meta.modified().expect("known"),
+                meta.ctime(),
+                meta.ctime_nsec(),
+            )
+        };
+        (0..10).map(of).collect()
+    };
+    let mut open = Vec::new();
+    for n in 0..10 {
+        let mut file = fs::File::create_new(mounted.path(&format!("file {n}"))).expect("made");
+        file.write_all(&vec![7; 4 << 20]).expect("written");
+        // SAFETY: no arguments.
+        unsafe { libc::sync() };
+        // While it is open, nothing that waits for its pages.
+        open.push(file);
+    }
+    let seen = times(&mounted);
+    drop(open);
+    let mounted = once_more(&s, &disk, mounted);
+    assert_eq!(times(&mounted), seen);
+    mounted.unmount(&s);
 }
 
 /// What a tree of packages does not have much of.

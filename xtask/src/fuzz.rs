@@ -46,6 +46,11 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 
 fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
     println!("fuzzing {target} for {seconds} s");
+    // A damaged page of the metadata may say that it is up to 4 GiB long, and `redb` makes room for it.
+    let [rss, timeout] = match target {
+        "fs_image" => ["-rss_limit_mb=9000", "-timeout=120"],
+        _ => ["-rss_limit_mb=2048", "-timeout=10"],
+    };
     // New inputs go beside the corpus, which stays as it was committed.
     let found = root.join("fuzz/target/found").join(target);
     std::fs::create_dir_all(&found).map_err(|e| format!("{found:?}: {e}"))?;
@@ -56,12 +61,7 @@ fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
             .arg(format!("fuzz/corpus/{target}"))
             .arg("--")
             .arg(format!("-max_total_time={seconds}"))
-            .args([
-                "-rss_limit_mb=2048",
-                "-timeout=10",
-                "-print_final_stats=1",
-                "-verbosity=0",
-            ])
+            .args([rss, timeout, "-print_final_stats=1", "-verbosity=0"])
             .current_dir(root),
     )
 }

@@ -70,6 +70,7 @@ pub(crate) struct Tree {
     capabilities: Capabilities,
     gone: Gone,
     ttl: Duration,
+    /// The kernel holds back what is written, and says the times of that.
     exclusive: bool,
     recall: Arc<Recall>,
     _watch: Watch,

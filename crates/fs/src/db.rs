@@ -52,7 +52,7 @@ pub(crate) struct Db {
 
 /// The last commit, for any number of readers.
 pub(crate) struct Base {
-    items: Option<Items>,
+    items: Items,
 }
 
 thread_local! {
@@ -125,10 +125,7 @@ impl Db {
     pub fn base(&self) -> Result<Base> {
         guard(|| {
             let read = self.database().begin_read()?;
-            let items = match read.open_table(ITEMS) {
-                Err(redb::TableError::TableDoesNotExist(_)) => None,
-                other => Some(other?),
-            };
+            let items = read.open_table(ITEMS)?;
             Ok(Base { items })
         })
     }
@@ -166,10 +163,7 @@ impl Db {
     fn number(&self, name: &str) -> Result<u64> {
         guard(|| {
             let read = self.database().begin_read()?;
-            let state = match read.open_table(STATE) {
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(0),
-                other => other?,
-            };
+            let state = read.open_table(STATE)?;
             Ok(state.get(name)?.map_or(0, |number| number.value()))
         })
     }
@@ -180,10 +174,7 @@ impl Db {
         let (mut next, mut beyond) = (0, false);
         guard(|| {
             let read = self.database().begin_read()?;
-            let space = match read.open_table(SPACE) {
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(()),
-                other => other?,
-            };
+            let space = read.open_table(SPACE)?;
             for record in space.iter()? {
                 let (number, bits) = record?;
                 // A damaged tree may be out of order, or lead in a circle.
@@ -280,25 +271,23 @@ pub(crate) struct BaseRange {
 impl Base {
     /// The value of a key.
     pub fn get(&self, key: &Key) -> Result<Option<redb::AccessGuard<'_, &'static [u8]>>> {
-        match &self.items {
-            Some(items) => guard(|| {
-                let found = items.get(&key.encode())?;
-                // Where it lies in its page is looked at here, once, so that nothing can be wrong later.
-                let _ = found.as_ref().map(|value| value.value().len());
-                Ok(found)
-            }),
-            None => Ok(None),
-        }
+        guard(|| {
+            let found = self.items.get(&key.encode())?;
+            // Where it lies in its page is looked at here, once, so that nothing can be wrong later.
+            let _ = found.as_ref().map(|value| value.value().len());
+            Ok(found)
+        })
     }
 
     /// The items from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> Result<BaseRange> {
-        let range = match &self.items {
-            Some(items) if from <= to => {
+        let range = match from <= to {
+            true => {
                 let (from, to) = (from.encode(), to.encode());
-                Some(guard(|| Ok(items.range::<&[u8; KEY_BYTES]>(&from..=&to)?))?)
+                let range = guard(|| Ok(self.items.range::<&[u8; KEY_BYTES]>(&from..=&to)?))?;
+                Some(range)
             }
-            _ => None,
+            false => None,
         };
         Ok(BaseRange { range, from, to })
     }

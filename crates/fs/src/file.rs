@@ -21,6 +21,17 @@ use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
 use crate::state::State;
 use std::ops::Range;
 
+/// What a write says of the file beside its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stamp {
+    /// A change: it was modified now, and has another data version.
+    Change,
+    /// A further part of a change, which has its version already.
+    More,
+    /// Pages that a client has held back, and whose times it says itself: another version.
+    Late,
+}
+
 /// What [`Fileset::allocate`] does to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
@@ -116,26 +127,17 @@ impl Fileset {
     }
 
     /// Prepares a write of bytes through the cache: promises space to its pages, and then the file
-    /// grows to hold it, and its times and version say so. To be called before the bytes are where
+    /// grows to hold it, and says of it what `stamp` tells. To be called before the bytes are where
     /// they could be read, or written out. When it fails, nothing has changed.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
-    pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
+    pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         self.fs
-            .with_room(|| self.try_prepare_write(ino, bytes.clone(), true))
+            .with_room(|| self.try_prepare_write(ino, bytes.clone(), stamp))
     }
 
-    /// The same for a further part of a change that has its version already.
-    ///
-    /// # Errors
-    /// As [`Fileset::prepare_write`].
-    pub fn prepare_more(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
-        self.fs
-            .with_room(|| self.try_prepare_write(ino, bytes.clone(), false))
-    }
-
-    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, is_new: bool) -> Result<()> {
+    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
@@ -145,8 +147,13 @@ impl Fileset {
         }
         let core = op.core(ino)?;
         core.inode.touch(now);
-        if !is_new {
-            core.inode.data_version = inode.data_version;
+        match stamp {
+            Stamp::Change => {}
+            Stamp::More => core.inode.data_version = inode.data_version,
+            Stamp::Late => {
+                core.inode.modified = inode.modified;
+                core.inode.changed = inode.changed;
+            }
         }
         core.inode.size = inode.size.max(bytes.end);
         core.dirty = true;

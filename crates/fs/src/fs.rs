@@ -16,7 +16,8 @@ use crate::journal::{self, Place, Writer};
 use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
 use crate::names::Hasher;
-use crate::record::{BLOCK_BYTES, Time, TreeRecord};
+use crate::overlay::Overlay;
+use crate::record::{BLOCK_BYTES, Time};
 use crate::space::{Run, Space, reserve_blocks};
 use crate::state::{State, Tree};
 use crate::store::Store;
@@ -38,8 +39,8 @@ pub struct Options {
     pub read_only: bool,
     /// Every page of the metadata is read and compared with its checksum first.
     pub verify: bool,
-    /// It is opened even if it cannot be told which blocks are free, so that [`Fs::repair`] can find
-    /// out; until then nothing can be allocated.
+    /// It is opened even if it cannot be told which blocks are free, or which filesets there are, so
+    /// that [`Fs::repair`] can find out; until then nothing can be allocated.
     pub rescue: bool,
     /// How long a change may wait for its commit when nobody asks for one.
     pub commit_interval: Duration,
@@ -133,7 +134,10 @@ impl Fs {
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
         superblock.write()?;
         let file = MetaFile::new(io, superblock, space, false);
-        Db::open(file, 1 << 20, false)?.close()?;
+        let db = Db::open(file, 1 << 20, false)?;
+        // With its tables, so that one that is not there is damage and never an empty file system.
+        db.commit(&Overlay::default(), &[], 0)?;
+        db.close()?;
         let fs = Fs::open(device, Options::default())?;
         fs.create_fileset(FIRST_FILESET)?;
         fs.close()
@@ -193,7 +197,7 @@ impl Fs {
             db: Mutex::new(Some(db)),
             log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
             group: Group::default(),
-            state: RwLock::new(load(found.store, bounds)?),
+            state: RwLock::new(load(found.store, bounds, options.rescue)?),
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),
             wake: crate::commit::Wake::default(),
@@ -476,21 +480,24 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
     Ok(openings)
 }
 
-/// The state in memory of what is in the store.
-fn load(store: Store, bounds: Range<u64>) -> Result<State> {
+/// The state in memory of what is in the store. For a rescue, filesets that cannot be read are none.
+fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
-    store.scan(from, to, |key, bytes| {
-        let id = TreeId::try_from(key.item).map_err(|_| Error::corrupt("no such fileset id"))?;
-        let tree = Tree {
-            record: TreeRecord::decode(bytes)?,
-            changed: false,
-            promised: 0,
-            snapshots: Vec::new(),
-        };
-        trees.insert(id, tree);
+    let read = store.scan(from, to, |key, bytes| {
+        match (Tree::read(&key, bytes), rescue) {
+            (Ok((id, tree)), _) => drop(trees.insert(id, tree)),
+            (Err(_), true) => {}
+            (Err(error), false) => return Err(error),
+        }
         Ok(true)
-    })?;
+    });
+    match read {
+        Err(error) if error.kind() == Kind::Corrupt && rescue => {
+            tracing::warn!("not all filesets are known: {error}");
+        }
+        read => read?,
+    }
     let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
     let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
     for (origin, id) in snapshots {
@@ -499,12 +506,17 @@ fn load(store: Store, bounds: Range<u64>) -> Result<State> {
             .filter(|tree| tree.record.origin == 0)
         {
             Some(tree) => tree.snapshots.push(id),
+            None if rescue => drop(trees.remove(&id)),
             None => return Err(Error::corrupt(format!("snapshot {id}: of no fileset"))),
         }
     }
     let next = store.get(&Key::global(Section::NextTree, 0), |bytes| {
         crate::record::In::of(bytes, "the next fileset").u32()
-    })?;
+    });
+    let next = match next {
+        Err(error) if error.kind() == Kind::Corrupt && rescue => None,
+        next => next?,
+    };
     Ok(State {
         store,
         trees,

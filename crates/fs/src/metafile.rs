@@ -15,6 +15,7 @@ use block::{Buf, Op};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -33,6 +34,8 @@ pub(crate) struct SuperblockFile {
     current: Mutex<Superblock>,
     /// It is written by nobody: what it says is not true yet.
     held: bool,
+    /// Bytes that were asked for behind the end of the metadata, which only damaged metadata does.
+    beyond: AtomicU64,
 }
 
 impl SuperblockFile {
@@ -41,6 +44,7 @@ impl SuperblockFile {
             io,
             current: Mutex::new(superblock),
             held: false,
+            beyond: AtomicU64::new(0),
         }
     }
 
@@ -84,6 +88,11 @@ impl SuperblockFile {
             }
         }
         wrong
+    }
+
+    /// Bytes that damaged metadata has had `redb` ask for behind its end, and keep room for meanwhile.
+    pub fn beyond(&self) -> u64 {
+        self.beyond.load(Relaxed)
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Superblock> {
@@ -388,14 +397,11 @@ impl redb::StorageBackend for MetaFile {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64);
-        let len = self.lock().len;
-        if end.is_none_or(|end| end > len) {
-            if out.len() as u64 > len {
-                let text = "the metadata refers to more than there is of it";
-                return Err(other(Error::corrupt(text)));
-            }
+        if end.is_none_or(|end| end > self.lock().len) {
             // Damaged metadata refers to that. Zeros are no page, which the reader finds out; an error would be one of
-            // the device for it, after which it refuses to read anything more, also what can be saved.
+            // the device for it, after which it refuses to read anything more, also what can be saved. A page may say of
+            // itself that it has up to 4 GiB: whoever reads on counts what that costs.
+            self.superblock.beyond.fetch_add(out.len() as u64, Relaxed);
             out.fill(0);
             return Ok(());
         }
@@ -485,7 +491,7 @@ mod tests {
 
     #[test]
     fn what_lies_behind_the_end_is_no_error_which_would_end_all_reading() {
-        let (file, _, _) = file(Mem::new(64 << 20, 512), false);
+        let (file, superblock, _) = file(Mem::new(64 << 20, 512), false);
         file.set_len(8192).unwrap();
         file.write(0, &[7; 8192]).unwrap();
         for offset in [4097, 8192, 1 << 40, u64::MAX - 100] {
@@ -496,8 +502,12 @@ mod tests {
         let mut out = [1; 4096];
         file.read(4096, &mut out).unwrap();
         assert!(out == [7; 4096]);
-        // Nobody is to keep a page of gigabytes.
-        assert!(file.read(0, &mut [0; 8193]).is_err());
+        // Nor is a page longer than all metadata.
+        let before = superblock.beyond();
+        let mut out = [1; 8193];
+        file.read(0, &mut out).unwrap();
+        assert!(out == [0; 8193]);
+        assert_eq!(superblock.beyond() - before, 8193);
     }
 
     #[test]

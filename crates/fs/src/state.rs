@@ -62,6 +62,25 @@ pub(crate) struct Tree {
     pub snapshots: Vec<TreeId>,
 }
 
+impl Tree {
+    /// One whose record the store has.
+    pub fn new(record: TreeRecord) -> Tree {
+        Tree {
+            record,
+            changed: false,
+            promised: 0,
+            snapshots: Vec::new(),
+        }
+    }
+
+    /// From an item of [`crate::key::Section::Trees`].
+    pub fn read(key: &Key, bytes: &[u8]) -> Result<(TreeId, Tree)> {
+        let id = TreeId::try_from(key.item).ok().filter(|id| *id != 0);
+        let id = id.ok_or_else(|| Error::corrupt("no such fileset id"))?;
+        Ok((id, Tree::new(TreeRecord::decode(bytes)?)))
+    }
+}
+
 /// A step that can be taken back.
 pub(crate) enum Step {
     /// An entry of the overlay, and what it was before.

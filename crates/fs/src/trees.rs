@@ -214,12 +214,8 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     let mut out = Out::with(4);
     out.u32(id + 1);
     op.put_key(Key::global(Section::NextTree, 0), out.0, false);
-    let tree = Tree {
-        record,
-        changed: true,
-        promised: 0,
-        snapshots: Vec::new(),
-    };
+    let mut tree = Tree::new(record);
+    tree.changed = true;
     op.trees.insert(id, tree);
     Ok(id)
 }

@@ -10,7 +10,7 @@ use cache::{Cache, Config};
 use common::{assert_clean, format, open, seed};
 use fs::{
     Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, REST, ROOT, Seek,
-    SetAttr, Watcher,
+    SetAttr, SetTime, Time, Watcher,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -389,6 +389,21 @@ fn a_change_is_one_version_of_what_it_changes() {
     assert_eq!(version(file.ino()), first + 1);
     files.raise_version(file.ino()).expect("raised");
     assert_eq!(version(file.ino()), first + 2);
+    // What a client had held back changes no times that it has said.
+    let time = Time {
+        seconds: 7,
+        nanos: 8,
+    };
+    let times = SetAttr {
+        modified: Some(SetTime::To(time)),
+        changed: Some(SetTime::To(time)),
+        ..SetAttr::default()
+    };
+    lane.set_attr(file.ino(), &times).expect("set");
+    lane.write_late(&file, 9000, &[2; 1000]).expect("written");
+    let inode = files.attr(file.ino()).expect("there").inode;
+    assert_eq!((inode.modified, inode.changed), (time, time));
+    assert_eq!(inode.data_version, first + 3);
     // What is lent is as it was, whatever comes after it.
     let mut lent = Vec::new();
     let bytes = 4090..20_000;

@@ -73,11 +73,16 @@ impl Tree {
         if open.had_capabilities || self.capabilities.were_given(ino) {
             self.drop_capabilities(ino)?;
         }
+        let pages = how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        if pages && self.exclusive {
+            // The kernel says the times itself, and may have done so while these bytes were on their way.
+            return self.with_lane(|lane, _| {
+                let written = lane.write_late(&open.handle, offset, data);
+                written.map_err(errno)
+            });
+        }
         // What the kernel writes out of its own pages has nothing of the flags of an opening.
-        let flags = match how.contains(WriteFlags::FUSE_WRITE_CACHE) {
-            true => 0,
-            false => flags,
-        };
+        let flags = if pages { 0 } else { flags };
         let at = match flags & libc::O_APPEND != 0 {
             true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => At::EndOfMore,
             true => At::End,
@@ -159,7 +164,9 @@ impl Filesystem for Tree {
             let _ = config.add_capabilities(capability);
         }
         if self.exclusive {
-            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+            // A kernel that cannot hands everything over at once, as to any other mount.
+            let held_back = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+            self.exclusive = held_back.is_ok();
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::{Change, Files, Handle, Node};
 use crate::error::{Error, Kind, Result};
-use crate::file::Allocate;
+use crate::file::{Allocate, Stamp};
 use crate::fileset::{Attr, SetAttr};
 use crate::key::Ino;
 use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
@@ -166,7 +166,7 @@ impl Lane {
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A page that is only written in part could not be brought: some may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        self.change_content(file, at, data, Way::Cached, true)
+        self.change_content(file, at, data, Way::Cached, Stamp::Change)
     }
 
     /// Writes a further part of a change that has begun with [`Lane::write`] or a new length, and leaves
@@ -175,7 +175,17 @@ impl Lane {
     /// # Errors
     /// As [`Lane::write`].
     pub fn write_more(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
-        self.change_content(file, At::Offset(offset), data, Way::Cached, false)
+        self.change_content(file, At::Offset(offset), data, Way::Cached, Stamp::More)
+            .map(drop)
+    }
+
+    /// Writes what a client of its own cache has held back, and leaves the times as they are: the client
+    /// says them itself, before or after.
+    ///
+    /// # Errors
+    /// As [`Lane::write`].
+    pub fn write_late(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        self.change_content(file, At::Offset(offset), data, Way::Cached, Stamp::Late)
             .map(drop)
     }
 
@@ -187,17 +197,16 @@ impl Lane {
     /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
     /// later.
     pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        self.change_content(file, at, data, Way::Direct, true)
+        self.change_content(file, at, data, Way::Direct, Stamp::Change)
     }
 
-    /// `is_new`: the change gets a data version.
     fn change_content(
         &mut self,
         file: &Handle,
         at: At,
         data: &[u8],
         way: Way,
-        is_new: bool,
+        stamp: Stamp,
     ) -> Result<u64> {
         let _here = within(Layer::Fs);
         let node = &file.node;
@@ -217,10 +226,7 @@ impl Lane {
             return Ok(offset);
         }
         let fileset = &self.files.shared.fileset;
-        match is_new {
-            true => fileset.prepare_write(node.ino, offset..end)?,
-            false => fileset.prepare_more(node.ino, offset..end)?,
-        }
+        fileset.prepare_write(node.ino, offset..end, stamp)?;
         let open = self.recent.open(&self.files, &file.node);
         let written = match way == Way::Direct && are_blocks(offset, data.len()) {
             true => write_past(&mut self.session, open, offset, data),

@@ -40,14 +40,14 @@ impl<'a> Meter<'a> {
         Meter::of(tell, bytes(superblock), 0, 0, (0, 0))
     }
 
-    /// For the passes of a repair: records, every fileset, extents for counts and for space.
+    /// For the passes of a repair: lost filesets, records, every fileset, extents for counts and for space.
     pub fn for_repair(
         tell: &'a mut dyn FnMut(u64, u64),
         item_bytes: u64,
         state: &State,
     ) -> Meter<'a> {
         let filesets = inodes(state, |origin| origin == 0);
-        Meter::of(tell, 0, item_bytes, 3, (filesets, filesets))
+        Meter::of(tell, 0, item_bytes, 4, (filesets, filesets))
     }
 
     fn of(

@@ -11,7 +11,7 @@
 use super::finding::FindingKind;
 use super::meter::Meter;
 use super::pages;
-use super::repair::Repair;
+use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
 use crate::core::Blocks;
 use crate::db::{Base, Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
@@ -30,7 +30,10 @@ use std::sync::Arc;
 const BATCH_ITEMS: usize = 1 << 16;
 /// How often the search looks between two places where the tree is damaged. Damage is found with about
 /// 14 halvings, which leaves a few hundred inodes of ten million.
-const PROBES_MAX: usize = 1 << 14;
+const PROBES_MAX: u64 = 1 << 14;
+/// Bytes that count as a look: a damaged reference may ask for gigabytes that are not there, and the
+/// memory for them takes its time.
+const PROBE_BYTES: u64 = 1 << 20;
 
 impl Inner {
     /// Makes the tree anew if a page of it is damaged.
@@ -104,10 +107,18 @@ impl Inner {
         epoch: u64,
     ) -> Result<usize> {
         let mut used = Blocks::default();
-        salvage(base, &mut |key, value| {
+        let mut says = 0;
+        salvage(base, &self.superblock, &mut |key, value| {
+            says += says_fileset(&key, value);
             note_extent(state, key, value, &mut used);
             Ok(())
         })?;
+        // Without them everything that is left would go as well.
+        if says < SAYS_ENOUGH {
+            let text =
+                "no files are in what can be read of the metadata; the device is left as it is";
+            return Err(Error::corrupt(text));
+        }
         for (key, change) in state.store.active.iter() {
             if let Some(value) = change.value() {
                 note_extent(state, *key, value, &mut used);
@@ -133,7 +144,7 @@ impl Inner {
         let file = MetaFile::new(io, Arc::clone(new), space, false);
         let db = Db::open(file, self.options.metadata_cache_bytes, false)?;
         let mut batch = Overlay::default();
-        let lost = salvage(base, &mut |key, value| {
+        let lost = salvage(base, &self.superblock, &mut |key, value| {
             batch.put(key, value.into(), true);
             match batch.len() < BATCH_ITEMS {
                 true => Ok(()),
@@ -210,8 +221,13 @@ fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
 }
 
 /// Gives every item that can be read to `take`, in no order. Gives the number of gaps.
-fn salvage(base: &Base, take: &mut dyn FnMut(Key, &[u8]) -> Result<()>) -> Result<usize> {
+fn salvage(
+    base: &Base,
+    superblock: &SuperblockFile,
+    take: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+) -> Result<usize> {
     let mut gaps = VecDeque::from([(Key::layer(0).0, Key::layer(TreeId::MAX).1)]);
+    let before = superblock.beyond();
     let (mut probes, mut lost) = (0, 0);
     while let Some((from, to)) = gaps.pop_front() {
         probes += 1;
@@ -222,8 +238,9 @@ fn salvage(base: &Base, take: &mut dyn FnMut(Key, &[u8]) -> Result<()>) -> Resul
         let Some(to) = read_from(base, from, to, true, take)? else {
             continue;
         };
+        let spent = probes + (superblock.beyond() - before) / PROBE_BYTES;
         match middle(from, to) {
-            Some((end, start)) if probes < PROBES_MAX => {
+            Some((end, start)) if spent < PROBES_MAX => {
                 gaps.extend([(from, end), (start, to)]);
             }
             _ => lost += 1,

@@ -1,6 +1,7 @@
 //! Repair: makes what [`crate::Fs::check`] complains of right again.
 //!
 //! ```text
+//!   lost filesets       whose record cannot be read get another
 //!   every record        what is none, or lies where nothing may, goes
 //!   every fileset       names, links, counts (tree.rs); what nothing names goes to lost+found
 //!   every block         references, bitmap and allocator from the records
@@ -20,13 +21,15 @@ use super::{Report, belongs, blocks};
 use crate::core::Blocks;
 use crate::db::{Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
-use crate::fs::{Fs, Inner};
+use crate::fs::{FIRST_FILESET, Fs, Inner};
 use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::namespace::ROOT;
 use crate::op::Op;
-use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, Xattr};
+use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, TreeRecord, Xattr};
 use crate::space::Run;
-use crate::state::{State, kept};
+use crate::state::{State, Tree, kept};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// What the three parts of a repair are worth each: the pages, the records, and the check after it.
 const PART: u64 = 1 << 20;
@@ -98,6 +101,7 @@ impl Inner {
         op.refuse_use()?;
         let metadata = metadata(self);
         let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
+        restore_filesets(&mut op, repair, meter)?;
         drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
@@ -125,6 +129,110 @@ fn metadata(fs: &Inner) -> Blocks {
         blocks.insert(segment.start..segment.start + u64::from(segment.blocks));
     }
     blocks
+}
+
+/// Finds filesets again that the file system does not know any more: by their record, or else by what lies in their
+/// layer, which is somebody's files. What a snapshot kept says nothing without its record, and goes.
+fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<()> {
+    meter.begin(meter.items());
+    let state: &State = op;
+    let (mut found, mut unread) = (BTreeMap::new(), Vec::new());
+    let mut inodes: BTreeMap<TreeId, u64> = BTreeMap::new();
+    let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
+    state.store.scan(from, to, |key, bytes| {
+        meter.item(bytes);
+        let is_record = key.layer == 0 && key.object == Section::Trees as u64;
+        if is_record {
+            match Tree::read(&key, bytes) {
+                Ok((id, _)) if state.trees.contains_key(&id) => {}
+                Ok((id, tree)) => drop(found.insert(id, tree)),
+                Err(_) => unread.push(key),
+            }
+        } else if !state.trees.contains_key(&key.layer) {
+            let says = says_fileset(&key, bytes);
+            if says > 0 {
+                *inodes.entry(key.layer).or_default() += says;
+            }
+        }
+        Ok(true)
+    })?;
+    for key in unread {
+        let text = format!("{key:?}: no record of a fileset; removed");
+        repair.did(FindingKind::Record, text);
+        op.delete_key(key);
+    }
+    for (id, _) in inodes.into_iter().filter(|(_, says)| *says >= SAYS_ENOUGH) {
+        if found.contains_key(&id) {
+            continue;
+        }
+        let record = TreeRecord {
+            origin: 0,
+            removing: false,
+            next_ino: 1,
+            quota_blocks: 0,
+            quota_inodes: 0,
+            used_blocks: 0,
+            used_inodes: 0,
+            created: op.now,
+            name: free_name(op, &found, id),
+        };
+        let mut tree = Tree::new(record);
+        tree.changed = true;
+        found.insert(id, tree);
+    }
+    // Filesets first, which snapshots hang on.
+    let (filesets, snapshots): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .partition(|(_, tree)| tree.record.origin == 0);
+    for (id, tree) in filesets.into_iter().chain(snapshots) {
+        let (origin, name) = (tree.record.origin, tree.record.name.clone());
+        let of = op.trees.get_mut(&origin);
+        match of.filter(|of| of.record.origin == 0) {
+            Some(of) => {
+                of.snapshots.push(id);
+                of.snapshots.sort_unstable();
+            }
+            None if origin != 0 => {
+                let text = format!("the snapshot '{name}' is of no fileset; removed");
+                repair.did(FindingKind::Record, text);
+                op.delete_key(Key::global(Section::Trees, id.into()));
+                continue;
+            }
+            None => {}
+        }
+        let text = format!("the fileset or snapshot {id} was not known any more; it is '{name}'");
+        repair.did(FindingKind::Record, text);
+        op.trees.insert(id, tree);
+    }
+    Ok(())
+}
+
+/// How much an item says that its layer is a fileset. A key that was damaged may lead into a layer that never was, but
+/// hardly two of them, and not from a root.
+pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
+    let is_inode = key.layer != 0
+        && key.kind() == Some(Item::Inode)
+        && (1..=PLACE_MAX).contains(&key.object)
+        && Inode::decode(bytes).is_ok();
+    u64::from(is_inode) * (1 + u64::from(key.object == ROOT))
+}
+
+/// And how much of that is enough.
+pub(super) const SAYS_ENOUGH: u64 = 2;
+
+/// A name for a fileset whose own is lost: that of the first one for the first, if it is free.
+fn free_name(op: &Op, found: &BTreeMap<TreeId, Tree>, id: TreeId) -> String {
+    let taken = |name: &str| {
+        let mut all = op.trees.values().chain(found.values());
+        all.any(|tree| tree.record.name == name)
+    };
+    let first = (id == 1).then(|| FIRST_FILESET.to_owned());
+    let others = (0..).map(|n| match n {
+        0 => format!("found-{id}"),
+        n => format!("found-{id}-{n}"),
+    });
+    let mut names = first.into_iter().chain(others);
+    names.find(|name| !taken(name)).expect("endless")
 }
 
 /// Removes records that are none, and extents that lie where no data can.

@@ -1,7 +1,7 @@
 //! A cache of a few lines over the pager: dirty pages in a map, written out when a test says so.
 
 use block::{Buf, Completion, Op, Random, Request, Wait};
-use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue};
+use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
 use std::collections::{BTreeMap, HashMap};
 
 pub const PAGE: u64 = 4096;
@@ -83,7 +83,7 @@ impl Client {
         let end = offset + data.len() as u64;
         let old_end = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
         self.fileset
-            .prepare_write(ino, offset..end)
+            .prepare_write(ino, offset..end, Stamp::Change)
             .map_err(|e| e.errno())?;
         let pages = offset / PAGE..end.div_ceil(PAGE);
         let bytes = pages.start * PAGE..pages.end * PAGE;

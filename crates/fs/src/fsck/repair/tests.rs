@@ -231,3 +231,57 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
     assert_eq!(said.fileset.as_deref(), Some(FIRST_FILESET));
     assert_eq!(said.path, Some(path));
 }
+
+#[test]
+fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
+    for (damaged, with_snapshot) in [(false, false), (false, true), (true, true)] {
+        let device = sample();
+        let fs = open(&device);
+        let (id, name) = (main(&fs).id(), b"file 1 0");
+        if with_snapshot {
+            fs.snapshot(id, "then").unwrap();
+            main(&fs).unlink(ROOT, name).unwrap();
+        }
+        let other = fs.create_fileset("other").unwrap().id();
+        let before = records(&Op::locked(fs.inner(), id).unwrap(), id);
+        fs.commit().unwrap();
+        let mut op = Op::locked(fs.inner(), id).unwrap();
+        for id in [id, other] {
+            let key = Key::global(Section::Trees, id.into());
+            match damaged {
+                true => op.put_key(key, vec![7; 9], false),
+                false => op.delete_key(key),
+            }
+        }
+        op.delete_key(Key::global(Section::NextTree, 0));
+        op.finish();
+        fs.close().unwrap();
+
+        let rescue = Options {
+            rescue: true,
+            ..Options::default()
+        };
+        let fs = Fs::open(Arc::clone(&device), rescue).unwrap();
+        assert!(fs.fileset_named(FIRST_FILESET).is_err());
+        assert!(!fs.check().unwrap().is_clean());
+        let repair = fs.repair().unwrap();
+        assert!(repair.left.is_clean(), "{:#?}", repair.left.problems);
+        fs.close().unwrap();
+
+        let fs = open(&device);
+        let again = fs.repair().unwrap();
+        assert_eq!(again.done_count, 0, "{:#?}", again.done);
+        assert_eq!(main(&fs).id(), id);
+        assert!(records(&Op::locked(fs.inner(), id).unwrap(), id) == before);
+        // That one had no name that anybody could know.
+        let found = fs.fileset_named(&format!("found-{other}")).unwrap();
+        assert_eq!(found.id(), other);
+        if with_snapshot {
+            let then = fs.fileset_named("then").unwrap();
+            assert!(then.lookup(ROOT, name).is_ok());
+            assert!(main(&fs).lookup(ROOT, name).is_err());
+        }
+        let new = fs.create_fileset("new").unwrap().id();
+        assert!(new > other, "{new}");
+    }
+}
