@@ -224,19 +224,19 @@ impl Client {
                 .map(drop)
                 .map_err(|e| e.errno());
         }
+        let cut = self.fileset.truncate(ino, size);
+        cut.map_err(|e| e.errno())?;
         self.zero_cached(ino, size, u64::MAX - PAGE);
-        self.fileset
-            .truncate(ino, size)
-            .map(drop)
-            .map_err(|e| e.errno())
+        Ok(())
     }
 
     /// fallocate(2).
     pub fn allocate(&mut self, ino: Ino, from: u64, to: u64, how: Allocate) -> Result<(), i32> {
-        if !matches!(how, Allocate::Grow | Allocate::KeepSize) {
-            // The edges are written through the cache; what is whole is dropped.
+        let clears = !matches!(how, Allocate::Grow | Allocate::KeepSize);
+        let inner = from.div_ceil(PAGE) * PAGE..to / PAGE * PAGE;
+        if clears {
+            // The edges are written through the cache; what is whole is dropped, once it is sure that it goes.
             let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
-            let inner = from.div_ceil(PAGE) * PAGE..to / PAGE * PAGE;
             let edges = match inner.is_empty() {
                 true => [from..to, to..to],
                 false => [from..inner.start, inner.end..to],
@@ -247,13 +247,12 @@ impl Client {
                     self.write(ino, edge.start, &vec![0; (end - edge.start) as usize])?;
                 }
             }
-            if !inner.is_empty() {
-                self.zero_cached(ino, inner.start, inner.end);
-            }
         }
-        self.fileset
-            .allocate(ino, from..to, how)
-            .map(drop)
-            .map_err(|e| e.errno())
+        let done = self.fileset.allocate(ino, from..to, how);
+        done.map_err(|e| e.errno())?;
+        if clears && !inner.is_empty() {
+            self.zero_cached(ino, inner.start, inner.end);
+        }
+        Ok(())
     }
 }
