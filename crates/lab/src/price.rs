@@ -213,9 +213,10 @@ mod tests {
             surroundings: Surroundings::default(),
         };
         let plan = StudyPlan {
-            // The interval of ten leaves the farthest of either side out: one pair may stray.
-            pairs: 10,
-            max_pairs: 10,
+            // The interval of sixteen leaves the three farthest of either side out: so many may stray, on a machine that has
+            // other things to do.
+            pairs: 16,
+            max_pairs: 16,
             control: false,
             discard_first: false,
             ..StudyPlan::default()
@@ -235,8 +236,9 @@ mod tests {
         assert_eq!(price.side, "cipher");
         for half in [&price.reads, &price.writes] {
             assert_eq!(half.judgement, Judgement::Worse, "{half:?}");
-            let interval = half.rate_interval.unwrap();
-            assert!(interval.high < 0.8, "{half:?}");
+            let (rate, interval) = (half.rate.unwrap(), half.rate_interval.unwrap());
+            assert!((0.4..0.7).contains(&rate), "{half:?}");
+            assert!(interval.low <= rate && rate <= interval.high, "{half:?}");
             assert!(half.clear_cpu_s_gib > 0.0);
         }
         let mean = 0.9 * price.reads.cpu_more_s_gib + 0.1 * price.writes.cpu_more_s_gib;
