@@ -2,7 +2,8 @@
 
 use crate::{Killed, Sandbox, wait_until};
 use pathsim::{Address, Pathsim};
-use std::net::TcpListener;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,10 +29,25 @@ pub fn free_port() -> u16 {
     loop {
         let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
         let port = (10_000 + number % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if is_free(port) {
             return port;
         }
     }
+}
+
+/// Whether nobody listens at a port. Nobody listens to find out, either: what another thread starts in that
+/// moment has the socket until it is a program of its own, and would be taken for the server that is waited for.
+fn is_free(port: u16) -> bool {
+    let socket = net::socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a socket");
+    // As the servers do, so that they may have the port though it is still in such hands.
+    net::sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
+    net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
 fn spawn(command: &mut Command) -> Killed {
