@@ -281,14 +281,11 @@ impl Base {
 
     /// The items from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> Result<BaseRange> {
-        let range = match from <= to {
-            true => {
-                let (from, to) = (from.encode(), to.encode());
-                let range = guard(|| Ok(self.items.range::<&[u8; KEY_BYTES]>(&from..=&to)?))?;
-                Some(range)
-            }
-            false => None,
+        let open = || {
+            let (from, to) = (from.encode(), to.encode());
+            guard(|| Ok(self.items.range::<&[u8; KEY_BYTES]>(&from..=&to)?))
         };
+        let range = (from <= to).then(open).transpose()?;
         Ok(BaseRange { range, from, to })
     }
 }

@@ -146,14 +146,10 @@ impl Fileset {
             self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
         }
         let core = op.core(ino)?;
-        core.inode.touch(now);
         match stamp {
-            Stamp::Change => {}
-            Stamp::More => core.inode.data_version = inode.data_version,
-            Stamp::Late => {
-                core.inode.modified = inode.modified;
-                core.inode.changed = inode.changed;
-            }
+            Stamp::Change => core.inode.touch(now),
+            Stamp::More => (core.inode.modified, core.inode.changed) = (now, now),
+            Stamp::Late => core.inode.data_version = inode.data_version.wrapping_add(1),
         }
         core.inode.size = inode.size.max(bytes.end);
         core.dirty = true;

@@ -410,6 +410,22 @@ pub struct TreeRecord {
 }
 
 impl TreeRecord {
+    /// An empty fileset without limits.
+    pub(crate) fn new(name: String, created: Time) -> TreeRecord {
+        TreeRecord {
+            origin: 0,
+            removing: false,
+            // Number 0 is the root directory, inode 1.
+            next_ino: 1,
+            quota_blocks: 0,
+            quota_inodes: 0,
+            used_blocks: 0,
+            used_inodes: 1,
+            created,
+            name,
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(68 + self.name.len());
         out.u32(self.origin);

@@ -58,19 +58,7 @@ impl Fs {
         check_name(&op, name)?;
         op.check_room()?;
         let now = op.now;
-        let record = TreeRecord {
-            origin: 0,
-            removing: false,
-            // Number 0 is the root directory, inode 1.
-            next_ino: 1,
-            quota_blocks: 0,
-            quota_inodes: 0,
-            used_blocks: 0,
-            used_inodes: 1,
-            created: now,
-            name: name.to_owned(),
-        };
-        let id = add_tree(&mut op, record)?;
+        let id = add_tree(&mut op, TreeRecord::new(name.to_owned(), now))?;
         let root = Inode {
             kind: FileType::Directory,
             permissions: 0o755,
@@ -214,8 +202,10 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     let mut out = Out::with(4);
     out.u32(id + 1);
     op.put_key(Key::global(Section::NextTree, 0), out.0, false);
-    let mut tree = Tree::new(record);
-    tree.changed = true;
+    let tree = Tree {
+        changed: true,
+        ..Tree::new(record)
+    };
     op.trees.insert(id, tree);
     Ok(id)
 }

@@ -108,21 +108,23 @@ impl Inner {
     ) -> Result<usize> {
         let mut used = Blocks::default();
         let mut says = 0;
-        salvage(base, &self.superblock, &mut |key, value| {
+        let mut note = |key: Key, value: &[u8]| {
             says += says_fileset(&key, value);
             note_extent(state, key, value, &mut used);
+        };
+        salvage(base, &self.superblock, &mut |key, value| {
+            note(key, value);
             Ok(())
         })?;
-        // Without them everything that is left would go as well.
-        if says < SAYS_ENOUGH {
-            let text =
-                "no files are in what can be read of the metadata; the device is left as it is";
-            return Err(Error::corrupt(text));
-        }
         for (key, change) in state.store.active.iter() {
             if let Some(value) = change.value() {
-                note_extent(state, *key, value, &mut used);
+                note(*key, value);
             }
+        }
+        // Without them everything that is left would go as well.
+        if says < SAYS_ENOUGH {
+            let text = "no files are in what can be read of the metadata, which is left as it is: restore them from a backup";
+            return Err(Error::corrupt(text));
         }
         let runs = |blocks: Vec<std::ops::Range<u64>>| {
             let run = |range: std::ops::Range<u64>| Run {
@@ -205,14 +207,15 @@ fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
     if key.layer == 0 || key.kind() != Some(Item::Extent) {
         return;
     }
-    let tree = state.trees.get(&key.layer);
-    let value = match tree.is_some_and(|tree| tree.record.origin != 0) {
-        true => kept(value),
-        false => Ok(Some(value)),
+    let in_fileset = Extent::decode(value).ok();
+    let in_snapshot = || Extent::decode(kept(value).ok()??).ok();
+    // What cannot be told for want of a record may be either, until the repair has found it.
+    let extent = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
+        Some(0) => in_fileset,
+        Some(_) => in_snapshot(),
+        None => in_fileset.or_else(in_snapshot),
     };
-    if let Ok(Some(value)) = value
-        && let Ok(extent) = Extent::decode(value)
-    {
+    if let Some(extent) = extent {
         let run = extent.run();
         if state.bounds.start <= run.start && run.end() <= state.bounds.end {
             used.insert(run.start..run.end());

@@ -165,19 +165,12 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
         if found.contains_key(&id) {
             continue;
         }
-        let record = TreeRecord {
-            origin: 0,
-            removing: false,
-            next_ino: 1,
-            quota_blocks: 0,
-            quota_inodes: 0,
-            used_blocks: 0,
-            used_inodes: 0,
-            created: op.now,
-            name: free_name(op, &found, id),
+        // What it has is counted when its files are looked at.
+        let record = TreeRecord::new(free_name(op, &found, id), op.now);
+        let tree = Tree {
+            changed: true,
+            ..Tree::new(record)
         };
-        let mut tree = Tree::new(record);
-        tree.changed = true;
         found.insert(id, tree);
     }
     // Filesets first, which snapshots hang on.

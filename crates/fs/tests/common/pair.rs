@@ -106,6 +106,11 @@ impl Pair {
         data
     }
 
+    /// Whether a device that is full or fails has refused it, which changes nothing and is no fault.
+    fn is_refused<T>(&self, ours: &fs::Result<T>) -> bool {
+        self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno()))
+    }
+
     fn same<T: std::fmt::Debug>(&self, what: &str, ours: Result<T, i32>, theirs: &Result<(), i32>) {
         if self.lenient && matches!(ours, Err(libc::ENOSPC | libc::EDQUOT | libc::EIO)) {
             return;
@@ -165,7 +170,7 @@ impl Pair {
         ours: fs::Result<Attr>,
         what: &str,
     ) {
-        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+        if self.is_refused(&ours) {
             return;
         }
         let theirs = self.model.make(dir, name, kind, permissions, uid);
@@ -186,7 +191,7 @@ impl Pair {
     fn link(&mut self) {
         let (id, dir, name) = (self.any(), self.dir(), self.name());
         let ours = self.fileset().link(self.ino(id), self.ino(dir), &name);
-        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+        if self.is_refused(&ours) {
             return;
         }
         let theirs = self.model.link(id, dir, &name);
@@ -239,7 +244,7 @@ impl Pair {
         let ours = self
             .fileset()
             .rename((self.ino(from), &old), (self.ino(to), &new), how);
-        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+        if self.is_refused(&ours) {
             return;
         }
         let theirs = self.model.rename((from, &old), (to, &new), how);
@@ -315,7 +320,7 @@ impl Pair {
             ..SetAttr::default()
         };
         let ours = self.fileset().set_attr(self.ino(id), &set);
-        if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+        if self.is_refused(&ours) {
             return;
         }
         let node = self.model.node_mut(id);
@@ -329,7 +334,7 @@ impl Pair {
         let has = self.model.node(id).xattrs.contains_key(&name);
         if self.random.below(3) == 0 {
             let ours = self.fileset().remove_xattr(self.ino(id), &name);
-            if self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno())) {
+            if self.is_refused(&ours) {
                 return;
             }
             self.model.node_mut(id).xattrs.remove(&name);

@@ -4,11 +4,13 @@ use crate::db::SpaceChange;
 use crate::file::Allocate;
 use crate::fileset::{Fileset, SetXattr};
 use crate::fs::{FIRST_FILESET, Fs, Options};
+use crate::fsck::FindingKind;
 use crate::key::{Item, Key, Section};
 use crate::namespace::{New, ROOT};
 use crate::op::Op;
 use crate::record::{FileType, Shared};
 use crate::space::Run;
+use crate::superblock::Segment;
 use block::{BlockDevice, Mem, Random};
 use std::sync::Arc;
 
@@ -30,7 +32,11 @@ fn main(fs: &Fs) -> Fileset {
 
 /// A few directories, and in each of them something of every kind.
 fn sample() -> Arc<dyn BlockDevice> {
-    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+    sample_on(&Arc::new(Mem::new(16 << 20, 512)))
+}
+
+fn sample_on(mem: &Arc<Mem>) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = mem.clone();
     Fs::format(Arc::clone(&device), "").unwrap();
     let fs = open(&device);
     let main = main(&fs);
@@ -232,13 +238,51 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
     assert_eq!(said.path, Some(path));
 }
 
+/// What `superblock` says can be had also from a file system that only a rescue opens.
+fn segments(device: &Arc<dyn BlockDevice>) -> Vec<Segment> {
+    let rescue = Options {
+        rescue: true,
+        read_only: true,
+        ..Options::default()
+    };
+    let fs = Fs::open(Arc::clone(device), rescue).unwrap();
+    fs.superblock().segments
+}
+
+/// Makes the checksums wrong that branches of `redb` have of their children, and nothing that a reader needs.
+fn damage_branches(mem: &Mem, segments: &[Segment]) {
+    const BRANCH: u8 = 2;
+    let mut changed = 0;
+    for block in segments.iter().flat_map(|s| s.start..s.run().end()) {
+        let mut page = [0; 9];
+        mem.peek(block * 4096, &mut page);
+        if page[0] == BRANCH {
+            mem.poke(block * 4096 + 8, &[!page[8]]);
+            changed += 1;
+        }
+    }
+    assert!(changed > 0);
+}
+
 #[test]
 fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
-    for (damaged, with_snapshot) in [(false, false), (false, true), (true, true)] {
-        let device = sample();
+    let cases = [
+        (false, false, false),
+        (false, true, false),
+        (true, true, false),
+        (true, true, true),
+    ];
+    for (damaged, with_snapshot, damaged_pages) in cases {
+        let mem = Arc::new(Mem::new(16 << 20, 512));
+        let device = sample_on(&mem);
         let fs = open(&device);
         let (id, name) = (main(&fs).id(), b"file 1 0");
         if with_snapshot {
+            // Most of the device is the snapshot's alone.
+            let ino = main(&fs).lookup(ROOT, name).unwrap().ino;
+            main(&fs)
+                .allocate(ino, 0..12 << 20, Allocate::Grow)
+                .unwrap();
             fs.snapshot(id, "then").unwrap();
             main(&fs).unlink(ROOT, name).unwrap();
         }
@@ -254,8 +298,12 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
             }
         }
         op.delete_key(Key::global(Section::NextTree, 0));
+        let kept = records(&op, 2);
         op.finish();
         fs.close().unwrap();
+        if damaged_pages {
+            damage_branches(&mem, &segments(&device));
+        }
 
         let rescue = Options {
             rescue: true,
@@ -266,6 +314,8 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         assert!(!fs.check().unwrap().is_clean());
         let repair = fs.repair().unwrap();
         assert!(repair.left.is_clean(), "{:#?}", repair.left.problems);
+        let anew = repair.done.iter().any(|f| f.kind == FindingKind::Pages);
+        assert_eq!(anew, damaged_pages);
         fs.close().unwrap();
 
         let fs = open(&device);
@@ -277,6 +327,8 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         let found = fs.fileset_named(&format!("found-{other}")).unwrap();
         assert_eq!(found.id(), other);
         if with_snapshot {
+            // Without their places nobody would know that the new metadata lies on them.
+            assert!(records(&Op::locked(fs.inner(), 2).unwrap(), 2) == kept);
             let then = fs.fileset_named("then").unwrap();
             assert!(then.lookup(ROOT, name).is_ok());
             assert!(main(&fs).lookup(ROOT, name).is_err());
