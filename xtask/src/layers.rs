@@ -18,10 +18,10 @@ const LEVELS: &[&[&str]] = &[
         "keyring",
     ],
     &["path-file", "path-nbd", "path-iscsi", "rx"],
-    &["crypt", "multipath", "cache"],
+    &["crypt", "multipath", "evfs-cache"],
     &["fs"],
     &["export-nbd", "export-fuse", "afs-server", "afs-client"],
-    &["stack"],
+    &["evfs-stack"],
     &["lab", "pathsim"],
     &["evfs"],
 ];

@@ -1,7 +1,7 @@
 //! What a hit and a miss cost, beside what they cannot be cheaper than.
 //!
 //! ```text
-//! cargo run --release -p cache --example hit [--file PATH]
+//! cargo run --release -p evfs-cache --example hit [--file PATH]
 //! ```
 //!
 //! Everything is measured in one process in turns, so that what else the machine does hits all alike;

@@ -2,7 +2,7 @@
 //! the other, over a file of some MiB; again and again.
 //!
 //! ```text
-//! cargo run --release -p cache --example mixed -- [--dir DIR] [--mib 4] [--rounds 15]
+//! cargo run --release -p evfs-cache --example mixed -- [--dir DIR] [--mib 4] [--rounds 15]
 //! ```
 //!
 //! With one set of pages the write is there for the load. With two, one for `read` and `write` and one

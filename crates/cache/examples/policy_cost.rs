@@ -2,7 +2,7 @@
 //! Rounds of all are interleaved. Timed are batches of 64; shown are the median batch and the tenth
 //! percentile, which other programs on the machine disturb little.
 //!
-//! `cargo run --release -p cache --example policy_cost`
+//! `cargo run --release -p evfs-cache --example policy_cost`
 
 use block::Random;
 use cache::policy::{

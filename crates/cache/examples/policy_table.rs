@@ -1,6 +1,6 @@
 //! The table of eviction policies under scans, in Markdown.
 //!
-//! `cargo run --release -p cache --example policy_table`
+//! `cargo run --release -p evfs-cache --example policy_table`
 
 #[path = "../tests/traces/mod.rs"]
 mod traces;

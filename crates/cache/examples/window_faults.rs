@@ -4,7 +4,7 @@
 //! Each round measures every row once, so a noisy neighbour hits all of them; the medians of all
 //! rounds are printed, and their ratio to a minor fault of the kernel.
 //!
-//! `cargo run --release -p cache --example window_faults -- [--one-cpu]`
+//! `cargo run --release -p evfs-cache --example window_faults -- [--one-cpu]`
 
 use block::Mem;
 use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};

@@ -1,6 +1,6 @@
 //! Hunts for lost stores for as long as asked, and prints what it has counted.
 //!
-//! `cargo run --release -p cache --example window_race -- --seconds 600`
+//! `cargo run --release -p evfs-cache --example window_race -- --seconds 600`
 
 #[path = "../tests/race/mod.rs"]
 mod race;

@@ -1,7 +1,7 @@
 //! Every interleaving of the word and of holds, by loom:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p cache --release --test loom
+//! RUSTFLAGS="--cfg loom" cargo test -p evfs-cache --release --test loom
 //! ```
 //!
 //! The page is one byte in an atomic of its own, so that a torn or late read shows as a wrong value;

@@ -15,7 +15,7 @@
 //!
 //! ```text
 //! RUSTFLAGS="-Zsanitizer=thread --cfg evfs_tsan" cargo +nightly test -Zbuild-std \
-//!     --target x86_64-unknown-linux-gnu -p cache --test model
+//!     --target x86_64-unknown-linux-gnu -p evfs-cache --test model
 //! ```
 //!
 //! `EVFS_SEED=N` repeats a run, `EVFS_MODEL_OPS=N` sets the number of operations.

@@ -1,8 +1,8 @@
 //! Stores through pointers are never lost while their pages are evicted, flushed, read, written, mapped
 //! and unmapped; and the hunt that says so finds the losses of two schemes known to be unsound.
 //!
-//! `EVFS_RACE_SECONDS=600 cargo test --release -p cache --test window_race` hunts for longer, and
-//! `cargo run --release -p cache --example window_race -- --seconds 600` says meanwhile how it goes.
+//! `EVFS_RACE_SECONDS=600 cargo test --release -p evfs-cache --test window_race` hunts for longer, and
+//! `cargo run --release -p evfs-cache --example window_race -- --seconds 600` says meanwhile how it goes.
 
 mod common;
 mod race;
