@@ -1,5 +1,6 @@
 //! What a server is told, and its limits, each with its unit and reason.
 
+use rx::{Answers, Questions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -16,6 +17,10 @@ pub struct Config {
     pub announced: Vec<Ipv4Addr>,
     /// Who may call at all. Empty: everybody.
     pub allowed: Vec<Prefix>,
+    /// Whether `rxdebug` is answered in full to all who may call, and not only to this machine. Its answers
+    /// show the addresses of clients, and are up to nine times as long as its questions, whose senders can
+    /// be forged.
+    pub rxdebug: bool,
     /// Whether those whom nobody vouches for may change anything, where the access lists let them.
     /// Nobody is vouched for as long as rxnull is the only class there is.
     pub anonymous_write: bool,
@@ -49,6 +54,7 @@ impl Default for Config {
             location_service: vec![(Ipv4Addr::LOCALHOST, afs_proto::vl::PORT).into()],
             announced: vec![Ipv4Addr::LOCALHOST],
             allowed: Vec::new(),
+            rxdebug: false,
             anonymous_write: false,
             sockets: 2,
             workers: 64,
@@ -59,6 +65,23 @@ impl Default for Config {
             directory_bytes_max: 64 << 20,
             lent_bytes_max: 64 << 20,
         }
+    }
+}
+
+impl Config {
+    /// Whether an address may call at all.
+    pub(crate) fn allows(&self, address: IpAddr) -> bool {
+        self.allowed.is_empty() || self.allowed.iter().any(|prefix| prefix.has(address))
+    }
+
+    /// Who is answered `rxdebug`.
+    pub(crate) fn questions(&self) -> Questions {
+        let (config, machine) = (self.clone(), Questions::default());
+        Questions::new(move |address| match config.allows(address) {
+            false => Answers::None,
+            true if config.rxdebug => Answers::Full,
+            true => machine.of(address),
+        })
     }
 }
 

@@ -523,12 +523,17 @@ fn doubled(first: Duration, before: u32, most: Duration) -> Duration {
 /// It is to try again.
 const LATER: Fault = Fault::Code(Abort::VBUSY);
 
+/// Time without an answer after which a client counts as gone if the network says that nothing listens at its
+/// port: long enough to be asked again several times, because what the network says can be forged.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// How long a client may take to answer.
 fn timeouts(time: Duration) -> Timeouts {
     Timeouts {
         dead: time,
         idle: Some(time),
         hard: Some(time),
+        refused: Some(REFUSED.min(time)),
     }
 }
 

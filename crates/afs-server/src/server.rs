@@ -178,6 +178,10 @@ fn open(
             sockets: config.sockets,
             workers,
             thread_name: THREAD_NAME,
+            rx: rx::Config {
+                questions: config.questions(),
+                ..rx::Config::default()
+            },
             ..Settings::default()
         };
         Port::open(&settings, vec![service.clone()])
@@ -222,9 +226,7 @@ impl Shared {
 
     /// Refuses those who may not call at all.
     pub(crate) fn check_allowed(&self, call: &Call) -> Outcome<()> {
-        let allowed = &self.config.allowed;
-        let address = call.peer().ip();
-        match allowed.is_empty() || allowed.iter().any(|prefix| prefix.has(address)) {
+        match self.config.allows(call.peer().ip()) {
             true => Ok(()),
             false => Err(DENIED),
         }

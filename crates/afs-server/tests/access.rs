@@ -6,8 +6,9 @@ use afs_client::ANY;
 use afs_proto::fs::{AfsStoreStatus, LockType, Reply, Request};
 use afs_proto::{Abort, Name, Rights};
 use afs_server::{Config, Fid, Kind, Prefix};
-use common::{Cell, Client, VOLUME, config};
+use common::{Cell, Client, PATIENCE, VOLUME, config};
 use fs::{ROOT, SetXattr};
+use std::net::UdpSocket;
 
 fn denied<T: std::fmt::Debug>(outcome: Result<T, Abort>) {
     let code = outcome.expect_err("it is denied");
@@ -118,6 +119,42 @@ fn who_is_not_on_the_list_of_addresses_is_told_nothing() {
     assert_eq!(outside.ears.told.lock().expect("told").asked, 0);
     let time = outside.ask(&Request::GetTime {}).map(drop);
     assert_eq!(time, Err(Abort(libc::EACCES)));
+}
+
+/// Goal: `rxdebug` is answered for those who may call, and others do not even learn that somebody is here.
+#[test]
+fn who_is_not_on_the_list_of_addresses_gets_no_answer_of_rxdebug() {
+    let allowed: Prefix = "127.0.2.0/24".parse().expect("a prefix");
+    let cell = Cell::with(Config {
+        allowed: vec![allowed],
+        // One after the other: who was asked first has answered, or never will.
+        sockets: 1,
+        ..config()
+    });
+    let at = |address: &str| {
+        let socket = UdpSocket::bind((address, 0)).expect("a socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("set");
+        socket
+    };
+    let (inside, outside) = (at("127.0.2.5"), at("127.0.3.5"));
+    let ask = |socket: &UdpSocket, kind: u8, body: &[u8]| {
+        let mut packet = vec![0; 28];
+        packet[11] = 7;
+        (packet[20], packet[21]) = (kind, 1);
+        packet.extend(body);
+        let to = cell.server.file_service();
+        socket.send_to(&packet, to).expect("sent");
+    };
+    for (kind, body) in [(13, &[0][..]), (8, &[0, 0, 0, 5, 0, 0, 0, 0])] {
+        ask(&outside, kind, body);
+        ask(&inside, kind, body);
+        let mut answer = [0; 1000];
+        let bytes = inside.recv(&mut answer).expect("an answer");
+        assert!(bytes > 28 && answer[20] == kind, "{bytes}");
+    }
+    outside.set_nonblocking(true).expect("set");
+    let nothing = outside.recv(&mut [0; 1000]).expect_err("told nothing");
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
 }
 
 #[test]

@@ -227,6 +227,28 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
     assert_eq!(dead.ears.take(), [fids[0]]);
 }
 
+/// Goal: a client that has ended costs far less than one that is silent: the network says that its port is
+/// closed. Nobody who answers is lost by that.
+#[test]
+fn a_client_that_has_ended_delays_a_change_by_less_than_a_silent_one() {
+    let answer_time = 4 * PATIENCE;
+    let cell = Cell::with(afs_server::Config {
+        answer_time,
+        ..config()
+    });
+    let (writer, reader) = (cell.client(), cell.client());
+    let ended: Vec<Client> = (0..3).map(|_| cell.client()).collect();
+    let fid = file(&writer, "file");
+    for client in ended.iter().chain([&reader]) {
+        client.status(fid).expect("there");
+    }
+    drop(ended);
+    let begun = Instant::now();
+    writer.store(fid, 0, b"x", 1).expect("stored");
+    assert!(begun.elapsed() < answer_time / 2, "{:?}", begun.elapsed());
+    assert_eq!(reader.ears.take(), [fid]);
+}
+
 #[test]
 fn many_clients_are_told_at_once() {
     let cell = Cell::new();

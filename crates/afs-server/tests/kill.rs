@@ -162,6 +162,7 @@ fn wait_for(net: &Net, server: SocketAddr, root: AfsFid) {
                 dead: time,
                 idle: Some(time),
                 hard: Some(time),
+                refused: None,
             },
             ..Options::default()
         };

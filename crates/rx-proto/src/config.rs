@@ -1,5 +1,8 @@
 //! Limits and times of an endpoint, each with its unit and reason.
 
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an endpoint allows itself and strangers. The defaults suit a file server.
@@ -76,9 +79,8 @@ pub struct Config {
     /// Answers a second to packets that belong to no connection: DEBUG, VERSION, aborts.
     pub stray_answers_per_second: u32,
 
-    /// Whether DEBUG packets are answered: they show addresses of clients, and no numbers that only the
-    /// two ends of a connection may know.
-    pub debug: bool,
+    /// Who is answered DEBUG and VERSION questions, and how fully.
+    pub questions: Questions,
     /// What VERSION packets are answered, 64 bytes at most.
     pub version: String,
 }
@@ -112,7 +114,7 @@ impl Default for Config {
             receive_bytes_max: 256 << 20,
             control_packets_max: 1024,
             stray_answers_per_second: 200,
-            debug: true,
+            questions: Questions::default(),
             version: String::from("EVFS Rx"),
         }
     }
@@ -134,6 +136,51 @@ impl Config {
     }
 }
 
+/// How fully an address is answered what `rxdebug` asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answers {
+    /// Not at all, and packets of it that belong to no connection are not answered either.
+    None,
+    /// DEBUG is not answered, and VERSION with no more bytes than were asked with, so that a forged
+    /// question brings its supposed sender nothing larger.
+    Short,
+    /// Both are. The answers to DEBUG show the addresses of clients, and no numbers that only the two ends
+    /// of a connection may know; they are up to nine times as long as the question.
+    Full,
+}
+
+/// Decides by address how fully questions are answered.
+#[derive(Clone)]
+pub struct Questions(Arc<dyn Fn(IpAddr) -> Answers + Send + Sync>);
+
+impl Questions {
+    /// Decides as `decide` says.
+    pub fn new(decide: impl Fn(IpAddr) -> Answers + Send + Sync + 'static) -> Questions {
+        Questions(Arc::new(decide))
+    }
+
+    /// How fully this address is answered.
+    pub fn of(&self, address: IpAddr) -> Answers {
+        (self.0)(address)
+    }
+}
+
+impl Default for Questions {
+    /// In full to this machine, whose addresses nobody else can use; short to others.
+    fn default() -> Questions {
+        Questions::new(|address| match address.to_canonical().is_loopback() {
+            true => Answers::Full,
+            false => Answers::Short,
+        })
+    }
+}
+
+impl fmt::Debug for Questions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Questions")
+    }
+}
+
 /// How long a call may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
@@ -143,6 +190,11 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
     /// From start to end.
     pub hard: Option<Duration>,
+    /// Silence of a peer of which nothing was heard in the call, once the network has said that nothing
+    /// listens at its port; without it, that is not heeded. It shortens `dead` and is never the only
+    /// evidence: what the network says can be forged, so the call is also sent again and stays
+    /// unanswered for so long.
+    pub refused: Option<Duration>,
 }
 
 impl Timeouts {
@@ -152,6 +204,7 @@ impl Timeouts {
             dead: config.dead_time,
             idle: config.idle_time,
             hard: config.hard_time,
+            refused: None,
         }
     }
 }
@@ -163,6 +216,7 @@ impl Default for Timeouts {
             dead: Config::default().dead_time,
             idle: None,
             hard: None,
+            refused: None,
         }
     }
 }

@@ -33,7 +33,8 @@ pub enum End {
     /// The peer said so.
     #[error("the peer ended the call with code {0}")]
     Aborted(i32),
-    /// The peer was silent for too long.
+    /// The peer was silent for too long; for [`Timeouts::refused`](crate::Timeouts::refused) if the
+    /// network said that nothing listens there.
     #[error("the peer is silent")]
     Dead,
     /// No data came for too long.

@@ -5,9 +5,10 @@ mod common;
 
 use common::{CLIENT, Link, Pair, SERVER, endpoint, seed};
 use rx_proto::{
-    CallNumber, Config, Endpoint, HEADER_BYTES, Header, PacketType, Route, Seq, Serial, Shared,
-    Timestamp, Transmit, flag,
+    Answers, CallNumber, Config, Endpoint, HEADER_BYTES, Header, PacketType, Questions, Route, Seq,
+    Serial, Shared, Timestamp, Transmit, flag,
 };
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// The question that `rxdebug` asks `number`-th: its call number tells it which answer is to which.
@@ -28,14 +29,24 @@ fn question(kind: PacketType, number: u32, flags: u8) -> Vec<u8> {
     header.encode().to_vec()
 }
 
-/// Asks, from an address that has no connection; gives the answer's header and body.
+/// Asks, from this machine; gives the answer's header and body.
 fn ask(
     endpoint: &mut Endpoint<Shared, Shared>,
     now: Timestamp,
     question: Vec<u8>,
 ) -> Option<(Header, Vec<u8>)> {
+    ask_from("127.0.0.9:40000", endpoint, now, question)
+}
+
+/// Asks, from an address that has no connection.
+fn ask_from(
+    peer: &str,
+    endpoint: &mut Endpoint<Shared, Shared>,
+    now: Timestamp,
+    question: Vec<u8>,
+) -> Option<(Header, Vec<u8>)> {
     let route = Route {
-        peer: "198.51.100.3:40000".parse().unwrap(),
+        peer: peer.parse().unwrap(),
         local: Some("192.0.2.2".parse().unwrap()),
     };
     endpoint.handle_input(now, route, Shared::from(question));
@@ -153,12 +164,60 @@ fn what_is_no_question_is_not_answered() {
     assert!(ask(&mut server, now, short.clone()).is_none());
     short.push(0);
     assert!(ask(&mut server, now, short.clone()).is_some());
+}
+
+/// Goal: whoever asks in another's name brings that one nothing larger than the question; whom the
+/// configuration shuts out is told nothing.
+#[test]
+fn strangers_get_nothing_larger_than_their_questions() {
+    const INSIDE: &str = "198.51.100.3:40000";
+    const OUTSIDE: &str = "203.0.113.3:40000";
+    let now = Timestamp::from_nanos(1_000_000_000);
+    let allowed = |address: IpAddr| INSIDE.starts_with(&format!("{address}:"));
+    let questions = Questions::new(move |address| match allowed(address) {
+        true => Answers::Short,
+        false => Answers::None,
+    });
     let config = Config {
-        debug: false,
+        questions,
         ..Config::default()
     };
-    let mut quiet = endpoint(config, 1);
-    assert!(ask(&mut quiet, now, short).is_none());
-    let version = question(PacketType::Version, 1, flag::CLIENT_INITIATED);
-    assert!(ask(&mut quiet, now, version).is_some());
+    let version = |bytes: usize| {
+        let mut packet = question(PacketType::Version, 1, flag::CLIENT_INITIATED);
+        packet.extend(vec![0; bytes]);
+        packet
+    };
+    let mut debug = question(PacketType::Debug, 1, flag::CLIENT_INITIATED);
+    debug.extend([0, 0, 0, 5, 0, 0, 0, 0]);
+    // An acknowledgement and a reply that belong to no connection.
+    let strays = [
+        (PacketType::Ack, flag::CLIENT_INITIATED),
+        (PacketType::Data, 0),
+    ];
+    let strays = strays.map(|(kind, flags)| {
+        let mut packet = question(kind, 1, flags);
+        packet.extend([0; 40]);
+        packet
+    });
+    for config in [Config::default(), config] {
+        let mut server = endpoint(config, 1);
+        for bytes in [0, 1, 8, 65, 200] {
+            let asked = version(bytes);
+            let (_, body) = ask_from(INSIDE, &mut server, now, asked).unwrap();
+            assert_eq!(body.len(), bytes.min(65));
+        }
+        assert!(ask_from(INSIDE, &mut server, now, debug.clone()).is_none());
+    }
+    let config = Config {
+        questions: Questions::new(|_| Answers::None),
+        ..Config::default()
+    };
+    let mut server = endpoint(config, 1);
+    for packet in [version(65), debug].into_iter().chain(strays.clone()) {
+        assert!(ask_from(OUTSIDE, &mut server, now, packet).is_none());
+    }
+    let mut server = endpoint(Config::default(), 1);
+    for packet in strays {
+        assert!(ask_from(OUTSIDE, &mut server, now, packet).is_some());
+    }
 }

@@ -4,7 +4,8 @@ mod common;
 
 use common::strangers::{Stranger, Strangers, stranger};
 use rx_proto::{
-    Config, Event, HEADER_BYTES, Header, PacketType, Read, Reason, Serial, WriteError, flag,
+    Answers, Config, Event, HEADER_BYTES, Header, PacketType, Questions, Read, Reason, Serial,
+    WriteError, flag,
 };
 use std::time::Duration;
 
@@ -43,7 +44,10 @@ impl Strangers {
 
 #[test]
 fn questions_give_no_proof() {
-    let mut server = Strangers::new(Config::default());
+    let mut server = Strangers::new(Config {
+        questions: Questions::new(|_| Answers::Full),
+        ..Config::default()
+    });
     let (victim, known, curious) = (stranger(0), stranger(16), stranger(32));
     assert!(server.call(known, b"hello").is_some());
     let ping = server.ask(victim);

@@ -5,6 +5,9 @@ mod common;
 
 use common::{CLIENT, Link, Outcome, Pair, SERVER, seed};
 use rx_proto::{Config, Connect, ConnectionId, End, Event, Timeouts};
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -237,4 +240,103 @@ fn a_server_forgets_the_replies_to_a_client_that_began_anew() {
     let connection = pair.connect(CLIENT);
     pair.call(CLIENT, connection, 9, 300_000, 10).unwrap();
     pair.finish_calls(CLIENT, 1, MINUTE);
+}
+
+/// Times of calls that heed what the network says of closed ports.
+const HEEDS: Timeouts = Timeouts {
+    dead: Duration::from_secs(30),
+    idle: None,
+    hard: None,
+    refused: Some(SECOND),
+};
+
+/// A pair whose server was called before, and the datagrams that the client sends it.
+fn refusing(timeouts: Timeouts) -> (Pair, ConnectionId, Rc<RefCell<Vec<Vec<u8>>>>) {
+    let mut pair = Pair::new(Link::default(), seed(41));
+    let connection = connect(&mut pair, timeouts);
+    pair.call(CLIENT, connection, 0, 10, 0).unwrap();
+    pair.finish_calls(CLIENT, 1, MINUTE);
+    let sent: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+    let tap = Rc::clone(&sent);
+    pair.net.tap = Some(Box::new(move |to, bytes| {
+        if to == SERVER {
+            tap.borrow_mut().push(bytes.to_vec());
+        }
+    }));
+    (pair, connection, sent)
+}
+
+fn refuse(pair: &mut Pair, peer: SocketAddr, quoted: &[u8]) {
+    let now = pair.now;
+    pair.hosts[CLIENT].endpoint.refused(now, peer, quoted);
+}
+
+/// Goal: a closed port ends a call early, but never before the call was sent again and stayed unanswered.
+#[test]
+fn a_peer_whose_port_is_closed_is_given_up_soon_and_not_at_once() {
+    let (mut pair, connection, sent) = refusing(HEEDS);
+    pair.net.links[SERVER].loss = 1.0;
+    let begun = pair.now;
+    pair.call(CLIENT, connection, 1, 10, 0).unwrap();
+    pair.pump();
+    let peer = pair.hosts[SERVER].address;
+    let quoted = sent.borrow()[0].clone();
+    refuse(&mut pair, peer, &quoted);
+    pair.run(MINUTE, |pair| outcome(pair, 1).is_some());
+    assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(End::Dead)));
+    let took = pair.now.since(begun);
+    assert!((SECOND..2 * SECOND).contains(&took), "{took:?}");
+    assert!(sent.borrow().len() > 1, "it was not sent again");
+}
+
+/// Goal: forged refusals end no call with a peer that answers, however slow its answer is.
+#[test]
+fn a_peer_that_answers_is_not_given_up_whatever_the_network_says() {
+    let (mut pair, connection, sent) = refusing(HEEDS);
+    pair.hosts[SERVER].stuck = true;
+    pair.call(CLIENT, connection, 1, 10, 0).unwrap();
+    let peer = pair.hosts[SERVER].address;
+    for _ in 0..100 {
+        pair.pump();
+        let quoted = sent.borrow().last().cloned().unwrap();
+        refuse(&mut pair, peer, &quoted);
+        pair.pass(SECOND / 10);
+    }
+    assert_eq!(outcome(&pair, 1), None);
+    pair.hosts[SERVER].stuck = false;
+    let now = pair.now;
+    pair.hosts[SERVER].look(now);
+    pair.finish_calls(CLIENT, 2, MINUTE);
+}
+
+#[test]
+fn a_refusal_counts_only_where_it_is_heeded_and_quotes_what_was_sent() {
+    type Forge = fn(&mut Vec<u8>, &mut SocketAddr);
+    let cases: [(Timeouts, Forge); 6] = [
+        (
+            Timeouts {
+                refused: None,
+                ..HEEDS
+            },
+            |_, _| {},
+        ),
+        (HEEDS, |_, peer| peer.set_port(9)),
+        (HEEDS, |quoted, _| quoted.truncate(8)),
+        (HEEDS, |quoted, _| quoted[3] ^= 1),
+        (HEEDS, |quoted, _| quoted[6] ^= 1),
+        (HEEDS, |quoted, _| quoted[11] ^= 4),
+    ];
+    for (timeouts, forge) in cases {
+        let (mut pair, connection, sent) = refusing(timeouts);
+        pair.net.links[SERVER].loss = 1.0;
+        pair.call(CLIENT, connection, 1, 10, 0).unwrap();
+        pair.pump();
+        let (mut quoted, mut peer) = (sent.borrow()[0].clone(), pair.hosts[SERVER].address);
+        forge(&mut quoted, &mut peer);
+        refuse(&mut pair, peer, &quoted);
+        pair.pass(29 * SECOND);
+        assert_eq!(outcome(&pair, 1), None);
+        pair.pass(2 * SECOND);
+        assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(End::Dead)));
+    }
 }

@@ -35,6 +35,6 @@ pub use call::Call;
 pub use client::Connection;
 pub use error::{Abort, Error};
 pub use port::{Port, PortStats};
-pub use rx_proto::{Config, End, Stats, Timeouts, code};
+pub use rx_proto::{Answers, Config, End, Questions, Stats, Timeouts, code};
 pub use settings::{Service, Settings};
 pub use worker::Handler;

@@ -6,7 +6,7 @@ use crate::pool::{BUFFERS, Pool};
 use crate::settings::{Service, Settings};
 use crate::shard::Shard;
 use crate::socket::Socket;
-use crate::sys::{Received, Receiver};
+use crate::sys::{self, Received, Receiver};
 use crate::worker::{Job, Workers};
 use rustix::event::{PollFd, PollFlags};
 use rx_proto::{Header, Host, Route, Stats, Timeouts, flag};
@@ -19,6 +19,9 @@ use std::time::Duration;
 
 /// Times that a thread fills all its buffers before it looks at what it has: 4 MiB of data.
 const ROUNDS: usize = 4;
+
+/// Errors reported by the network that are taken before what was received is looked at.
+const ERRORS: usize = 256;
 
 /// Pause after an error of a socket, which may go on for a while (no memory).
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
@@ -192,9 +195,12 @@ impl Intake {
                     return None;
                 }
             }
-            let [_, timer] = ready.map(|fd| !fd.revents().is_empty());
-            if timer {
+            let [socket, timer] = ready.map(|fd| fd.revents());
+            if !timer.is_empty() {
                 self.own.timer_expired();
+            }
+            if socket.contains(PollFlags::ERR) {
+                self.hear_refusals();
             }
             self.receive();
             if let Some(job) = self.deliver(workers) {
@@ -208,6 +214,24 @@ impl Intake {
         None
     }
 
+    /// Takes the errors that the network reported, and tells the endpoint whose connection the refused
+    /// datagram was of.
+    fn hear_refusals(&mut self) {
+        for _ in 0..ERRORS {
+            let Ok(error) = sys::take_error(self.socket.as_fd()) else {
+                return;
+            };
+            let Some(refused) = error else {
+                continue;
+            };
+            let epoch = Header::parse(refused.quoted()).map(|header| header.epoch);
+            if let Some(shard) = self.others.iter().find(|s| Some(s.epoch) == epoch) {
+                let (peer, quoted) = (refused.peer, refused.quoted());
+                shard.turn(|state, now| state.endpoint.refused(now, peer, quoted));
+            }
+        }
+    }
+
     /// Receives everything that is there.
     fn receive(&mut self) {
         for _ in 0..ROUNDS {
@@ -216,6 +240,7 @@ impl Intake {
             match self.room.receive(socket, buffers, &mut self.received) {
                 Ok(()) => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return,
+                Err(e) if sys::is_of_earlier(&e) => continue,
                 Err(e) => {
                     tracing::warn!("receiving: {e}");
                     std::thread::sleep(ERROR_PAUSE);

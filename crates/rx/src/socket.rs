@@ -55,8 +55,10 @@ impl Socket {
         if v6 {
             sockopt::set_ipv6_v6only(&fd, true)?;
             sys::set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            sys::set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
         } else {
             sys::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            sys::set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
         }
         sys::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         sys::set(fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1)?;

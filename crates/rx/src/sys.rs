@@ -1,5 +1,5 @@
 //! The system calls that no safe library offers: many datagrams received at once with what the kernel
-//! says of each, and one send that the kernel cuts into datagrams.
+//! says of each, one send that the kernel cuts into datagrams, and the errors that the network reports.
 //!
 //! **Invariant:** the kernel is given pointers only to memory that outlives the call.
 
@@ -114,6 +114,96 @@ impl Receiver {
     }
 }
 
+/// Bytes that are kept of a datagram that the network refused: its Rx header and more.
+const QUOTE_BYTES: usize = 64;
+
+/// A datagram that could not be delivered because nothing listens at the peer's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) peer: SocketAddr,
+    quote: [u8; QUOTE_BYTES],
+    bytes: usize,
+}
+
+impl Refused {
+    /// The beginning of its payload, as far as the network quotes it.
+    pub(crate) fn quoted(&self) -> &[u8] {
+        &self.quote[..self.bytes]
+    }
+}
+
+/// Takes one error that the network reported from the socket's error queue, without waiting; the inner
+/// `None` is an error that does not matter. What is not taken keeps `poll` from waiting.
+pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
+    let mut quote = [0; QUOTE_BYTES];
+    let mut slice = libc::iovec {
+        iov_base: quote.as_mut_ptr().cast(),
+        iov_len: quote.len(),
+    };
+    let mut control = Control([0; CONTROL_BYTES]);
+    // SAFETY: all zeros are a valid `sockaddr_storage`, of no family, and a valid `msghdr`.
+    let (mut name, mut header): (libc::sockaddr_storage, libc::msghdr) =
+        unsafe { (zeroed(), zeroed()) };
+    header.msg_name = (&raw mut name).cast();
+    header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    header.msg_iov = &raw mut slice;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_BYTES;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: name, slice and control block live until the call returns.
+    let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
+    let bytes = check(got.try_into())?.min(QUOTE_BYTES);
+    if !is_refusal(&header) {
+        return Ok(None);
+    }
+    // SAFETY: the kernel wrote a name of its family there, or left the zeros of none.
+    let peer = unsafe { address(&name) };
+    Ok(peer.map(|peer| Refused { peer, quote, bytes }))
+}
+
+/// Whether a message of the error queue says that a port is closed.
+fn is_refusal(header: &libc::msghdr) -> bool {
+    // SAFETY: the kernel left a chain of control messages in the block, whose length it set.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: `next` is a control message within the block, complete with its data, whose type
+        // its level and type say.
+        unsafe {
+            let kind = ((*next).cmsg_level, (*next).cmsg_type);
+            if let (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) =
+                kind
+            {
+                let data = libc::CMSG_DATA(next).cast::<libc::sock_extended_err>();
+                let error = data.read_unaligned();
+                let origins = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
+                let refused = libc::ECONNREFUSED.unsigned_abs();
+                return error.ee_errno == refused && origins.contains(&error.ee_origin);
+            }
+            next = libc::CMSG_NXTHDR(header, next);
+        }
+    }
+    false
+}
+
+/// Whether a call on a socket may have failed because of an error that the network reported of an
+/// earlier datagram, perhaps to another peer: the kernel reports each once, to whatever call comes next.
+pub(crate) fn is_of_earlier(error: &io::Error) -> bool {
+    const REPORTED: &[c_int] = &[
+        libc::EACCES,
+        libc::ECONNREFUSED,
+        libc::EHOSTDOWN,
+        libc::EHOSTUNREACH,
+        libc::EMSGSIZE,
+        libc::ENETUNREACH,
+        libc::ENONET,
+        libc::ENOPROTOOPT,
+        libc::EOPNOTSUPP,
+        libc::EPROTO,
+    ];
+    error.raw_os_error().is_some_and(|e| REPORTED.contains(&e))
+}
+
 /// Reads what the kernel said of a message.
 fn describe(message: &libc::mmsghdr) -> Option<Received> {
     let header = &message.msg_hdr;
@@ -161,8 +251,30 @@ fn describe(message: &libc::mmsghdr) -> Option<Received> {
     Some(received)
 }
 
+/// Tries of a send that fails as if by an earlier datagram's error.
+const TRIES: usize = 3;
+
 /// Sends the bytes of `slices`, as one datagram or cut into such of `segment` bytes, without waiting.
 pub(crate) fn send(
+    fd: BorrowedFd<'_>,
+    to: SocketAddr,
+    from: Option<IpAddr>,
+    segment: Option<u16>,
+    slices: &[IoSlice<'_>],
+) -> io::Result<usize> {
+    let mut sent = send_once(fd, to, from, segment, slices);
+    for _ in 1..TRIES {
+        match &sent {
+            Err(error) if is_of_earlier(error) => {
+                sent = send_once(fd, to, from, segment, slices);
+            }
+            _ => break,
+        }
+    }
+    sent
+}
+
+fn send_once(
     fd: BorrowedFd<'_>,
     to: SocketAddr,
     from: Option<IpAddr>,
@@ -317,6 +429,40 @@ mod tests {
             let (storage, _) = storage(there);
             // SAFETY: it was made from an address of its family.
             assert_eq!(unsafe { address(&storage) }, Some(there));
+        }
+    }
+
+    #[test]
+    fn a_closed_port_is_reported_once_with_its_address_and_what_was_sent() {
+        use rustix::event::{PollFd, PollFlags, poll};
+        for (local, level, option) in [
+            ("127.0.0.1:0", libc::IPPROTO_IP, libc::IP_RECVERR),
+            ("[::1]:0", libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        ] {
+            let socket = UdpSocket::bind(local).unwrap();
+            set(socket.as_fd(), level, option, 1).unwrap();
+            let open = UdpSocket::bind(local).unwrap();
+            let closed = UdpSocket::bind(local).unwrap().local_addr().unwrap();
+            let is_quiet = || {
+                let mut ready = [PollFd::new(&socket, PollFlags::IN)];
+                poll(&mut ready, Some(&rustix::time::Timespec::default())).unwrap();
+                ready[0].revents().is_empty()
+            };
+            assert!(is_quiet());
+            let bytes = [IoSlice::new(b"some bytes")];
+            send(socket.as_fd(), closed, None, None, &bytes).unwrap();
+            while is_quiet() {
+                std::thread::yield_now();
+            }
+            // Another peer's datagram leaves all the same.
+            let other = open.local_addr().unwrap();
+            assert_eq!(send(socket.as_fd(), other, None, None, &bytes).unwrap(), 10);
+            let refused = take_error(socket.as_fd()).unwrap().unwrap();
+            assert_eq!(refused.peer, closed);
+            assert_eq!(refused.quoted(), b"some bytes");
+            let error = take_error(socket.as_fd()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            assert!(is_quiet(), "an error that was taken keeps nobody awake");
         }
     }
 

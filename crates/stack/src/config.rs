@@ -56,6 +56,7 @@ const KEYS: &[&str] = &[
     "listen",
     "announce",
     "allow",
+    "rxdebug",
     "anonymous-write",
 ];
 
@@ -123,6 +124,8 @@ struct ServeTable {
     announce: Vec<Ipv4Addr>,
     #[serde(default)]
     allow: Vec<String>,
+    #[serde(default)]
+    rxdebug: bool,
     #[serde(default)]
     anonymous_write: bool,
     threads: Option<usize>,
@@ -225,6 +228,7 @@ fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<Entry> {
             listen: s.listen,
             announce: s.announce,
             allow,
+            rxdebug: s.rxdebug,
             anonymous_write: s.anonymous_write,
             threads: s.threads,
             allow_discards: s.allow_discards,

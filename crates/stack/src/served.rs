@@ -41,6 +41,8 @@ pub struct ServeSpec {
     pub announce: Vec<Ipv4Addr>,
     /// Who may call; everybody who can if there are none.
     pub allow: Vec<Prefix>,
+    /// Answer `rxdebug` in full to all who may call, and not only to this machine.
+    pub rxdebug: bool,
     /// Let clients change what access lists let them.
     pub anonymous_write: bool,
     /// Calls that are worked on at the same time; the server's own default if there is none.
@@ -60,6 +62,7 @@ impl ServeSpec {
             listen: Vec::new(),
             announce: Vec::new(),
             allow: Vec::new(),
+            rxdebug: false,
             anonymous_write: false,
             threads: None,
             allow_discards: false,
@@ -342,6 +345,7 @@ fn config(
         location_service: at(afs_proto::vl::PORT),
         announced: announced.to_vec(),
         allowed: spec.allow.clone(),
+        rxdebug: spec.rxdebug,
         anonymous_write: spec.anonymous_write,
         sockets: settings.threads().min(SOCKETS_MAX),
         workers: spec.threads.unwrap_or(defaults.workers),

@@ -46,6 +46,10 @@ pub struct Args {
     /// everybody who can]
     #[arg(long, value_name = "PREFIX")]
     allow: Vec<Prefix>,
+    /// Answer `rxdebug` to everybody who may call, and not only to this machine; the answers show the
+    /// addresses of clients
+    #[arg(long)]
+    rxdebug: bool,
     /// Let clients change what access lists let them, though nothing proves who they are
     #[arg(long)]
     anonymous_write: bool,
@@ -76,6 +80,7 @@ fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) ->
         listen: args.listen.clone(),
         announce: args.announce.clone(),
         allow: args.allow.clone(),
+        rxdebug: args.rxdebug,
         anonymous_write: args.anonymous_write,
         threads: args.threads.map(usize::from),
         allow_discards: args.allow_discards,

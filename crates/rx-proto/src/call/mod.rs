@@ -89,6 +89,8 @@ pub(crate) struct Call<P, D> {
     pub(crate) heard: Timestamp,
     pub(crate) spoke: Timestamp,
     pub(crate) moved: Timestamp,
+    /// When the network said that nothing listens at the peer's port, before the peer was heard.
+    pub(crate) refused: Option<Timestamp>,
     /// When one of the slow clocks may be due; never later than it is.
     pub(crate) slow_at: Timestamp,
     pub(crate) note: Note,
@@ -138,6 +140,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
             heard: now,
             spoke: now,
             moved: now,
+            refused: None,
             slow_at: now,
             note: Note::new(),
         };
@@ -177,7 +180,18 @@ impl<P: Payload, D: Payload> Call<P, D> {
         let after = |limit: Option<std::time::Duration>, since: Timestamp| {
             limit.map_or(Timestamp::NEVER, |limit| since + limit)
         };
-        let dead_at = self.heard.plus(dead);
+        let mut dead_at = self.heard.plus(dead);
+        let mut look_at = Timestamp::NEVER;
+        if let (Some(refused), Some(limit)) = (self.refused, timeouts.refused) {
+            let at = refused + limit;
+            if self.heard > refused {
+                self.refused = None;
+            } else if at <= now && self.sender.resent() == 0 {
+                look_at = now + limit;
+            } else {
+                dead_at = dead_at.min(at);
+            }
+        }
         let hard_at = after(timeouts.hard, self.started);
         let idle_at = match self.waits_for_peer() {
             true => after(timeouts.idle, self.moved),
@@ -194,7 +208,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
         } else {
             ping_at
         };
-        self.slow_at = end_at.min(next_ping).max(now.plus(1));
+        self.slow_at = end_at.min(next_ping).min(look_at).max(now.plus(1));
         if dead_at <= now {
             Due::End(End::Dead)
         } else if hard_at <= now {

@@ -5,6 +5,7 @@
 
 use super::Endpoint;
 use crate::ack::{AckOut, Reason};
+use crate::config::Answers;
 use crate::number::{Seq, Serial};
 use crate::packet::{HEADER_BYTES, Header, PacketType, flag};
 use crate::payload::{Datagram, Payload};
@@ -77,7 +78,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         kind: PacketType,
         body: &[u8],
     ) {
-        if !self.strays.take(now) {
+        let answers = self.config.questions.of(route.peer.ip());
+        if answers == Answers::None || !self.strays.take(now) {
             self.stats.strays_unanswered += 1;
             return;
         }

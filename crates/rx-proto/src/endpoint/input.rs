@@ -12,6 +12,7 @@ use crate::slab::Key;
 use crate::stats::Stats;
 use crate::time::Timestamp;
 use crate::transmit::Route;
+use std::net::SocketAddr;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Takes a datagram that came over `route`. Nothing of it is trusted.
@@ -31,6 +32,32 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 self.client_packet(now, route, &header, datagram);
             }
             _ => self.server_packet(now, route, &header, datagram),
+        }
+    }
+
+    /// The network says that nothing listens at the port of `peer`, and quotes the datagram that it
+    /// could not deliver. That counts only for a call that we make, that the datagram was of, and of
+    /// which nothing was heard: see [`Timeouts::refused`](crate::Timeouts::refused). Whoever did not see
+    /// the datagram can quote none, because ids of connections are drawn.
+    pub fn refused(&mut self, now: Timestamp, peer: SocketAddr, quoted: &[u8]) {
+        let Some(header) = Header::parse(quoted).filter(|h| h.has(flag::CLIENT_INITIATED)) else {
+            return;
+        };
+        let route = Route { peer, local: None };
+        let connection = self.find(&key_of(route, &header, Role::Client));
+        let channels = connection.and_then(|c| self.connections.get(c));
+        let call = channels
+            .and_then(|c| c.channels.get(header.channel()))
+            .filter(|channel| channel.number == header.call_number)
+            .and_then(|channel| channel.call);
+        if let Some(call) = call
+            && let Some(c) = self.calls.get_mut(call)
+            && c.refused.is_none()
+            && c.heard == c.started
+        {
+            c.refused = Some(now);
+            c.slow_at = now;
+            self.set_call_timer(call);
         }
     }
 

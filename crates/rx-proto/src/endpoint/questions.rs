@@ -1,8 +1,9 @@
-//! DEBUG and VERSION packets: anyone may ask, at a limited rate, and learns nothing that proves an
-//! address or a connection.
+//! DEBUG and VERSION packets: whoever the configuration says is answered, at a limited rate, and learns
+//! nothing that proves an address or a connection.
 
 use super::Endpoint;
 use crate::call::{Call, Role};
+use crate::config::Answers;
 use crate::connection::Connection;
 use crate::debug::{self, CallState, ChannelView, ConnectionView, PeerView, Question, Totals};
 use crate::packet::{HEADER_BYTES, Header, PacketType, flag};
@@ -28,18 +29,22 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let body = datagram.get(HEADER_BYTES..).unwrap_or_default();
         let question = (header.kind == PacketType::Debug).then(|| Question::parse(body));
+        let answers = self.config.questions.of(route.peer.ip());
         let allowed = match question {
-            None => true,
-            Some(question) => self.config.debug && question.is_some(),
+            None => answers != Answers::None,
+            Some(question) => answers == Answers::Full && question.is_some(),
         };
         if !allowed || !self.strays.take(now) {
             self.stats.strays_unanswered += 1;
             return;
         }
-        let answer = match question.flatten() {
+        let mut answer = match question.flatten() {
             None => debug::version(&self.config.version),
             Some(question) => self.answer(question),
         };
+        if answers == Answers::Short {
+            answer.truncate(body.len());
+        }
         let header = Header {
             flags: header.flags & !flag::CLIENT_INITIATED,
             ..*header
