@@ -4,9 +4,13 @@
 //! zeros. So an ID that many could have proves nothing without a look at the blocks, and a look
 //! proves only that the content is the same *now*: two copies of one disk look alike. What proves
 //! it is a *nonce*: random bytes, written through one path and read through the other.
+//!
+//! Other processes and hosts prove paths of the same LUN in the same block. So a nonce that is not
+//! found refutes nothing by itself: the path that wrote it has to show it before and after the other
+//! path shows something else, several times. Anything less is no answer, and is tried again.
 
 use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Random, Request, Result, Wait};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Blocks compared between two paths.
 const SAMPLES: usize = 32;
@@ -17,6 +21,12 @@ const SAMPLE_BYTES: usize = 4096;
 const TRIES: usize = 20;
 /// A nonce begins with this.
 const NONCE_MAGIC: &[u8; 16] = b"EVFS LUN NONCE 1";
+/// Times in a row that two paths have to differ before they are taken for paths to different storage.
+const REFUTATIONS: u32 = 3;
+/// Longest first pause in milliseconds after somebody else wrote over a nonce; it doubles, so many
+/// times.
+const PAUSE_MS: u64 = 8;
+const PAUSE_DOUBLINGS: u32 = 5;
 
 /// What may be done to find out whether two paths lead to one LUN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +85,8 @@ pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
 /// Waits no longer than until `until`.
 ///
 /// # Errors
-/// One of them did not answer: nothing is known.
+/// One of them did not answer, or others kept writing where the proof is made: nothing is known, and
+/// it is worth trying again later.
 pub fn prove(
     reference: &mut dyn Queue,
     candidate: &mut dyn Queue,
@@ -102,21 +113,51 @@ pub fn prove(
     let Proof::Nonce { offset } = proof else {
         return Ok(None);
     };
-    let mut nonce = [0; SAMPLE_BYTES];
-    getrandom::fill(&mut nonce)
-        .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
-    nonce[..NONCE_MAGIC.len()].copy_from_slice(NONCE_MAGIC);
-    let bufs = Buf::copy_of(&nonce).into();
-    let fua = true;
-    run(reference, Op::Write { offset, bufs, fua }, until)?;
-    let read = read(candidate, offset, until)?;
-    match read == nonce {
-        true => Ok(None),
-        false => Ok(Some(
-            "other storage: what was written through a path of the LUN is not read through this one"
-                .into(),
-        )),
+    exchange(reference, candidate, offset, random, until)
+}
+
+/// Writes nonces through one path until the other shows one, or is refuted.
+fn exchange(
+    reference: &mut dyn Queue,
+    candidate: &mut dyn Queue,
+    offset: u64,
+    random: &mut Random,
+    until: Instant,
+) -> Result<Option<String>> {
+    let (mut refuted, mut disturbed) = (0, 0);
+    while Instant::now() < until {
+        let mut nonce = [0; SAMPLE_BYTES];
+        getrandom::fill(&mut nonce)
+            .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
+        nonce[..NONCE_MAGIC.len()].copy_from_slice(NONCE_MAGIC);
+        let bufs = Buf::copy_of(&nonce).into();
+        let fua = true;
+        run(reference, Op::Write { offset, bufs, fua }, until)?;
+        let before = read(reference, offset, until)?;
+        if read(candidate, offset, until)? == nonce {
+            return Ok(None);
+        }
+        // Nobody else can write these bytes: if they stood there all the while, the other path shows
+        // another place.
+        if before == nonce && read(reference, offset, until)? == nonce {
+            refuted += 1;
+            if refuted == REFUTATIONS {
+                return Ok(Some(
+                    "other storage: what was written through a path of the LUN is not read \
+                     through this one"
+                        .into(),
+                ));
+            }
+            continue;
+        }
+        refuted = 0;
+        let longest = PAUSE_MS << disturbed.min(PAUSE_DOUBLINGS);
+        std::thread::sleep(Duration::from_millis(1 + random.below(longest)));
+        disturbed += 1;
     }
+    let name = &candidate.info().name;
+    let why = "others wrote over each nonce; it is proven again later";
+    Err(Error::new(ErrorKind::TimedOut, name, why))
 }
 
 fn same(
@@ -125,14 +166,19 @@ fn same(
     offset: u64,
     until: Instant,
 ) -> Result<bool> {
+    let mut differed = 0;
     for _ in 0..TRIES {
         let before = read(reference, offset, until)?;
         let there = read(candidate, offset, until)?;
         if before == there {
             return Ok(true);
         }
+        // The same bytes before and after may have been others between, but hardly again and again.
         if read(reference, offset, until)? == before {
-            return Ok(false);
+            differed += 1;
+            if differed == REFUTATIONS {
+                return Ok(false);
+            }
         }
     }
     // Written all the time, which only the LUN itself can say; the other samples decide.
@@ -169,7 +215,6 @@ fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
 mod tests {
     use super::*;
     use block::{Access, BlockDevice, Mem, MemConfig};
-    use std::time::Duration;
 
     fn mem(seed: u64) -> Mem {
         let mem = Mem::with(MemConfig::new(4 << 20, 512));
@@ -202,6 +247,26 @@ mod tests {
                 .unwrap()
                 .contains("other content")
         );
+    }
+
+    #[test]
+    fn proofs_at_the_same_time_disturb_each_other_and_refute_nothing() {
+        let nonce = Proof::Nonce { offset: 1 << 20 };
+        let disk = mem(3);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        assert_eq!(proves(&disk, &disk, nonce), None);
+                    }
+                });
+            }
+            // A copy that holds an old nonce is found out meanwhile.
+            let copy = disk.fork();
+            for _ in 0..5 {
+                assert!(proves(&disk, &copy, nonce).is_some());
+            }
+        });
     }
 
     #[test]

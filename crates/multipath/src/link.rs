@@ -26,6 +26,9 @@ pub(crate) struct Link {
     pub(crate) queue: Option<Box<dyn Queue>>,
     pub(crate) fence_key: Option<u64>,
     pub(crate) state: LinkState,
+    /// When it was made, and whether a write has been carried out on it.
+    pub(crate) since: Nanos,
+    pub(crate) wrote: bool,
     /// Jobs in flight here.
     pub(crate) jobs: Vec<u32>,
     /// When something was last heard, or nothing was awaited.
@@ -55,6 +58,8 @@ impl Link {
             queue: None,
             fence_key: None,
             state: LinkState::Down,
+            since: 0,
+            wrote: false,
             jobs: Vec::new(),
             heard: 0,
             fresh: false,

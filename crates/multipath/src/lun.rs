@@ -9,7 +9,7 @@ use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
-    Admin, Clock, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared,
+    Admin, Clock, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal,
     SharedPath, WaitingIo, lock,
 };
 use crate::status::{LunStatus, health, path_status};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-/// Seconds that I/O waits for a path when the LUN is about to be closed by force.
+/// Seconds that a path may stay silent when the LUN is about to be closed by force.
 const HURRY_SECS: u32 = 5;
 
 /// One path, as a LUN is opened with it.
@@ -69,6 +69,11 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) connect_within: Duration,
     pub(crate) closing: AtomicBool,
+    /// Nothing waits for a path any more.
+    pub(crate) abandoned: AtomicBool,
+    /// Whoever proves a path: one at a time, so that none finds the nonce of another, and so that of
+    /// paths that come back together each is compared with the first.
+    pub(crate) proving: Mutex<()>,
     pub(crate) queues: Mutex<Vec<Arc<QueueShared>>>,
     pub(crate) identity: Mutex<Identity>,
     proof: Mutex<Proof>,
@@ -169,12 +174,12 @@ impl Shared {
         }
     }
 
-    pub(crate) fn refuse(&self, path: &SharedPath, why: String) {
-        let name = path.path.name();
+    pub(crate) fn refuse(&self, path: &SharedPath, refusal: Refusal) {
+        let (name, why) = (path.path.name(), &refusal.why);
         tracing::error!(lun = self.name, path = name, "AUTH_FAILED: {why}");
         self.log
             .add(name, format!("refused (AUTH_FAILED): {why}"), 0);
-        path.refuse(Some(why));
+        path.refuse(refusal, self.clock.now());
         self.drop_path(path);
     }
 
@@ -316,6 +321,8 @@ impl Lun {
             log: Log::default(),
             connect_within: config.connect_within,
             closing: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            proving: Mutex::new(()),
             queues: Mutex::new(Vec::new()),
             identity: Mutex::new(identity.clone()),
             proof: Mutex::new(config.proof),
@@ -459,7 +466,7 @@ impl Lun {
             return Err(Error::new(ErrorKind::Invalid, &self.shared.name, why));
         }
         *lock(&self.shared.identity) = found;
-        path.refuse(None);
+        path.accept();
         self.shared
             .log
             .add(path.path.name(), "its identity was accepted".into(), 0);
@@ -490,12 +497,15 @@ impl Lun {
         *lock(&self.shared.proof) = proof;
     }
 
-    /// The end is near: what waits for a path waits a few seconds more and no longer, whatever the
-    /// attributes said.
+    /// Before a close by force: what waits for a path, or for a lost write, fails now, and so does
+    /// what comes later and finds no path. What is under way on a path that answers is carried out.
+    /// May be called while other threads use the LUN, or wait for it.
     pub fn hurry(&self) {
         let mut attributes = (*self.shared.attributes()).clone();
-        attributes.transient_secs = attributes.transient_secs.min(HURRY_SECS);
+        attributes.transient_secs = 0;
         attributes.infinite_retries_enable = false;
+        attributes.path_fail_secs = attributes.path_fail_secs.min(HURRY_SECS);
+        self.shared.abandoned.store(true, Release);
         self.shared.put(attributes);
     }
 
@@ -599,7 +609,7 @@ impl Shared {
             let path = &paths[*id];
             self.learn(path, found, info);
             if let Some(why) = identity::differs(identity, found) {
-                self.refuse(path, why);
+                self.refuse(path, Refusal::described(why));
                 continue;
             }
             match &reference {
@@ -610,7 +620,7 @@ impl Shared {
                 Some(reference) => {
                     // What cannot be asked now is asked when the path is connected.
                     match self.prove(reference, path) {
-                        Ok(Some(why)) => self.refuse(path, why),
+                        Ok(Some(refusal)) => self.refuse(path, refusal),
                         Ok(None) => path.proven.store(true, Release),
                         Err(error) => tracing::warn!("{error}"),
                     }
@@ -634,22 +644,32 @@ impl Shared {
         path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
     }
 
+    /// Whether what is written through a path may prove another.
+    fn writable(&self, reference: &SharedPath) -> bool {
+        !lock(&self.identity).read_only && !reference.read_only.load(Relaxed)
+    }
+
+    /// Whether a path can be proven by a nonce that is written through another.
+    pub(crate) fn proves_by_nonce(&self, reference: &SharedPath) -> bool {
+        self.proof() != Proof::Compare && self.writable(reference)
+    }
+
     /// Compares what is read through two paths, on connections of its own.
     pub(crate) fn prove(
         &self,
         reference: &SharedPath,
         path: &SharedPath,
-    ) -> Result<Option<String>> {
+    ) -> Result<Option<Refusal>> {
         let within = self.connect_within;
         let proof = self.proof();
         let identity = lock(&self.identity).clone();
-        let writable = !identity.read_only && !reference.read_only.load(Relaxed);
+        let writable = self.writable(reference);
         if identity::is_generic(identity.wwid.as_deref()) && writable && proof == Proof::Compare {
             let wwid = identity.wwid.as_deref().unwrap_or("none");
-            return Ok(Some(format!(
+            return Ok(Some(Refusal::described(format!(
                 "world-wide ID {wwid} is one that many could have, and nothing on the LUN can \
                  prove that it is the same; `evfs path replace-wwid` accepts it"
-            )));
+            ))));
         }
         let mut ours = reference.path.connect(within)?.open()?;
         let mut theirs = path.path.connect(within)?.open()?;
@@ -659,6 +679,10 @@ impl Shared {
         getrandom::fill(&mut seed)
             .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
         let mut random = Random::new(u64::from_ne_bytes(seed));
-        identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)
+        let refuted = identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)?;
+        Ok(refuted.map(|why| Refusal {
+            why,
+            other_blocks: true,
+        }))
     }
 }

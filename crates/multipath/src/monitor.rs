@@ -6,11 +6,11 @@ use crate::attributes::Recovery;
 use crate::identity;
 use crate::lun::Shared;
 use crate::state::{
-    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, SharedPath, lock,
+    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, Refusal, SharedPath, lock,
 };
 use block::{Connection, Error, ErrorKind, Identity, Result};
-use std::collections::HashSet;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ const REST: Duration = Duration::from_secs(60);
 /// First pause between two tries, doubled with each, up to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
+/// The same between two tries to fence what was sent under one key.
+const FENCE_FIRST: Duration = Duration::from_millis(50);
+const FENCE_LAST: Duration = Duration::from_secs(5);
 /// Pause between the answers that a path under observation has to give.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
 
@@ -40,8 +43,11 @@ impl Monitor {
     }
 }
 
+/// Fences by key: how often each was tried, and when it is tried next; `None` while somebody does.
+type Fences = Arc<Mutex<HashMap<u64, (u32, Option<Instant>)>>>;
+
 fn watch(shared: &Arc<Shared>) {
-    let fencing = Arc::new(Mutex::new(HashSet::new()));
+    let fences = Fences::default();
     while !shared.closing.load(Acquire) || !lock(&shared.queues).is_empty() {
         let mut down = false;
         let queues = lock(&shared.queues).clone();
@@ -53,11 +59,18 @@ fn watch(shared: &Arc<Shared>) {
         if !queues.is_empty() {
             for path in shared.paths() {
                 down |= access::ask_if_due(shared, &path);
+                examine_if_due(shared, &path);
             }
         }
-        for (path, key) in shared.ghosts.keys() {
-            if lock(&fencing).insert(key) {
-                start_fence(shared, path, key, &fencing);
+        let keys = shared.ghosts.keys();
+        lock(&fences).retain(|key, (_, next)| next.is_none() || keys.iter().any(|k| k.1 == *key));
+        for (path, key) in keys {
+            let mut held = lock(&fences);
+            let (_, next) = held.entry(key).or_insert((0, Some(Instant::now())));
+            if next.is_some_and(|next| next <= Instant::now()) {
+                *next = None;
+                drop(held);
+                start_fence(shared, path, key, &fences);
             }
         }
         shared.monitor_sleep(match down {
@@ -88,7 +101,6 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
         let task = move || {
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
-                    queue.tries[path.id].store(0, Relaxed);
                     // A queue that sleeps takes it when it wakes.
                     path.failing.store(false, Relaxed);
                     queue.post(Mail::Connected(path.id, connection));
@@ -119,8 +131,8 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     true
 }
 
-/// The next try is due later each time.
-fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
+/// The next try is due later each time, until a connection was of use.
+pub(crate) fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
     let failed = queue.tries[path].fetch_add(1, Relaxed).min(16);
     let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
     let next = shared.clock.now() + pause.as_nanos() as u64;
@@ -133,69 +145,91 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
     {
         // One thread finds out, the others of the same path profit.
         let _one = lock(&path.admission);
-        if !path.proven.load(Acquire) {
-            observe(shared, path)?;
-        }
+        observe(shared, path)?;
         connection = path.path.connect(shared.connect_within)?;
         if !path.proven.load(Acquire) {
-            if let Some(why) = compare(shared, path, connection.identity())? {
-                shared.refuse(path, why);
+            let _alone = lock(&shared.proving);
+            if let Some(refusal) = compare(shared, path, connection.identity())? {
+                shared.refuse(path, refusal);
                 return Ok(None);
             }
             path.proven.store(true, Release);
         }
     }
-    let found = connection.identity();
-    let wanted = lock(&shared.identity).clone();
-    let too_short = (connection.info().max_transfer < shared.info.max_transfer)
-        .then(|| "its largest transfer is shorter than that of the LUN".to_owned());
-    if let Some(why) = identity::differs(&wanted, found).or(too_short) {
-        shared.refuse(path, why);
+    if let Some(why) = differs(shared, &*connection) {
+        shared.refuse(path, Refusal::described(why));
         return Ok(None);
     }
-    shared.learn(path, found, connection.info());
+    shared.learn(path, connection.identity(), connection.info());
     path.access.set_varies(connection.access_varies());
     Ok(path.eligible().then_some(connection))
 }
 
+/// Why a connection is none to this LUN, by what its other end says of itself.
+fn differs(shared: &Shared, connection: &dyn Connection) -> Option<String> {
+    let wanted = lock(&shared.identity).clone();
+    let too_short = (connection.info().max_transfer < shared.info.max_transfer)
+        .then(|| "its largest transfer is shorter than that of the LUN".to_owned());
+    identity::differs(&wanted, connection.identity()).or(too_short)
+}
+
+/// The path to compare another with: proven, open, and at best one that is in use and not silent.
+/// Says also whether any is proven.
+fn reference(shared: &Shared, path: &SharedPath) -> (Option<Arc<SharedPath>>, bool) {
+    let heeded = shared.attributes().alua_enabled;
+    let mut proven = shared.paths();
+    proven.retain(|p| p.id != path.id && p.eligible() && p.proven.load(Acquire));
+    let any = !proven.is_empty();
+    proven.retain(|p| p.access.carries() || !heeded);
+    proven.sort_by_key(|p| {
+        let silent = p.links_suspect.load(Relaxed) > 0;
+        (
+            p.read_only.load(Relaxed),
+            silent,
+            p.links_up.load(Relaxed) == 0,
+        )
+    });
+    (proven.into_iter().next(), any)
+}
+
 /// Why what a path leads to is not what another leads to. With no other path there is nothing to
 /// compare with but who answers.
-fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Option<String>> {
-    let paths = shared.paths();
-    let mut proven = paths
-        .iter()
-        .filter(|p| p.id != path.id && p.eligible() && p.proven.load(Acquire))
-        .peekable();
-    let none = proven.peek().is_none();
-    let heeded = shared.attributes().alua_enabled;
-    match proven.find(|p| p.access.carries() || !heeded) {
-        Some(reference) => shared.prove(reference, path),
+fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Option<Refusal>> {
+    match reference(shared, path) {
+        (Some(reference), _) => shared.prove(&reference, path),
         // The ports that were used until now cannot be read: when an array moves a LUN, who answers
         // has to be enough, if the ID is one that no other LUN has.
-        None if none || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
-        None => {
+        (None, any) if !any || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
+        (None, _) => {
             let why = "no port that could prove it to be the same LUN gives access now";
             Err(Error::new(ErrorKind::NotNow, path.path.name(), why))
         }
     }
 }
 
-/// Watches a path that answers again for as long as its recovery and its past demand.
+/// Watches a path that answers again for as long as its recovery demands, and its past, if another
+/// path carries I/O meanwhile.
 fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
     let attributes = shared.attributes();
-    let penalty = path.penalty_secs(attributes.flap_penalty_secs, shared.clock.now());
-    let penalty = Duration::from_secs_f64(penalty);
-    let came_back = path.counters.offline_events.load(Relaxed) > 0;
+    let lost = !path.proven.load(Acquire) && path.counters.offline_events.load(Relaxed) > 0;
     let (answers, time) = match attributes.ping_recovery {
-        _ if !came_back => (0, Duration::ZERO),
-        Recovery::Immediate => (0, penalty),
-        Recovery::CountBased => (attributes.ping_count_threshold, penalty),
-        Recovery::TimeBased => {
+        Recovery::CountBased if lost => (attributes.ping_count_threshold, Duration::ZERO),
+        Recovery::TimeBased if lost => {
             let time = Duration::from_secs(u64::from(attributes.ping_time_threshold));
-            (0, time.max(penalty))
+            (0, time)
         }
+        _ => (0, Duration::ZERO),
     };
-    if answers == 0 && time.is_zero() {
+    let held = || {
+        path.held_back(shared.clock.now())
+            && shared.paths().iter().any(|p| {
+                p.id != path.id
+                    && p.eligible()
+                    && p.access.carries()
+                    && p.links_up.load(Relaxed) > 0
+            })
+    };
+    if answers == 0 && time.is_zero() && !held() {
         return Ok(());
     }
     path.recovering.store(true, Relaxed);
@@ -209,7 +243,7 @@ fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
             break Err(error);
         }
         seen += 1;
-        if seen >= answers && began.elapsed() >= time {
+        if seen >= answers && began.elapsed() >= time && !held() {
             break Ok(());
         }
         std::thread::sleep(WATCH_PAUSE);
@@ -218,9 +252,69 @@ fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
     result
 }
 
+/// Starts another look at a path that was refused, if it is due.
+fn examine_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) {
+    if !path.to_examine(shared.clock.now()) || path.examined.swap(true, AcqRel) {
+        return;
+    }
+    let (owned, examined) = (Arc::clone(shared), Arc::clone(path));
+    let task = move || {
+        examine(&owned, &examined);
+        examined.examined.store(false, Release);
+    };
+    let thread = std::thread::Builder::new().name("lun-examine".into());
+    if thread.spawn(task).is_err() {
+        path.examined.store(false, Release);
+    }
+}
+
+/// Takes a refusal back when the path is proven to lead to the LUN; else it is examined again later.
+fn examine(shared: &Shared, path: &SharedPath) {
+    let Some(refusal) = path.refusal() else {
+        return;
+    };
+    match still_refused(shared, path, &refusal) {
+        // Somebody may have accepted it meanwhile.
+        _ if path.refusal().is_none() => {}
+        Ok(None) => {
+            let what = "leads to the LUN now: it is refused no longer";
+            tracing::info!(lun = shared.name, path = path.path.name(), "{what}");
+            shared.log.add(path.path.name(), what.into(), 0);
+            path.accept();
+            shared.changed();
+        }
+        Ok(Some(refusal)) => path.refuse(refusal, shared.clock.now()),
+        Err(error) => {
+            tracing::debug!(path = path.path.name(), "not examined: {error}");
+            path.refuse(refusal, shared.clock.now());
+        }
+    }
+}
+
+/// Why a path that was refused still is. That it shows the blocks of the LUN now says nothing of one
+/// that showed others before: only a nonce does. And where nothing can be compared, its ID has to be
+/// one that no other LUN has.
+fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Result<Option<Refusal>> {
+    let connection = path.path.connect(shared.connect_within)?;
+    if let Some(why) = differs(shared, &*connection) {
+        let other_blocks = refusal.other_blocks;
+        return Ok(Some(Refusal { why, other_blocks }));
+    }
+    let _alone = lock(&shared.proving);
+    let found = connection.identity();
+    let enough = match reference(shared, path) {
+        (Some(reference), _) => !refusal.other_blocks || shared.proves_by_nonce(&reference),
+        (None, _) => !refusal.other_blocks && !identity::is_generic(found.wwid.as_deref()),
+    };
+    match enough {
+        true => compare(shared, path, found),
+        false => Ok(Some(refusal.clone())),
+    }
+}
+
 /// Makes sure, through any other path, that what was sent under `key` is not carried out any more.
-fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fencing: &Arc<Mutex<HashSet<u64>>>) {
-    let (shared, fencing) = (Arc::clone(shared), Arc::clone(fencing));
+fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
+    let (shared, fences) = (Arc::clone(shared), Arc::clone(fences));
     let task = move || {
         let paths = shared.paths();
         let mut others: Vec<_> = paths.iter().filter(|p| p.eligible()).collect();
@@ -241,7 +335,11 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fencing: &Arc<Mutex<
                 Err(error) => tracing::debug!("no fence: {error}"),
             }
         }
-        lock(&fencing).remove(&key);
+        if let Some((tries, next)) = lock(&fences).get_mut(&key) {
+            let pause = FENCE_LAST.min(FENCE_FIRST * (1 << (*tries).min(16)));
+            *tries += 1;
+            *next = Some(Instant::now() + pause);
+        }
     };
     let _ = std::thread::Builder::new()
         .name("lun-fence".into())

@@ -11,6 +11,7 @@
 //! Nothing here connects, asks a target anything, or waits for another thread.
 
 mod dispatch;
+mod doubt;
 mod lost;
 mod watch;
 
@@ -38,9 +39,6 @@ use std::time::Duration;
 const CAPACITY: usize = 256;
 /// How often the clock is looked at while something is in flight.
 const TICK: Duration = Duration::from_millis(5);
-/// What no path takes now is tried again after this; it doubles, so many times.
-const BUSY_PAUSE: Nanos = 2_000_000;
-const BUSY_DOUBLINGS: u32 = 8;
 const EVENT_MAIL: u64 = u64::MAX;
 const EVENT_TIMER: u64 = u64::MAX - 1;
 
@@ -69,8 +67,8 @@ struct Job {
     attempts: u32,
     /// A path that answered with what another may not say.
     avoid: Option<usize>,
-    /// An error of one path was not believed.
-    doubted: bool,
+    /// The path whose error was not believed.
+    doubted: Option<usize>,
     /// Since when, and how often, paths said that they do not take it now.
     refused: Option<(Nanos, u32)>,
     /// Path that a part of a flush is for, and how many writes it covers there.
@@ -230,6 +228,7 @@ impl LunQueue {
                 link.fence_key = key;
                 link.state = LinkState::Up;
                 link.heard = now;
+                (link.since, link.wrote) = (now, false);
                 link.broken = None;
                 link.path.links_up.fetch_add(1, Relaxed);
                 link.path.counters.online_events.fetch_add(1, Relaxed);
@@ -276,7 +275,7 @@ impl LunQueue {
             path: 0,
             attempts: 0,
             avoid: None,
-            doubted: false,
+            doubted: None,
             refused: None,
             flush_of: None,
             parts: 0,
@@ -499,7 +498,8 @@ impl LunQueue {
         if let Some(at) = link.jobs.iter().position(|s| *s == slot) {
             link.jobs.swap_remove(at);
         }
-        let io = self.job(slot).io;
+        let job = self.job(slot);
+        let (io, first, doubted) = (job.io, job.first, job.doubted);
         self.selector
             .completed(path, io, started, now, result.is_ok());
         let link = &mut self.links[path];
@@ -516,6 +516,7 @@ impl LunQueue {
                     counters.writes.fetch_add(1, Relaxed);
                     counters.bytes_written.fetch_add(bytes, Relaxed);
                     link.path.written.fetch_add(1, Release);
+                    link.wrote = true;
                 }
             }
             link.latencies.add(io.write, bytes, now - started);
@@ -528,6 +529,9 @@ impl LunQueue {
                     path: path as u16,
                     ok: true,
                 });
+            }
+            if let (true, Some(other)) = (io.write, doubted.filter(|other| *other != path)) {
+                self.blame(other, first, now);
             }
             return self.finish(slot, op, Ok(()), now);
         };
@@ -558,38 +562,13 @@ impl LunQueue {
             }
             ErrorKind::NotNow => self.not_now(path, slot, op, error, now),
             // The medium, or the way to it? Another path knows; two that agree are believed.
-            ErrorKind::Io if !self.job(slot).doubted && self.has_other(path) => {
-                let job = self.job(slot);
-                (job.doubted, job.avoid) = (true, Some(path));
-                self.again(slot, op, None, now);
+            ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Permission | ErrorKind::Busy
+                if doubted.is_none_or(|d| d == path) && self.has_witness(path, io, slot) =>
+            {
+                self.doubt(path, slot, op, now);
             }
             _ => self.finish(slot, op, Err(error), now),
         }
-    }
-
-    fn has_other(&self, path: usize) -> bool {
-        let heeded = self.attributes.alua_enabled;
-        let mut links = self.links.iter().enumerate();
-        self.shared.only.is_none() && links.any(|(i, l)| i != path && l.serves(heeded))
-    }
-
-    /// A path does not take a job now: another is asked at once, and then the pauses grow. This is no
-    /// failed attempt, and ends when I/O without a path would.
-    fn not_now(&mut self, path: usize, slot: u32, op: Op, error: Error, now: Nanos) {
-        let (grace, other) = (self.grace(), self.has_other(path));
-        self.links[path].path.counters.busy.fetch_add(1, Relaxed);
-        let job = self.job(slot);
-        let (since, times) = job.refused.unwrap_or((now, 0));
-        job.refused = Some((since, times + 1));
-        job.avoid = Some(path);
-        job.after = match times == 0 && other {
-            true => now,
-            false => now + (BUSY_PAUSE << times.min(BUSY_DOUBLINGS)),
-        };
-        if now - since > grace && job.owner != Owner::Probe {
-            return self.finish(slot, op, Err(error.with_kind(ErrorKind::TimedOut)), now);
-        }
-        self.requeue(slot, op);
     }
 
     /// Keeps the timer going while there is something to time.

@@ -70,7 +70,8 @@ pub enum PathState {
     Failed,
     /// Answers again, and is watched before it is used.
     Recovering,
-    /// Answers as another LUN; carries nothing until `replace-wwid`.
+    /// Answered as another LUN; carries nothing until it is proven to lead to this one, or accepted
+    /// by `replace-wwid`.
     AuthFailed,
     /// Taken out of use by the administrator.
     Disabled,
@@ -178,8 +179,34 @@ pub(crate) struct Port {
 #[derive(Debug, Default)]
 struct Flaps {
     score: f64,
+    /// When the score begins to decay.
     at: Nanos,
+    /// When the last loss was counted.
+    counted: Option<Nanos>,
 }
+
+/// Why a path was refused (AUTH_FAILED).
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal {
+    pub(crate) why: String,
+    /// It showed other blocks, and not only another description of itself: only a nonce clears it.
+    pub(crate) other_blocks: bool,
+}
+
+impl Refusal {
+    /// For what the other end says of itself.
+    pub(crate) fn described(why: String) -> Refusal {
+        Refusal {
+            why,
+            other_blocks: false,
+        }
+    }
+}
+
+/// First time after which a refused path is examined again; it doubles with each refusal, up to the
+/// last.
+const EXAMINE_FIRST: Nanos = 1_000_000_000;
+const EXAMINE_LAST: Nanos = 60_000_000_000;
 
 /// A flap weighs half after as many nanoseconds.
 const FLAP_HALF_LIFE: f64 = 10e9;
@@ -217,9 +244,15 @@ pub(crate) struct SharedPath {
     /// One admission at a time.
     pub(crate) admission: Mutex<()>,
     admin: AtomicU8,
-    refused: Mutex<Option<String>>,
+    refused: Mutex<Option<Refusal>>,
     is_refused: AtomicBool,
+    /// Times that it was refused, when it is examined next, and whether it is examined now.
+    refusals: AtomicU32,
+    examine_at: AtomicU64,
+    pub(crate) examined: AtomicBool,
     flaps: Mutex<Flaps>,
+    /// Carries nothing that another path can carry before this.
+    held_until: AtomicU64,
     latencies: Mutex<Vec<Arc<Latencies>>>,
 }
 
@@ -253,7 +286,11 @@ impl SharedPath {
             admin: AtomicU8::new(Admin::Enabled as u8),
             refused: Mutex::new(None),
             is_refused: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
+            examine_at: AtomicU64::new(0),
+            examined: AtomicBool::new(false),
             flaps: Mutex::new(Flaps::default()),
+            held_until: AtomicU64::new(0),
             latencies: Mutex::new(Vec::new()),
         }
     }
@@ -275,13 +312,30 @@ impl SharedPath {
         self.admin() == Admin::Enabled && !self.is_refused.load(Acquire)
     }
 
-    pub(crate) fn refuse(&self, why: Option<String>) {
-        self.is_refused.store(why.is_some(), Release);
-        *lock(&self.refused) = why;
+    pub(crate) fn refuse(&self, refusal: Refusal, now: Nanos) {
+        let times = self.refusals.fetch_add(1, Relaxed).min(16);
+        let pause = (EXAMINE_FIRST << times).min(EXAMINE_LAST);
+        self.examine_at.store(now + pause, Relaxed);
+        self.proven.store(false, Release);
+        *lock(&self.refused) = Some(refusal);
+        self.is_refused.store(true, Release);
     }
 
-    pub(crate) fn why_refused(&self) -> Option<String> {
+    /// Lifts a refusal.
+    pub(crate) fn accept(&self) {
+        *lock(&self.refused) = None;
+        self.is_refused.store(false, Release);
+    }
+
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
         lock(&self.refused).clone()
+    }
+
+    /// Refused, and due to be examined again.
+    pub(crate) fn to_examine(&self, now: Nanos) -> bool {
+        self.admin() == Admin::Enabled
+            && self.is_refused.load(Acquire)
+            && self.examine_at.load(Relaxed) <= now
     }
 
     pub(crate) fn state(&self, queues: usize) -> PathState {
@@ -301,20 +355,31 @@ impl SharedPath {
         }
     }
 
-    /// Counts a loss.
-    pub(crate) fn flapped(&self, now: Nanos) {
+    /// Counts a loss of what began at `since`, and holds the path back if there were many. Losses
+    /// that several threads notice of one cause count once; says whether this one did.
+    pub(crate) fn flapped(&self, since: Nanos, longest: u32, now: Nanos) -> bool {
         let mut flaps = lock(&self.flaps);
-        flaps.score = decayed(&flaps, now) + 1.0;
-        flaps.at = now;
+        if flaps.counted.is_some_and(|counted| since <= counted) {
+            return false;
+        }
+        // More would only be remembered for longer than the longest wait asks for.
+        let most = FLAP_FREE + 1.0 + f64::from(longest.max(1)).log2();
+        flaps.score = (decayed(&flaps, now) + 1.0).min(most);
+        flaps.counted = Some(now);
+        let penalty = penalty(flaps.score, longest);
+        flaps.at = now + (penalty * 1e9) as Nanos;
+        self.held_until.store(flaps.at, Relaxed);
+        true
+    }
+
+    /// Has to wait for the times it went away.
+    pub(crate) fn held_back(&self, now: Nanos) -> bool {
+        now < self.held_until.load(Relaxed)
     }
 
     /// Seconds a path that answers again has to wait for the times it went away.
     pub(crate) fn penalty_secs(&self, longest: u32, now: Nanos) -> f64 {
-        let over = decayed(&lock(&self.flaps), now) - FLAP_FREE;
-        match over > 0.0 {
-            true => over.exp2().min(longest.into()),
-            false => 0.0,
-        }
+        penalty(decayed(&lock(&self.flaps), now), longest)
     }
 
     pub(crate) fn new_latencies(&self) -> Arc<Latencies> {
@@ -350,6 +415,14 @@ impl SharedPath {
             counter.store(0, Relaxed);
         }
         lock(&self.latencies).iter().for_each(|l| l.clear());
+    }
+}
+
+fn penalty(score: f64, longest: u32) -> f64 {
+    let over = score - FLAP_FREE;
+    match over > 0.0 {
+        true => over.exp2().min(longest.into()),
+        false => 0.0,
     }
 }
 
@@ -603,6 +676,38 @@ impl QueueShared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loss_counts_once_and_many_hold_the_path_back_for_longer_each_time() {
+        const SEC: Nanos = 1_000_000_000;
+        let spec = path_file::FilePath::new("none".into(), path_file::Options::default());
+        let port = Arc::new(Port {
+            name: String::new(),
+            index: 0,
+            in_flight: AtomicU32::new(0),
+        });
+        let path = SharedPath::new(0, Arc::new(spec), String::new(), port);
+        let mut now = SEC;
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            assert!(path.flapped(now, 30, now + 1));
+            assert!(
+                !path.flapped(now, 30, now + 2),
+                "another thread's view of it"
+            );
+            now += 2;
+            let began = now;
+            while path.held_back(now) {
+                now += SEC / 10;
+            }
+            waits.push((now - began).div_ceil(SEC));
+        }
+        assert!(waits[..3].iter().all(|w| *w == 0), "{waits:?}");
+        assert!(waits.is_sorted() && waits[11] >= 30, "{waits:?}");
+        // A path that held for long is as good as new.
+        now += 120 * SEC;
+        assert!(path.flapped(now, 30, now + 1) && !path.held_back(now + 2));
+    }
 
     #[test]
     fn a_bucket_holds_what_its_edge_says() {

@@ -100,7 +100,7 @@ pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
         transport: path.path.transport().name(),
         port: path.port.name.clone(),
         state: path.state(queues),
-        why: path.why_refused(),
+        why: path.refusal().map(|r| r.why),
         access: path.access.get().name(),
         in_flight: path.in_flight.load(Relaxed),
         reads: get(&c.reads),

@@ -185,17 +185,117 @@ fn a_path_that_becomes_another_disk_is_refused_until_it_is_accepted() {
     });
     let why = lun.status().paths[1].why.clone().unwrap();
     assert!(why.contains("ffffffff"), "{why}");
-    b.kill();
-    b.wwid = WWID.into();
-    b.start();
-    std::thread::sleep(Duration::from_millis(300));
-    pump(3);
-    let waits = "it waits for the administrator";
-    assert_eq!(states(&lun)[1], PathState::AuthFailed, "{waits}");
     lun.replace_wwid("c1t0d0").unwrap();
     until("accepted", || {
-        pump(4);
+        pump(3);
         states(&lun)[1] == PathState::Active
+    });
+    assert_eq!(lun.identity().wwid.as_deref(), Some("naa.5000c500ffffffff"));
+}
+
+#[test]
+fn a_path_that_was_another_disk_for_a_while_needs_no_administrator() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    let paths = [&a, &b].map(|s| Arc::new(s.path()) as _);
+    let mut config = config(paths.into());
+    config.proof = Proof::Nonce { offset: 12 << 20 };
+    config.attributes.quiesce_secs = 0;
+    let lun = Arc::new(Lun::open(config).unwrap());
+    let load = Load::start(Arc::clone(&lun) as _, 256, 5);
+    let image = b.image.clone();
+    // Another description, and then other blocks.
+    for (wwid, content) in [("naa.5000c500ffffffff", "disk"), (WWID, "other")] {
+        until("it is in use", || states(&lun)[1] == PathState::Active);
+        b.kill();
+        b.wwid = wwid.into();
+        b.image = dir.path().join(content);
+        if !b.image.exists() {
+            std::fs::write(&b.image, vec![9; SIZE as usize]).unwrap();
+        }
+        b.start();
+        until("refused", || states(&lun)[1] == PathState::AuthFailed);
+        let carried = |lun: &Lun| lun.status().paths[1].reads + lun.status().paths[1].writes;
+        let before = carried(&lun);
+        // It is examined again, and stays what it is.
+        let examined = format!("{:?}", lun.status().paths[1].why);
+        until("the other carries on", || {
+            lun.status().paths[0].reads > before + 1000
+        });
+        assert_eq!(states(&lun)[1], PathState::AuthFailed, "{examined}");
+        assert_eq!(carried(&lun), before);
+        b.kill();
+        b.wwid = WWID.into();
+        b.image.clone_from(&image);
+        b.start();
+    }
+    until("it is in use again", || {
+        states(&lun)[1] == PathState::Active
+    });
+    assert!(load.end() > 100);
+}
+
+#[test]
+fn paths_that_are_proven_at_the_same_time_disturb_no_other() {
+    let dir = TempDir::new().unwrap();
+    let servers: Vec<_> = (0..6)
+        .map(|n| Server::new(dir.path(), "disk", n, WWID))
+        .collect();
+    let paths = servers.iter().map(|s| Arc::new(s.path()) as _).collect();
+    let mut config = config(paths);
+    config.proof = Proof::Nonce { offset: 12 << 20 };
+    config.attributes.quiesce_secs = 0;
+    patient(&mut config.attributes);
+    let lun = Arc::new(Lun::open(config).unwrap());
+    let load = Load::start(Arc::clone(&lun) as _, 256, 6);
+    for _ in 0..8 {
+        for n in 1..6 {
+            lun.disable(&format!("c{n}t0d0"), true).unwrap();
+        }
+        until("they are let go", || {
+            states(&lun)[1..].iter().all(|s| *s == PathState::Disabled)
+                && lun.status().paths[1..].iter().all(|p| p.in_flight == 0)
+        });
+        for n in 1..6 {
+            lun.enable(&format!("c{n}t0d0")).unwrap();
+        }
+        until("all carry I/O", || {
+            let states = states(&lun);
+            assert!(!states.contains(&PathState::AuthFailed), "{states:?}");
+            states.iter().all(|s| *s == PathState::Active)
+        });
+    }
+    let log = lun.status().log;
+    assert!(log.iter().all(|e| !e.what.contains("AUTH_FAILED")));
+    assert!(load.end() > 100);
+}
+
+#[test]
+fn what_waits_for_a_path_ends_at_once_before_a_close_by_force() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let lun = lun(&[&a], |x| x.infinite_retries_enable = true);
+    let (ready, begin) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let mut all = Blocking::open(&lun).unwrap();
+            all.write_at(0, &[1; BLOCK]).unwrap();
+            ready.send(()).unwrap();
+            // Until the path is gone, and then for ever.
+            loop {
+                if let Err(error) = all.write_at(0, &[2; BLOCK]) {
+                    return error;
+                }
+            }
+        });
+        begin.recv().unwrap();
+        a.kill();
+        until("I/O waits", || lun.status().waiting + lun.status().held > 0);
+        lun.hurry();
+        let error = waits.join().unwrap();
+        assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+        assert!(error.to_string().contains("by force"), "{error}");
     });
 }
 

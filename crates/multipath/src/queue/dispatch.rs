@@ -1,7 +1,7 @@
 //! Which link takes what waits.
 
 use super::LunQueue;
-use crate::link::LinkState;
+use crate::link::{Link, LinkState};
 use crate::policy::Nanos;
 use block::{Access, Request};
 use std::collections::VecDeque;
@@ -53,9 +53,7 @@ impl LunQueue {
             }
             self.refresh_views();
             if io.write {
-                for (view, link) in self.views.iter_mut().zip(&self.links) {
-                    view.usable &= !link.path.read_only.load(Relaxed);
-                }
+                self.leave_to_writable(now);
             }
             let others = avoid.is_some_and(|a| {
                 let mut views = self.views.iter().enumerate();
@@ -99,6 +97,18 @@ impl LunQueue {
         self.shared
             .waiting
             .store(self.waiting.len() as u32, Relaxed);
+    }
+
+    /// Writes go where they are taken, and not where they were refused lately if another path takes
+    /// them.
+    fn leave_to_writable(&mut self, now: Nanos) {
+        let heeded = self.attributes.alua_enabled;
+        let takes = |l: &Link| !l.path.read_only.load(Relaxed);
+        let spare = |l: &Link| l.serves(heeded) && takes(l) && !l.path.held_back(now);
+        let spared = self.shared.only.is_none() && self.links.iter().any(spare);
+        for (view, link) in self.views.iter_mut().zip(&self.links) {
+            view.usable &= takes(link) && !(spared && link.path.held_back(now));
+        }
     }
 
     /// Hands a job to a link; `false` when the link takes none.

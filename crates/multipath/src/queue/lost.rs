@@ -2,6 +2,7 @@
 
 use super::{LunQueue, Owner, TICK, nanos};
 use crate::link::LinkState;
+use crate::monitor::pause;
 use crate::policy::Nanos;
 use crate::state::{Ghost, OPEN};
 use block::{Op, Wait};
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 /// How long a queue that is dropped waits for what is in flight.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A connection that lasted longer was of use, even if nothing was written.
+const STEADY: Nanos = 10_000_000_000;
 
 impl LunQueue {
     /// Gives a connection up. What it has in flight goes another way.
@@ -33,6 +36,7 @@ impl LunQueue {
         link.probing = false;
         link.back = None;
         link.fence_key = None;
+        let (since, useful) = (link.since, link.wrote || now - link.since > STEADY);
         let shared = &link.path;
         shared.counters.offline_events.fetch_add(1, Relaxed);
         shared.failing.store(true, Relaxed);
@@ -42,8 +46,13 @@ impl LunQueue {
             if unflushed && !self.attributes.shared_cache {
                 shared.lost_writes.store(true, Release);
             }
-            // Once, however many threads lose their connection with it.
-            shared.flapped(now);
+        }
+        if shared.eligible() {
+            shared.flapped(since, self.attributes.flap_penalty_secs, now);
+            match useful {
+                true => self.shared.tries[path].store(0, Relaxed),
+                false => pause(&self.lun, &self.shared, path),
+            }
         }
         drop(queue);
         self.closed(path, now);

@@ -128,11 +128,12 @@ impl LunQueue {
     }
 
     fn suspect(&mut self, path: usize, silent: Nanos, now: Nanos) {
+        let longest = self.attributes.flap_penalty_secs;
         let link = &mut self.links[path];
         link.state = LinkState::Suspect(now);
         link.back = None;
         if link.path.links_suspect.load(Relaxed) == 0 {
-            link.path.flapped(now);
+            link.path.flapped(link.heard, longest, now);
         }
         link.show_suspicion(true);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
@@ -173,7 +174,16 @@ impl LunQueue {
         if self.held.is_empty() {
             return;
         }
+        let abandoned = self.lun.abandoned.load(Relaxed);
         for slot in std::mem::take(&mut self.held) {
+            if abandoned {
+                let op = self.job(slot).op.take().unwrap_or(Op::Flush);
+                let why = "an older write to the same blocks may still arrive, and the LUN is \
+                           being closed by force";
+                let error = Error::new(ErrorKind::PathLost, &self.info.name, why).in_op(&op);
+                self.finish(slot, op, Err(error), now);
+                continue;
+            }
             let job = self.jobs[slot as usize].1.as_ref();
             let op = job.and_then(|j| j.op.as_ref());
             match op.is_some_and(|op| self.lun.ghosts.hold(op, now)) {
@@ -220,11 +230,14 @@ impl LunQueue {
             return;
         }
         let what = if reads { "" } else { " that takes writes" };
-        let why = format!(
-            "no path to the LUN{what} for {} s (transient_secs); `evfs lun show` says why each is \
-             down",
-            attributes.transient_secs
-        );
+        let why = match self.lun.abandoned.load(Relaxed) {
+            true => "no path to the LUN, and it is being closed by force".to_owned(),
+            false => format!(
+                "no path to the LUN{what} for {} s (transient_secs); `evfs lun show` says why \
+                 each is down",
+                attributes.transient_secs
+            ),
+        };
         for slot in std::mem::take(&mut self.waiting) {
             let job = self.job(slot);
             if !reads && !job.io.write {

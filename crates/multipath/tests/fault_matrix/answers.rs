@@ -18,6 +18,10 @@ struct Failing {
 
 impl Failing {
     fn new(error: &str) -> Failing {
+        Failing::of(error, &["error-pread-rate=100%", "error-pwrite-rate=100%"])
+    }
+
+    fn of(error: &str, rates: &[&str]) -> Failing {
         let dir = TempDir::new().unwrap();
         let servers = [0, 1].map(|port| {
             let file = format!(
@@ -25,8 +29,8 @@ impl Failing {
                 dir.path().join(format!("on{port}")).display()
             );
             let error = format!("error={error}");
-            let rates = ["error-pread-rate=100%", "error-pwrite-rate=100%"];
-            let extra = ["--filter=error", "--", &error, &file, rates[0], rates[1]];
+            let mut extra = vec!["--filter=error", "--", &error, &file];
+            extra.extend(rates);
             Server::nbdkit(dir.path(), "disk", port, &extra)
         });
         Failing { servers, dir }
@@ -101,6 +105,37 @@ fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
         });
         goes_on(&lun, 1, 50);
         assert!(load.end() > 100);
+    }
+}
+
+#[test]
+fn a_path_that_takes_connections_and_no_writes_is_left_alone_longer_each_time() {
+    // What a fenced client of a storage cluster sees: everything is well until it writes.
+    for error in ["ESHUTDOWN", "EIO"] {
+        let mut failing = Failing::of(error, &["error-pwrite-rate=100%"]);
+        let lun = Arc::new(failing.lun());
+        // One thread's connection is up while that of another is lost.
+        let loads = [0, 1].map(|n| Load::on(Arc::clone(&lun) as _, n * 600..n * 600 + 500, 40 + n));
+        goes_on(&lun, 1, 50);
+        let before = lun.status();
+        failing.set(1, true);
+        until("the other carries on for a while", || {
+            failing.servers[1].revive();
+            lun.status().paths[0].writes > before.paths[0].writes + 3000
+        });
+        let now = lun.status();
+        let made = now.paths[1].online_events - before.paths[1].online_events;
+        assert!(made < 20, "{error}: connected {made} times");
+        let refused = now.paths[1].failures - before.paths[1].failures;
+        assert!((1..200).contains(&refused), "{error}: {refused} refused");
+        failing.set(1, false);
+        until("it carries I/O again", || {
+            failing.servers[1].revive();
+            lun.status().paths[1].writes > now.paths[1].writes + 20
+        });
+        for load in loads {
+            assert!(load.end() > 100);
+        }
     }
 }
 

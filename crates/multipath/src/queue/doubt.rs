@@ -1,0 +1,73 @@
+//! What the error of one path means: another path is asked before it is believed.
+
+use super::{LunQueue, Owner};
+use crate::link::Link;
+use crate::policy::{Io, Nanos};
+use block::{Error, ErrorKind, Op};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What no path takes now is tried again after this; it doubles, so many times.
+const BUSY_PAUSE: Nanos = 2_000_000;
+const BUSY_DOUBLINGS: u32 = 8;
+
+impl LunQueue {
+    /// Asks another path for what failed on one.
+    pub(super) fn doubt(&mut self, path: usize, slot: u32, op: Op, now: Nanos) {
+        let job = self.job(slot);
+        if job.doubted.is_some() {
+            // Nobody else was asked: the other is silent, or has no room.
+            job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
+        }
+        (job.doubted, job.avoid) = (Some(path), Some(path));
+        self.again(slot, op, None, now);
+    }
+
+    /// Whether another path could say what became of a job that failed on one.
+    pub(super) fn has_witness(&mut self, path: usize, io: Io, slot: u32) -> bool {
+        let heeded = self.attributes.alua_enabled;
+        let may = |l: &Link| {
+            l.queue.is_some()
+                && (!heeded || l.path.access.carries())
+                && !(io.write && l.path.read_only.load(Relaxed))
+        };
+        let mut links = self.links.iter().enumerate();
+        self.shared.only.is_none()
+            && links.any(|(i, l)| i != path && may(l))
+            && self.job(slot).attempts < self.attributes.max_retries
+    }
+
+    /// A path has refused a write that another carried out: that counts as a loss, and for as long
+    /// as such a path is held back, writes are left to others.
+    pub(super) fn blame(&mut self, path: usize, since: Nanos, now: Nanos) {
+        let shared = &self.links[path].path;
+        if shared.flapped(since, self.attributes.flap_penalty_secs, now) {
+            let what = "refused a write that another path has carried out";
+            self.lun.log.add(shared.path.name(), what.into(), 0);
+        }
+    }
+
+    pub(super) fn has_other(&self, path: usize) -> bool {
+        let heeded = self.attributes.alua_enabled;
+        let mut links = self.links.iter().enumerate();
+        self.shared.only.is_none() && links.any(|(i, l)| i != path && l.serves(heeded))
+    }
+
+    /// A path does not take a job now: another is asked at once, and then the pauses grow. This is no
+    /// failed attempt, and ends when I/O without a path would.
+    pub(super) fn not_now(&mut self, path: usize, slot: u32, op: Op, error: Error, now: Nanos) {
+        let (grace, other) = (self.grace(), self.has_other(path));
+        self.links[path].path.counters.busy.fetch_add(1, Relaxed);
+        let job = self.job(slot);
+        let (since, times) = job.refused.unwrap_or((now, 0));
+        job.refused = Some((since, times + 1));
+        job.avoid = Some(path);
+        job.after = match times == 0 && other {
+            true => now,
+            false => now + (BUSY_PAUSE << times.min(BUSY_DOUBLINGS)),
+        };
+        if now - since > grace && job.owner != Owner::Probe {
+            return self.finish(slot, op, Err(error.with_kind(ErrorKind::TimedOut)), now);
+        }
+        self.requeue(slot, op);
+    }
+}
