@@ -146,12 +146,22 @@ impl FileDevice {
         self.shared.why_not_direct.as_deref()
     }
 
+    /// The first byte from `from` on that may hold data; `None` where only a hole follows.
+    pub fn next_data(&self, from: u64) -> Option<u64> {
+        match rustix::fs::seek(&self.shared.file, rustix::fs::SeekFrom::Data(from)) {
+            Ok(at) => Some(at.max(from)),
+            Err(rustix::io::Errno::NXIO) => None,
+            // Not a file, or a file system that keeps no holes: all of it may be data.
+            Err(_) => Some(from),
+        }
+    }
+
     /// Takes the header lock, which `cryptsetup` takes as well; waits a while for it.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when somebody holds it for long.
     pub fn header_lock(&self, exclusive: bool) -> Result<HeaderGuard> {
-        lock::header_lock(&self.shared.path, &self.shared.info.name, exclusive)
+        lock::header_lock(&self.shared.file, &self.shared.info.name, exclusive)
     }
 }
 

@@ -7,7 +7,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Where `cryptsetup` keeps its lock files for block devices (`lib/utils_device_locking.c`).
@@ -77,9 +76,12 @@ pub struct HeaderGuard {
 
 /// Takes the lock that `cryptsetup` takes around reading and changing a header: `flock` on the file
 /// itself, for a block device on a file of its own.
-pub(crate) fn header_lock(path: &Path, name: &str, exclusive: bool) -> Result<HeaderGuard> {
+///
+/// The file is the one that is open, whatever has its name by now: it is opened anew by its descriptor, so that
+/// locks of two threads of this process exclude each other as well.
+pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<HeaderGuard> {
     let io = |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("the header lock");
-    let meta = std::fs::metadata(path).map_err(|e| Error::from_io(name, e))?;
+    let meta = open.metadata().map_err(|e| Error::from_io(name, e))?;
     let file = if meta.file_type().is_block_device() {
         let made = std::fs::DirBuilder::new()
             .mode(0o700)
@@ -94,7 +96,8 @@ pub(crate) fn header_lock(path: &Path, name: &str, exclusive: bool) -> Result<He
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::open(lock, flags, Mode::RUSR | Mode::WUSR).map_err(io)?
     } else {
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?
+        let same = format!("/proc/self/fd/{}", open.as_raw_fd());
+        rustix::fs::open(same, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?
     };
     let operation = match exclusive {
         true => FlockOperation::NonBlockingLockExclusive,

@@ -306,3 +306,19 @@ fn the_lock_of_a_killed_process_is_not_in_the_way() {
         FileDevice::open(&path, &Options::default()).unwrap();
     }
 }
+
+#[test]
+fn the_header_lock_is_on_the_file_that_is_open_whatever_has_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, other) = (dir.path().join("disk"), dir.path().join("other"));
+    let device = FileDevice::create(&disk, SIZE, &Options::default()).unwrap();
+    let opened = std::fs::File::open(&disk).unwrap();
+    std::fs::write(&other, b"another file").unwrap();
+    std::fs::rename(&other, &disk).unwrap();
+    let guard = device.header_lock(true).unwrap();
+    assert!(opened.try_lock().is_err(), "the open file is not locked");
+    let renamed = std::fs::File::open(&disk).unwrap();
+    renamed.try_lock().expect("nobody locks the other file");
+    drop(guard);
+    opened.try_lock().expect("the lock is given up");
+}
