@@ -47,6 +47,14 @@ pub enum Error {
     /// There is no such key in the header.
     #[error("{0}")]
     NoSuchKey(String),
+    /// It is there already.
+    #[error("{0}")]
+    Exists(String),
+    /// No keyslot is left.
+    #[error(
+        "{0}: no key opens this volume: it has no keyslots, so it was erased; `evfs volume header restore {0} FILE` undoes that with a header backup (`erase` has left one in the backup folder)"
+    )]
+    Erased(String),
     /// The request makes no sense for this volume.
     #[error("{0}")]
     Refused(String),

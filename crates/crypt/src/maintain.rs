@@ -1,6 +1,6 @@
 //! Looking after a header without its keys: check, repair, restore.
 
-use crate::volume::{carry_out, read_header, read_range};
+use crate::volume::{carry_out, read_header, read_header_alone, read_range};
 use crate::{Error, Result};
 use block::BlockDevice;
 use luks2::{Backup, CopyState, Header, Opened, Plan};
@@ -44,18 +44,28 @@ pub struct CheckReport {
 /// # Errors
 /// When no copy can be used, and when reading fails.
 pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
+    let (opened, cut_short) = read_header_alone(&*device)?;
     let Opened {
         header,
         primary,
         secondary,
-    } = read_header(&*device)?;
+    } = opened;
     let mut findings = Vec::new();
+    if cut_short {
+        findings.push(format!(
+            "the device ends after {} bytes, before the data does: it is a header backup, or was cut short",
+            device.info().size
+        ));
+    }
     let mut report = |which: &str, state: &CopyState| match state {
         CopyState::Valid { seqid } => CopyReport::Valid { seqid: *seqid },
         other => {
             findings.push(format!("the {which} copy of the header is {other}"));
             CopyReport::Damaged {
-                why: other.to_string(),
+                why: match other {
+                    CopyState::Damaged(reason) => reason.to_string(),
+                    other => other.to_string(),
+                },
             }
         }
     };
@@ -138,7 +148,7 @@ pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Resto
         Err(Error::Header { .. }) => None,
         Err(e) => return Err(e),
     };
-    let objection = objection(&name, current.as_ref(), backup.header(), &*device)?;
+    let objection = objection(current.as_ref(), backup.header(), &*device)?;
     // A header of another volume says nothing about where this backup's data lies.
     let same = current
         .as_ref()
@@ -154,7 +164,6 @@ pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Resto
 }
 
 fn objection(
-    name: &str,
     current: Option<&Header>,
     backup: &Header,
     device: &dyn BlockDevice,
@@ -170,7 +179,7 @@ fn objection(
             // A damaged LUKS header is what backups are for; anything else is somebody's data.
             let first = read_range(device, 0, device.info().size.min(4096))?;
             let luks = first.starts_with(b"LUKS\xba\xbe") || first.iter().all(|b| *b == 0);
-            (!luks).then(|| format!("something that is no LUKS volume on {name}"))
+            (!luks).then(|| "data that is no LUKS volume".to_owned())
         }
     })
 }

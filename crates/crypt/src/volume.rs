@@ -63,8 +63,10 @@ pub struct KeyEntry {
     pub name: Option<String>,
     /// Public half of the key pair; `None` for a passphrase or key file.
     pub recipient: Option<String>,
-    /// How the keyslot derives its key.
+    /// How the keyslot derives its key, or why it cannot be used here.
     pub kdf: String,
+    /// Whether it holds the volume key; if not, it opens nothing and its role means nothing.
+    pub bound: bool,
 }
 
 /// A volume that a key has opened.
@@ -83,6 +85,8 @@ pub struct Volume {
     device: Arc<dyn BlockDevice>,
     header: Header,
     needs_repair: bool,
+    cut_short: bool,
+    kdf_limits: KdfLimits,
 }
 
 impl Volume {
@@ -91,17 +95,48 @@ impl Volume {
     /// # Errors
     /// [`Error::Header`] for what is no LUKS2 volume, is damaged, or asks for what is refused.
     pub fn open(device: Arc<dyn BlockDevice>) -> Result<Volume> {
-        let Opened {
-            header,
-            primary,
-            secondary,
-        } = read_header(&*device)?;
-        let needs_repair = !primary.is_valid() || !secondary.is_valid();
-        Ok(Volume {
+        let opened = read_header(&*device)?;
+        Ok(Volume::of(device, opened, false))
+    }
+
+    /// The same to look at, also where the data is missing: of a header backup, or a device that was cut short.
+    ///
+    /// # Errors
+    /// As [`Volume::open`], but for a device that is too small.
+    pub fn look(device: Arc<dyn BlockDevice>) -> Result<Volume> {
+        let (opened, cut_short) = read_header_alone(&*device)?;
+        Ok(Volume::of(device, opened, cut_short))
+    }
+
+    fn of(device: Arc<dyn BlockDevice>, opened: Opened, cut_short: bool) -> Volume {
+        Volume {
             device,
-            header,
-            needs_repair,
-        })
+            needs_repair: !opened.primary.is_valid() || !opened.secondary.is_valid(),
+            header: opened.header,
+            cut_short,
+            kdf_limits: KdfLimits::default(),
+        }
+    }
+
+    /// With other limits of what trying a key may cost.
+    pub fn with_kdf_limits(self, kdf_limits: KdfLimits) -> Volume {
+        Volume { kdf_limits, ..self }
+    }
+
+    /// Whether the device ends before the data does that the header speaks of.
+    pub fn is_cut_short(&self) -> bool {
+        self.cut_short
+    }
+
+    /// Refuses a volume that no key opens any more.
+    ///
+    /// # Errors
+    /// [`Error::Erased`].
+    pub fn refuse_erased(&self) -> Result<()> {
+        match self.header.has_keyslots() {
+            true => Ok(()),
+            false => Err(Error::Erased(self.name().to_owned())),
+        }
     }
 
     /// Makes a volume whose owner and recovery keys are key pairs. Everything in the first 16 MiB of
@@ -129,6 +164,8 @@ impl Volume {
             device,
             header,
             needs_repair: false,
+            cut_short: false,
+            kdf_limits: KdfLimits::default(),
         };
         volume.put_pair(&volume_key, Role::Owner, owner)?;
         for who in recovery {
@@ -217,7 +254,8 @@ impl Volume {
                 recipient: token.as_ref().and_then(|t| t.recipient.clone()),
                 kdf: slot
                     .protection()
-                    .map_or_else(|_| "unknown".into(), |p| p.kdf.name().to_owned()),
+                    .map_or_else(|e| format!("not usable: {e}"), |p| p.kdf.name().to_owned()),
+                bound: self.header.is_bound(keyslot),
             }
         };
         self.header
@@ -278,6 +316,8 @@ impl Volume {
     /// [`Error::WrongKey`] when it opens no keyslot.
     pub fn unlock_secret(&self, secret: &SecretBytes) -> Result<Unlocked> {
         let mut first_error = None;
+        let mut limits = self.kdf_limits;
+        let mut tried = false;
         for keyslot in self.header.keyslots_to_try() {
             // A pair's keyslot holds a random secret that nobody can type.
             if self
@@ -286,17 +326,27 @@ impl Volume {
             {
                 continue;
             }
-            match self.open_keyslot(keyslot, secret) {
+            tried = true;
+            match self.open_keyslot(keyslot, secret, &limits) {
                 Ok(volume_key) => return self.unlocked(volume_key, keyslot),
-                Err(Error::WrongKey(_)) => {}
+                // What has been spent is not there for the next keyslot: a header has up to 32 of them.
+                Err(Error::WrongKey(_)) => {
+                    let work = self.header.work_kib(keyslot);
+                    limits.work_kib_max = limits.work_kib_max.saturating_sub(work);
+                }
                 Err(e) => first_error = first_error.or(Some(e)),
             }
         }
+        let mut unusable = self.header.unusable_keyslots();
+        if !tried && first_error.is_none() && !unusable.is_empty() {
+            first_error = Some(Error::header(self.name(), unusable.swap_remove(0)));
+        }
         Err(first_error.unwrap_or_else(|| {
-            Error::wrong_key(format!(
-                "{}: it opens no keyslot of this volume",
-                self.name()
-            ))
+            let mut hint = format!("{}: it opens no keyslot of this volume", self.name());
+            if let Some(why) = unusable.first() {
+                hint = format!("{hint} that was tried; {why}");
+            }
+            Error::wrong_key(hint)
         }))
     }
 
@@ -317,7 +367,7 @@ impl Volume {
                 Some(envelope) => identity
                     .unwrap(&envelope)
                     .map_err(Error::from)
-                    .and_then(|secret| self.open_keyslot(entry.keyslot, &secret)),
+                    .and_then(|secret| self.open_keyslot(entry.keyslot, &secret, &self.kdf_limits)),
                 None => continue,
             };
             match opened {
@@ -333,13 +383,16 @@ impl Volume {
         }))
     }
 
-    fn open_keyslot(&self, keyslot: u32, secret: &SecretBytes) -> Result<SecretBytes> {
+    fn open_keyslot(
+        &self,
+        keyslot: u32,
+        secret: &SecretBytes,
+        limits: &KdfLimits,
+    ) -> Result<SecretBytes> {
         let header_error = |e| Error::header(self.name(), e);
         let range = self.header.keyslot_area(keyslot).map_err(header_error)?;
         let area = read_range(&*self.device, range.offset, range.len)?;
-        let opened = self
-            .header
-            .open_keyslot(keyslot, secret, &area, &KdfLimits::default());
+        let opened = self.header.open_keyslot(keyslot, secret, &area, limits);
         opened.map_err(header_error)
     }
 
@@ -388,12 +441,12 @@ impl Volume {
             .iter()
             .find(|k| k.recipient.as_deref() == Some(&recipient))
         {
-            return Err(Error::Refused(format!(
-                "{}: the key pair {} has keyslot {} already, as {}; remove that first",
+            return Err(Error::Exists(format!(
+                "{}: the key pair {} opens this volume already, as {}, by keyslot {}; `evfs volume key list` shows the keys",
                 self.name(),
                 who.name,
-                old.keyslot,
-                old.role
+                old.role,
+                old.keyslot
             )));
         }
         let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
@@ -441,7 +494,7 @@ impl Volume {
         let keys = self.keys();
         let owners = keys
             .iter()
-            .filter(|k| k.role == Role::Owner)
+            .filter(|k| k.role == Role::Owner && k.bound)
             .map(|k| k.keyslot);
         if owners.collect::<Vec<_>>() == [keyslot] {
             return Err(Error::Refused(format!(
@@ -460,21 +513,22 @@ impl Volume {
     /// Those of [`Volume::change`]; when the header is full.
     pub fn set_owner(&mut self, unlocked: &Unlocked, who: &Identified) -> Result<()> {
         self.change(unlocked, Action::SetOwner)?;
-        let recipient = who.recipient.to_string();
-        let replaced: Vec<u32> = self
-            .keys()
-            .iter()
-            .filter(|k| {
-                let old_owner = k.role == Role::Owner && k.recipient.is_some();
-                old_owner || k.recipient.as_deref() == Some(&recipient)
-            })
-            .map(|k| k.keyslot)
-            .collect();
+        let replaced = self.replaced_by_owner(who);
         self.put_pair(&unlocked.volume_key, Role::Owner, who)?;
-        for keyslot in replaced {
-            self.drop_keyslot(keyslot)?;
+        for key in replaced {
+            self.drop_keyslot(key.keyslot)?;
         }
         self.commit(&unlocked.volume_key)
+    }
+
+    /// The keys that [`Volume::set_owner`] takes away: those of the owners before, and what `who` had.
+    pub fn replaced_by_owner(&self, who: &Identified) -> Vec<KeyEntry> {
+        let recipient = who.recipient.to_string();
+        let replaced = |k: &KeyEntry| {
+            let old_owner = k.role == Role::Owner && k.recipient.is_some();
+            old_owner || k.recipient.as_deref() == Some(&recipient)
+        };
+        self.keys().into_iter().filter(replaced).collect()
     }
 
     /// Seals the header as it is, after a change by another program that is meant to stay.
@@ -596,6 +650,24 @@ pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
         opened => opened,
     };
     opened.map_err(|e| Error::header(&name, e))
+}
+
+/// The same, and whether the device ends before the data that the header speaks of, which is no error here.
+pub(crate) fn read_header_alone(device: &dyn BlockDevice) -> Result<(Opened, bool)> {
+    let error = match read_header(device) {
+        Err(Error::Header { name, source }) => (name, source),
+        opened => return opened.map(|opened| (opened, false)),
+    };
+    let (name, source) = error;
+    if source.kind() == luks2::ErrorKind::DeviceTooSmall {
+        let len = device.info().size.min(luks2::PREFIX_BYTES_MAX);
+        let prefix = read_range(device, 0, len)?;
+        // Of a device that is as large as can be, the header alone is judged.
+        if let Ok(opened) = Header::open(&prefix, i64::MAX as u64) {
+            return Ok((opened, true));
+        }
+    }
+    Err(Error::Header { name, source })
 }
 
 /// Bytes of [`free_header_block`].

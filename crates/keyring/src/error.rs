@@ -21,7 +21,9 @@ pub enum Error {
     #[error("of the key `{0}` only the public half is here; its private half is with its owner")]
     PublicOnly(String),
     /// The name is taken.
-    #[error("there is a key `{0}` already; remove it first, or choose another name")]
+    #[error(
+        "there is a key `{0}` already; choose another name (`evfs key list` shows the names that are taken)"
+    )]
     Exists(String),
     /// The name cannot be a file name.
     #[error(

@@ -23,4 +23,4 @@ mod store;
 pub use error::{Error, Result};
 pub use identity::Identity;
 pub use recipient::{KeyKind, Recipient};
-pub use store::{KeyInfo, Keyring, Listing, Private, Prompt};
+pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt};

@@ -46,6 +46,15 @@ pub struct KeyInfo {
     pub private: Private,
 }
 
+/// The files of a key pair that are there.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// The public half.
+    pub public: Option<PathBuf>,
+    /// The private half.
+    pub private: Option<PathBuf>,
+}
+
 /// What a keyring holds.
 #[derive(Debug)]
 pub struct Listing {
@@ -283,21 +292,37 @@ impl Keyring {
         self.info(name)
     }
 
+    /// The files of a key that are there.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when none is.
+    pub fn files(&self, name: &str) -> Result<Files> {
+        let there = |extension| {
+            self.path(name, extension)
+                .map(|path| path.exists().then_some(path))
+        };
+        let files = Files {
+            public: there("pub")?,
+            private: there("key")?,
+        };
+        match (&files.public, &files.private) {
+            (None, None) => Err(Error::NotFound {
+                name: name.to_owned(),
+                dir: self.dir.clone(),
+            }),
+            _ => Ok(files),
+        }
+    }
+
     /// Removes both files of a key. Keyslots in volumes stay as they are; whoever has a copy of the
     /// private key still opens them.
     ///
     /// # Errors
     /// [`Error::NotFound`], and what the system says.
     pub fn remove(&self, name: &str) -> Result<()> {
-        let public = self.path(name, "pub")?;
         // A crash between the two files of a new key leaves the private one alone.
-        if !public.exists() && !self.path(name, "key")?.exists() {
-            return Err(Error::NotFound {
-                name: name.to_owned(),
-                dir: self.dir.clone(),
-            });
-        }
-        for path in [self.path(name, "key")?, public] {
+        let Files { public, private } = self.files(name)?;
+        for path in private.into_iter().chain(public) {
             match std::fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Error::io("cannot remove", &path, e));

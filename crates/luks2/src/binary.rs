@@ -125,6 +125,12 @@ pub(crate) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
     bytes.starts_with(&copy.magic())
 }
 
+/// Whether `bytes` name the checksum algorithm where a binary header does.
+pub(crate) fn names_checksum(bytes: &[u8]) -> bool {
+    let name = bytes.get(at::CHECKSUM_ALG..).unwrap_or_default();
+    name.starts_with(b"sha256\0")
+}
+
 /// The version of the header that `bytes` begin with, if they begin with a primary magic.
 pub(crate) fn version(bytes: &[u8]) -> Option<u16> {
     if !has_magic(bytes, Copy::Primary) {

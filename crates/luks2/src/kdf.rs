@@ -21,6 +21,12 @@ const MEMORY_START_KIB: u32 = 64 * 1024;
 /// Fewest PBKDF2 iterations we choose, as in `cryptsetup`.
 const ITERATIONS_MIN: u32 = 1000;
 
+/// What raises the limits, as errors name it.
+const MEMORY_SETTING: &str =
+    "; if you trust it, raise the setting kdf.memory-max-kib (EVFS_KDF_MEMORY_MAX_KIB)";
+const WORK_SETTING: &str =
+    "; if you trust it, raise the setting kdf.work-max-gib (EVFS_KDF_WORK_MAX_GIB)";
+
 /// A key derivation function with its costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kdf {
@@ -53,7 +59,7 @@ pub struct Argon2Cost {
 pub struct KdfLimits {
     /// Memory of Argon2 in KiB. Default 4 GiB, the most that `cryptsetup` writes.
     pub memory_kib_max: u32,
-    /// Passes times memory of Argon2, in KiB. Default 256 GiB, about two minutes of one core.
+    /// [`Kdf::work_kib`] of all keyslots that are tried for one passphrase. Default 64 GiB, some minutes of one core.
     pub work_kib_max: u64,
     /// Lanes of Argon2. Default 4, the most that `cryptsetup` writes.
     pub cpus_max: u32,
@@ -65,7 +71,7 @@ impl Default for KdfLimits {
     fn default() -> KdfLimits {
         KdfLimits {
             memory_kib_max: 4 * 1024 * 1024,
-            work_kib_max: 256 * 1024 * 1024,
+            work_kib_max: 64 * 1024 * 1024,
             cpus_max: 4,
             iterations_max: 100_000_000,
         }
@@ -82,39 +88,51 @@ impl Kdf {
         }
     }
 
+    /// What deriving costs, as KiB that Argon2 passes over once: passes times memory, and for PBKDF2, where an
+    /// iteration takes about half as long as a KiB, half of the iterations.
+    pub fn work_kib(&self) -> u64 {
+        match *self {
+            Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
+                u64::from(cost.time) * u64::from(cost.memory_kib)
+            }
+            Kdf::Pbkdf2 { iterations, .. } => u64::from(iterations / 2),
+        }
+    }
+
     /// Whether the costs are within `limits` and make sense at all.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] naming the cost.
     pub fn check(&self, limits: &KdfLimits) -> Result<()> {
-        let over = |what: &str, is: u64, max: u64| {
+        let over = |what: &str, is: u64, max: u64, setting: &str| {
             Error::refused(format!(
                 "{} asks for {what} of {is}, more than the {max} that are allowed; the header may \
-                 be forged (raise the limit if you trust it)",
+                 be forged{setting}",
                 self.name()
             ))
         };
+        let work = self.work_kib();
+        if work > limits.work_kib_max {
+            let what = "work in KiB (memory times passes)";
+            return Err(over(what, work, limits.work_kib_max, WORK_SETTING));
+        }
         match *self {
             Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
                 let Argon2Cost {
-                    time,
-                    memory_kib,
-                    cpus,
+                    memory_kib, cpus, ..
                 } = cost;
-                let work = u64::from(time) * u64::from(memory_kib);
                 if cpus > limits.cpus_max {
                     return Err(over(
                         "a number of lanes",
                         cpus.into(),
                         limits.cpus_max.into(),
+                        "",
                     ));
                 }
                 if memory_kib > limits.memory_kib_max {
                     let max = limits.memory_kib_max.into();
-                    return Err(over("memory in KiB", memory_kib.into(), max));
-                }
-                if work > limits.work_kib_max {
-                    return Err(over("work (passes times KiB)", work, limits.work_kib_max));
+                    let asked = memory_kib.into();
+                    return Err(over("memory in KiB", asked, max, MEMORY_SETTING));
                 }
                 self.params(0).map(drop)
             }
@@ -122,6 +140,7 @@ impl Kdf {
                 "a number of iterations",
                 iterations.into(),
                 limits.iterations_max.into(),
+                "",
             )),
             Kdf::Pbkdf2 { iterations: 0, .. } => Err(Error::refused("pbkdf2 with no iterations")),
             Kdf::Pbkdf2 { .. } => Ok(()),
@@ -305,6 +324,8 @@ mod tests {
             let error = kdf.check(&limits).expect_err("beyond the limits");
             assert_eq!(error.kind(), ErrorKind::Refused, "{kdf:?}");
         }
+        let forged = argon2id(17, 4 * 1024 * 1024, 4).check(&limits);
+        assert!(forged.unwrap_err().to_string().contains("kdf.work-max-gib"));
         argon2id(4, 1024 * 1024, 4)
             .check(&limits)
             .expect("the default of cryptsetup");
@@ -312,7 +333,8 @@ mod tests {
             memory_kib_max: 1024,
             ..limits
         };
-        assert!(argon2id(4, 1025, 1).check(&low).is_err());
+        let over = argon2id(4, 1025, 1).check(&low).unwrap_err();
+        assert!(over.to_string().contains("kdf.memory-max-kib"), "{over}");
     }
 
     /// The clock is a function of the work done, so this does not depend on the machine.

@@ -30,6 +30,32 @@ impl Header {
         of(Priority::Prefer).chain(of(Priority::Normal)).collect()
     }
 
+    /// Whether a keyslot holds the volume key: one that EVFS can open, or another.
+    pub fn has_keyslots(&self) -> bool {
+        self.volume_keyslots().next().is_some()
+    }
+
+    /// Whether keyslot `slot` holds the volume key.
+    pub fn is_bound(&self, slot: u32) -> bool {
+        self.volume_keyslots().any(|(n, _)| n == slot)
+    }
+
+    /// Why EVFS cannot open some of the keyslots that hold the volume key.
+    pub fn unusable_keyslots(&self) -> Vec<Error> {
+        let why = |(n, slot): (u32, &Keyslot)| {
+            let error = slot.protection().err()?;
+            Some(error.within(format!("keyslot {n} cannot be opened by EVFS")))
+        };
+        self.volume_keyslots().filter_map(why).collect()
+    }
+
+    /// What trying keyslot `slot` costs, as [`Kdf::work_kib`] counts.
+    pub fn work_kib(&self, slot: u32) -> u64 {
+        let keyslot = self.metadata.keyslots().get(&slot);
+        let protection = keyslot.and_then(|slot| slot.protection().ok());
+        protection.map_or(0, |p| p.kdf.work_kib())
+    }
+
     /// The keyslots that hold the volume key.
     fn volume_keyslots(&self) -> impl Iterator<Item = (u32, &Keyslot)> {
         let (_, digest) = self.metadata.volume_digest();
@@ -42,7 +68,7 @@ impl Header {
     fn volume_keyslot(&self, slot: u32) -> Result<&Keyslot> {
         let all = self.metadata.keyslots();
         let keyslot = all.get(&slot).ok_or_else(|| not_found(slot))?;
-        if !self.volume_keyslots().any(|(n, _)| n == slot) {
+        if !self.is_bound(slot) {
             return Err(Error::unsupported(format!(
                 "keyslot {slot} is not bound to the data of this volume; it opens nothing"
             )));

@@ -272,10 +272,17 @@ fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
         let bytes = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
         bytes.is_some_and(|bytes| binary::has_magic(bytes, copy))
     };
-    let was =
-        magic(0, Copy::Primary) || secondary_offsets().any(|offset| magic(offset, Copy::Secondary));
+    let was = magic(0, Copy::Primary)
+        || secondary_offsets().any(|offset| magic(offset, Copy::Secondary))
+        || std::iter::once(0)
+            .chain(secondary_offsets())
+            .any(|offset| has_remains(prefix, offset));
     if !was {
-        return Error::new(ErrorKind::NotLuks, "there is no LUKS2 header here");
+        return Error::new(
+            ErrorKind::NotLuks,
+            "there is no LUKS2 header here, nor the remains of one; if it was a volume, both copies of its header \
+             are overwritten: restore a header backup",
+        );
     }
     // An unknown checksum algorithm in both copies is no damage but a newer writer.
     if primary.kind() == secondary.kind() && primary.kind() != ErrorKind::Damaged {
@@ -285,6 +292,16 @@ fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
         "both copies of the LUKS2 header are damaged (primary: {primary}; secondary: {secondary}); \
          restore a header backup if there is one"
     ))
+}
+
+/// Whether a copy that has lost its magic was at `offset`: its checksum algorithm is named, or its JSON is there.
+fn has_remains(prefix: &[u8], offset: u64) -> bool {
+    let copy = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
+    let Some(copy) = copy else { return false };
+    let has = |text: &[u8], word: &[u8]| text.windows(word.len()).any(|w| w == word);
+    let json = copy.get(BINARY_LEN..).unwrap_or_default();
+    let json = json.get(..BINARY_LEN).unwrap_or(json);
+    binary::names_checksum(copy) || (has(json, b"\"keyslots\"") && has(json, b"\"kdf\""))
 }
 
 const _: () = assert!(HEADER_SIZE_MIN > BINARY_LEN as u64);

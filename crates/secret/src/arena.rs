@@ -6,6 +6,16 @@
 //! that is locked and kept out of dumps and forked children takes its place.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a secret was ever put into memory that could not be locked.
+static SWAPPABLE: AtomicBool = AtomicBool::new(false);
+
+/// Whether all secrets so far are in memory that is never swapped out. `RLIMIT_MEMLOCK` decides where
+/// `memfd_secret` is off or the limit is too low for it.
+pub fn all_locked() -> bool {
+    !SWAPPABLE.load(Ordering::Relaxed)
+}
 
 /// A private mapping between two inaccessible guard pages.
 pub(crate) struct Pages {
@@ -119,7 +129,9 @@ unsafe fn map_locked(at: *mut u8, len: usize) {
             0,
         );
         assert!(got != libc::MAP_FAILED, "no memory for key material");
-        libc::mlock(at.cast(), len);
+        if libc::mlock(at.cast(), len) != 0 {
+            SWAPPABLE.store(true, Ordering::Relaxed);
+        }
         libc::madvise(at.cast(), len, libc::MADV_DONTFORK);
     }
 }

@@ -14,6 +14,7 @@ mod arena;
 mod bytes;
 
 pub use alloc::ZeroingAlloc;
+pub use arena::all_locked;
 pub use bytes::SecretBytes;
 
 /// Stack that [`burn_stack`] overwrites, in bytes. The deepest user of key material here is the
