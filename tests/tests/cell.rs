@@ -122,7 +122,7 @@ fn init_refuses_what_it_would_destroy_and_names_that_are_none() {
     fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
     Ran::of(Command::new("/sbin/mkfs.ext4").arg("-qF").arg(&image)).ok();
     let before = fs::read(&image).unwrap();
-    let ran = s.run(&["cell", "init", "a.example", "ext4.img"]).code(1);
+    let ran = s.run(&["cell", "init", "a.example", "ext4.img"]).code(2);
     assert!(
         ran.stderr.contains("ext4") && ran.stderr.contains("evfs format --force"),
         "{}",

@@ -97,12 +97,16 @@ fn exit_13_for_a_right_key_whose_role_refuses() {
         .code(13);
     s.run(&["attach", "a.img", "--key", "safe"]).code(13);
     // What a recovery key is for: a new owner, who may do everything; the old one may not any more.
-    s.run(&["volume", "owner", "set", "a.img", "new", "--key", "safe"])
-        .ok();
+    s.run(&[
+        "volume", "owner", "set", "a.img", "new", "--key", "safe", "--yes",
+    ])
+    .ok();
     s.run(&["volume", "key", "remove", "a.img", "user", "--key", "owner"])
         .code(12);
-    s.run(&["volume", "key", "remove", "a.img", "user", "--key", "new"])
-        .ok();
+    s.run(&[
+        "volume", "key", "remove", "a.img", "user", "--key", "new", "--yes",
+    ])
+    .ok();
     s.run(&["attach", "a.img", "--key", "user"]).code(12);
 }
 
@@ -165,7 +169,7 @@ fn create_refuses_a_known_signature_and_force_keeps_what_it_overwrites() {
     let before = fs::read(&image).unwrap();
     let ran = s
         .run(&["volume", "create", "a.img", "--owner", "owner"])
-        .code(1);
+        .code(2);
     assert!(
         ran.stderr.contains("ext") && ran.stderr.contains("--force"),
         "{}",
@@ -192,7 +196,7 @@ fn create_refuses_a_known_signature_and_force_keeps_what_it_overwrites() {
 fn erase_is_undone_by_the_backup_it_leaves() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
-    let erased = s.json(&["volume", "erase", "a.img"]);
+    let erased = s.json(&["volume", "erase", "a.img", "--yes"]);
     s.run(&["attach", "a.img", "--key", "owner"]).code(12);
     s.run(&[
         "volume",
@@ -200,6 +204,7 @@ fn erase_is_undone_by_the_backup_it_leaves() {
         "restore",
         "a.img",
         erased["undo"].as_str().unwrap(),
+        "--yes",
     ])
     .ok();
     s.attach(&["a.img"]);
@@ -214,12 +219,12 @@ fn a_header_backup_of_another_volume_is_refused_unless_forced() {
     s.run(&["volume", "header", "backup", "a.img", "a.header"])
         .ok();
     s.run(&["volume", "header", "backup", "a.img", "a.header"])
-        .code(1);
+        .code(2);
     s.run(&["volume", "header", "restore", "b.img", "a.header"])
-        .code(1);
+        .code(2);
     fs::write(s.path("rubbish"), vec![7; 1 << 20]).unwrap();
     assert_ne!(
-        s.run(&["volume", "header", "restore", "a.img", "rubbish"])
+        s.run(&["volume", "header", "restore", "a.img", "rubbish", "--yes"])
             .status
             .code(),
         Some(0)

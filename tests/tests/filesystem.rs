@@ -48,7 +48,7 @@ impl Place {
 #[test]
 fn format_refuses_what_is_there_and_force_overwrites_it() {
     let p = Place::new();
-    let ran = p.s.run(&["format", "disk.img"]).code(1);
+    let ran = p.s.run(&["format", "disk.img"]).code(2);
     assert!(ran.stderr.contains("EVFS file system"), "{}", ran.stderr);
     p.s.run(&["format", "disk.img", "--force", "--label", "second"])
         .ok();
@@ -66,7 +66,7 @@ fn format_refuses_what_is_there_and_force_overwrites_it() {
     fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
     let mut mkfs = Command::new("/sbin/mkfs.ext4");
     Ran::of(mkfs.arg("-qF").arg(&image)).ok();
-    let ran = p.s.run(&["format", "ext4.img"]).code(1);
+    let ran = p.s.run(&["format", "ext4.img"]).code(2);
     assert!(ran.stderr.contains("ext4"), "{}", ran.stderr);
     p.s.run(&["format", "ext4.img", "--force"]).ok();
     let found = Ran::of(Command::new("/sbin/blkid").arg("-p").arg(&image));

@@ -302,7 +302,7 @@ fn names_attributes_and_paths_outlive_the_process() {
     s.run(&["volume", "create", "disk1", "--owner", "owner"])
         .ok();
     s.run(&["volume", "create", "disk1", "--owner", "owner"])
-        .code(1);
+        .code(2);
     s.run(&["volume", "info", "disk1"]).ok();
     s.run(&["volume", "check", &uri(0)]).ok();
     let attached = s.attach(&["disk1"]);

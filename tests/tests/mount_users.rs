@@ -129,7 +129,7 @@ fn a_device_is_mounted_once() {
         assert_eq!(fs::read(mounted.path("file")).unwrap(), b"content");
         mounted.unmount(&s);
         disk.check();
-        s.run(&["format", device]).code(1);
+        s.run(&["format", device]).code(2);
         let mounted = disk.mount(&[]);
         assert_eq!(fs::read(mounted.path("file")).unwrap(), b"content");
         mounted.unmount(&s);

@@ -96,7 +96,8 @@ fn wait_for(pid: i32, mut read: File) -> u8 {
     let mut said = Vec::new();
     let _ = read.read_to_end(&mut said);
     if let [b'+', text @ ..] = said.as_slice() {
-        let _ = std::io::stdout().write_all(text);
+        let mut out = std::io::stdout().lock();
+        crate::output::written(out.write_all(text).and_then(|()| out.flush()));
         return 0;
     }
     let mut status = 0;

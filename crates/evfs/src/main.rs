@@ -42,7 +42,10 @@ Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 w
 26 check found errors, 130/143 stopped by INT/TERM.";
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return output::usage(&error),
+    };
     secret::harden_process();
     let settings = match Settings::load() {
         Ok(settings) => settings,
@@ -54,7 +57,7 @@ fn main() -> ExitCode {
         settings,
     };
     match cli.command.run(&context) {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => output::end(code),
         Err(error) => output::fail(cli.json, &error),
     }
 }

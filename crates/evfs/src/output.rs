@@ -1,12 +1,14 @@
 //! What is printed: data to standard output, words to standard error, JSON when asked for.
 
+use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use stack::Error;
+use stack::{Error, exit};
 use std::error::Error as _;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// Prints a result: `value` as JSON, or `text` for people.
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
@@ -45,9 +47,63 @@ impl Bar {
     }
 }
 
+/// Why standard output takes no more, once it does not.
+static GONE: OnceLock<std::io::Error> = OnceLock::new();
+
 /// Prints one line of data. A reader that went away (`| head`) is no reason to panic.
 pub fn line(text: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{text}");
+    let mut out = std::io::stdout().lock();
+    written(writeln!(out, "{text}").and_then(|()| out.flush()));
+}
+
+/// Notes how writing to standard output went.
+pub fn written(result: std::io::Result<()>) {
+    if let Err(error) = result {
+        let _ = GONE.set(error);
+    }
+}
+
+/// Whether standard output takes no more: whoever prints again and again ends then.
+pub fn is_gone() -> bool {
+    GONE.get().is_some()
+}
+
+/// The end of a command: its exit code, or failure if its output could not be written. That a reader has gone
+/// away is its own affair.
+pub fn end(code: u8) -> ExitCode {
+    written(std::io::stdout().flush());
+    match GONE.get() {
+        Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            let why = without_number(&e.to_string());
+            let _ = writeln!(
+                std::io::stderr().lock(),
+                "evfs: cannot write to standard output: {why}"
+            );
+            ExitCode::from(exit::FAILURE)
+        }
+        _ => ExitCode::from(code),
+    }
+}
+
+/// What the parser of the command line has to say: help, or what is wrong, as JSON too if that is asked for.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    let mut args = std::env::args_os().take_while(|arg| arg != "--");
+    let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+    if error.use_stderr() && args.any(|arg| arg == "--json") {
+        let text = error.render().to_string();
+        let said = text.lines().take_while(|l| !l.starts_with("Usage:"));
+        let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
+        let message = match error.kind() {
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                "a command is missing; --help lists them".into()
+            }
+            _ => said.join("; "),
+        };
+        let message = message.trim_start_matches("error: ");
+        line(&serde_json::json!({ "error": message, "code": code }).to_string());
+    }
+    written(error.print());
+    end(code)
 }
 
 /// Words for the person that waits; nothing with `--json`.
@@ -70,16 +126,41 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
 
 /// The error and its sources, each once.
 pub fn chain(error: &Error) -> String {
-    let mut message = error.to_string();
+    let mut message = without_number(&error.to_string());
     let mut source = error.source();
     while let Some(e) = source {
-        let text = e.to_string();
-        if !message.contains(&text) {
+        let text = without_number(&e.to_string());
+        if !says(&message, &text, e) {
             let _ = write!(message, ": {text}");
         }
         source = e.source();
     }
     message
+}
+
+/// Whether a message says already what its source does, in the same words or in ours.
+fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -> bool {
+    let message = message.to_lowercase();
+    let errno = source
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::raw_os_error);
+    let kind = errno.map(block::ErrorKind::from_errno);
+    let in_our_words = |kind: block::ErrorKind| {
+        kind != block::ErrorKind::Io && message.contains(&kind.to_string())
+    };
+    message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
+}
+
+/// Text of the system without its ` (os error N)`, which tells a reader nothing that the words do not.
+fn without_number(text: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut parts = text.split(MARK);
+    let mut clean = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
+        clean.push_str(rest.strip_prefix(')').unwrap_or(rest));
+    }
+    clean
 }
 
 /// A size in bytes for people, exact when it is a whole number of a unit.
@@ -128,6 +209,22 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_the_system_is_said_once_and_in_words() {
+        let of = |errno| std::io::Error::from_raw_os_error(errno);
+        let said = |error: block::Error| chain(&Error::Block(error));
+        let block = |errno| block::Error::from_io("disk", of(errno));
+        assert_eq!(said(block(libc::ENOENT)), "disk: not found");
+        let made = said(block(libc::EACCES).detail("cannot be made"));
+        assert_eq!(made, "disk: permission denied: cannot be made");
+        let inside = of(libc::ENOSPC).to_string();
+        let failed = chain(&Error::Failed(format!("{inside}, and {inside}")));
+        let words = "No space left on device";
+        assert_eq!(failed, format!("{words}, and {words}"));
+        let io = Error::io("cannot write", "x".as_ref(), of(libc::EIO));
+        assert_eq!(chain(&io), "cannot write x: Input/output error");
+    }
 
     #[test]
     fn sizes_are_read_and_written() {

@@ -55,9 +55,13 @@ pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
 
 /// Asks at the terminal.
 pub fn ask(prompt: &str) -> Result<SecretBytes> {
+    ask_or(prompt, "give it by --passphrase-fd N or --key-file F")
+}
+
+fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
     if !std::io::stdin().is_terminal() && File::open("/dev/tty").is_err() {
         return Err(Error::Usage(format!(
-            "{prompt} is needed, and there is no terminal to ask at; give it by --passphrase-fd N or --key-file F"
+            "{prompt} is needed, and there is no terminal to ask at; {instead}"
         )));
     }
     let text = rpassword::prompt_password(format!("{prompt}: "))
@@ -67,11 +71,12 @@ pub fn ask(prompt: &str) -> Result<SecretBytes> {
 
 /// Asks twice, for a passphrase that is being set.
 pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
-    let first = ask(prompt)?;
+    let instead = "give it by --passphrase-fd N, or do without by --no-passphrase";
+    let first = ask_or(prompt, instead)?;
     if first.is_empty() {
         return Err(Error::Usage("an empty passphrase protects nothing".into()));
     }
-    if ask(&format!("{prompt}, once more"))? != first {
+    if ask_or(&format!("{prompt}, once more"), instead)? != first {
         return Err(Error::Usage(
             "the two passphrases differ; nothing was changed".into(),
         ));

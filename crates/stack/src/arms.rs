@@ -9,7 +9,9 @@ pub use own_fs::OwnFs;
 pub use own_mount::OwnMount;
 
 use crate::device::{self, OpenLun, Share};
-use crate::{Error, Result, Settings, signature};
+use crate::error::Left;
+use crate::signature::{self, View};
+use crate::{Error, Result, Settings};
 use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
@@ -68,7 +70,7 @@ impl Bench {
     /// folder for temporary files; in a folder that is given, one that has a name of its own.
     ///
     /// # Errors
-    /// [`Error::WouldDestroy`] for a device with a known signature, unless `force` is set;
+    /// [`Error::WouldDestroy`] for a device that is not empty, unless `force` is set;
     /// [`Error::Usage`] for one smaller than `size`; those of [`device::open`].
     pub fn open(
         device: Option<&Path>,
@@ -139,10 +141,11 @@ impl Bench {
                 name.display()
             )));
         }
-        match signature::find(&*self.lower)? {
+        match signature::content(&*self.lower, View::Stored)? {
             Some(found) if !force => Err(Error::WouldDestroy {
                 device: name.display().to_string(),
-                found: found.into(),
+                found: found.to_string(),
+                kept: Left::Nothing,
             }),
             _ => Ok(self),
         }

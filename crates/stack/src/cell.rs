@@ -8,9 +8,12 @@ mod record;
 
 use crate::cache::ProcessCache;
 use crate::control::{self, valid_name};
-use crate::filesystem::{FIRST_FILESET, Target, format_device, mounted_as, open_fs, options};
+use crate::filesystem::{
+    FIRST_FILESET, Target, content, format_device, mounted_as, open_fs, options,
+};
+use crate::signature::{self, Content};
 use crate::volume::{Open, OpenOptions};
-use crate::{Error, Result, Settings, device, signature, volume};
+use crate::{Error, Result, Settings, device, volume};
 use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
@@ -151,15 +154,15 @@ fn init_on(
     record: &Record,
     cache: &ProcessCache,
 ) -> Result<Made> {
-    let formatted = match signature::find(&*open.device)? {
+    let formatted = match content(open)? {
         None => {
             format_device(target, open, &record.name, false)?;
             true
         }
-        Some(found) if signature::is_ours(found) => false,
+        Some(Content::Known(found)) if signature::is_ours(found) => false,
         Some(found) => {
-            return Err(Error::Failed(format!(
-                "{0} carries a signature: {found}; `evfs format --force {0}` overwrites it for good",
+            return Err(Error::Usage(format!(
+                "{0} is not empty: it holds {found}; `evfs format --force {0}` overwrites it",
                 target.name()
             )));
         }

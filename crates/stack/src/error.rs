@@ -61,22 +61,14 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// A destructive command met something that it would destroy.
-    #[error(
-        "{device} carries a signature: {found}; --force overwrites it, and leaves a backup of what it overwrites"
-    )]
+    #[error("{device} is not empty: it holds {found}; --force overwrites it {kept}")]
     WouldDestroy {
         /// The device.
         device: String,
-        /// Name of the signature.
+        /// What is there, in words.
         found: String,
-    },
-    /// As [`Error::WouldDestroy`], where no backup can undo it.
-    #[error("{device} carries a signature: {found}; --force overwrites it for good")]
-    WouldDestroyForGood {
-        /// The device.
-        device: String,
-        /// Name of the signature.
-        found: String,
+        /// What is left of it afterwards.
+        kept: Left,
     },
     /// A path that cannot be trusted.
     #[error("{} is not safe to use: {detail}", path.display())]
@@ -99,6 +91,31 @@ pub enum Error {
     /// Anything else, said in full.
     #[error("{0}")]
     Failed(String),
+}
+
+/// What a command that overwrites leaves of what was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// A backup of all that it overwrites.
+    All,
+    /// A backup of so many bytes from the start.
+    Head(u64),
+    /// Nothing.
+    Nothing,
+}
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Left::All => f.write_str("and keeps a backup of what it overwrites"),
+            Left::Head(bytes) => write!(
+                f,
+                "for good, and keeps a backup of no more than its first {} MiB",
+                bytes >> 20
+            ),
+            Left::Nothing => f.write_str("for good"),
+        }
+    }
 }
 
 impl Error {
@@ -124,6 +141,11 @@ impl Error {
         move |source| Error::Files { what, source }
     }
 
+    /// Whether the command would do it with `--force`, as the error says.
+    pub fn wants_force(&self) -> bool {
+        matches!(self, Error::WouldDestroy { .. }) || self.to_string().contains("--force")
+    }
+
     /// The exit code of the program. The table is part of the interface: see the guide.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -137,15 +159,24 @@ impl Error {
             Error::Busy(_) => exit::BUSY,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
             Error::Nbd(e) if e.is_busy() => exit::BUSY,
-            Error::Usage(_) | Error::Config { .. } => exit::USAGE,
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => exit::NOT_FOUND,
+            Error::Usage(_) | Error::Config { .. } | Error::WouldDestroy { .. } => exit::USAGE,
+            Error::Io { source, .. } => of_io(source),
             _ => exit::FAILURE,
         }
     }
 }
 
+fn of_io(error: &io::Error) -> u8 {
+    match error.kind() {
+        io::ErrorKind::NotFound => exit::NOT_FOUND,
+        io::ErrorKind::AlreadyExists => exit::USAGE,
+        _ => exit::FAILURE,
+    }
+}
+
 fn of_block(error: &block::Error) -> u8 {
     match error.kind() {
+        _ if error.errno() == libc::EEXIST => exit::USAGE,
         block::ErrorKind::Busy | block::ErrorKind::NotNow => exit::BUSY,
         block::ErrorKind::NotFound => exit::NOT_FOUND,
         _ => exit::FAILURE,
@@ -180,11 +211,12 @@ fn of_volume(error: &crypt::Error) -> u8 {
         crypt::Error::Header { source, .. } => match source.kind() {
             K::Damaged => exit::NOT_REPAIRABLE,
             K::WrongKey => exit::WRONG_KEY,
-            K::NotFound => exit::NOT_FOUND,
+            K::NotFound | K::NotLuks => exit::NOT_FOUND,
             K::Changed => exit::BUSY,
             _ => exit::FAILURE,
         },
-        crypt::Error::WrongKey(_) => exit::WRONG_KEY,
+        crypt::Error::WrongKey(_) | crypt::Error::Erased(_) => exit::WRONG_KEY,
+        crypt::Error::Exists(_) => exit::USAGE,
         crypt::Error::RoleRefuses { .. } => exit::ROLE_REFUSES,
         crypt::Error::NeedsRepair(_) => exit::REPAIRABLE,
         crypt::Error::NoSuchKey(_) => exit::NOT_FOUND,
@@ -196,10 +228,10 @@ fn of_key(error: &keyring::Error) -> u8 {
     match error {
         keyring::Error::NotFound { .. } | keyring::Error::PublicOnly(_) => exit::NOT_FOUND,
         keyring::Error::WrongPassphrase(_) | keyring::Error::WrongKey => exit::WRONG_KEY,
-        keyring::Error::BadName(_) | keyring::Error::NoPassphrase(_) => exit::USAGE,
-        keyring::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            exit::NOT_FOUND
-        }
+        keyring::Error::BadName(_)
+        | keyring::Error::NoPassphrase(_)
+        | keyring::Error::Exists(_) => exit::USAGE,
+        keyring::Error::Io { source, .. } => of_io(source),
         _ => exit::FAILURE,
     }
 }

@@ -3,14 +3,16 @@
 //! **Invariant:** a question is answered by one function, whether the file system is mounted, and the
 //! process that serves it is asked, or not, and it is opened for the question.
 
+use crate::error::Left;
+use crate::signature::{self, Content, View};
 use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
-use crate::{Error, Result, Settings, control, device, signature};
+use crate::{Error, Result, Settings, control, device};
 use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Bytes of zeros that are written at once over what was there.
@@ -137,12 +139,14 @@ pub struct Formatted {
     pub encrypted: bool,
     /// Its first fileset.
     pub fileset: &'static str,
+    /// Where the head of what was overwritten is kept, if anything was there.
+    pub undo: Option<PathBuf>,
 }
 
 /// Makes a file system; a file that is missing is made with `size` bytes. Who makes it owns its root.
 ///
 /// # Errors
-/// [`Error::WouldDestroyForGood`] when the device carries a known signature and `force` is not set.
+/// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
 /// A file made here is removed again when making the file system fails.
 pub fn format(
     target: &Target<'_>,
@@ -167,13 +171,20 @@ pub(crate) fn format_device(
     force: bool,
 ) -> Result<Formatted> {
     let device = &open.device;
-    if let Some(found) = signature::find(&**device)? {
+    let mut undo = None;
+    if let Some(found) = content(open)? {
+        let head = signature::HEAD_BYTES;
         if !force {
-            return Err(Error::WouldDestroyForGood {
+            return Err(Error::WouldDestroy {
                 device: target.name(),
-                found: found.into(),
+                found: found.to_string(),
+                kept: Left::Head(head),
             });
         }
+        // As it lies on the disk: what was enciphered stays so.
+        let len = head + open.cipher.as_ref().map_or(0, |c| c.data_offset);
+        let kept = volume::save_head(target.settings, target.path, &open.disk, len)?;
+        undo = Some(kept);
         wipe(&**device)?;
     }
     let failed = |e| Error::files(format!("cannot format {}", target.name()))(e);
@@ -189,6 +200,15 @@ pub(crate) fn format_device(
         size: superblock.device_blocks * BLOCK_BYTES,
         encrypted: open.cipher.is_some(),
         fileset: FIRST_FILESET,
+        undo,
+    })
+}
+
+/// What lies on a DEVICE that is open, as its user sees it.
+pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
+    Ok(match open.cipher {
+        Some(_) => signature::content(&*open.device, View::Deciphered)?,
+        None => signature::content_of(&open.disk)?,
     })
 }
 

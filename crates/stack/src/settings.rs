@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+/// Most memory of Argon2 that `cryptsetup` writes, in KiB.
+const KDF_MEMORY_KIB_MAX: u64 = 4 * 1024 * 1024;
+
 /// One setting: the only place where its name, default and reason stand.
 struct Row {
     key: &'static str,
@@ -92,12 +95,31 @@ const TABLE: &[Row] = &[
         check: |v| within(v, 32, 4 * 1024 * 1024),
     },
     Row {
+        key: "kdf.memory-max-kib",
+        env: "EVFS_KDF_MEMORY_MAX_KIB",
+        unit: "KiB",
+        reason: "most memory that a keyslot may ask for when its volume is opened; three quarters of the memory of the machine or the control group, 4 GiB at most",
+        default: |_| {
+            let room = crate::memory::machine_kib() / 4 * 3;
+            room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
+        },
+        check: |v| within(v, 32, KDF_MEMORY_KIB_MAX),
+    },
+    Row {
         key: "kdf.time-ms",
         env: "EVFS_KDF_TIME_MS",
         unit: "ms",
         reason: "time one guess of a passphrase should cost on this machine, as cryptsetup chose it",
         default: |_| "2000".into(),
         check: |v| within(v, 1, 60_000),
+    },
+    Row {
+        key: "kdf.work-max-gib",
+        env: "EVFS_KDF_WORK_MAX_GIB",
+        unit: "GiB",
+        reason: "most work (memory times passes) of all keyslots that are tried for one passphrase; 64 GiB are some minutes of one core",
+        default: |_| (luks2::KdfLimits::default().work_kib_max >> 20).to_string(),
+        check: |v| within(v, 1, 65_536),
     },
     Row {
         key: "keys.dir",
@@ -323,6 +345,15 @@ impl Settings {
     /// Most memory for Argon2id, in KiB.
     pub fn kdf_memory_kib(&self) -> u32 {
         self.number("kdf.memory-kib") as u32
+    }
+
+    /// What trying a key may cost.
+    pub fn kdf_limits(&self) -> luks2::KdfLimits {
+        luks2::KdfLimits {
+            memory_kib_max: self.number("kdf.memory-max-kib") as u32,
+            work_kib_max: self.number("kdf.work-max-gib") << 20,
+            ..luks2::KdfLimits::default()
+        }
     }
 
     /// Time that deriving a key should take.

@@ -77,6 +77,8 @@ pub struct CipherStatus {
     pub keyslot: u32,
     /// Role of the key that opened it.
     pub role: String,
+    /// Whether the memory that holds keys is never swapped out.
+    pub keys_locked: bool,
 }
 
 impl Status {
@@ -104,6 +106,7 @@ impl Status {
                 kernel: c.kernel.to_string(),
                 keyslot: c.keyslot,
                 role: c.role.to_string(),
+                keys_locked: secret::all_locked(),
             }),
             fileset: None,
             cell: None,
@@ -118,13 +121,27 @@ impl Status {
                 .map_or(0, |d| d.as_secs()),
             exports: Vec::new(),
             config: None,
-            warning: cipher.and_then(|c| c.warning.clone()),
+            warning: cipher.and_then(warning),
         }
     }
 
     /// As an answer.
     pub fn to_value(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("names and numbers become JSON")
+    }
+}
+
+/// What the user of a volume should know: of its header, and of the memory that its keys are in.
+fn warning(cipher: &Cipher) -> Option<String> {
+    let unlocked = || {
+        "its keys may be swapped out, because RLIMIT_MEMLOCK does not allow to lock their memory: raise it \
+         (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
+            .to_owned()
+    };
+    let memory = (!secret::all_locked()).then(unlocked);
+    match (&cipher.warning, memory) {
+        (Some(header), Some(memory)) => Some(format!("{header}; {memory}")),
+        (header, memory) => header.clone().or(memory),
     }
 }
 

@@ -5,6 +5,7 @@
 //! lock* is held for as long as a volume is attached, or while a command replaces or destroys it.
 
 use crate::device::{self, Disk, Guard, Share};
+use crate::error::Left;
 use crate::{Error, Result, Settings, signature};
 use block::BlockDevice;
 use crypt::{Identified, Role, Unlocked, Volume};
@@ -54,7 +55,11 @@ pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Dis
 pub fn hold(path: &Path, intent: Intent, settings: &Settings) -> Result<Held> {
     let disk = open_disk(path, intent, settings)?;
     let guard = disk.header_lock(intent != Intent::Look)?;
-    let volume = Volume::open(disk.device())?;
+    let volume = match intent {
+        Intent::Look => Volume::look(disk.device())?,
+        _ => Volume::open(disk.device())?,
+    };
+    let volume = volume.with_kdf_limits(settings.kdf_limits());
     Ok(Held {
         volume,
         disk,
@@ -81,7 +86,7 @@ pub struct Create<'a> {
 /// Makes a volume. Gives the backup of what was overwritten, if anything was.
 ///
 /// # Errors
-/// [`Error::WouldDestroy`] when the device carries a known signature and `force` is not set.
+/// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
 /// A file made here is removed again when making the volume fails.
 pub fn create(
     create: &Create<'_>,
@@ -95,6 +100,9 @@ pub fn create(
         .iter()
         .map(|name| Ok(Identified::of(name, keyring.recipient(name)?)))
         .collect::<Result<Vec<_>>>()?;
+    if let Some(size) = create.size {
+        large_enough(create.path, size)?;
+    }
     let (disk, made) = open_or_make(create.path, create.size, create.force, settings)?;
     let result = format_over(create, &disk, made, &owner, &recovery, settings);
     if result.is_err() && made {
@@ -132,6 +140,20 @@ pub(crate) fn open_or_make(
     }
 }
 
+/// Refuses what has no room for data behind the header.
+fn large_enough(path: &Path, size: u64) -> Result<()> {
+    let header = crypt::overwritten_by_format(u64::MAX);
+    match size > header {
+        true => Ok(()),
+        false => Err(Error::Usage(format!(
+            "{} is too small for a volume with {size} bytes: its header takes {} MiB, so at least {}M are needed",
+            path.display(),
+            header >> 20,
+            (header >> 20) + 1
+        ))),
+    }
+}
+
 fn format_over(
     create: &Create<'_>,
     disk: &Disk,
@@ -142,29 +164,23 @@ fn format_over(
 ) -> Result<(Held, Option<PathBuf>)> {
     let guard = disk.header_lock(true)?;
     let device = disk.device();
-    let found = if made {
-        None
-    } else {
-        signature::find(&*device)?
+    let found = match made {
+        true => None,
+        false => signature::content_of(disk)?,
     };
     if let Some(found) = found
         && !create.force
     {
-        let device = create.path.display().to_string();
         return Err(Error::WouldDestroy {
-            device,
-            found: found.into(),
+            device: create.path.display().to_string(),
+            found: found.to_string(),
+            kept: Left::All,
         });
     }
+    large_enough(create.path, device.info().size)?;
     let overwritten = crypt::overwritten_by_format(device.info().size);
-    let backup = match found {
-        Some(_) => {
-            let mut old = vec![0; overwritten as usize];
-            block::Blocking::open(&*device)?.read_at(0, &mut old)?;
-            Some(save_backup(settings, create.path, "overwritten", &old)?)
-        }
-        None => None,
-    };
+    let keep = || save_head(settings, create.path, disk, overwritten);
+    let backup = found.map(|_| keep()).transpose()?;
     let volume = Volume::create(device, &create.format, owner, recovery)?;
     Ok((
         Held {
@@ -174,6 +190,21 @@ fn format_over(
         },
         backup,
     ))
+}
+
+/// Keeps the first bytes of a disk, as they lie there, in the backup folder.
+pub(crate) fn save_head(
+    settings: &Settings,
+    path: &Path,
+    disk: &Disk,
+    bytes: u64,
+) -> Result<PathBuf> {
+    let device = disk.device();
+    let info = device.info();
+    let block = u64::from(info.logical_block_size);
+    let mut old = vec![0; (bytes.min(info.size) / block * block) as usize];
+    block::Blocking::open(&*device)?.read_at(0, &mut old)?;
+    save_backup(settings, path, "overwritten", &old)
 }
 
 /// Writes a backup into the backup folder: 0600, durable before anything is destroyed.
@@ -222,7 +253,8 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 /// machine, in at most half of its memory. Measures for a few seconds.
 pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     let start = std::time::Instant::now();
-    let memory = settings.kdf_memory_kib().min(half_of_memory_kib());
+    let half = u32::try_from(crate::memory::machine_kib() / 2).unwrap_or(u32::MAX);
+    let memory = settings.kdf_memory_kib().min(half);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let chosen = luks2::Kdf::calibrate(&|| start.elapsed(), settings.kdf_time(), memory, cpus);
     // Without the memory to measure with, the least that is worth having: 32 MiB.
@@ -231,14 +263,6 @@ pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
         memory_kib: 32 * 1024,
         cpus: 1,
     }))
-}
-
-/// Half of the machine's memory in KiB; a GiB where it cannot be found out.
-fn half_of_memory_kib() -> u32 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|t| t.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    u32::try_from(kib.map_or(1 << 20, |kib| kib / 2)).unwrap_or(u32::MAX)
 }
 
 /// How a key derivation is shown.
@@ -279,12 +303,17 @@ pub type Prompt = fn(&str) -> Result<SecretBytes>;
 pub struct Opener {
     keyring: Keyring,
     prompt: Prompt,
+    kdf_limits: luks2::KdfLimits,
 }
 
 impl Opener {
-    /// With these key pairs, asking in this way.
-    pub fn new(keyring: Keyring, prompt: Prompt) -> Opener {
-        Opener { keyring, prompt }
+    /// With these key pairs, asking in this way; trying a key may cost so much.
+    pub fn new(keyring: Keyring, prompt: Prompt, kdf_limits: luks2::KdfLimits) -> Opener {
+        Opener {
+            keyring,
+            prompt,
+            kdf_limits,
+        }
     }
 
     /// The volume key, if `source` opens it in a role that may do `what`.
@@ -297,6 +326,7 @@ impl Opener {
         source: &KeySource,
         what: crypt::Action,
     ) -> Result<Unlocked> {
+        volume.refuse_erased()?;
         let unlocked = match source {
             KeySource::Secret(secret) => volume.unlock_secret(secret)?,
             KeySource::Pair { name, passphrase } => {
@@ -385,6 +415,8 @@ pub struct Cipher {
     pub sector_size: u32,
     /// 128 or 256.
     pub key_bits: u32,
+    /// Where the data begins on the disk.
+    pub data_offset: u64,
     /// The cipher kernel at work.
     pub kernel: xts::Kernel,
     /// The keyslot that opened it.
@@ -466,7 +498,7 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
     let volume = {
         // The header is read once, under its lock; from here on only this copy is used.
         let _guard = disk.header_lock(false)?;
-        Volume::open(disk.device())?
+        Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
     let unlocked = opener.unlock(&volume, source, crypt::Action::Attach)?;
     let crypt_options = crypt::Options {
@@ -479,6 +511,7 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         label: volume.label().to_owned(),
         sector_size: volume.sector_size(),
         key_bits: volume.key_bits(),
+        data_offset: volume.segment().offset,
         kernel: device.kernel(),
         keyslot: unlocked.keyslot,
         role: unlocked.role,

@@ -129,7 +129,7 @@ fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
         output::show(context.json, &json!({ "caches": caches }), || {
             caches.iter().map(describe).collect::<Vec<_>>().join("\n")
         });
-        if !watch {
+        if !watch || output::is_gone() {
             return Ok(exit::OK);
         }
         std::thread::sleep(Duration::from_secs(1));

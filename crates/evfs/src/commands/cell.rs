@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
+use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
 use super::unlock::UnlockArgs;
 use crate::output::{self, parse_size};
@@ -269,7 +270,7 @@ fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
         output::show(context.json, &json!({ "cells": cells }), || {
             cells.iter().map(describe).collect::<Vec<_>>().join("\n")
         });
-        if !args.watch {
+        if !args.watch || output::is_gone() {
             return Ok(exit::OK);
         }
         std::thread::sleep(Duration::from_secs(1));
@@ -369,7 +370,13 @@ fn volume(context: &Context, command: VolumeCommand) -> Result<u8> {
         }
         VolumeCommand::Remove { on, name, force } => (on, Ask::Remove { name, force }),
     };
-    let value = ask(context, &on, &question)?;
+    let value = match &question {
+        Ask::Remove { name, force } => or_force(*force, name, |force| {
+            let name = name.clone();
+            ask(context, &on, &Ask::Remove { name, force })
+        })?,
+        other => ask(context, &on, other)?,
+    };
     output::show(context.json, &value, || describe_volume(&value));
     Ok(exit::OK)
 }

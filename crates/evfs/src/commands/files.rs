@@ -1,6 +1,7 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
 use super::attach::{in_background, install_signals, serve};
+use super::confirm::or_force;
 use super::unlock::UnlockArgs;
 use super::{Context, volume::volume_name};
 use crate::{background, output};
@@ -194,19 +195,29 @@ impl DeviceArgs {
 }
 
 pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
-    let made = args.on.with(context, |target| {
-        filesystem::format(target, &args.label, args.size, args.force)
+    let device = args.on.device.display().to_string();
+    let made = or_force(args.force, &device, |force| {
+        args.on.with(context, |target| {
+            filesystem::format(target, &args.label, args.size, force)
+        })
     })?;
     output::show(context.json, &json!(made), || {
+        let kept = made.undo.as_ref().map(|file| {
+            format!(
+                "\nthe head of what was there is kept, as it lay on the disk, in {}",
+                file.display()
+            )
+        });
         format!(
-            "formatted {}: {}, {}, uuid {}",
+            "formatted {}: {}, {}, uuid {}{}",
             args.on.device.display(),
             output::size(made.size),
             match made.encrypted {
                 true => "encrypted",
                 false => "in the clear",
             },
-            made.uuid
+            made.uuid,
+            kept.unwrap_or_default()
         )
     });
     Ok(exit::OK)

@@ -1,6 +1,7 @@
 //! `evfs fileset`: the trees in one file system.
 
 use super::Context;
+use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
 use crate::output::{self, parse_size, size};
 use serde_json::Value;
@@ -113,7 +114,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Snapshot { on, fileset, name } => (on, Ask::Snapshot { of: fileset, name }),
         Command::Remove { on, name, force } => (on, Ask::Remove { name, force }),
     };
-    let value = on.with(context, |target| ask(target, &question))?;
+    let answer = |question: &Ask| on.with(context, |target| ask(target, question));
+    let value = match &question {
+        Ask::Remove { name, force } => or_force(*force, name, |force| {
+            let name = name.clone();
+            answer(&Ask::Remove { name, force })
+        })?,
+        other => answer(other)?,
+    };
     output::show(context.json, &value, || match &value["removed"] {
         Value::String(name) => format!("removed {name}"),
         _ if value["filesets"].is_array() => table(&value),

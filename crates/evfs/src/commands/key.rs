@@ -1,12 +1,16 @@
 //! `evfs key`: user key pairs.
 
 use super::Context;
+use super::confirm::{Answer, Yes, confirm};
 use crate::{output, secrets};
 use clap::Subcommand;
+use crypt::Role;
 use keyring::{KeyInfo, Private};
 use serde_json::{Value, json};
-use stack::{Result, exit};
-use std::path::PathBuf;
+use stack::volume::{Intent, hold, save_backup, write_new};
+use stack::{Error, Result, control, exit};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -43,9 +47,14 @@ pub enum Command {
         name: String,
     },
     /// Remove a key pair from this machine; volumes keep their keyslots
+    #[command(
+        after_help = "The files of the key are kept in the backup folder; `evfs key import` brings the key back.\n\nExamples:\n  evfs key remove bob\n  evfs key remove old --yes"
+    )]
     Remove {
         /// Name of the key pair
         name: String,
+        #[command(flatten)]
+        yes: Yes,
     },
 }
 
@@ -65,6 +74,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 ))?),
             };
             show(context, &keyring.generate(&name, passphrase.as_ref())?);
+            output::say(
+                context.json,
+                "Whoever loses this key loses what it alone opens: keep a copy of its file apart, or name a second key pair with --recovery when you make a volume.",
+            );
         }
         Command::List => {
             let listing = keyring.list()?;
@@ -89,14 +102,82 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Show { name } => show(context, &keyring.info(&name)?),
         Command::Import { file, name } => show(context, &keyring.import(&name, &file)?),
-        Command::Remove { name } => {
-            keyring.remove(&name)?;
-            output::show(context.json, &json!({ "removed": name }), || {
-                format!("removed {name}")
-            });
-        }
+        Command::Remove { name, yes } => remove(context, &name, yes)?,
     }
     Ok(exit::OK)
+}
+
+fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
+    let keyring = context.keyring();
+    let files = keyring.files(name)?;
+    if files.private.is_some() {
+        let mut what = format!("This removes the private key `{name}` from this machine");
+        for volume in only_key_of(context, name) {
+            let _ = write!(
+                what,
+                ". No other key of this user opens {volume}: without `{name}` its data is lost here"
+            );
+        }
+        confirm(yes, &what, Answer::Name(name))?;
+    }
+    let read =
+        |path: &Path| std::fs::read(path).map_err(|e| Error::io("cannot read the key", path, e));
+    // The public half lies beside the private one as `evfs key import` looks for it.
+    let kept = match (&files.private, &files.public) {
+        (Some(private), public) => {
+            let kept = save_backup(&context.settings, private, "removed", &read(private)?)?;
+            if let Some(public) = public {
+                let beside = PathBuf::from(format!("{}.pub", kept.display()));
+                write_new(&beside, &read(public)?)?;
+            }
+            Some(kept)
+        }
+        (None, Some(public)) => Some(save_backup(
+            &context.settings,
+            public,
+            "removed",
+            &read(public)?,
+        )?),
+        (None, None) => None,
+    };
+    keyring.remove(name)?;
+    let value = json!({ "removed": name, "undo": kept });
+    output::show(context.json, &value, || match (&kept, &files.private) {
+        (Some(kept), Some(_)) => format!(
+            "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {name}` brings it back, `shred -u {0}` makes it final",
+            kept.display()
+        ),
+        _ => format!("removed {name}"),
+    });
+    Ok(())
+}
+
+/// The volumes that are served now and that no other key pair of this user opens.
+fn only_key_of(context: &Context, name: &str) -> Vec<String> {
+    let run_dir = context.settings.run_dir();
+    let own = context.keyring().list().map_or_else(|_| vec![], |l| l.keys);
+    let own: Vec<(String, String)> = own
+        .into_iter()
+        .filter(|info| info.private != Private::Absent)
+        .map(|info| (info.name, info.recipient.to_string()))
+        .collect();
+    let only = |device: &Path| {
+        let held = hold(device, Intent::Look, &context.settings).ok()?;
+        let keys = held.volume.keys();
+        let by_secret = keys.iter().any(|k| k.bound && k.recipient.is_none());
+        let mut pairs = own.iter().filter(|(_, public)| {
+            keys.iter()
+                .any(|k| k.recipient.as_deref() == Some(public) && k.role != Role::Recovery)
+        });
+        let first = pairs.next()?;
+        (!by_secret && first.0 == name && pairs.next().is_none()).then_some(())
+    };
+    let names = control::names(&run_dir).into_iter();
+    names
+        .filter_map(|name| control::ask(&run_dir, &name, &control::Ask::Status).ok())
+        .filter_map(|status| Some(status["device"].as_str()?.to_owned()))
+        .filter(|device| only(Path::new(device)).is_some())
+        .collect()
 }
 
 fn show(context: &Context, info: &KeyInfo) {

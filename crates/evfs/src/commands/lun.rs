@@ -93,7 +93,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Stat { lun, watch, .. } => loop {
             let value = lun::show(settings, &lun)?;
             output::show(context.json, &value["paths"], || stat(&value));
-            if !watch {
+            if !watch || output::is_gone() {
                 break;
             }
             std::thread::sleep(Duration::from_secs(1));

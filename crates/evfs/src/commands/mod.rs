@@ -6,6 +6,7 @@ mod cache;
 mod cell;
 mod cell_shown;
 mod config;
+mod confirm;
 mod detach;
 mod files;
 mod fileset;

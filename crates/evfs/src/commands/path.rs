@@ -1,6 +1,7 @@
 //! `evfs path`: the paths of a LUN.
 
 use super::Context;
+use super::confirm::{Answer, Yes, confirm, or_force};
 use crate::output;
 use serde_json::json;
 use stack::lun::PathVerb;
@@ -41,7 +42,12 @@ pub enum Command {
         force: bool,
     },
     /// Accept the disk that answers on a path that was refused (AUTH_FAILED)
-    ReplaceWwid(Which),
+    ReplaceWwid {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        yes: Yes,
+    },
 }
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
@@ -50,9 +56,18 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Remove { which, force } => (PathVerb::Remove, which.lun, which.path, force),
         Command::Enable(which) => (PathVerb::Enable, which.lun, which.path, false),
         Command::Disable { which, force } => (PathVerb::Disable, which.lun, which.path, force),
-        Command::ReplaceWwid(which) => (PathVerb::ReplaceWwid, which.lun, which.path, false),
+        Command::ReplaceWwid { which, yes } => {
+            let what = format!(
+                "From now on the disk that answers at {} is taken for {}: if it is another disk, the data of both is lost",
+                which.path, which.lun
+            );
+            confirm(yes.yes, &what, Answer::Name(&which.lun))?;
+            (PathVerb::ReplaceWwid, which.lun, which.path, false)
+        }
     };
-    lun::path(&context.settings, &lun, verb, &path, force)?;
+    or_force(force, &path, |force| {
+        lun::path(&context.settings, &lun, verb, &path, force)
+    })?;
     output::show(
         context.json,
         &json!({ "lun": lun, "path": path }),

@@ -24,7 +24,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         let dir = context.settings.run_dir();
         let value = control::ask(&dir, &args.name, &control::Ask::Stats)?;
         output::show(context.json, &value, || table(&value));
-        if !args.watch {
+        if !args.watch || output::is_gone() {
             return Ok(exit::OK);
         }
         std::thread::sleep(Duration::from_secs(1));

@@ -91,6 +91,6 @@ pub fn prompt(question: &str) -> Result<SecretBytes> {
 impl Context {
     /// What opens volumes for this user.
     pub fn opener(&self) -> stack::Opener {
-        stack::Opener::new(self.keyring(), prompt)
+        stack::Opener::new(self.keyring(), prompt, self.settings.kdf_limits())
     }
 }

@@ -1,5 +1,6 @@
 //! `evfs volume`: make, inspect, mend and destroy encrypted volumes.
 
+use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::OwnerArgs;
 use super::{Context, volume_key};
 use crate::output;
@@ -7,7 +8,7 @@ use clap::Subcommand;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
 use stack::volume::{Create, Intent, create, hold, open_disk, save_backup, write_new};
-use stack::{Error, Result, exit};
+use stack::{Error, Left, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -52,11 +53,13 @@ pub enum Command {
     Erase {
         /// File or disk
         device: PathBuf,
-        /// Do not ask for the owner's key
+        /// Ask neither for the owner's key nor whether it is meant
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         unlock: OwnerArgs,
+        #[command(flatten)]
+        yes: Yes,
     },
 }
 
@@ -97,6 +100,8 @@ pub enum OwnerCommand {
         name: String,
         #[command(flatten)]
         unlock: OwnerArgs,
+        #[command(flatten)]
+        yes: Yes,
     },
 }
 
@@ -118,6 +123,8 @@ pub enum HeaderCommand {
         /// Restore over another volume, or what is no volume
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        yes: Yes,
     },
 }
 
@@ -136,36 +143,47 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             device,
             name,
             unlock,
-        }) => set_owner(context, &device, &name, &unlock),
+            yes,
+        }) => set_owner(context, &device, &name, &unlock, yes),
         Command::Header(HeaderCommand::Backup { device, file }) => backup(context, &device, &file),
         Command::Header(HeaderCommand::Restore {
             device,
             file,
             force,
-        }) => restore(context, &device, &file, force),
+            yes,
+        }) => {
+            let name = device.display().to_string();
+            or_force(force, &name, |force| {
+                restore(context, &device, &file, force, yes)
+            })
+        }
         Command::Erase {
             device,
             force,
             unlock,
-        } => erase(context, &device, force, &unlock),
+            yes,
+        } => erase(context, &device, force, &unlock, yes),
     }
 }
 
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     let number = |text: &str| text.parse().expect("clap allows numbers only");
-    let what = Create {
-        path: &args.device,
-        size: args.size,
-        force: args.force,
-        format: crypt::Format {
-            key_bits: number(&args.key_bits),
-            sector_size: number(&args.sector_size),
-            label: args.label,
-        },
-        owner: &args.owner,
-        recovery: &args.recovery,
-    };
-    let (held, undo) = create(&what, &context.keyring(), &context.settings)?;
+    let name = args.device.display().to_string();
+    let (held, undo) = or_force(args.force, &name, |force| {
+        let what = Create {
+            path: &args.device,
+            size: args.size,
+            force,
+            format: crypt::Format {
+                key_bits: number(&args.key_bits),
+                sector_size: number(&args.sector_size),
+                label: args.label.clone(),
+            },
+            owner: &args.owner,
+            recovery: &args.recovery,
+        };
+        create(&what, &context.keyring(), &context.settings)
+    })?;
     let mut value = volume_value(&held.volume);
     value["undo"] = json!(undo);
     output::show(context.json, &value, || {
@@ -179,6 +197,13 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         }
         text
     });
+    if args.recovery.is_empty() {
+        let words = format!(
+            "Without the key `{}` the data is lost: `evfs volume key add {name} --recovery NAME` adds a key that can make another owner.",
+            args.owner
+        );
+        output::say(context.json, &words);
+    }
     Ok(exit::OK)
 }
 
@@ -196,7 +221,7 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
     let report = crypt::check(disk.device())?;
     let copy = |c: &CopyReport| match c {
         CopyReport::Valid { seqid } => format!("valid, sequence id {seqid}"),
-        CopyReport::Damaged { why } => format!("damaged: {why}"),
+        CopyReport::Damaged { why } => format!("not usable: {why}"),
     };
     let findings: Vec<&str> = report.findings.iter().map(String::as_str).collect();
     let value = json!({
@@ -249,17 +274,40 @@ fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) ->
     Ok(exit::OK)
 }
 
-fn set_owner(context: &Context, device: &Path, name: &str, unlock: &OwnerArgs) -> Result<u8> {
+fn set_owner(
+    context: &Context,
+    device: &Path,
+    name: &str,
+    unlock: &OwnerArgs,
+    yes: Yes,
+) -> Result<u8> {
     let recipient = context.keyring().recipient(name)?;
     let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
     let source = unlock.source(&volume_name(device))?;
     let unlocked = context
         .opener()
         .unlock(&held.volume, &source, Action::SetOwner)?;
+    let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
+    let gone = held.volume.replaced_by_owner(&owner);
+    let others = gone
+        .iter()
+        .filter(|k| k.recipient.as_ref() != Some(&public));
+    let others: Vec<String> = others.map(volume_key::short).collect();
+    if !others.is_empty() {
+        let what = format!(
+            "This makes `{name}` the owner of {}, and destroys {}; who should go on using it is added anew by `evfs volume key add`",
+            device.display(),
+            others.join(" and ")
+        );
+        confirm(yes.yes, &what, Answer::Yes)?;
+    }
     held.volume.set_owner(&unlocked, &owner)?;
-    output::show(context.json, &volume_value(&held.volume), || {
-        format!("{name} is the owner now")
+    let mut value = volume_value(&held.volume);
+    value["removed"] = gone.iter().map(volume_key::value).collect();
+    output::show(context.json, &value, || match others.as_slice() {
+        [] => format!("{name} is the owner now"),
+        others => format!("{name} is the owner now; removed {}", others.join(" and ")),
     });
     Ok(exit::OK)
 }
@@ -279,7 +327,7 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result<u8> {
+fn restore(context: &Context, device: &Path, from: &Path, force: bool, yes: Yes) -> Result<u8> {
     let bytes =
         std::fs::read(from).map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
@@ -291,8 +339,15 @@ fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result
         return Err(Error::WouldDestroy {
             device: device.display().to_string(),
             found: why.clone(),
+            kept: Left::All,
         });
     }
+    let what = format!(
+        "This replaces the header and all keyslots of {} by those of {}",
+        device.display(),
+        from.display()
+    );
+    confirm(yes.yes || force, &what, Answer::Yes)?;
     let undo = save_backup(
         &context.settings,
         device,
@@ -310,7 +365,13 @@ fn restore(context: &Context, device: &Path, from: &Path, force: bool) -> Result
     Ok(exit::OK)
 }
 
-fn erase(context: &Context, device: &Path, force: bool, unlock: &OwnerArgs) -> Result<u8> {
+fn erase(
+    context: &Context,
+    device: &Path,
+    force: bool,
+    unlock: &OwnerArgs,
+    yes: Yes,
+) -> Result<u8> {
     let mut held = hold(device, Intent::Replace, &context.settings)?;
     if !force {
         let source = unlock.source(&volume_name(device))?;
@@ -318,6 +379,9 @@ fn erase(context: &Context, device: &Path, force: bool, unlock: &OwnerArgs) -> R
             .opener()
             .unlock(&held.volume, &source, Action::Erase)?;
     }
+    let name = device.display().to_string();
+    let what = format!("This destroys all keyslots of {name}, so that no key opens it any more");
+    confirm(yes.yes || force, &what, Answer::Name(&name))?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
     output::show(
@@ -352,6 +416,7 @@ fn volume_value(volume: &crypt::Volume) -> Value {
         "sector_size": volume.sector_size(),
         "data_offset": volume.segment().offset,
         "size": volume.data_size(),
+        "cut_short": volume.is_cut_short(),
         "needs_repair": volume.needs_repair(),
         "sealed": volume.is_sealed(),
         "keys": volume.keys().iter().map(volume_key::value).collect::<Vec<_>>(),
@@ -369,7 +434,10 @@ fn volume_text(volume: &crypt::Volume) -> String {
         },
         volume.key_bits(),
         volume.sector_size(),
-        output::size(volume.data_size()),
+        match volume.is_cut_short() {
+            true => "not all here (a header backup, or a device that was cut short), it is".into(),
+            false => output::size(volume.data_size()),
+        },
         volume.segment().offset,
         if volume.is_sealed() {
             "sealed"

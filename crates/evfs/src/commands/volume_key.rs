@@ -1,6 +1,7 @@
 //! `evfs volume key`: the keys that open a volume.
 
 use super::Context;
+use super::confirm::{Answer, Yes, confirm};
 use super::unlock::OwnerArgs;
 use super::volume::volume_name;
 use crate::{output, secrets};
@@ -26,6 +27,8 @@ pub enum Command {
         which: String,
         #[command(flatten)]
         unlock: OwnerArgs,
+        #[command(flatten)]
+        yes: Yes,
     },
     /// List the keys
     List {
@@ -68,6 +71,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             device,
             which,
             unlock,
+            yes,
         } => {
             let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
             let keyslot = held.volume.find_key(&which)?;
@@ -75,6 +79,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let unlocked = context
                 .opener()
                 .unlock(&held.volume, &source, Action::ChangeKeys)?;
+            let keys = held.volume.keys();
+            let key = keys.iter().find(|k| k.keyslot == keyslot);
+            let what = format!(
+                "This destroys {} of {}; what it opens with is of no use there any more",
+                key.map_or_else(|| format!("keyslot {keyslot}"), short),
+                device.display()
+            );
+            confirm(yes.yes, &what, Answer::Yes)?;
             held.volume.remove_key(&unlocked, keyslot)?;
             output::show(context.json, &json!({ "removed": keyslot }), || {
                 format!("removed keyslot {keyslot}")
@@ -139,22 +151,39 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
 pub fn value(key: &KeyEntry) -> Value {
     json!({
         "keyslot": key.keyslot,
-        "role": key.role.to_string(),
+        "role": role(key),
         "name": key.name,
         "public": key.recipient,
         "kdf": key.kdf,
     })
 }
 
-pub fn line(key: &KeyEntry) -> String {
-    let what = match (&key.name, &key.recipient) {
+/// What its role is; a keyslot that does not hold the volume key has none.
+fn role(key: &KeyEntry) -> String {
+    match key.bound {
+        true => key.role.to_string(),
+        false => "unbound".into(),
+    }
+}
+
+fn what(key: &KeyEntry) -> String {
+    match (&key.name, &key.recipient) {
+        _ if !key.bound => "another key, which opens nothing here".into(),
         (Some(name), Some(_)) => format!("key pair {name}"),
         _ => "passphrase or key file".into(),
-    };
+    }
+}
+
+/// A key within a sentence.
+pub fn short(key: &KeyEntry) -> String {
+    format!("keyslot {} ({}, {})", key.keyslot, role(key), what(key))
+}
+
+/// A key in a line of its own.
+pub fn line(key: &KeyEntry) -> String {
+    let (role, what) = (role(key), what(key));
     format!(
-        "keyslot {:<3}   {:<9} {what} ({})",
-        key.keyslot,
-        key.role.to_string(),
-        key.kdf
+        "keyslot {:<3}   {role:<9} {what} ({})",
+        key.keyslot, key.kdf
     )
 }

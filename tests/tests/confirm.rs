@@ -1,0 +1,226 @@
+//! What destroys something, or shuts somebody out, asks first, and keeps a backup.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use tests::{Ran, Random, Sandbox, peer};
+
+/// Runs the program at a terminal at which `typed` is typed; gives its exit code, and what it printed and said.
+fn at_a_terminal(s: &Sandbox, args: &[&str], typed: &str) -> (i32, String) {
+    let (mut ours, mut theirs) = (0, 0);
+    // SAFETY: openpty writes two descriptors, which are valid when it succeeds and belong to nobody else.
+    let (mut ours, theirs) = unsafe {
+        let none = std::ptr::null_mut();
+        let made = libc::openpty(&mut ours, &mut theirs, none, none.cast(), none.cast());
+        assert_eq!(made, 0, "a terminal");
+        libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
+        (File::from_raw_fd(ours), File::from_raw_fd(theirs))
+    };
+    ours.write_all(typed.as_bytes()).unwrap();
+    let end = || Stdio::from(theirs.try_clone().unwrap());
+    let mut command = s.evfs();
+    command.args(args).stdin(end()).stdout(end()).stderr(end());
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    drop(theirs);
+    let mut said = Vec::new();
+    // A terminal that nobody has open any more gives EIO.
+    let _ = ours.read_to_end(&mut said);
+    let code = child.wait().unwrap().code().unwrap();
+    assert!(ours.as_raw_fd() > 2);
+    (code, String::from_utf8_lossy(&said).into_owned())
+}
+
+fn undo(s: &Sandbox, args: &[&str]) -> Vec<u8> {
+    let made = s.json(args);
+    let file = made["undo"].as_str().unwrap();
+    let mode = fs::metadata(file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    fs::read(file).unwrap()
+}
+
+#[test]
+fn no_file_with_something_in_it_is_overwritten_unasked() {
+    let s = Sandbox::new();
+    s.key("owner");
+    let mut film = Random::from_environment().bytes(20 << 20);
+    film[0] |= 1;
+    // Archives keep their directory at the end; a database may begin with a name.
+    let mut archive = vec![0; 96 << 20];
+    let end = archive.len() - 30;
+    archive[end..end + 4].copy_from_slice(b"PK\x05\x06");
+    let mut database = vec![0; 20 << 20];
+    database[..16].copy_from_slice(b"SQLite format 3\0");
+    for (name, content) in [
+        ("film.mp4", &film),
+        ("a.zip", &archive),
+        ("a.db", &database),
+    ] {
+        fs::write(s.path(name), content).unwrap();
+        let create = ["volume", "create", name, "--owner", "owner"];
+        let format = ["format", name];
+        for refused in [&create[..], &format] {
+            let ran = s.run(refused).code(2);
+            let words = ["is not empty", "--force"];
+            let said = |word: &&str| ran.stderr.contains(word);
+            assert!(words.iter().all(said), "{}", ran.stderr);
+            let now = fs::read(s.path(name)).unwrap();
+            assert!(now == *content, "a refused command changed {name}");
+        }
+        let kept = undo(&s, &[&format[..], &["--force"]].concat());
+        assert!(kept == content[..kept.len()], "{name}");
+        fs::write(s.path(name), content).unwrap();
+        let kept = undo(&s, &[&create[..], &["--force"]].concat());
+        assert_eq!(kept.len(), 16 << 20);
+        assert!(kept == content[..kept.len()], "{name}");
+        let after = fs::read(s.path(name)).unwrap();
+        assert!(
+            after[kept.len()..] == content[kept.len()..],
+            "more was overwritten than was kept"
+        );
+    }
+    // A huge file of holes is looked through at once.
+    let holes = File::create(s.path("holes.img")).unwrap();
+    holes.set_len(1 << 42).unwrap();
+    s.run(&["volume", "create", "holes.img", "--owner", "owner"])
+        .ok();
+}
+
+#[test]
+fn what_lies_on_a_volume_is_seen_through_its_key() {
+    let s = Sandbox::new();
+    s.volume("a.img", "64M", &[]);
+    // What nobody wrote is no data, although it deciphers to noise.
+    s.run(&["format", "a.img"]).ok();
+    s.run(&["format", "a.img"]).code(2);
+    let raw = fs::read(s.path("a.img")).unwrap();
+    let kept = undo(&s, &["format", "a.img", "--force"]);
+    assert!(
+        kept == raw[..kept.len()],
+        "the backup is not as it lay on the disk"
+    );
+    // Text that somebody wrote to the block device is data, whatever it begins with.
+    s.volume("b.img", "64M", &[]);
+    let attached = s.attach(&["b.img"]);
+    let uri = attached["exports"][0]["at"].as_str().unwrap();
+    fs::write(
+        s.path("text"),
+        b"some words, again and again. ".repeat(4096),
+    )
+    .unwrap();
+    let text = s.path("text");
+    peer("nbdcopy", &[text.to_str().unwrap(), uri]);
+    s.detach("b");
+    let ran = s.run(&["format", "b.img"]).code(2);
+    assert!(ran.stderr.contains("unknown kind"), "{}", ran.stderr);
+}
+
+#[test]
+fn without_a_terminal_what_destroys_needs_yes_or_force() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.key("bob");
+    s.run(&["volume", "key", "add", "a.img", "--user", "bob"])
+        .ok();
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    let before = fs::read(s.path("a.img")).unwrap();
+    let all: &[&[&str]] = &[
+        &["volume", "key", "remove", "a.img", "bob"],
+        &["volume", "header", "restore", "a.img", "h"],
+        &["volume", "owner", "set", "a.img", "bob"],
+        &["volume", "erase", "a.img"],
+        &["key", "remove", "bob"],
+    ];
+    for args in all {
+        let ran = s.run(args).code(2);
+        assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
+    }
+    assert!(fs::read(s.path("a.img")).unwrap() == before);
+    for args in all {
+        // Who may do it: the owner, who is bob from the third on.
+        s.run(&[args, &["--yes"][..]].concat()).ok();
+    }
+}
+
+#[test]
+fn at_a_terminal_the_name_is_typed() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.run(&["format", "a.img"]).ok();
+    let erase = ["volume", "erase", "a.img"];
+    let (code, said) = at_a_terminal(&s, &erase, "yes\n");
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains("Type `a.img`") && said.contains("nothing was done"),
+        "{said}"
+    );
+    let (code, said) = at_a_terminal(&s, &["format", "a.img"], "a.img\n");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("is not empty"), "{said}");
+    let (code, said) = at_a_terminal(&s, &erase, "a.img\n");
+    assert_eq!(code, 0, "{said}");
+    let ran = s.run(&["attach", "a.img"]).code(12);
+    assert!(
+        ran.stderr.contains("erased") && ran.stderr.contains("header restore"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn a_key_that_is_removed_is_kept_and_comes_back() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    let ran = s.run(&["key", "remove", "owner"]).code(2);
+    assert!(
+        ran.stderr.contains("a.img") && ran.stderr.contains("is lost"),
+        "the only key of a volume: {}",
+        ran.stderr
+    );
+    s.detach("a");
+    let before = fs::read(s.path("keys/owner.key")).unwrap();
+    let removed = s.json(&["key", "remove", "owner", "--yes"]);
+    let kept = Path::new(removed["undo"].as_str().unwrap());
+    assert_eq!(fs::read(kept).unwrap(), before);
+    let mode = fs::metadata(kept).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    s.run(&["attach", "a.img"]).code(12);
+    s.run(&["key", "import", kept.to_str().unwrap(), "--name", "owner"])
+        .ok();
+    s.attach(&["a.img"]);
+    s.detach("a");
+    // One under a passphrase comes back, too, and nobody is told to remove the one that is there.
+    let generate = ["key", "generate", "locked", "--passphrase-fd", "0"];
+    s.run_with_input(&generate, b"phrase\n").ok();
+    let ran: Ran = s.run_with_input(&generate, b"phrase\n").code(2);
+    assert!(
+        ran.stderr.contains("another name") && !ran.stderr.contains("remove"),
+        "{}",
+        ran.stderr
+    );
+    let removed = s.json(&["key", "remove", "locked", "--yes"]);
+    let kept = removed["undo"].as_str().unwrap();
+    s.run(&["key", "import", kept, "--name", "locked"]).ok();
+    // A volume without a recovery key says what that means.
+    let create = [
+        "volume", "create", "b.img", "--size", "32M", "--owner", "owner",
+    ];
+    let ran = s.run(&create).ok();
+    assert!(ran.stderr.contains("--recovery"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_new_owner_is_said_to_take_the_keyslot_of_the_old_one() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.key("new");
+    let set = ["volume", "owner", "set", "a.img", "new"];
+    let ran = s.run(&set).code(2);
+    assert!(ran.stderr.contains("key pair owner"), "{}", ran.stderr);
+    let made = s.json(&[&set[..], &["--yes"]].concat());
+    assert_eq!(made["removed"][0]["name"], "owner");
+}

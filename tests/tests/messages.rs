@@ -1,0 +1,265 @@
+//! What errors say, and the codes that commands end with when something is not as it should be.
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use tests::{Ran, Random, Sandbox, peer};
+
+const HEADER: usize = 16 * 1024;
+const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+
+/// `cryptsetup`, with the passphrase `right` in the file `k`.
+fn cryptsetup(s: &Sandbox, args: &[&str]) {
+    fs::write(s.path("k"), "right").unwrap();
+    fs::write(s.path("wrong"), "wrong").unwrap();
+    let key = s.path("k");
+    let all = [
+        args,
+        &["--batch-mode", "--key-file", key.to_str().unwrap()][..],
+    ];
+    peer("cryptsetup", &all.concat());
+}
+
+/// A file of 32 MiB that `cryptsetup luksFormat` has made a volume of.
+fn foreign(s: &Sandbox, name: &str, more: &[&str]) -> String {
+    let image = s.path(name);
+    File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let image = image.to_str().unwrap().to_owned();
+    let args = ["luksFormat", "--type", "luks2", &image];
+    cryptsetup(s, &[&args, more].concat());
+    image
+}
+
+#[test]
+fn a_keyslot_that_cannot_be_used_here_is_no_wrong_key() {
+    let s = Sandbox::new();
+    let cipher = ["--keyslot-cipher", "aes-cbc-plain64"];
+    let size = ["--keyslot-key-size", "256"];
+    let image = foreign(&s, "a.img", &[CHEAP, &cipher, &size].concat());
+    let ran = s.run(&["attach", "a.img", "--key-file", "k"]).code(1);
+    assert!(ran.stderr.contains("aes-cbc-plain64"), "{}", ran.stderr);
+    let keys = s.json(&["volume", "key", "list", "a.img"]);
+    let kdf = keys["keys"][0]["kdf"].as_str().unwrap();
+    assert!(kdf.contains("aes-cbc-plain64"), "{kdf}");
+    // A keyslot of another key has no role.
+    fs::write(s.path("other"), "other").unwrap();
+    let other = s.path("other");
+    let unbound = ["luksAddKey", "--unbound", "--key-size", "256", &image];
+    let unbound = [&unbound[..], CHEAP, &[other.to_str().unwrap()]].concat();
+    cryptsetup(&s, &unbound);
+    let keys = s.json(&["volume", "key", "list", "a.img"]);
+    assert_eq!(keys["keys"][1]["role"], "unbound");
+}
+
+#[test]
+fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
+    let s = Sandbox::new();
+    let argon = ["--pbkdf", "argon2id", "--pbkdf-force-iterations", "4"];
+    let memory = ["--pbkdf-memory", "65536", "--pbkdf-parallel", "1"];
+    foreign(&s, "a.img", &[argon, memory].concat());
+    let attach = |name: &str, key: &str, variable: &str, value: &str| {
+        let mut command = s.evfs();
+        command.args(["attach", name, "--key-file", key, "--background"]);
+        Ran::of(command.env(variable, value))
+    };
+    let ran = attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65535").code(1);
+    let setting = "kdf.memory-max-kib";
+    assert!(ran.stderr.contains(setting), "{}", ran.stderr);
+    attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65536").ok();
+    s.detach("a");
+    // The work of all keyslots together: each of these is below the limit.
+    let half = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1500000"];
+    let image = foreign(&s, "b.img", &half);
+    fs::write(s.path("second"), "second").unwrap();
+    let second = s.path("second");
+    let add = ["luksAddKey", &image];
+    let add = [&add[..], &half, &[second.to_str().unwrap()]].concat();
+    cryptsetup(&s, &add);
+    let ran = attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
+    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+    attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
+}
+
+#[test]
+fn keys_in_memory_that_may_be_swapped_are_said_to_be() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    assert_eq!(s.attach(&["a.img"])["keys_locked"], true);
+    s.detach("a");
+    let mut command = s.evfs();
+    command.args(["attach", "a.img", "--background"]);
+    // SAFETY: both calls only take rights from the child.
+    unsafe {
+        command.pre_exec(|| {
+            const CAP_IPC_LOCK: libc::c_ulong = 14;
+            libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
+            let none = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            match libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+    let ran = Ran::of(&mut command).ok();
+    assert!(ran.stderr.contains("RLIMIT_MEMLOCK"), "{}", ran.stderr);
+    let status = s.json(&["status"]);
+    assert_eq!(status["volumes"][0]["keys_locked"], false);
+    s.detach("a");
+}
+
+#[test]
+fn a_header_backup_and_a_device_cut_short_can_be_looked_at() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    let whole = s.json(&["volume", "info", "a.img"]);
+    let cut = File::options().write(true).open(&image).unwrap();
+    cut.set_len(9 << 20).unwrap();
+    for name in ["h", "a.img"] {
+        let seen = s.json(&["volume", "info", name]);
+        assert_eq!(
+            (&seen["uuid"], &seen["keys"]),
+            (&whole["uuid"], &whole["keys"])
+        );
+        assert_eq!(seen["cut_short"], true);
+        let ran = s.run(&["volume", "check", name]).code(26);
+        assert!(ran.stdout.contains("cut short"), "{}", ran.stdout);
+        s.run(&["attach", name]).code(1);
+    }
+}
+
+#[test]
+fn the_remains_of_a_header_are_told_from_what_never_was_one() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    let whole = fs::read(&image).unwrap();
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    // The magic is lost, or all that stands around the JSON.
+    for lost in [6, 4096] {
+        let mut bytes = whole.clone();
+        for copy in [0, HEADER] {
+            bytes[copy..copy + lost].fill(0x5a);
+        }
+        fs::write(&image, &bytes).unwrap();
+        s.run(&["volume", "info", "a.img"]).code(21);
+        s.run(&["attach", "a.img", "--key", "owner"]);
+    }
+    let restore = ["volume", "header", "restore", "a.img", "h"];
+    let ran = s.run(&restore).code(2);
+    assert!(!ran.stderr.contains("signature"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no LUKS volume"), "{}", ran.stderr);
+    s.run(&[&restore[..], &["--force"]].concat()).ok();
+    s.run(&["volume", "check", "a.img"]).ok();
+    fs::write(s.path("b.img"), Random::from_environment().bytes(1 << 20)).unwrap();
+    s.run(&["volume", "info", "b.img"]).code(10);
+    // Each copy is said to be damaged once.
+    let mut bytes = whole;
+    bytes[5000] ^= 1;
+    fs::write(&image, &bytes).unwrap();
+    let ran = s.run(&["volume", "check", "a.img"]).code(26);
+    assert!(!ran.stdout.contains("damaged: damaged"), "{}", ran.stdout);
+}
+
+#[test]
+fn what_is_there_already_ends_with_2() {
+    let s = Sandbox::new();
+    let size = ["--size", "32M"];
+    s.volume("a.img", "32M", &[]);
+    s.key("bob");
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    let add = ["volume", "key", "add", "a.img", "--user", "bob"];
+    s.run(&add).ok();
+    let create = ["volume", "create", "a.img", "--owner", "owner"];
+    let all: &[&[&str]] = &[
+        &["key", "generate", "bob", "--no-passphrase"],
+        &["volume", "header", "backup", "a.img", "h"],
+        &add,
+        &[&create[..], &size].concat(),
+        &create,
+    ];
+    for args in all {
+        s.run(args).code(2);
+    }
+}
+
+#[test]
+fn a_file_too_small_for_a_volume_is_said_to_be() {
+    let s = Sandbox::new();
+    s.key("owner");
+    let create = [
+        "volume", "create", "a.img", "--owner", "owner", "--size", "1M",
+    ];
+    let ran = s.run(&create).code(2);
+    assert!(
+        ran.stderr.contains("17M") && !ran.stderr.contains("cut short"),
+        "{}",
+        ran.stderr
+    );
+    assert!(!s.path("a.img").exists());
+}
+
+#[test]
+fn errors_of_the_system_are_said_once_and_in_words() {
+    let s = Sandbox::new();
+    let ran = s.run(&["volume", "info", "missing.img"]).code(10);
+    assert_eq!(ran.stderr, "evfs: missing.img: not found\n");
+    for args in [
+        &["key", "import", "missing", "--name", "x"][..],
+        &["volume", "info", "/proc/self/mem"],
+        &["up", "missing.toml"],
+    ] {
+        let ran = s.run(args);
+        assert!(!ran.stderr.contains("os error"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_a_reader_that_leaves_is_none() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+    for args in [
+        &["volume", "info", "a.img"][..],
+        &["--json", "status"],
+        &["key", "list"],
+        &["config", "show"],
+        &["--help"],
+        &["--version"],
+    ] {
+        let mut command = s.evfs();
+        command.args(args).stdout(full()).stderr(Stdio::piped());
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output: No space left"), "{said}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = s.evfs().args(["config", "show"]).stdout(writer).output();
+    let out = out.unwrap();
+    assert_eq!(out.status.code(), Some(0));
+    assert!(out.stderr.is_empty(), "{:?}", out.stderr);
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_json_too_when_asked_for() {
+    let s = Sandbox::new();
+    for args in [
+        &["--json", "no-such-verb"][..],
+        &["volume", "info", "--json"],
+        &["attach", "x", "--json", "--colour"],
+        &["--json"],
+    ] {
+        let ran = s.run(args).code(2);
+        let value: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(value["code"], 2);
+        let error = value["error"].as_str().unwrap();
+        assert!(!error.is_empty() && !error.contains("Usage:"), "{error}");
+    }
+    let ran = s.run(&["--json", "attach", "--help"]).ok();
+    assert!(ran.stdout.contains("Usage:"), "{}", ran.stdout);
+}
