@@ -2,7 +2,9 @@
 
 mod common;
 
+use common::strangers::{Stranger, Strangers, stranger};
 use common::{CLIENT, Link, Pair, SERVER, seed};
+use rx_proto::{Ack, Config, HEADER_BYTES, Header, PacketType, Reason, flag};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -158,4 +160,42 @@ fn acknowledgements_that_are_lost_do_not_stop_a_call() {
     let connection = pair.connect(CLIENT);
     pair.call(CLIENT, connection, 1, 2_000_000, 0).unwrap();
     pair.finish_calls(CLIENT, 1, 10 * MINUTE);
+}
+
+/// Goal: OpenAFS's sender goes on at once after a loss. It takes the time of a round trip, and with it an end
+/// of its doubled timeouts, only from acknowledgements that were not delayed and that name a packet; and it sends
+/// a handful of packets before it waits for the next one.
+#[test]
+fn after_a_loss_acknowledgements_come_at_once_and_name_what_came() {
+    let mut server = Strangers::new(Config::default());
+    let client = stranger(0);
+    assert!(server.call(client, b"hello").is_some());
+    // Another channel of the same connection.
+    let client = Stranger {
+        cid: client.cid + 1,
+        ..client
+    };
+    let mut acks = |seq: u32, flags: u8| {
+        let sent = server.send(client, client.data(seq, flags, &[7; 1412]));
+        let ack = sent.iter().find_map(|packet| {
+            let is_ack = Header::parse(packet)?.kind == PacketType::Ack;
+            is_ack.then(|| Ack::parse(&packet[HEADER_BYTES..]))?
+        });
+        ack.map(|ack| (ack.reason.unwrap(), ack.serial.0))
+    };
+    for seq in 1..=96 {
+        acks(seq, 0);
+    }
+    assert_eq!(acks(97, 0), None, "in the long run each eighth");
+    for seq in 99..=101 {
+        assert_eq!(acks(seq, 0), Some((Reason::OutOfSequence, seq)));
+    }
+    assert_eq!(acks(98, 0), Some((Reason::Idle, 98)));
+    for seq in 102..=120 {
+        let expected = (seq % 2 == 1).then_some((Reason::Idle, seq));
+        assert_eq!(acks(seq, 0), expected);
+    }
+    acks(122, 0);
+    let asks = flag::REQUEST_ACK;
+    assert_eq!(acks(121, asks), Some((Reason::Requested, 121)));
 }

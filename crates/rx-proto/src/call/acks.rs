@@ -1,7 +1,9 @@
 //! When to acknowledge what a call receives.
 //!
-//! At once when the sender asks, when something is missing or came twice; else after some packets, and
-//! at the latest after a delay. Acknowledgements are made when the driver sends, so one speaks for
+//! At once when the sender asks, when something is missing, came twice or fills a gap; else after some packets,
+//! and at the latest after a delay. After a loss the sender begins again with a small window, as at the start of
+//! a call, so packets are acknowledged as often as then. OpenAFS moreover resets the doubled timeout of a
+//! retransmission only by an acknowledgement that was not delayed. Acknowledgements are made when the driver sends, so one speaks for
 //! all that the driver had received by then.
 
 use crate::ack::Reason;
@@ -19,8 +21,8 @@ pub(crate) struct Acks {
     /// Packets received, and packets read, that no acknowledgement spoke of.
     unspoken: u32,
     unspoken_read: u32,
-    /// Packets received in all, as far as it matters.
-    total: u32,
+    /// Packets received since the call began, or since one was missing or came twice.
+    since_loss: u32,
     pub(crate) delay_at: Timestamp,
 }
 
@@ -31,7 +33,7 @@ impl Acks {
             ping: None,
             unspoken: 0,
             unspoken_read: 0,
-            total: 0,
+            since_loss: 0,
             delay_at: Timestamp::NEVER,
         }
     }
@@ -50,6 +52,9 @@ impl Acks {
             Reason::OutOfSequence => 7,
             Reason::Ping | Reason::PingResponse => 0,
         };
+        if matches!(reason, Reason::OutOfSequence | Reason::Duplicate) {
+            self.since_loss = 0;
+        }
         let newer = |held| weight(held) == weight(reason) && serial != Serial(0);
         let stronger = |held| weight(held) < weight(reason) || newer(held);
         if self.due.is_none_or(|(held, _)| stronger(held)) {
@@ -61,9 +66,9 @@ impl Acks {
     #[inline]
     pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
         self.unspoken += 1;
-        self.total = self.total.saturating_add(1);
+        self.since_loss = self.since_loss.saturating_add(1);
         // Few at first: the sender's window grows with each acknowledgement.
-        let early = self.total <= config.ack_start_packets;
+        let early = self.since_loss <= config.ack_start_packets;
         let stride = if early {
             config.ack_stride_start
         } else {
@@ -149,6 +154,22 @@ mod tests {
         acks.expire(at(10));
         assert_eq!(acks.take(), Some((Reason::Delay, Serial(0))));
         assert_eq!(acks.delay_at, Timestamp::NEVER);
+    }
+
+    #[test]
+    fn every_second_packet_again_after_one_was_missing_or_came_twice() {
+        for reason in [Reason::OutOfSequence, Reason::Duplicate] {
+            let (config, mut acks) = (Config::default(), Acks::new());
+            for packet in 1..=100 {
+                acks.received(at(0), Serial(packet), &config);
+            }
+            acks.prompt(reason, Serial(101));
+            assert_eq!(acks.take(), Some((reason, Serial(101))));
+            acks.received(at(0), Serial(102), &config);
+            assert!(!acks.is_due());
+            acks.received(at(0), Serial(103), &config);
+            assert_eq!(acks.take(), Some((Reason::Idle, Serial(103))));
+        }
     }
 
     #[test]

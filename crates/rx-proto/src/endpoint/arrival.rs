@@ -125,7 +125,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 Err(Reason::NoSpace)
             }
             Placed::Early => Ok(Some(Reason::OutOfSequence)),
-            Placed::FillsHole => Ok(Some(Reason::Delay)),
+            Placed::FillsHole => Ok(Some(Reason::Idle)),
             Placed::InOrder => Ok(None),
         };
         let prompt = match reason {
@@ -168,12 +168,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.held_bytes = self.held_bytes - held + c.receiver.held();
         c.moved = now;
         if proven {
-            match prompt {
-                Some(reason) => c.acks.prompt(reason, packet.serial),
-                None if packet.flags & flag::REQUEST_ACK != 0 => {
-                    c.acks.prompt(Reason::Requested, packet.serial);
-                }
-                None => {}
+            let requested = packet.flags & flag::REQUEST_ACK != 0;
+            for reason in prompt
+                .into_iter()
+                .chain(requested.then_some(Reason::Requested))
+            {
+                c.acks.prompt(reason, packet.serial);
             }
             c.acks.received(now, packet.serial, &self.config);
         }
