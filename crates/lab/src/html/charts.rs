@@ -9,6 +9,8 @@ use crate::study::{Finding, Judgement, Kind, Study, findings, title};
 
 /// Ratios in one figure at most.
 const FOREST_MAX: usize = 60;
+/// Characters of a ratio's label at most: what fits beside the plot.
+const LABEL_MAX: usize = 52;
 /// Lines that are drawn, a figure each.
 const SERIES_MAX: usize = 60;
 
@@ -298,7 +300,7 @@ fn forest(study: &Study, found: &[Finding]) -> Option<String> {
         let y = 52.0 + 18.0 * n as f64;
         let r = f.ratio.expect("only findings with a ratio are shown");
         let label = format!("{} · {} · {}", f.side, f.phase, f.cell);
-        d.text("s", (312.0, y + 4.0), "end", &shorten(&label, 58));
+        d.text("s", (312.0, y + 4.0), "end", &shorten(&label, LABEL_MAX));
         let class = match f.judgement {
             Judgement::Better => "good",
             Judgement::Worse => "bad",
@@ -347,11 +349,16 @@ fn ticks(most: f64) -> Vec<f64> {
     all
 }
 
+/// Leaves out the middle of a text that is too long: labels differ in their beginnings and their ends.
 fn shorten(text: &str, most: usize) -> String {
-    match text.chars().count() {
-        n if n <= most => text.to_owned(),
-        n => format!("…{}", text.chars().skip(n + 1 - most).collect::<String>()),
+    let all = text.chars().count();
+    if all <= most {
+        return text.to_owned();
     }
+    let (head, tail) = (most / 2, most - most / 2 - 1);
+    let begin: String = text.chars().take(head).collect();
+    let end: String = text.chars().skip(all - tail).collect();
+    format!("{begin}…{end}")
 }
 
 /// A table of file sizes and record sizes, coloured by gain or, with one side, by value.
@@ -491,4 +498,24 @@ fn order(study: &Study) -> Option<String> {
     let foot = format!("{good}; open: warm-up and control; ▲ beside foreign load");
     d.text("s", (620.0, 244.0), "end", &foot);
     Some(d.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_that_is_cut_keeps_its_side_and_its_figure() {
+        let label =
+            |side: &str| format!("{side} · seq-read 65536 B, depth 1, thread 1 · throughput");
+        let cut = ["encrypted-128", "encrypted-256"].map(|side| shorten(&label(side), LABEL_MAX));
+        for (cut, side) in cut.iter().zip(["encrypted-128 ", "encrypted-256 "]) {
+            assert_eq!(cut.chars().count(), LABEL_MAX);
+            assert!(
+                cut.starts_with(side) && cut.ends_with("throughput"),
+                "{cut}"
+            );
+        }
+        assert_eq!(shorten("short", LABEL_MAX), "short");
+    }
 }

@@ -84,7 +84,14 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     let Some(gain) = mean.gain else {
         return "nothing to compare".into();
     };
-    let percent = |value: f64| format!("{:.1} %", (value.max(1.0 / value) - 1.0) * 100.0);
+    // The change of the figure itself, as the table has it: less CPU is the gain.
+    let percent = |gain: f64| {
+        let change = match mean.kind {
+            Kind::Cpu => 1.0 / gain - 1.0,
+            _ => gain - 1.0,
+        };
+        format!("{:.1} %", change.abs() * 100.0)
+    };
     let Some(i) = gain.interval else {
         return format!(
             "between {:.3} and {:.3} times as good, no interval from {} pairs",
@@ -478,4 +485,63 @@ pub fn csv(studies: &[Study]) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{Interval, Ratio};
+
+    /// Goal: the words and the table's change in percent say the same.
+    #[test]
+    fn a_loss_is_the_change_of_the_figure() {
+        let said = |kind, judgement, low, high| {
+            let interval = Interval {
+                low,
+                high,
+                confidence: 0.95,
+                rank_low: 1,
+                rank_high: 8,
+            };
+            let gain = Ratio {
+                n: 8,
+                unusable: 0,
+                median: 0.9,
+                min: low,
+                max: high,
+                interval: Some(interval),
+            };
+            let mean = Aggregate {
+                side: "encrypted".into(),
+                kind,
+                cells: 1,
+                gain: Some(gain),
+                judgement,
+                counts: Vec::new(),
+            };
+            words(&mean, 0.01)
+        };
+        let (worse, better) = (Judgement::Worse, Judgement::Better);
+        for (kind, judgement, low, high, expected) in [
+            (
+                Kind::Headline,
+                worse,
+                0.811,
+                0.967,
+                "worse by 3.3 % to 18.9 %",
+            ),
+            (
+                Kind::Headline,
+                better,
+                1.1,
+                1.25,
+                "better by 10.0 % to 25.0 %",
+            ),
+            (Kind::Cpu, worse, 0.5, 0.8, "worse by 25.0 % to 100.0 %"),
+            (Kind::Cpu, better, 1.25, 2.0, "better by 20.0 % to 50.0 %"),
+        ] {
+            let said = said(kind, judgement, low, high);
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
 }

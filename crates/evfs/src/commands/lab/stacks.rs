@@ -2,7 +2,9 @@
 
 use super::sides::over;
 use super::wrong;
-use lab::study::{Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study};
+use lab::study::{
+    Finding, Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study,
+};
 use lab::workload::devmix;
 use lab::{Job, Surroundings};
 use serde_json::{Value, json};
@@ -53,18 +55,20 @@ pub fn costs(
     let job = Job::Devmix(config);
     let done = by_turns(Rc::new(bench), kinds, &job, plan, folder, progress)?;
     let (found, _) = findings(&done);
-    let median = |kind, side: &str, phase: &str| {
-        let of = found
-            .iter()
-            .find(|f| f.kind == kind && f.side == side && f.phase == phase)?;
-        Some(of.ratio?.median)
-    };
+    let median = |f: &Finding| f.ratio.map(|r| r.median);
+    let interval = |f: &Finding| f.ratio?.interval.map(|i| [i.low, i.high]);
     let headlines = found.iter().filter(|f| f.kind == Kind::Headline);
     let rows = headlines.map(|f| {
+        let is_its = |c: &&Finding| c.kind == Kind::Cpu && c.side == f.side && c.phase == f.phase;
+        let cpu = found.iter().find(is_its);
         json!({
             "work": f.phase, "stack": f.side,
-            "throughput_of_clear": median(Kind::Headline, &f.side, &f.phase),
-            "cpu_of_clear": median(Kind::Cpu, &f.side, &f.phase),
+            "throughput_of_clear": median(f),
+            "throughput_interval": interval(f),
+            "throughput_judgement": f.judgement.name(),
+            "cpu_of_clear": cpu.and_then(median),
+            "cpu_interval": cpu.and_then(interval),
+            "cpu_judgement": cpu.map(|c| c.judgement.name()),
         })
     });
     Ok(rows.collect())

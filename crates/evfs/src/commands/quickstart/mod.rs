@@ -122,7 +122,8 @@ impl Tour {
         self.step(store.title());
         let tree = tree::choose(size / TREE_SHARE);
         let mut attached = self.attach(image, &store)?;
-        let copied = store.fill(&self.dir, &attached, &tree, &|| self.stopped())?;
+        let kept = store.fill(&self.dir, &attached, &tree, &|| self.stopped())?;
+        let copied = kept.amount();
         self.say(&format!(
             "      {} files, {} from {}",
             copied.files,
@@ -132,7 +133,7 @@ impl Tour {
 
         self.step("detach, and look for the data on the disk");
         self.evfs(&["detach", NAME])?;
-        let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &tree)?;
+        let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &kept)?;
         self.say("      none of it lies there in the clear");
         if leaks > 0 {
             return Err(Error::Failed(format!(
@@ -142,7 +143,7 @@ impl Tour {
 
         self.step("attach again and compare every byte");
         attached = self.attach(image, &store)?;
-        let verified = store.verify(&self.dir, &attached, &tree, &|| self.stopped())?;
+        let verified = store.verify(&self.dir, &attached, &kept, &|| self.stopped())?;
         self.evfs(&["detach", NAME])?;
         if verified != copied {
             return Err(Error::Failed(format!(
@@ -156,7 +157,7 @@ impl Tour {
         ));
 
         self.step("two paths to the same volume, and one is lost");
-        let paths = self.two_paths(&store, &tree, &copied)?;
+        let paths = self.two_paths(&store, &kept)?;
 
         self.step("what encryption costs here, clear and encrypted in turn");
         self.say("      $ evfs lab compare clear encrypted");
@@ -179,11 +180,12 @@ impl Tour {
 
     /// Serves the volume twice, attaches it over both paths, and takes one away while everything is
     /// compared again.
-    fn two_paths(&self, store: &Store, tree: &tree::Tree, copied: &tree::Amount) -> Result<Value> {
+    fn two_paths(&self, store: &Store, kept: &tree::Copied) -> Result<Value> {
+        let copied = kept.amount();
         let served = RefCell::new(paths::Served::start(&self.dir, NAME, &self.settings)?);
         let attached = self.attach(served.borrow().device(), store)?;
         let files = Cell::new(0);
-        let verified = store.verify(&self.dir, &attached, tree, &|| {
+        let verified = store.verify(&self.dir, &attached, kept, &|| {
             // In the middle of it, between two files.
             files.set(files.get() + 1);
             if files.get() == copied.files / 2 + 1 {
@@ -194,7 +196,7 @@ impl Tour {
         let lun = attached["lun"].as_str().unwrap_or_default().to_owned();
         let shown = self.evfs(&["lun", "show", &lun])?;
         self.evfs(&["detach", NAME])?;
-        if verified != *copied {
+        if verified != copied {
             return Err(Error::Failed(
                 "over two paths not every byte came back".into(),
             ));
@@ -306,15 +308,29 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
     );
     for row in report["cost"].as_array().into_iter().flatten() {
         text += &format!(
-            "{}, {}: throughput {:.2} of clear, CPU {:.2} times\n",
+            "{}, {}: throughput {}, CPU {}\n",
             row["work"].as_str().unwrap_or_default(),
             row["stack"].as_str().unwrap_or_default(),
-            row["throughput_of_clear"].as_f64().unwrap_or(f64::NAN),
-            row["cpu_of_clear"].as_f64().unwrap_or(f64::NAN),
+            ratio(row, "throughput", "of clear"),
+            ratio(row, "cpu", "times"),
         );
     }
-    match kept {
-        Some(dir) => text + &format!("Everything is kept in {}.", dir.display()),
-        None => text + "The temporary folder is gone again; --dir DIR keeps it.",
+    text += &match kept {
+        Some(dir) => format!("Everything is kept in {}.", dir.display()),
+        None => "The temporary folder is gone again; --dir DIR keeps it.".to_owned(),
+    };
+    text + "\nnext: evfs key generate NAME, then evfs volume create disk.img --size 10G --owner NAME; \
+        evfs lab compare measures longer"
+}
+
+/// A ratio to clear, between which bounds it lies, and whether that is a difference at all.
+fn ratio(row: &Value, figure: &str, of: &str) -> String {
+    let bound = |n: usize| row[format!("{figure}_interval")][n].as_f64();
+    let said = row[format!("{figure}_judgement")].as_str().unwrap_or("-");
+    let median = row[format!("{figure}_of_clear")].as_f64();
+    let median = median.unwrap_or(f64::NAN);
+    match (bound(0), bound(1)) {
+        (Some(low), Some(high)) => format!("{median:.2} {of} ({low:.2} to {high:.2}: {said})"),
+        _ => format!("{median:.2} {of} ({said})"),
     }
 }

@@ -35,9 +35,9 @@ pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
     tour.evfs(&["unmount", &at])?;
     tour.evfs(&["fsck", &image])?;
     tour.evfs(&["mount", &image, &at, "--fileset", "before", "--background"])?;
-    let kept = compare_with(&folder, tree, &|| tour.stopped())?;
+    let kept = compare_with(&folder, &copied, &|| tour.stopped())?;
     tour.evfs(&["unmount", &at])?;
-    same(&copied, &kept)?;
+    same(&copied.amount(), &kept)?;
     tour.say(&format!(
         "      {} files were removed, and are in the snapshot, byte for byte",
         kept.files

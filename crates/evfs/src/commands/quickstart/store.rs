@@ -1,11 +1,10 @@
 //! Where the tree goes: a file system on a loop device, or, without root, an archive written to the
 //! volume over NBD.
 
-use super::tree::{Amount, Tree};
+use super::tree::{Amount, Copied, Stopped, Tree, changed};
 use export_nbd::client::Client;
 use serde_json::Value;
 use stack::{Error, Result};
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,9 +19,6 @@ pub enum Store {
     /// A tar archive from the first byte on, over NBD.
     Archive,
 }
-
-/// Asked now and then during long work; an error ends it.
-pub type Stopped<'a> = &'a dyn Fn() -> Result<()>;
 
 impl Store {
     /// A file system where this user may make loop devices and mount them.
@@ -77,47 +73,45 @@ impl Store {
         attached: &Value,
         tree: &Tree,
         stopped: Stopped<'_>,
-    ) -> Result<Amount> {
+    ) -> Result<Copied> {
         match self {
             Store::FileSystem => {
                 let device = export(attached, "loop")?;
                 checked(system("mkfs.ext4").args(["-q", "-F"]).arg(&device))?;
                 let mount = Mounted::mount(dir, &device, "rw")?;
-                let amount = copy_into(&mount.path, tree, stopped)?;
+                let copied = copy_into(&mount.path, tree, stopped)?;
                 mount.unmount()?;
-                Ok(amount)
+                Ok(copied)
             }
             Store::Archive => {
                 let out = Stream::open(attached)?;
                 let mut archive = tar::Builder::new(io::BufWriter::with_capacity(PIECE_BYTES, out));
-                let amount = each_file(tree, stopped, |file, from| {
-                    let len = from.metadata()?.len();
+                let copied = tree.copy(stopped, |file, bytes| {
                     let mut header = tar::Header::new_gnu();
-                    header.set_size(len);
+                    header.set_size(bytes.len() as u64);
                     header.set_mode(0o644);
-                    archive.append_data(&mut header, file, from.take(len))?;
-                    Ok(len)
+                    archive.append_data(&mut header, file, bytes)
                 })?;
                 let writer = archive.into_inner().map_err(nbd)?;
                 let mut stream = writer.into_inner().map_err(|e| nbd(e.into_error()))?;
                 stream.finish().map_err(nbd)?;
-                Ok(amount)
+                Ok(copied)
             }
         }
     }
 
-    /// Compares what is on the attached volume with the tree.
+    /// Compares what is on the attached volume with what was put there.
     pub fn verify(
         &self,
         dir: &Path,
         attached: &Value,
-        tree: &Tree,
+        copied: &Copied,
         stopped: Stopped<'_>,
     ) -> Result<Amount> {
         match self {
             Store::FileSystem => {
                 let mount = Mounted::mount(dir, &export(attached, "loop")?, "ro")?;
-                let amount = compare_with(&mount.path, tree, stopped)?;
+                let amount = compare_with(&mount.path, copied, stopped)?;
                 mount.unmount()?;
                 Ok(amount)
             }
@@ -126,15 +120,18 @@ impl Store {
                 let mut archive =
                     tar::Archive::new(io::BufReader::with_capacity(PIECE_BYTES, stream));
                 let mut amount = Amount::default();
+                let mut expected = copied.files.iter();
                 for entry in archive.entries().map_err(nbd)? {
                     stopped()?;
                     let mut entry = entry.map_err(nbd)?;
-                    let file = entry.path().map_err(nbd)?.into_owned();
-                    let path = tree.root.join(&file);
-                    let mut from =
-                        File::open(&path).map_err(|e| Error::io("cannot open", &path, e))?;
-                    amount.bytes += same(&mut from, &mut entry, &file).map_err(nbd)?;
-                    amount.files += 1;
+                    let mut bytes = Vec::new();
+                    entry.read_to_end(&mut bytes).map_err(nbd)?;
+                    let path = entry.path().map_err(nbd)?.into_owned();
+                    match expected.next() {
+                        Some(file) if file.path == path => file.check(&bytes)?,
+                        _ => return Err(changed(&path)),
+                    }
+                    amount.add(&bytes);
                 }
                 Ok(amount)
             }
@@ -143,48 +140,25 @@ impl Store {
 }
 
 /// Copies the tree into a folder.
-pub fn copy_into(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
-    each_file(tree, stopped, |file, from| {
+pub fn copy_into(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Copied> {
+    tree.copy(stopped, |file, bytes| {
         let to = folder.join(file);
         std::fs::create_dir_all(to.parent().unwrap_or(folder))?;
-        io::copy(from, &mut File::create(to)?)
+        std::fs::write(to, bytes)
     })
 }
 
-/// Compares what is in a folder with the tree.
-pub fn compare_with(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Amount> {
-    each_file(tree, stopped, |file, from| {
-        same(from, &mut File::open(folder.join(file))?, file)
-    })
-}
-
-/// Runs `work` on each file of the tree and adds up what it did.
-fn each_file(
-    tree: &Tree,
-    stopped: Stopped<'_>,
-    mut work: impl FnMut(&Path, &mut File) -> io::Result<u64>,
-) -> Result<Amount> {
+/// Compares what is in a folder with what was copied there.
+pub fn compare_with(folder: &Path, copied: &Copied, stopped: Stopped<'_>) -> Result<Amount> {
     let mut amount = Amount::default();
-    for file in &tree.files {
+    for file in &copied.files {
         stopped()?;
-        let path = tree.root.join(file);
-        let done = File::open(&path).and_then(|mut from| work(file, &mut from));
-        amount.bytes += done.map_err(|e| Error::io("cannot copy or compare", &path, e))?;
-        amount.files += 1;
+        let path = folder.join(&file.path);
+        let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
+        file.check(&bytes)?;
+        amount.add(&bytes);
     }
     Ok(amount)
-}
-
-/// Compares two streams and gives their length.
-fn same(a: &mut impl Read, b: &mut impl Read, file: &Path) -> io::Result<u64> {
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    a.read_to_end(&mut left)?;
-    b.read_to_end(&mut right)?;
-    if left == right {
-        return Ok(left.len() as u64);
-    }
-    let why = format!("{} came back changed", file.display());
-    Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
 /// Where an export of this kind is, from the JSON of `evfs attach`.

@@ -1,8 +1,9 @@
 //! A real tree of files to copy: what is installed under `/usr/share`, as much as fits.
 
+use sha2::{Digest, Sha256};
 use stack::{Error, Result};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Where real trees are found, the usual one first.
@@ -16,7 +17,10 @@ const NEEDLE_BYTES: usize = 64;
 /// Files whose content is looked for on the disk.
 const NEEDLES: usize = 64;
 
-/// Files below a folder.
+/// Asked now and then during long work; an error ends it.
+pub type Stopped<'a> = &'a dyn Fn() -> Result<()>;
+
+/// Files below a folder. Other programs may change and remove them at any time.
 pub struct Tree {
     /// The folder.
     pub root: PathBuf,
@@ -78,13 +82,87 @@ fn collect(root: &Path, dir: &Path, left: &mut u64, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// How many of some pieces of the tree lie in `image` as they are. Each is 64 bytes of a file.
-pub fn clear_bytes_in(image: &Path, tree: &Tree) -> Result<usize> {
-    let needles: Vec<Vec<u8>> = tree
+impl Tree {
+    /// Reads each file once and gives it to `write`; what cannot be read any more is left out. Gives what was
+    /// written.
+    pub fn copy(
+        &self,
+        stopped: Stopped<'_>,
+        mut write: impl FnMut(&Path, &[u8]) -> io::Result<()>,
+    ) -> Result<Copied> {
+        let mut copied = Copied::default();
+        for file in &self.files {
+            stopped()?;
+            let Ok(bytes) = std::fs::read(self.root.join(file)) else {
+                continue;
+            };
+            write(file, &bytes).map_err(|e| Error::io("cannot copy", file, e))?;
+            copied.files.push(CopiedFile {
+                path: file.clone(),
+                bytes: bytes.len() as u64,
+                digest: Sha256::digest(&bytes).into(),
+                beginning: bytes.get(..NEEDLE_BYTES).map(<[u8]>::to_vec),
+            });
+        }
+        Ok(copied)
+    }
+}
+
+/// What was copied, as it was then.
+#[derive(Default)]
+pub struct Copied {
+    /// The files, in the order in which they were written.
+    pub files: Vec<CopiedFile>,
+}
+
+/// A file that was copied.
+pub struct CopiedFile {
+    /// Path relative to the folder.
+    pub path: PathBuf,
+    bytes: u64,
+    digest: [u8; 32],
+    beginning: Option<Vec<u8>>,
+}
+
+impl Copied {
+    /// How much it was.
+    pub fn amount(&self) -> Amount {
+        Amount {
+            files: self.files.len() as u64,
+            bytes: self.files.iter().map(|file| file.bytes).sum(),
+        }
+    }
+}
+
+impl CopiedFile {
+    /// Whether these are the bytes that were copied.
+    pub fn check(&self, bytes: &[u8]) -> Result<()> {
+        match Sha256::digest(bytes)[..] == self.digest {
+            true => Ok(()),
+            false => Err(changed(&self.path)),
+        }
+    }
+}
+
+impl Amount {
+    /// Counts a file.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.files += 1;
+        self.bytes += bytes.len() as u64;
+    }
+}
+
+/// A file is not what was copied.
+pub fn changed(path: &Path) -> Error {
+    Error::Failed(format!("{} came back changed", path.display()))
+}
+
+/// How many of some pieces of what was copied lie in `image` as they are. Each is 64 bytes of a file.
+pub fn clear_bytes_in(image: &Path, copied: &Copied) -> Result<usize> {
+    let needles: Vec<&[u8]> = copied
         .files
         .iter()
-        .filter_map(|file| std::fs::read(tree.root.join(file)).ok())
-        .filter_map(|data| Some(data.get(..NEEDLE_BYTES)?.to_vec()))
+        .filter_map(|file| file.beginning.as_deref())
         // A piece of few different bytes could be in any random data.
         .filter(|needle| {
             needle
@@ -112,5 +190,36 @@ pub fn clear_bytes_in(image: &Path, tree: &Tree) -> Result<usize> {
                 .filter(|needle| block.starts_with(needle))
                 .count();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::store::{compare_with, copy_into};
+    use super::*;
+    use std::fs;
+
+    /// Goal: other programs may change what was copied, and remove it, without any effect on the comparison.
+    #[test]
+    fn a_tree_that_changes_meanwhile_disturbs_nothing() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let names = ["changed", "gone", "gone before", "kept"];
+        for name in names {
+            fs::write(from.path().join(name), name.repeat(100)).unwrap();
+        }
+        let tree = Tree {
+            root: from.path().to_owned(),
+            files: names.map(PathBuf::from).to_vec(),
+        };
+        fs::remove_file(from.path().join("gone before")).unwrap();
+        let copied = copy_into(to.path(), &tree, &|| Ok(())).unwrap();
+        assert_eq!(copied.amount().files, 3);
+        fs::remove_file(from.path().join("gone")).unwrap();
+        fs::write(from.path().join("changed"), "something else").unwrap();
+        let found = compare_with(to.path(), &copied, &|| Ok(())).unwrap();
+        assert_eq!(found, copied.amount());
+        // A copy that is not what was copied is found.
+        fs::write(to.path().join("kept"), "something else").unwrap();
+        assert!(compare_with(to.path(), &copied, &|| Ok(())).is_err());
     }
 }
