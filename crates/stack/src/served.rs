@@ -175,9 +175,11 @@ impl Served {
         let mut status = self.status.clone();
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
             status.read_only = true;
-            status.warning = Some(format!(
+            let lost = format!(
                 "nothing can be changed any more: {why}; detach, look after the device, and serve again"
-            ));
+            );
+            let warnings: Vec<String> = std::iter::once(lost).chain(status.warning).collect();
+            status.warning = Some(warnings.join("; "));
         }
         status
     }

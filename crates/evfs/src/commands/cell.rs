@@ -140,6 +140,9 @@ Examples:
 pub enum VolumeCommand {
     /// Make an empty volume, and a mount point of it
     #[command(after_help = "\
+Every client that may call can read the volume, and change it if the cell is served with \
+--anonymous-write, until `evfs cell acl set` limits that.
+
 PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead \
 through mount points. Without --mount the volume is found where `evfs cell volume mount` says, or \
 mounted by its name.

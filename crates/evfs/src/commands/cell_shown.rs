@@ -85,11 +85,16 @@ pub fn describe(cell: &Value) -> String {
     line(
         "served",
         format!(
-            "{} as {}, pid {}, {} threads",
+            "{} as {}, pid {}, {} threads{}",
             text("device"),
             text("name"),
             cell["pid"],
-            cell["threads"]
+            cell["threads"],
+            if cell["read_only"] == true {
+                ", READ-ONLY since a write error"
+            } else {
+                ""
+            }
         ),
     );
     line("addresses", list(&cell["listen"]));

@@ -12,7 +12,12 @@ use std::fmt::Write as _;
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// Make an empty fileset
-    #[command(after_help = "Examples:\n  evfs fileset create disk.img home --bytes 5G")]
+    #[command(after_help = "\
+If DEVICE is a cell, the fileset is a volume of it from now on: every AFS client that may call can read it, \
+and change it if the cell is served with --anonymous-write, until `evfs cell acl set` limits that.
+
+Examples:
+  evfs fileset create disk.img home --bytes 5G")]
     Create {
         #[command(flatten)]
         on: DeviceArgs,
