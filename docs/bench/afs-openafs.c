@@ -1,7 +1,7 @@
 /* A client of AFS-3 file servers on OpenAFS's own Rx library (Debian's libopenafs-dev), as it is: its window of 32 packets,
  * its socket buffer, its jumbograms. The peer of crates/afs-server/examples/load.rs; built by afs.sh.
  *
- *   afsc SERVER VOLUME COMMAND [-c CLIENTS] [-t THREADS] [-n TIMES] [-b BYTES] [-f VNODE.UNIQUE] [-a ADDRESS] [-x] [-l NAME]
+ *   afsc SERVER VOLUME COMMAND [-c CLIENTS] [-t THREADS] [-n TIMES] [-b BYTES] [-f VNODE.UNIQUE] [-a ADDRESS] [-x] [-k] [-l NAME]
  *
  *   make    makes the file NAME of BYTES in the root of the volume, prints its VNODE.UNIQUE
  *   fetch   reads the file VNODE.UNIQUE of BYTES, all clients the same
@@ -11,7 +11,8 @@
  *
  * Clients are processes with a socket each, at ADDRESS, ADDRESS + 1 and so on; each has one connection for its THREADS
  * (one to four). They get to know the server one after the other, then all begin at once; with -x they
- * begin as strangers. VOLUME is a number, which `volume` finds of a name. Prints one line of JSON: seconds of the slowest client and of
+ * begin as strangers. In the end they give up all that the server promised to tell them, so that no later run waits for
+ * clients that are gone; with -k they end without a word. VOLUME is a number, which `volume` finds of a name. Prints one line of JSON: seconds of the slowest client and of
  * the average one, and the longest call.
  */
 #include <afs/param.h>
@@ -45,14 +46,14 @@ hc_RAND_bytes(void *buffer, size_t bytes)
 }
 
 enum { FS_PORT = 7000, FS = 1, VL_PORT = 7003, VL = 52, CB = 1, PIECE = 65536, CLIENTS_MAX = 64 };
-enum { FETCH_STATUS = 132, REMOVE_FILE = 136, CREATE_FILE = 137, GET_TIME = 153, FETCH_DATA = 65537, STORE_DATA = 65538 };
+enum { FETCH_STATUS = 132, REMOVE_FILE = 136, CREATE_FILE = 137, GET_TIME = 153, GIVE_UP_ALL = 65539, FETCH_DATA = 65537, STORE_DATA = 65538 };
 enum { ENTRY_BY_NAME = 519, ENTRY_NAME_BYTES = 65, ENTRY_ID = 105, TELL_ME = 65538 };
 /* Words of parts of replies. */
 enum { STATUS = 21, CALLBACK = 3, SYNC = 6, LENGTH = 3 };
 
 static struct rx_securityClass *null_class[1];
 static afs_uint32 server, volume, vnode = 1, uniq = 1, address;
-static int clients = 1, threads = 1, times = 1, stranger;
+static int clients = 1, threads = 1, times = 1, stranger, keep;
 static long bytes = 1 << 20;
 static const char *command, *name = "file";
 
@@ -161,6 +162,14 @@ get_time(struct rx_connection *to)
     struct rx_call *call = rx_NewCall(to);
     SAY(call, GET_TIME);
     return in(call, 2, words);
+}
+
+static int
+give_up_all(struct rx_connection *to)
+{
+    struct rx_call *call = rx_NewCall(to);
+    SAY(call, GIVE_UP_ALL);
+    return in(call, 0, NULL);
 }
 
 static int
@@ -316,6 +325,8 @@ client(struct shared *shared, int n)
     pthread_barrier_wait(&shared->ready);
     for (i = 0; !strcmp(command, "store") && i < threads; i++)
 	remove_it(to, caller[i].name);
+    if (!keep && (code = give_up_all(to)) != 0)
+	fail("give up all", code);
     rx_Finalize();
     _exit(0);
 }
@@ -360,7 +371,7 @@ main(int argc, char **argv)
     server = inet_addr(argv[1]);
     command = argv[3];
     optind = 4;
-    while ((option = getopt(argc, argv, "c:t:n:b:f:a:xl:")) != -1)
+    while ((option = getopt(argc, argv, "c:t:n:b:f:a:xkl:")) != -1)
 	switch (option) {
 	case 'c': clients = atoi(optarg); break;
 	case 't': threads = atoi(optarg); break;
@@ -369,6 +380,7 @@ main(int argc, char **argv)
 	case 'f': if (sscanf(optarg, "%u.%u", &vnode, &uniq) != 2) fail("-f", 0); break;
 	case 'a': address = inet_addr(optarg); break;
 	case 'x': stranger = 1; break;
+	case 'k': keep = 1; break;
 	case 'l': name = optarg; break;
 	default: exit(2);
 	}
@@ -392,6 +404,8 @@ main(int argc, char **argv)
 	struct rx_connection *to = connect_to(FS_PORT, FS);
 	if ((code = create(to, name, words)) != 0 || (bytes && (code = store(to, words[1], words[2])) != 0))
 	    fail("make", code);
+	if ((code = give_up_all(to)) != 0)
+	    fail("give up all", code);
 	printf("%u.%u\n", words[1], words[2]);
     } else {
 	struct rx_connection *to = connect_to(FS_PORT, FS);
@@ -400,6 +414,8 @@ main(int argc, char **argv)
 	    if ((code = status(to, vnode, uniq, words)) != 0)
 		fail("status", code);
 	} while (words[LENGTH] != bytes);
+	if ((code = give_up_all(to)) != 0)
+	    fail("give up all", code);
     }
     fflush(stdout);
     rx_Finalize();

@@ -17,6 +17,8 @@
 #            read, store one client, 20 MB three times
 #            null-1, null-4, status-1, status-4    GetTime and FetchStatus with one and four threads
 #            names-1, names-15    files made and removed: one client, and fifteen
+#            gone-15     a file is made and removed after 15 clients have ended that the server promised to tell of it:
+#                        what it waits for them. All other clients give up their promises before they end
 #            own-read, own-time, own-share    our own client: crates/afs-server/examples/load.rs
 #            fuse        afsd.fuse: cold read of 60 MB, names, a cold look at 500 files
 #            fuse-write  afsd.fuse: write of 32 MB, until it is with the server
@@ -38,7 +40,7 @@
 set -euo pipefail
 export LC_ALL=C
 TARGETS=${TARGETS:-ours encrypted oafs oafs_best}
-CASES=${CASES:-load-1 load-20 cold-1 store-15 read store null-1 null-4 status-1 status-4 names-1 names-15 own-read own-share own-time fuse fuse-write fuse-15}
+CASES=${CASES:-load-1 load-20 cold-1 store-15 read store null-1 null-4 status-1 status-4 names-1 names-15 gone-15 own-read own-share own-time fuse fuse-write fuse-15}
 ROUNDS=${ROUNDS:-5} FIRST=${FIRST:-1} WORK=${WORK:-${TMPDIR:-/var/tmp}/evfs-afs}
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 LOAD=${LOAD:-$REPO/target/release/examples/load} BEFORE_EVFS=${BEFORE_EVFS:-}
@@ -282,6 +284,7 @@ measure() { # ROUND CASE TARGET
     status-[14]) "${many[@]}" $((${case#*-} * 3000)) 0 afsc "$t" status -n 3000 -t "${case#*-}" ;;
     names-1) "${many[@]}" 400 0 afsc "$t" names -n 200 ;;
     names-15) "${many[@]}" 1500 0 afsc "$t" names -n 50 -c 15 ;;
+    gone-15) afsc "$t" status -c 15 -k; "${many[@]}" 2 0 afsc "$t" names ;;
     own-read) "${many[@]}" 0 0 own "$t" 1 1 fetch 20 ;;
     own-share) "${many[@]}" 0 0 own "$t" 15 1 share 1 ;;
     own-time) "${many[@]}" 0 0 own "$t" 4 1 time ;;
