@@ -253,7 +253,7 @@ impl Fileset {
     ///
     /// # Errors
     /// [`Kind::Exists`], [`Kind::NoAttribute`]: not as expected. [`Kind::Range`]: the name is empty
-    /// or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]: too many names.
+    /// or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]: too many names. [`Kind::Quota`].
     /// [`Kind::Invalid`]: no access control list.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) {
@@ -288,6 +288,7 @@ impl Fileset {
                 op.put(self.id, ino, (Item::Xattr, place), xattr, true)?
             }
         };
+        op.check_held()?;
         op.finish();
         Ok(())
     }
@@ -353,15 +354,14 @@ impl Fileset {
         let device_blocks = self.fs.superblock.lock().device_blocks;
         let (mut blocks, mut free, mut available) = (device_blocks, device.free, device.available);
         if record.quota_blocks != 0 {
-            let left = record
-                .quota_blocks
-                .saturating_sub(record.used_blocks + tree.promised);
+            let left = record.quota_blocks.saturating_sub(tree.charged_blocks());
             blocks = record.quota_blocks.min(device_blocks);
             (free, available) = (free.min(left), available.min(left));
         }
         let mut free_inodes = device.available * INODES_PER_BLOCK;
         if record.quota_inodes != 0 {
-            free_inodes = free_inodes.min(record.quota_inodes.saturating_sub(record.used_inodes));
+            let left = record.quota_inodes.saturating_sub(tree.charged_inodes());
+            free_inodes = free_inodes.min(left);
         }
         Ok(StatFs {
             blocks,

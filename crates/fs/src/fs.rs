@@ -215,6 +215,9 @@ impl Fs {
             if replayed {
                 inner.commit_replayed()?;
             }
+            if !inner.options.rescue {
+                inner.count_all_held()?;
+            }
             inner.finish_removals()?;
         }
         let background = match inner.options.read_only {

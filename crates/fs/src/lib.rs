@@ -30,6 +30,7 @@ mod fileset;
 mod fs;
 mod fs_pager;
 mod fsck;
+mod held;
 mod io;
 mod journal;
 mod key;

@@ -116,6 +116,7 @@ impl Fileset {
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
             let attr = self.make(&mut op, dir, name, new)?;
+            op.check_held()?;
             op.finish();
             Ok(attr)
         })
@@ -142,6 +143,7 @@ impl Fileset {
             op.put(self.id, 0, (Item::Orphan, attr.ino), Vec::new(), true)?;
             let core = op.core(attr.ino)?;
             (core.opens, core.unnamed) = (1, true);
+            op.check_held()?;
             op.finish();
             Ok(attr)
         })
@@ -178,6 +180,7 @@ impl Fileset {
                 (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
             })?;
             attr.inode = op.look(attr.ino)?;
+            op.check_held()?;
             op.finish();
             Ok(attr)
         })
@@ -342,6 +345,7 @@ impl Fileset {
             op.delete(self.id, 0, (Item::Orphan, ino))?;
         }
         let inode = op.look(ino)?;
+        op.check_held()?;
         if let Some(core) = op.cores.get_mut(&name_of) {
             core.unnamed = false;
         }
@@ -505,6 +509,7 @@ impl Fileset {
         if to.0 != from.0 {
             op.change(to.0, |dir| dir.touch(now))?;
         }
+        op.check_held()?;
         op.finish();
         let Some((ino, (inode, left))) = replaced else {
             return Ok(None);

@@ -162,8 +162,7 @@ impl<'a> Op<'a> {
     pub fn check_quota(&self, blocks: u64) -> Result<()> {
         let tree = self.state.tree(self.tree)?;
         let used = tree
-            .record
-            .used_blocks
+            .charged_blocks()
             .saturating_add_signed(self.used_blocks);
         match tree.record.quota_blocks {
             0 => Ok(()),
@@ -178,9 +177,11 @@ impl<'a> Op<'a> {
     /// Refuses what would bring a tree beyond its quota of inodes, or the device to its end.
     pub fn check_new_inode(&self) -> Result<()> {
         self.check_room()?;
-        let record = &self.state.tree(self.tree)?.record;
-        let used = record.used_inodes.saturating_add_signed(self.used_inodes);
-        match record.quota_inodes {
+        let tree = self.state.tree(self.tree)?;
+        let used = tree
+            .charged_inodes()
+            .saturating_add_signed(self.used_inodes);
+        match tree.record.quota_inodes {
             0 => Ok(()),
             quota if used < quota => Ok(()),
             _ => Err(Error::new(

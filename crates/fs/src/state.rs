@@ -16,6 +16,7 @@
 use crate::core::Core;
 use crate::db::SpaceChange;
 use crate::error::{Error, Kind, Result};
+use crate::held::Held;
 use crate::key::{Ino, Item, Key, Section, TreeId};
 use crate::overlay::Change;
 use crate::record::{Inode, Shared, TreeRecord};
@@ -58,6 +59,8 @@ pub(crate) struct Tree {
     pub changed: bool,
     /// Blocks promised to its files.
     pub promised: u64,
+    /// What counts against its limits beside blocks and inodes; counted where it has any.
+    pub held: Option<Held>,
     /// The snapshots of a fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
@@ -69,6 +72,7 @@ impl Tree {
             record,
             changed: false,
             promised: 0,
+            held: None,
             snapshots: Vec::new(),
         }
     }
@@ -87,6 +91,8 @@ pub(crate) enum Step {
     Item(Key, Option<Change>),
     /// An inode in memory as it was before.
     Core((TreeId, Ino), Inode, bool),
+    /// What a fileset held before.
+    Held(TreeId, Held),
 }
 
 impl State {
@@ -284,6 +290,7 @@ impl State {
     ) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
         let kept = self.keep(key, fresh)?;
+        self.count_held(key, Some(value.len()), fresh)?;
         self.put_key(key, value, fresh);
         Ok(kept)
     }
@@ -292,6 +299,7 @@ impl State {
     pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
         let kept = self.keep(key, false)?;
+        self.count_held(key, None, false)?;
         self.delete_key(key);
         Ok(kept)
     }
@@ -594,6 +602,11 @@ impl State {
             match step {
                 Step::Item(key, before) => {
                     self.store.active.set(key, before);
+                }
+                Step::Held(tree, held) => {
+                    if let Some(tree) = self.trees.get_mut(&tree) {
+                        tree.held = Some(held);
+                    }
                 }
                 Step::Core(name, inode, dirty) => {
                     if let Some(core) = self.cores.get_mut(&name) {

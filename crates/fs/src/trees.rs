@@ -133,7 +133,8 @@ impl Fs {
         self.sync()
     }
 
-    /// Limits a fileset. What it has already stays, also beyond the limit.
+    /// Limits a fileset. What it has already stays, also beyond the limit. Names, targets of symbolic links and
+    /// extended attributes count beside content, and each name of a file as a file.
     ///
     /// # Errors
     /// [`Kind::NotFound`]; [`Kind::Invalid`]: a snapshot.
@@ -143,9 +144,16 @@ impl Fs {
             return Err(Error::new(Kind::Invalid, "a snapshot has no quota"));
         }
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
-        tree.record.quota_blocks = quota.blocks;
-        tree.record.quota_inodes = quota.inodes;
+        let quota = Quota {
+            blocks: std::mem::replace(&mut tree.record.quota_blocks, quota.blocks),
+            inodes: std::mem::replace(&mut tree.record.quota_inodes, quota.inodes),
+        };
         tree.changed = true;
+        if let Err(error) = op.recount_held(id) {
+            let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+            (tree.record.quota_blocks, tree.record.quota_inodes) = (quota.blocks, quota.inodes);
+            return Err(error);
+        }
         op.finish();
         self.sync()
     }

@@ -7,7 +7,10 @@ use cache::{Cache, Config};
 use common::client::Client;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
-use fs::{At, FIRST_FILESET, FileType, Files, Fs, Kind, New, Quota, ROOT};
+use fs::{
+    Allocate, At, BLOCK_BYTES, FIRST_FILESET, FileType, Files, Fileset, Fs, Kind, New, Quota, ROOT,
+    Rename, SetXattr,
+};
 use std::sync::Arc;
 
 const NEW: New = New::of_root(FileType::File, 0o644);
@@ -198,6 +201,106 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
         assert_eq!(len.expect("readable"), data.len());
         assert!(all[..data.len()] == data, "{name}");
     }
+}
+
+/// What statfs(2) says is left of blocks and inodes.
+fn left(fileset: &Fileset) -> (u64, u64) {
+    let stat = fileset.statfs().expect("statfs");
+    (stat.available, stat.free_inodes)
+}
+
+#[test]
+fn names_targets_and_attributes_count_against_a_quota() {
+    let (device, fs) = small();
+    let fileset = fs.create_fileset("limited").expect("made");
+    let quota = Quota {
+        blocks: 100,
+        inodes: 50,
+    };
+    let first = fileset.create(ROOT, b"first", &NEW).expect("made").ino;
+    // What is there before there is a limit counts, too.
+    let value = [7; 10 * 4096];
+    let set =
+        |name: &str, value: &[u8]| fileset.set_xattr(first, name.as_bytes(), value, SetXattr::Any);
+    set("user.before", &value).expect("no limit yet");
+    fs.set_quota(fileset.id(), quota).expect("set");
+    assert_eq!(left(&fileset), (90, 48));
+
+    let refused = |result: fs::Result<()>| assert_eq!(result.unwrap_err().kind(), Kind::Quota);
+    for i in 0..8 {
+        set(&format!("user.{i}"), &value).expect("within the quota");
+    }
+    refused(set("user.9", &[7; 11 * 4096]));
+    set("user.9", &[7; 9 * 4096]).expect("within the quota");
+    refused(set("user.9", &[7; 11 * 4096]));
+    let full = left(&fileset);
+    assert!(full.0 <= 1, "{full:?}");
+    let target = [b't'; 4000];
+    let link = |i: u32| {
+        let name = format!("{i:0200}").into_bytes();
+        fileset.symlink(ROOT, &name, &target, 0, 0).map(drop)
+    };
+    let many = (0..100).find_map(|i| link(i).err());
+    assert_eq!(many.map(|e| e.kind()), Some(Kind::Quota));
+    // Content and the rest share the limit.
+    let mut client = Client::new(fileset.clone());
+    assert_eq!(client.write(first, 0, &[1; 3 * 4096]), Err(libc::EDQUOT));
+    fileset.remove_xattr(first, b"user.9").expect("removed");
+    client
+        .write(first, 0, &[1; 3 * 4096])
+        .expect("there is room again");
+    client.sync(&mut Random::new(3)).expect("synced");
+
+    // A file counts as often as it has names.
+    let (_, inodes) = left(&fileset);
+    let names: Vec<Vec<u8>> = (0..100).map(|i| format!("name {i}").into_bytes()).collect();
+    let linked = names
+        .iter()
+        .take_while(|name| fileset.link(first, ROOT, name).is_ok());
+    assert_eq!(linked.count() as u64, inodes);
+    refused(fileset.link(first, ROOT, b"one more").map(drop));
+    refused(fileset.create(ROOT, b"one more", &NEW).map(drop));
+    fileset
+        .rename((ROOT, b"name 0"), (ROOT, b"another name"), Rename::Replace)
+        .expect("no name more");
+    fileset.unlink(ROOT, b"name 1").expect("removed");
+    fileset
+        .link(first, ROOT, b"one more")
+        .expect("there is room again");
+
+    let before = left(&fileset);
+    assert_clean(&fs, "quota");
+    drop((fileset, client));
+    fs.close().expect("closed");
+    let fs = open(&device);
+    let fileset = fs.fileset_named("limited").expect("there");
+    assert_eq!(left(&fileset), before, "counted again, it is the same");
+    fs.set_quota(
+        fileset.id(),
+        Quota {
+            blocks: 0,
+            inodes: 0,
+        },
+    )
+    .expect("set");
+    fileset
+        .set_xattr(first, b"user.free", &value, SetXattr::Any)
+        .expect("no limit");
+    fileset.create(ROOT, b"free", &NEW).expect("no limit");
+}
+
+#[test]
+fn what_is_called_available_can_be_allocated() {
+    let (_, fs) = small();
+    let fileset = fs.fileset_named(FIRST_FILESET).expect("there");
+    let ino = fileset.create(ROOT, b"file", &NEW).expect("made").ino;
+    let available = fileset.statfs().expect("statfs").available;
+    let bytes = available * BLOCK_BYTES;
+    let error = fileset.allocate(ino, 0..bytes + BLOCK_BYTES, Allocate::Grow);
+    assert_eq!(error.unwrap_err().kind(), Kind::NoSpace);
+    fileset
+        .allocate(ino, 0..bytes, Allocate::Grow)
+        .expect("as it was said");
 }
 
 #[test]
