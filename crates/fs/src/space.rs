@@ -81,7 +81,7 @@ struct Inner {
 pub(crate) struct Free {
     /// Not in use, those that rest included.
     pub free: u64,
-    /// That a file could still be promised.
+    /// That a file could still be promised, all of it at once.
     pub available: u64,
     /// The largest run of them.
     pub largest_run: u64,
@@ -170,9 +170,11 @@ impl Space {
         let inner = self.lock();
         Free {
             free: inner.free + inner.resting_blocks,
-            // In the end; at once it may be a little less, see `available`.
-            available: inner.free.saturating_sub(inner.promised + inner.reserve)
-                + inner.resting_blocks,
+            // What rests is had as soon as somebody asks for more than there is without it.
+            available: match inner.has_room(inner.reserve) || inner.resting_blocks > 0 {
+                true => inner.available(inner.free + inner.resting_blocks),
+                false => 0,
+            },
             largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
             runs: inner.by_blocks.len() as u64,
         }
@@ -181,7 +183,7 @@ impl Space {
     /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
-        let kept = inner.available() >= blocks && inner.has_room(inner.reserve);
+        let kept = inner.available(inner.free) >= blocks && inner.has_room(inner.reserve);
         if kept {
             inner.promised += blocks;
         }
@@ -204,6 +206,11 @@ impl Space {
         let mut inner = self.lock();
         debug_assert!(inner.promised >= blocks);
         inner.promised = inner.promised.saturating_sub(blocks);
+    }
+
+    /// Whether a request is on its way to the device.
+    pub fn is_busy(&self) -> bool {
+        !self.lock().flying.is_empty()
     }
 
     /// Whether blocks were freed that cannot be used yet.
@@ -350,10 +357,10 @@ impl Space {
 }
 
 impl Inner {
-    /// Blocks that could be promised now. Naming promised blocks may take metadata, at worst an extent
+    /// Blocks that could be promised if so many were free. Naming promised blocks may take metadata, at worst an extent
     /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
-    fn available(&self) -> u64 {
-        let room = self.free.saturating_sub(self.reserve);
+    fn available(&self, free: u64) -> u64 {
+        let room = free.saturating_sub(self.reserve);
         let covered = room.min(PROMISES_PER_RESERVE * self.reserve);
         // Each full set of the others takes one block more.
         let others = room - covered;
@@ -549,6 +556,22 @@ mod tests {
             Some(promised)
         );
         assert!(space.promise(1000 - promised - 10) && !space.promise(1));
+    }
+
+    #[test]
+    fn what_is_called_available_can_be_promised_and_not_a_block_more() {
+        for blocks in [11, 100, 1000, 54_321] {
+            let space = Space::new(10);
+            space.add(run(0, blocks));
+            let available = space.usage().available;
+            assert!(!space.promise(available + 1), "of {blocks}");
+            assert!(space.promise(available), "of {blocks}");
+            assert_eq!(space.usage().available, 0);
+        }
+        // What was freed counts, though it can only be had once that is durable.
+        let space = Space::new(10);
+        space.free(&[run(0, 100)]);
+        assert_eq!(space.usage().available, 90);
     }
 
     #[test]
