@@ -214,13 +214,45 @@ fn what_a_killed_process_left_mounted_is_cleared_away() {
     p.unmount();
 }
 
+/// Flags of a mount whose programs give nobody privileges, and whose device nodes open nothing.
+const NO_PRIVILEGES: u64 = libc::ST_NOSUID | libc::ST_NODEV;
+
+/// The flags of what is mounted at a folder.
+fn mount_flags(at: &Path) -> u64 {
+    rustix::fs::statvfs(at).unwrap().f_flag.bits()
+}
+
+#[test]
+fn privileges_count_only_where_root_asks_for_them() {
+    if !tests::is_root("mounting with set-user-ID") {
+        return;
+    }
+    let p = Place::new();
+    for (options, left) in [
+        (&[][..], NO_PRIVILEGES),
+        (&["--suid"][..], libc::ST_NODEV),
+        (&["--suid", "--dev"][..], 0),
+    ] {
+        p.mount(options);
+        assert_eq!(mount_flags(&p.at) & NO_PRIVILEGES, left, "{options:?}");
+        p.unmount();
+    }
+    let config = "[mount.data]\ndevice = \"disk.img\"\nat = \"mnt\"\nsuid = true\ndev = true\n";
+    fs::write(p.s.path("evfs.toml"), config).unwrap();
+    p.s.run(&["up", "evfs.toml", "--background"]).ok();
+    assert_eq!(mount_flags(&p.at) & NO_PRIVILEGES, 0);
+    p.s.run(&["down"]).ok();
+}
+
 #[test]
 fn up_mounts_and_down_unmounts() {
     let p = Place::new();
-    let config = "[mount.data]\ndevice = \"disk.img\"\nat = \"mnt\"\nthreads = 2\n";
+    let config =
+        "[mount.data]\ndevice = \"disk.img\"\nat = \"mnt\"\nthreads = 2\natime = \"none\"\n";
     fs::write(p.s.path("evfs.toml"), config).unwrap();
     p.s.run(&["up", "evfs.toml", "--background"]).ok();
     fs::write(p.at.join("file"), b"kept").unwrap();
+    assert_eq!(mount_flags(&p.at) & NO_PRIVILEGES, NO_PRIVILEGES);
     assert_eq!(
         p.s.json(&["status"])["volumes"][0]["exports"][0]["kind"],
         "mount"

@@ -222,7 +222,7 @@ fn the_permissions_of_files_count_for_other_users() {
     }
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "128M");
-    let mounted = disk.mount(&[]);
+    let mounted = disk.mount(&["--suid"]);
     mounted.let_everybody_in(&s);
     let as_nobody = |line: &str| {
         let mut command = Command::new("bash");

@@ -78,7 +78,7 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
     }
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");
-    let mounted = disk.mount(&[]);
+    let mounted = disk.mount(&["--suid", "--dev"]);
     // The users of the suite have to get through.
     fs::set_permissions(s.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     open_folder(mounted.path("suite"));

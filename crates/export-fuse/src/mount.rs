@@ -4,6 +4,7 @@ use crate::files::Files;
 use crate::tree::{Recall, Tree};
 use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
+use fs::Atime;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::UnmountFlags;
@@ -70,6 +71,13 @@ pub struct TreeConfig {
     /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
     /// holes of files are not told from data.
     pub exclusive: bool,
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may ask for
+    /// it, and whoever made the files becomes root with it.
+    pub suid: bool,
+    /// Let device nodes among the files open devices. Only root may ask for it, as above.
+    pub dev: bool,
+    /// When reading a file changes the time of its last reading.
+    pub atime: Atime,
 }
 
 impl TreeConfig {
@@ -82,6 +90,9 @@ impl TreeConfig {
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
             exclusive: false,
+            suid: false,
+            dev: false,
+            atime: Atime::default(),
         }
     }
 }
@@ -124,12 +135,16 @@ impl Mount {
         if config.read_only {
             settings.mount_options.push(MountOption::RO);
         }
-        if rustix::process::geteuid().is_root() {
-            // For others, `fusermount3` sees to it that there is neither.
-            settings
-                .mount_options
-                .extend([MountOption::Suid, MountOption::Dev]);
-        }
+        settings.mount_options.extend([
+            match config.suid {
+                true => MountOption::Suid,
+                false => MountOption::NoSuid,
+            },
+            match config.dev {
+                true => MountOption::Dev,
+                false => MountOption::NoDev,
+            },
+        ]);
         if config.allow_other {
             settings.acl = SessionACL::All;
         }

@@ -22,12 +22,14 @@
 //! could tell when its pages may go; a program that opens the file to write could not map it; and a
 //! read of pages that the kernel has of its own costs the same.
 
+mod caller;
 mod convert;
 mod gone;
 mod handles;
 mod ops;
 mod privileges;
 mod recall;
+mod xattrs;
 
 pub(crate) use recall::Recall;
 
@@ -87,7 +89,7 @@ impl Tree {
         recall: Arc<Recall>,
         ended: Arc<OwnedFd>,
     ) -> Tree {
-        let files = files.client();
+        let files = files.client_with(config.atime);
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             _watch: files.watch(Arc::clone(&recall) as Arc<dyn Watcher>),

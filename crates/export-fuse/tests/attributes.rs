@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{c, check, device, in_another_process, mounted};
+use common::{c, check, configured, device, in_another_process, mounted};
+use fs::Atime;
 use std::fs::{self as sys, File};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::io::Read as _;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -96,6 +98,77 @@ fn nobody_reads(path: &Path) -> bool {
     }));
     *shared = refused.is_ok();
     may
+}
+
+#[test]
+fn names_of_attributes_are_those_of_other_file_systems_and_root_alone_sees_trusted_ones() {
+    mounted(&device(), |dir| {
+        let path = dir.join("file");
+        sys::write(&path, "x").expect("written");
+        for (wrong, error) in [
+            ("system.foo", libc::EOPNOTSUPP),
+            ("bogus.x", libc::EOPNOTSUPP),
+            ("user.", libc::EINVAL),
+        ] {
+            assert_eq!(set(&path, wrong, b"1", 0), Err(error), "{wrong}");
+            assert_eq!(get(&path, wrong), Err(error), "{wrong}");
+            assert_eq!(remove(&path, wrong), Err(error), "{wrong}");
+        }
+        set(&path, "user.a", b"1", 0).expect("set");
+        if !is_root() {
+            return;
+        }
+        set(&path, "trusted.t", b"1", 0).expect("set");
+        assert_eq!(names(&path), ["trusted.t", "user.a"]);
+        let path = c(&path);
+        in_another_process(|| {
+            let mut list = [0u8; 64];
+            // SAFETY: system calls of a process with one thread, a string that ends with a zero, and as much room as
+            // said.
+            let len = unsafe {
+                libc::setresuid(NOBODY, NOBODY, NOBODY);
+                libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
+            };
+            list[..len.max(0) as usize] == *b"user.a\0"
+        });
+    });
+}
+
+#[test]
+fn reading_leaves_the_time_of_the_last_reading_where_that_is_wanted() {
+    for atime in [Atime::Relatime, Atime::None] {
+        configured(
+            &device(),
+            |config| config.atime = atime,
+            |dir, _| {
+                let path = dir.join("file");
+                sys::write(&path, "x").expect("written");
+                let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000);
+                let times = sys::FileTimes::new().set_accessed(long_ago);
+                File::options()
+                    .write(true)
+                    .open(&path)
+                    .expect("opened")
+                    .set_times(times)
+                    .expect("set");
+                // Past the pages that the kernel has, which the server does not hear of.
+                let direct = File::options()
+                    .read(true)
+                    .custom_flags(libc::O_DIRECT)
+                    .open(&path);
+                let mut page = vec![0u8; 8192];
+                let start = page.as_ptr().align_offset(4096);
+                let page = &mut page[start..start + 4096];
+                assert_eq!(direct.expect("opened").read(page).expect("read"), 1);
+                let accessed = sys::metadata(&path)
+                    .expect("there")
+                    .accessed()
+                    .expect("a time");
+                assert_eq!(accessed == long_ago, atime == Atime::None, "{atime:?}");
+                sys::read_dir(dir).expect("listed").for_each(drop);
+            },
+        );
+    }
 }
 
 #[test]
@@ -219,35 +292,40 @@ fn times_are_kept_to_the_nanosecond_and_before_1970() {
 
 #[test]
 fn devices_fifos_and_sockets_are_what_they_were_made() {
-    mounted(&device(), |dir| {
-        let fifo = dir.join("fifo");
-        let path = c(&fifo);
-        // SAFETY: the string ends with a zero.
-        check(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }).expect("made");
-        assert!(fifo.metadata().expect("there").file_type().is_fifo());
-        std::thread::scope(|scope| {
-            scope.spawn(|| sys::write(&fifo, "through the fifo").expect("written"));
-            assert_eq!(
-                sys::read(&fifo).expect("readable"),
-                b"through the fifo".to_vec()
-            );
-        });
-        let socket = dir.join("socket");
-        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
-        std::os::unix::net::UnixStream::connect(&socket).expect("somebody listens");
-        drop(listener);
-        assert!(socket.metadata().expect("there").file_type().is_socket());
-        if !is_root() {
-            return;
-        }
-        let (null, path) = (dir.join("null"), c(&dir.join("null")));
-        let number = libc::makedev(1, 3);
-        // SAFETY: the string ends with a zero.
-        check(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, number) }).expect("made");
-        assert_eq!(null.metadata().expect("there").rdev(), number);
-        sys::write(&null, "nothing").expect("written");
-        assert_eq!(sys::read(&null).expect("readable"), b"");
-    });
+    configured(
+        &device(),
+        |config| config.dev = is_root(),
+        |dir, _| {
+            let fifo = dir.join("fifo");
+            let path = c(&fifo);
+            // SAFETY: the string ends with a zero.
+            check(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }).expect("made");
+            assert!(fifo.metadata().expect("there").file_type().is_fifo());
+            std::thread::scope(|scope| {
+                scope.spawn(|| sys::write(&fifo, "through the fifo").expect("written"));
+                assert_eq!(
+                    sys::read(&fifo).expect("readable"),
+                    b"through the fifo".to_vec()
+                );
+            });
+            let socket = dir.join("socket");
+            let listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+            std::os::unix::net::UnixStream::connect(&socket).expect("somebody listens");
+            drop(listener);
+            assert!(socket.metadata().expect("there").file_type().is_socket());
+            if !is_root() {
+                return;
+            }
+            let (null, path) = (dir.join("null"), c(&dir.join("null")));
+            let number = libc::makedev(1, 3);
+            // SAFETY: the string ends with a zero.
+            check(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, number) })
+                .expect("made");
+            assert_eq!(null.metadata().expect("there").rdev(), number);
+            sys::write(&null, "nothing").expect("written");
+            assert_eq!(sys::read(&null).expect("readable"), b"");
+        },
+    );
 }
 
 #[test]

@@ -33,9 +33,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use watch::Watchers;
 
+/// When reading changes the time of the last reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Atime {
+    /// Once after each change, and once a day (`relatime` of mount(8)).
+    #[default]
+    Relatime,
+    /// Never (`noatime`).
+    None,
+}
+
 /// One client's view of the files. See the module.
 pub struct Files {
     shared: Arc<Shared>,
+    atime: Atime,
     /// Whose changes those through this view are.
     client: u64,
 }
@@ -90,7 +102,8 @@ impl Files {
             watchers: Watchers::default(),
         };
         Ok(Arc::new(Files {
-            shared: Arc::new(shared),
+            shared,
+            atime: Atime::default(),
             client: 0,
         }))
     }
@@ -263,10 +276,13 @@ impl Files {
         self.shared.fileset.read_dir_attrs(dir, after, take)
     }
 
-    /// See [`Fileset::note_read`].
+    /// See [`Fileset::note_read`]; as this client wants it.
     pub fn note_read(&self, ino: Ino) -> Result<()> {
         let _here = within(Layer::Fs);
-        self.shared.fileset.note_read(ino)
+        match self.atime {
+            Atime::Relatime => self.shared.fileset.note_read(ino),
+            Atime::None => Ok(()),
+        }
     }
 
     /// See [`Fileset::xattr`].

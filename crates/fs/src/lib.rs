@@ -52,7 +52,7 @@ pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek, Stamp};
-pub use files::{At, Change, Files, Handle, Lane, REST, Watch, Watcher};
+pub use files::{At, Atime, Change, Files, Handle, Lane, REST, Watch, Watcher};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options, Usage};
 pub use fs_pager::FsPager;

@@ -166,7 +166,7 @@ impl<'a> Op<'a> {
             .saturating_add_signed(self.used_blocks);
         match tree.record.quota_blocks {
             0 => Ok(()),
-            quota if used.saturating_add(tree.promised + blocks) <= quota => Ok(()),
+            quota if used.saturating_add(blocks) <= quota => Ok(()),
             _ => Err(Error::new(
                 Kind::Quota,
                 "the quota of the fileset is used up",

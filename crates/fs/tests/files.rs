@@ -13,7 +13,7 @@ use fs::{
     SetAttr, SetTime, Time, Watcher,
 };
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;

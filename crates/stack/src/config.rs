@@ -24,7 +24,7 @@
 //! ```
 
 use crate::attach::AttachSpec;
-use crate::mounted::MountSpec;
+use crate::mounted::{Atime, MountSpec};
 use crate::served::ServeSpec;
 use crate::settings::did_you_mean;
 use crate::{Error, Result};
@@ -53,6 +53,9 @@ const KEYS: &[&str] = &[
     "fileset",
     "allow-other",
     "exclusive",
+    "suid",
+    "dev",
+    "atime",
     "listen",
     "announce",
     "allow",
@@ -108,6 +111,12 @@ struct MountTable {
     allow_other: Option<bool>,
     #[serde(default)]
     exclusive: bool,
+    #[serde(default)]
+    suid: bool,
+    #[serde(default)]
+    dev: bool,
+    #[serde(default)]
+    atime: Atime,
     #[serde(default)]
     allow_discards: bool,
 }
@@ -204,6 +213,9 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
             threads: m.threads,
             allow_other: m.allow_other,
             exclusive: m.exclusive,
+            suid: m.suid,
+            dev: m.dev,
+            atime: m.atime,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
             ..MountSpec::new(&m.device, &m.at)

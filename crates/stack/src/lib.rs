@@ -32,7 +32,7 @@ pub use crate::cache::ProcessCache;
 pub use afs_server::{NoPrefix, Prefix};
 pub use attach::{AttachSpec, Attachment};
 pub use error::{Error, Left, Result, exit};
-pub use mounted::{MountSpec, Mounted};
+pub use mounted::{Atime, MountSpec, Mounted};
 pub use serve::{Ended, Kept, Serving, serve};
 pub use served::{ServeSpec, Served};
 pub use settings::{Settings, Shown};

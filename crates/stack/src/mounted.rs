@@ -11,6 +11,7 @@ use crate::filesystem::{carry_out, open_counted, resolve, uuid_text};
 use crate::serve::{Kept, Serving};
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
+pub use ::fs::Atime;
 use ::fs::{FIRST_FILESET, Files, Fs};
 use block::StatsHandle;
 use cache::{FileId, Vnode};
@@ -39,6 +40,12 @@ pub struct MountSpec {
     pub allow_other: Option<bool>,
     /// Let the kernel keep what is written to itself for a while.
     pub exclusive: bool,
+    /// Honor set-user-ID, set-group-ID and capabilities of programs.
+    pub suid: bool,
+    /// Let device nodes open devices.
+    pub dev: bool,
+    /// When reading changes the time of the last reading.
+    pub atime: Atime,
     /// Pass discards on.
     pub allow_discards: bool,
     /// The configuration file that this came from.
@@ -57,6 +64,9 @@ impl MountSpec {
             threads: None,
             allow_other: None,
             exclusive: false,
+            suid: false,
+            dev: false,
+            atime: Atime::default(),
             allow_discards: false,
             config: None,
         }
@@ -68,6 +78,12 @@ impl MountSpec {
     /// [`Error::Usage`], [`Error::NotFound`].
     pub fn check(&self) -> Result<()> {
         check_name(&self.name, "a mounted file system")?;
+        if (self.suid || self.dev) && !rustix::process::geteuid().is_root() {
+            let name = if self.suid { "suid" } else { "dev" };
+            return Err(Error::Usage(format!(
+                "cannot mount with {name}: only root may; leave it out, or mount as root"
+            )));
+        }
         match std::fs::metadata(&self.folder) {
             Ok(meta) if !meta.is_dir() => Err(Error::Usage(format!(
                 "{} is not a folder",
@@ -123,6 +139,9 @@ impl Mounted {
             allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
             read_only,
             exclusive: spec.exclusive,
+            suid: spec.suid,
+            dev: spec.dev,
+            atime: spec.atime,
             ..defaults
         };
         let threads = config.threads;

@@ -9,7 +9,7 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
 use stack::volume::OpenOptions;
-use stack::{Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
+use stack::{Atime, Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +44,9 @@ Examples:
   evfs mount disk.img /mnt --fileset monday          a snapshot, or another fileset
   evfs unmount /mnt
 
+sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for all of it.
+Otherwise everything is written out after 100 ms without a change.
+
 An ordinary user needs fusermount3, and a folder of his own to mount at.")]
 pub struct MountArgs {
     #[command(flatten)]
@@ -70,12 +73,31 @@ pub struct MountArgs {
     /// files are faster, a full disk shows at fsync or close only, and a killed process loses them
     #[arg(long)]
     exclusive: bool,
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the file system (root only); whoever
+    /// made its files can become root with it
+    #[arg(long)]
+    suid: bool,
+    /// Let device nodes in the file system open devices (root only)
+    #[arg(long)]
+    dev: bool,
+    /// When reading changes the time of the last reading: once after each change and once a day, or never
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
+    atime: AtimeArg,
     /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
     #[arg(long)]
     allow_discards: bool,
     /// Go on in the background once it is mounted
     #[arg(long)]
     background: bool,
+}
+
+/// Values of `--atime`.
+#[derive(clap::ValueEnum, Clone, Copy)]
+enum AtimeArg {
+    /// Once after each change, and once a day
+    Relatime,
+    /// Never
+    None,
 }
 
 #[derive(clap::Args)]
@@ -239,6 +261,11 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
     spec.exclusive = args.exclusive;
+    (spec.suid, spec.dev) = (args.suid, args.dev);
+    spec.atime = match args.atime {
+        AtimeArg::Relatime => Atime::Relatime,
+        AtimeArg::None => Atime::None,
+    };
     spec.allow_discards = args.allow_discards;
     spec.check()?;
     let cache = ProcessCache::new(&context.settings)?;

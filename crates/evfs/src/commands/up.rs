@@ -32,7 +32,7 @@ Example of a configuration:
 All share one file cache, but for volumes with `direct = true`.
 
 A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other, \
-exclusive and allow-discards. A serve table takes device, key, key-file, listen, announce, allow, \
+exclusive, suid, dev, atime and allow-discards. A serve table takes device, key, key-file, listen, announce, allow, \
 rxdebug, anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop, \
 threads, read-only, allow-discards and direct.")]
 pub struct UpArgs {

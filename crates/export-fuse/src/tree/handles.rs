@@ -1,14 +1,32 @@
 //! Files that the kernel has open, by the number that it was given.
 
-use fs::Handle;
+use fs::{Handle, Ino};
 use fuser::FileHandle;
-use std::sync::{Arc, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock, Weak};
 
 /// An open file of the kernel.
 pub(super) struct Open {
     pub handle: Handle,
     /// The file had capabilities when it was opened.
     pub had_capabilities: bool,
+    /// See [`Open::note_pages`]; of all who have the file open.
+    paged: Arc<AtomicBool>,
+}
+
+impl Open {
+    /// The kernel is given bytes of the file for pages of its own, or has some already.
+    pub fn note_pages(&self) {
+        if !self.paged.load(Ordering::SeqCst) {
+            self.paged.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the kernel may have made pages of the file while somebody has had it open.
+    pub fn has_pages(&self) -> bool {
+        self.paged.load(Ordering::SeqCst)
+    }
 }
 
 /// See the module.
@@ -19,13 +37,21 @@ pub(super) struct Handles(RwLock<Slots>);
 struct Slots {
     slots: Vec<Option<Arc<Open>>>,
     free: Vec<usize>,
+    paged: HashMap<Ino, Weak<AtomicBool>>,
 }
 
 impl Handles {
     /// Takes a file in.
-    pub fn insert(&self, open: Open) -> FileHandle {
+    pub fn insert(&self, handle: Handle, had_capabilities: bool) -> FileHandle {
         let mut inner = self.0.write().expect("no panic under this lock");
-        let open = Some(Arc::new(open));
+        let known = inner.paged.get(&handle.ino()).and_then(Weak::upgrade);
+        let paged = known.unwrap_or_default();
+        inner.paged.insert(handle.ino(), Arc::downgrade(&paged));
+        let open = Some(Arc::new(Open {
+            handle,
+            had_capabilities,
+            paged,
+        }));
         match inner.free.pop() {
             Some(at) => {
                 inner.slots[at] = open;
@@ -49,8 +75,11 @@ impl Handles {
         let mut inner = self.0.write().expect("no panic under this lock");
         let slot = inner.slots.get_mut(number.0 as usize);
         let open = slot.and_then(Option::take);
-        if open.is_some() {
+        if let Some(open) = &open {
             inner.free.push(number.0 as usize);
+            if Arc::strong_count(&open.paged) == 1 {
+                inner.paged.remove(&open.handle.ino());
+            }
         }
         drop(inner);
         // The file may go for good with it, which takes a while.

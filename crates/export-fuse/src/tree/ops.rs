@@ -1,8 +1,8 @@
 //! The kernel's requests, one method each.
 
 use super::handles::Open;
-use super::privileges::{CAPABILITY, without_set_ids};
-use super::{Tree, convert, errno};
+use super::privileges::{is_loss, without_set_ids};
+use super::{Tree, convert, errno, xattrs};
 use crate::mount::PIECE_BYTES;
 use block::layer::{Layer, home};
 use fs::{
@@ -15,6 +15,7 @@ use fuser::{
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
@@ -50,22 +51,20 @@ impl Tree {
     fn open_file(&self, ino: u64, flags: i32) -> Result<(FileHandle, FopenFlags), Errno> {
         let handle = self.files.open(ino).map_err(errno)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let open = Open {
-            handle,
-            had_capabilities: writes && self.has_capabilities(ino),
-        };
+        let had_capabilities = writes && self.has_capabilities(ino);
+        let number = self.handles.insert(handle, had_capabilities);
         // What the kernel has of the file is right still: it was told of every change.
-        Ok((self.handles.insert(open), FopenFlags::FOPEN_KEEP_CACHE))
+        Ok((number, FopenFlags::FOPEN_KEEP_CACHE))
     }
 
+    /// Writes. Gives what the kernel has to forget before it hears that this is done.
     fn write_to(
         &self,
-        number: FileHandle,
+        open: &Open,
         offset: u64,
         data: &[u8],
         (flags, how): (i32, WriteFlags),
-    ) -> Result<(), Errno> {
-        let open = self.handles.get(number).ok_or(Errno::EBADF)?;
+    ) -> Result<Option<Range<u64>>, Errno> {
         let ino = open.handle.ino();
         if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_set_ids(ino)?;
@@ -78,7 +77,7 @@ impl Tree {
             // The kernel says the times itself, and may have done so while these bytes were on their way.
             return self.with_lane(|lane, _| {
                 let written = lane.write_late(&open.handle, offset, data);
-                written.map_err(errno)
+                written.map(|()| None).map_err(errno)
             });
         }
         // What the kernel writes out of its own pages has nothing of the flags of an opening.
@@ -88,8 +87,12 @@ impl Tree {
             true => At::End,
             false => At::Offset(offset),
         };
+        let direct = flags & libc::O_DIRECT != 0;
+        if !direct {
+            open.note_pages();
+        }
         self.with_lane(|lane, _| {
-            let written = match flags & libc::O_DIRECT != 0 {
+            let written = match direct {
                 true => lane.write_direct(&open.handle, at, data),
                 false => lane.write(&open.handle, at, data),
             }
@@ -100,14 +103,24 @@ impl Tree {
                 let wrong = Change::Content(ino, offset.min(written)..u64::MAX);
                 self.recall.changed(&wrong);
             }
-            match flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
-                true => lane.sync(&open.handle).map_err(errno),
-                false => Ok(()),
+            if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
+                lane.sync(&open.handle).map_err(errno)?;
             }
+            // The kernel forgets its pages before a direct write, but not what a reader makes of the file until the
+            // write is done, if the program does not wait for it.
+            let stale = direct && open.has_pages();
+            Ok(stale.then(|| written..written + data.len() as u64))
         })
     }
 
     fn change(&self, req: &Request, ino: u64, mut set: SetAttr) -> Result<Attr, Errno> {
+        if is_loss(&set) {
+            let attr = self.files.attr(ino).map_err(errno)?;
+            return match without_set_ids(&attr) {
+                same if same == attr.inode.permissions => Ok(attr),
+                permissions => self.set_permissions(ino, permissions),
+            };
+        }
         let owner = set.uid.is_some() || set.gid.is_some();
         let cut = set.size.is_some();
         if owner || cut {
@@ -381,6 +394,9 @@ impl Filesystem for Tree {
         let Some(open) = self.handles.get(fh) else {
             return reply.error(Errno::EBADF);
         };
+        if flags.0 & libc::O_DIRECT == 0 {
+            open.note_pages();
+        }
         let mut reply = Some(reply);
         let read = self.with_lane(|lane, buf| {
             let size = (size as usize).min(buf.len());
@@ -412,8 +428,12 @@ impl Filesystem for Tree {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.write_to(fh, offset, data, (flags.0, write_flags)) {
-            Ok(()) => reply.written(data.len() as u32),
+        let Some(open) = self.handles.get(fh) else {
+            return reply.error(Errno::EBADF);
+        };
+        match self.write_to(&open, offset, data, (flags.0, write_flags)) {
+            Ok(None) => reply.written(data.len() as u32),
+            Ok(Some(stale)) => self.recall.answer_after(open.handle.ino(), stale, reply),
             Err(e) => reply.error(e),
         }
     }
@@ -558,7 +578,7 @@ impl Filesystem for Tree {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -571,42 +591,30 @@ impl Filesystem for Tree {
             libc::XATTR_REPLACE => SetXattr::Replace,
             _ => SetXattr::Any,
         };
-        let name = name.as_bytes();
-        if name == CAPABILITY {
-            self.capabilities.given(ino.0);
-        }
         finish(
             reply,
-            self.files.set_xattr(ino.0, name, value, how).map_err(errno),
+            self.set_xattr(req, ino.0, name.as_bytes(), (value, how)),
         );
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         match self.files.xattr(ino.0, name.as_bytes()) {
             Ok(value) => give(reply, &value, size),
-            Err(error) => reply.error(errno(error)),
+            Err(error) => reply.error(xattrs::missing(name.as_bytes(), error)),
         }
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let mut names = Vec::new();
-        let listed = self.files.xattrs(ino.0, |name| {
-            names.extend_from_slice(name);
-            names.push(0);
-        });
-        match listed {
-            Ok(()) => give(reply, &names, size),
-            Err(error) => reply.error(errno(error)),
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        match self.list_xattrs(req, ino.0) {
+            Ok(names) => give(reply, &names, size),
+            Err(e) => reply.error(e),
         }
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(
-            reply,
-            self.files
-                .remove_xattr(ino.0, name.as_bytes())
-                .map_err(errno),
-        );
+        let name = name.as_bytes();
+        let removed = self.files.remove_xattr(ino.0, name);
+        finish(reply, removed.map_err(|error| xattrs::missing(name, error)));
     }
 
     fn ioctl(
@@ -625,7 +633,7 @@ impl Filesystem for Tree {
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -645,6 +653,12 @@ impl Filesystem for Tree {
         let Some(open) = self.handles.get(fh) else {
             return reply.error(Errno::EBADF);
         };
+        // Kernels before 6.1 do not say first that the file loses its privileges.
+        if req.uid() != 0
+            && let Err(e) = self.drop_set_ids(open.handle.ino())
+        {
+            return reply.error(e);
+        }
         let bytes = offset..offset.saturating_add(length);
         let done = self.with_lane(|lane, _| lane.allocate(&open.handle, bytes, how).map_err(errno));
         finish(reply, done.map(drop));

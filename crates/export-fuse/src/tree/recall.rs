@@ -13,13 +13,13 @@
 //! because it may be the one whom the kernel waits for.
 
 use fs::{Change, Ino, Watcher};
-use fuser::{INodeNo, Notifier};
+use fuser::{INodeNo, Notifier, ReplyWrite};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// Changes that may wait for the kernel to be told.
@@ -36,6 +36,14 @@ pub(crate) struct Recall {
     some: Condvar,
     /// What there was has been taken.
     taken: Condvar,
+    notifier: OnceLock<Notifier>,
+}
+
+/// The answer to a write, which is given once the kernel has forgotten the pages that it made void.
+struct Answer {
+    ino: Ino,
+    bytes: Range<u64>,
+    reply: ReplyWrite,
 }
 
 #[derive(Default)]
@@ -43,6 +51,7 @@ struct Pending {
     /// Bytes to forget; where there are none, only attributes.
     inodes: HashMap<Ino, Option<Range<u64>>>,
     entries: HashSet<(Ino, Vec<u8>)>,
+    answers: Vec<Answer>,
     closed: bool,
 }
 
@@ -50,9 +59,30 @@ impl Recall {
     /// Starts the thread that tells the kernel; it ends with [`Recall::close`].
     pub fn start(self: &Arc<Recall>, notifier: Notifier) -> io::Result<()> {
         let recall = Arc::clone(self);
+        let _ = self.notifier.set(notifier.clone());
         let thread = std::thread::Builder::new().name("fuse-recall".into());
         thread.spawn(move || while recall.tell_some(&notifier) {})?;
         Ok(())
+    }
+
+    /// Has the kernel forget the attributes of a file, at once. It waits for nothing but a lock of the mount that it
+    /// holds for a moment, so that a thread may do this which serves a request, for the inode of that request.
+    pub fn forget_attributes(&self, ino: Ino) {
+        if let Some(notifier) = self.notifier.get() {
+            log("an inode", ino, notifier.inval_inode(INodeNo(ino), -1, 0));
+        }
+    }
+
+    /// Answers a write once the kernel has forgotten its pages of these bytes.
+    pub fn answer_after(&self, ino: Ino, bytes: Range<u64>, reply: ReplyWrite) {
+        let answer = Answer { ino, bytes, reply };
+        let mut pending = self.lock();
+        if pending.closed {
+            drop(pending);
+            return answer.give();
+        }
+        pending.answers.push(answer);
+        self.some.notify_one();
     }
 
     /// Nothing need be told any more.
@@ -68,6 +98,9 @@ impl Recall {
         let pending = self.some.wait_while(self.lock(), waiting);
         let mut pending = pending.expect("no panic under this lock");
         if pending.closed {
+            let left = std::mem::take(&mut pending.answers);
+            drop(pending);
+            left.into_iter().for_each(Answer::give);
             return false;
         }
         let now = std::mem::take(&mut *pending);
@@ -87,11 +120,28 @@ impl Recall {
             let told = notifier.inval_inode(INodeNo(ino), offset, len);
             log("an inode", ino, told);
         }
+        for answer in now.answers {
+            let (offset, len) = (answer.bytes.start as i64, answer.len().into());
+            let told = notifier.inval_inode(INodeNo(answer.ino), offset, len);
+            log("an inode", answer.ino, told);
+            answer.give();
+        }
         true
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().expect("no panic under this lock")
+    }
+}
+
+impl Answer {
+    fn len(&self) -> u32 {
+        (self.bytes.end - self.bytes.start) as u32
+    }
+
+    fn give(self) {
+        let len = self.len();
+        self.reply.written(len);
     }
 }
 
@@ -114,7 +164,7 @@ impl Watcher for Recall {
 
 impl Pending {
     fn len(&self) -> usize {
-        self.inodes.len() + self.entries.len()
+        self.inodes.len() + self.entries.len() + self.answers.len()
     }
 
     fn add(&mut self, change: &Change<'_>) {

@@ -6,7 +6,7 @@
 //!
 //! Not told: the times of last reading, and what an fsck or a restored snapshot does below.
 
-use super::Files;
+use super::{Atime, Files};
 use crate::key::Ino;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -70,8 +70,14 @@ impl Files {
     /// Another client of the same files and pages. What it changes is told to the watchers of all
     /// others, and what they change to its own.
     pub fn client(self: &Arc<Files>) -> Arc<Files> {
+        self.client_with(self.atime)
+    }
+
+    /// The same, whose reading changes times in a way of its own.
+    pub fn client_with(self: &Arc<Files>, atime: Atime) -> Arc<Files> {
         Arc::new(Files {
             shared: Arc::clone(&self.shared),
+            atime,
             client: self.shared.watchers.client(),
         })
     }
