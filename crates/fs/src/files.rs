@@ -14,8 +14,11 @@
 //! A mount and a file server of the same files are two clients, and each is told what the other
 //! changes: see [`Watcher`]. Deliberately absent: who may do what.
 
+mod idle;
 mod lane;
 mod watch;
+
+pub(crate) use idle::Stir;
 
 pub use lane::{At, Lane, REST};
 pub use watch::{Change, Watch, Watcher};
@@ -28,9 +31,10 @@ use crate::key::Ino;
 use crate::namespace::{DirEntry, New, Rename};
 use block::layer::{Layer, within};
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
+use idle::Idle;
 use lane::Unfinished;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use watch::Watchers;
 
 /// When reading changes the time of the last reading.
@@ -58,6 +62,8 @@ struct Shared {
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
     watchers: Watchers,
+    /// Where anything can change.
+    idle: Mutex<Option<Idle>>,
 }
 
 /// What everybody shares who works with one file's content.
@@ -100,7 +106,14 @@ impl Files {
             volume: cache.volume(pager)?,
             nodes: Mutex::default(),
             watchers: Watchers::default(),
+            idle: Mutex::default(),
         };
+        let shared = Arc::new(shared);
+        if !fileset.fs.options.read_only && !fileset.is_snapshot()? {
+            let idle = Idle::start(&shared);
+            let failed = |e| block::Error::from_io(&fileset.fs.name, e);
+            *shared.idle() = Some(idle.map_err(failed)?);
+        }
         Ok(Arc::new(Files {
             shared,
             atime: Atime::default(),
@@ -353,6 +366,7 @@ impl Files {
     /// Something could not be written; it is in the cache still.
     pub fn close(&self) -> Result<()> {
         let _here = within(Layer::Fs);
+        drop(self.shared.idle().take());
         self.sync()?;
         // Everything is below; the volume need not flush each file on its own.
         for stats in self.shared.volume.files() {
@@ -401,6 +415,12 @@ impl Files {
         if attr.inode.links == 0 && self.shared.fileset.attr(attr.ino).is_err_and(gone) {
             self.shared.volume.forget(FileId(attr.ino));
         }
+    }
+}
+
+impl Shared {
+    fn idle(&self) -> MutexGuard<'_, Option<Idle>> {
+        self.idle.lock().expect("no panic under this lock")
     }
 }
 

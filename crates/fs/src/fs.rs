@@ -110,6 +110,8 @@ pub(crate) struct Inner {
     /// Where the backlog wakes the thread that commits, and where it makes callers wait.
     pub backlog_max: usize,
     pub wake: crate::commit::Wake,
+    /// Told of each change.
+    pub stir: crate::files::Stir,
 }
 
 impl Fs {
@@ -201,6 +203,7 @@ impl Fs {
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),
             wake: crate::commit::Wake::default(),
+            stir: crate::files::Stir::default(),
             options,
         });
         if !inner.options.read_only {

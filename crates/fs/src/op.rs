@@ -104,6 +104,7 @@ impl<'a> Op<'a> {
         state.settle();
         state.changes += 1;
         self.fs.note_backlog(state);
+        self.fs.stir.happened();
     }
 
     /// The allocator.

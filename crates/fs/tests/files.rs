@@ -7,10 +7,11 @@ mod common;
 
 use block::{BlockDevice, Mem, Random};
 use cache::{Cache, Config};
+use common::client::Client;
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, REST, ROOT, Seek,
-    SetAttr, SetTime, Time, Watcher,
+    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, Options, REST,
+    ROOT, Seek, SetAttr, SetTime, Time, Watcher,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
