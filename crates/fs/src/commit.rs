@@ -239,9 +239,7 @@ impl Inner {
     /// Commits everything to the tree. A failure ends writing: what is durable stays so.
     pub fn checkpoint(&self) -> Result<()> {
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db
-            .as_ref()
-            .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let (frozen, epoch, taken) = {
             let mut log = self.log();
             let (frozen, taken) = {

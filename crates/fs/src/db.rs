@@ -99,6 +99,7 @@ fn of_redb(error: redb::Error) -> Error {
             let text = "the metadata cannot be used since an error of the device";
             Error::new(crate::error::Kind::Io, text)
         }
+        redb::Error::DatabaseClosed => crate::error::closed(),
         other => Error::corrupt(format!("the metadata is damaged: {other}")),
     }
 }

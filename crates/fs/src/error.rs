@@ -45,6 +45,8 @@ pub enum Kind {
     NoMore,
     /// The inode is gone; its number is never used again.
     Stale,
+    /// The file system was closed while somebody still used it.
+    Closed,
     /// Not permitted for this kind of object.
     NotPermitted,
     /// Another fileset.
@@ -79,6 +81,7 @@ impl Kind {
             Kind::TooBig => libc::E2BIG,
             Kind::NoMore => libc::ENXIO,
             Kind::Stale => libc::ESTALE,
+            Kind::Closed => libc::ENOTCONN,
             Kind::NotPermitted => libc::EPERM,
             Kind::CrossFileset => libc::EXDEV,
             Kind::Unsupported => libc::EOPNOTSUPP,
@@ -128,6 +131,11 @@ impl Error {
             None => self.0.kind.errno(),
         }
     }
+}
+
+/// The error of a file system that was closed.
+pub(crate) fn closed() -> Error {
+    Error::new(Kind::Closed, "the file system is closed")
 }
 
 impl From<Kind> for Error {

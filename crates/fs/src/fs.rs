@@ -333,6 +333,9 @@ impl Fs {
             return Ok(());
         }
         self.inner.checkpoint()?;
+        // Whoever still has files changes nothing any more, and is told why.
+        let closed = crate::error::closed();
+        self.inner.write().failed.get_or_insert(closed);
         let db = self
             .inner
             .db

@@ -18,7 +18,7 @@ mod tree;
 pub use finding::{Finding, FindingKind};
 pub use repair::Repair;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fs::{Fs, Inner};
 use crate::key::{Key, PLACE_MAX, Section, TreeId};
 use crate::state::State;
@@ -102,9 +102,7 @@ impl Inner {
     fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
         // Nobody commits meanwhile, so that the pages and the bitmap on disk stand still too.
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db
-            .as_ref()
-            .ok_or_else(|| Error::new(crate::Kind::Io, "the file system is closed"))?;
+        let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let state = self.read();
         let superblock = self.superblock.lock().clone();
         let mut report = Report::default();

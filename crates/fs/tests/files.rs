@@ -60,6 +60,63 @@ fn same(lane: &mut Lane, file: &Handle, model: &[u8], context: &str) {
     );
 }
 
+#[test]
+fn who_uses_files_after_the_file_system_was_closed_is_told_so() {
+    let device = device();
+    let fs = open(&device);
+    let fileset = fs.fileset_named(FIRST_FILESET).expect("there");
+    for i in 0..1000 {
+        let name = format!("file {i}").into_bytes();
+        fileset.create(ROOT, &name, &NEW).expect("made");
+    }
+    fs.close().expect("closed");
+    let fs = open(&device);
+    let fileset = fs.fileset_named(FIRST_FILESET).expect("there");
+    fs.close().expect("closed");
+    let looked = fileset.lookup(ROOT, b"file 500").map(drop);
+    let made = fileset.create(ROOT, b"another", &NEW).map(drop);
+    for refused in [looked, made, fileset.sync()] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.errno(), libc::ENOTCONN, "{error}");
+    }
+}
+
+#[test]
+fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
+    /// Less than the cache keeps what is dirty, and much longer than it takes.
+    const WITHIN: Duration = Duration::from_secs(20);
+    let device = device();
+    let fs = open(&device);
+    let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
+    let files = files(&fs, &cache);
+    let mut lane = files.lane().expect("a lane");
+    let data = [7; 300_000];
+    for name in [&b"first"[..], b"second"] {
+        let ino = files.create(ROOT, name, &NEW).expect("made").ino;
+        let file = files.open(ino).expect("open");
+        lane.write(&file, At::End, &data).expect("written");
+        // What somebody would find who opened it after a crash. It is being written to, so that there may be anything.
+        let found = || -> Option<()> {
+            let options = Options {
+                read_only: true,
+                ..common::options()
+            };
+            let fs = Fs::open(Arc::clone(&device), options).ok()?;
+            let fileset = fs.fileset_named(FIRST_FILESET).ok()?;
+            let ino = fileset.lookup(ROOT, name).ok()?.ino;
+            let found = Client::new(fileset).read(ino, 0, data.len() as u64).ok()?;
+            (found == data).then_some(())
+        };
+        let end = Instant::now() + WITHIN;
+        while found().is_none() {
+            assert!(Instant::now() < end, "it is in memory only");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    drop(lane);
+    files.close().expect("closed");
+}
+
 /// One random change of a file and its model.
 fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>) {
     let at = random.below(SIZE_MAX);
