@@ -199,3 +199,31 @@ fn after_a_loss_acknowledgements_come_at_once_and_name_what_came() {
     let asks = flag::REQUEST_ACK;
     assert_eq!(acks(121, asks), Some((Reason::Requested, 121)));
 }
+
+/// Goal: OpenAFS's sender, which sends a missing packet again when three acknowledgements in a row tell of the gap,
+/// hears of it three times although only one packet came after it.
+#[test]
+fn a_gap_that_stays_is_told_of_three_times() {
+    let mut server = Strangers::new(Config::default());
+    let client = stranger(0);
+    assert!(server.call(client, b"hello").is_some());
+    let client = Stranger {
+        cid: client.cid + 1,
+        ..client
+    };
+    let gaps = |sent: &[Vec<u8>]| {
+        let is_gap = |packet: &&Vec<u8>| {
+            let ack = Ack::parse(&packet[HEADER_BYTES..]);
+            ack.is_some_and(|ack| ack.reason == Some(Reason::OutOfSequence))
+        };
+        sent.iter().filter(is_gap).count()
+    };
+    server.send(client, client.data(1, 0, &[7; 1412]));
+    let sent = server.send(client, client.data(3, 0, &[7; 1412]));
+    let mut told = gaps(&sent);
+    for _ in 0..100 {
+        server.pass(Duration::from_millis(1));
+        told += gaps(&server.sent());
+    }
+    assert_eq!(told, 3);
+}

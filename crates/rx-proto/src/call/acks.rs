@@ -3,13 +3,17 @@
 //! At once when the sender asks, when something is missing, came twice or fills a gap; else after some packets,
 //! and at the latest after a delay. After a loss the sender begins again with a small window, as at the start of
 //! a call, so packets are acknowledged as often as then. OpenAFS moreover resets the doubled timeout of a
-//! retransmission only by an acknowledgement that was not delayed. Acknowledgements are made when the driver sends, so one speaks for
-//! all that the driver had received by then.
+//! retransmission only by an acknowledgement that was not delayed, and sends a missing packet again before that
+//! timeout only if three acknowledgements in a row tell of the gap: so a gap that stays is told of again, twice.
+//! Acknowledgements are made when the driver sends, so one speaks for all that the driver had received by then.
 
 use crate::ack::Reason;
 use crate::config::Config;
 use crate::number::Serial;
 use crate::time::Timestamp;
+
+/// Times that a gap is told of again after the delay, if nothing came since.
+const GAP_REPEATS: u8 = 2;
 
 /// What a call owes its sender.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub(crate) struct Acks {
     /// Packets received since the call began, or since one was missing or came twice.
     since_loss: u32,
     pub(crate) delay_at: Timestamp,
+    /// Times that a gap was told of again since a packet came.
+    gap_repeats: u8,
 }
 
 impl Acks {
@@ -35,6 +41,7 @@ impl Acks {
             unspoken_read: 0,
             since_loss: 0,
             delay_at: Timestamp::NEVER,
+            gap_repeats: 0,
         }
     }
 
@@ -66,6 +73,7 @@ impl Acks {
     #[inline]
     pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
         self.unspoken += 1;
+        self.gap_repeats = 0;
         self.since_loss = self.since_loss.saturating_add(1);
         // Few at first: the sender's window grows with each acknowledgement.
         let early = self.since_loss <= config.ack_start_packets;
@@ -90,10 +98,23 @@ impl Acks {
         self.delay_at = self.delay_at.min(now + config.ack_delay);
     }
 
-    /// The delay is over.
-    pub(crate) fn expire(&mut self, now: Timestamp) {
-        if self.delay_at <= now {
-            self.delay_at = Timestamp::NEVER;
+    /// An acknowledgement was sent while a packet is missing.
+    pub(crate) fn told_of_gap(&mut self, now: Timestamp, config: &Config) {
+        if self.gap_repeats < GAP_REPEATS {
+            self.delay_at = self.delay_at.min(now + config.ack_delay);
+        }
+    }
+
+    /// The delay is over; `gap` says that a packet is missing.
+    pub(crate) fn expire(&mut self, now: Timestamp, gap: bool) {
+        if self.delay_at > now {
+            return;
+        }
+        self.delay_at = Timestamp::NEVER;
+        if gap && self.gap_repeats < GAP_REPEATS {
+            self.gap_repeats += 1;
+            self.prompt(Reason::OutOfSequence, Serial(0));
+        } else {
             self.prompt(Reason::Delay, Serial(0));
         }
     }
@@ -149,9 +170,9 @@ mod tests {
         assert_eq!(spoken[..3], [2, 4, 6]);
         assert_eq!(spoken[31..], [64, 72, 80, 88, 96]);
         assert_eq!(acks.delay_at, at(10));
-        acks.expire(at(9));
+        acks.expire(at(9), false);
         assert!(!acks.is_due());
-        acks.expire(at(10));
+        acks.expire(at(10), false);
         assert_eq!(acks.take(), Some((Reason::Delay, Serial(0))));
         assert_eq!(acks.delay_at, Timestamp::NEVER);
     }

@@ -94,6 +94,11 @@ impl<D: Payload> Receiver<D> {
         self.last.is_some_and(|last| received == last.next())
     }
 
+    /// Whether a packet is missing before one that is there.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.slots.len() > self.in_order
+    }
+
     /// Whether everything up to the last packet was read.
     pub(crate) fn at_end(&self) -> bool {
         self.last.is_some_and(|last| self.next_read == last.next())

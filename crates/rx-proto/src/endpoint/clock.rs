@@ -47,7 +47,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             c.slow_at = Timestamp::NEVER;
             return;
         }
-        c.acks.expire(now);
+        c.acks.expire(now, c.receiver.has_gap());
         self.loss_timer(now, call);
         self.slow_timer(now, call);
         let Some(c) = self.calls.get(call) else {

@@ -120,6 +120,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let due = self.calls.get_mut(call).and_then(|c| c.acks.take());
         let put = due.is_some_and(|prompt| self.put_ack(now, call, prompt, None, out));
         if put {
+            if let Some(c) = self.calls.get_mut(call).filter(|c| c.receiver.has_gap()) {
+                c.acks.told_of_gap(now, &self.config);
+                self.set_call_timer(call);
+            }
             self.stay_ready(call);
         }
         put
