@@ -8,6 +8,8 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may remember names and sizes. They never change.
@@ -16,6 +18,40 @@ const TTL: Duration = Duration::from_secs(3600);
 const FIRST_FILE: u64 = 2;
 /// Requests that the kernel lets wait in the background (asynchronous direct I/O, loop devices).
 const BACKGROUND: u16 = 256;
+
+/// The handle of our own loop device; everybody else has 0.
+const OF_LOOP_DEVICE: FileHandle = FileHandle(1);
+
+/// What a hole means that our own loop device punches into its file.
+///
+/// The loop driver punches one for a discard, and also for a zeroing that may free blocks, which file systems
+/// rely on to read as zeros. A discarded block of an encrypted volume reads as noise. So a hole is a discard
+/// only once the kernel is known to write zeros instead of asking for them: it does (Linux 6.11) after
+/// `FALLOC_FL_ZERO_RANGE` has been called unsupported.
+#[derive(Debug, Default)]
+pub struct Holes(AtomicU8);
+
+const REFUSED: u8 = 0;
+const TRIED: u8 = 1;
+const DISCARDED: u8 = 2;
+
+impl Holes {
+    /// Zeroing is unsupported, and no write is taken, while `zero` makes the kernel try both.
+    pub(crate) fn teach(&self, zero: impl FnOnce()) {
+        self.0.store(TRIED, Ordering::SeqCst);
+        zero();
+        self.0.store(REFUSED, Ordering::SeqCst);
+    }
+
+    /// From now on a hole is a discard.
+    pub(crate) fn are_discards(&self) {
+        self.0.store(DISCARDED, Ordering::SeqCst);
+    }
+
+    fn is(&self, state: u8) -> bool {
+        self.0.load(Ordering::SeqCst) == state
+    }
+}
 
 /// The folder.
 pub(crate) struct Files {
@@ -29,6 +65,7 @@ struct File {
     name: String,
     bytes: Bytes,
     read_only: bool,
+    holes: Arc<Holes>,
 }
 
 impl Files {
@@ -39,6 +76,7 @@ impl Files {
                 name: export.name,
                 bytes: Bytes::new(export.device),
                 read_only,
+                holes: Arc::default(),
             }
         };
         Files {
@@ -46,6 +84,14 @@ impl Files {
             mounted: SystemTime::now(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
+        }
+    }
+
+    /// What holes mean in the only file.
+    pub(crate) fn holes(&self) -> Option<Arc<Holes>> {
+        match self.files.as_slice() {
+            [file] => Some(Arc::clone(&file.holes)),
+            _ => None,
         }
     }
 
@@ -171,7 +217,7 @@ impl Filesystem for Files {
         reply.attr(&TTL, &attr);
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.file(ino) {
             None => reply.error(Errno::EISDIR),
             Some(file) if file.read_only && flags.0 & libc::O_ACCMODE != libc::O_RDONLY => {
@@ -179,7 +225,13 @@ impl Filesystem for Files {
             }
             Some(_) => {
                 let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-                reply.opened(FileHandle(0), flags);
+                // The kernel names the thread, and only we make loop devices of these files here.
+                let thread = format!("/proc/self/task/{}", req.pid());
+                let handle = match std::path::Path::new(&thread).exists() {
+                    true => OF_LOOP_DEVICE,
+                    false => FileHandle(0),
+                };
+                reply.opened(handle, flags);
             }
         }
     }
@@ -213,7 +265,7 @@ impl Filesystem for Files {
         &self,
         _req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         data: &[u8],
         _write_flags: WriteFlags,
@@ -223,6 +275,9 @@ impl Filesystem for Files {
     ) {
         let durable = flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0;
         let written = self.to_write(ino).and_then(|file| {
+            if fh == OF_LOOP_DEVICE && file.holes.is(TRIED) {
+                return Err(Errno::EIO);
+            }
             file.bytes
                 .write(offset, data, durable)
                 .map_err(|e| errno(&e))
@@ -310,13 +365,13 @@ impl Filesystem for Files {
         reply.statfs(blocks, 0, 0, self.files.len() as u64, 0, 4096, 255, 4096);
     }
 
-    /// Zeros are written. A hole promises zeros, too, which a discard of an encrypted volume does not
-    /// give, so it is offered only where discards are allowed, and then written as zeros.
+    /// Zeros are written. A hole promises zeros, too, which a discard of an encrypted volume does not give,
+    /// so nobody can punch one but our own loop device, as [`Holes`] says.
     fn fallocate(
         &self,
         _req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
@@ -324,12 +379,19 @@ impl Filesystem for Files {
     ) {
         let result = self.to_write(ino).and_then(|file| {
             let end = offset.saturating_add(length);
-            let hole = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
-            let zero = mode & libc::FALLOC_FL_ZERO_RANGE != 0;
-            if (hole && file.bytes.device().info().discard) || zero {
-                return file.bytes.zero(offset, length, hole).map_err(|e| errno(&e));
-            }
+            let by_loop = |state| fh == OF_LOOP_DEVICE && file.holes.is(state);
             match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                libc::FALLOC_FL_ZERO_RANGE if by_loop(TRIED) => Err(Errno::EOPNOTSUPP),
+                libc::FALLOC_FL_ZERO_RANGE => {
+                    if by_loop(DISCARDED) {
+                        // Somebody has set the device up anew: what it punches may be a zeroing again.
+                        file.holes.teach(|| ());
+                    }
+                    file.bytes.zero(offset, length).map_err(|e| errno(&e))
+                }
+                libc::FALLOC_FL_PUNCH_HOLE if by_loop(DISCARDED) => {
+                    file.bytes.discard(offset, length).map_err(|e| errno(&e))
+                }
                 0 if end <= file.bytes.size() => Ok(()),
                 0 => Err(Errno::ENOSPC),
                 _ => Err(Errno::EOPNOTSUPP),

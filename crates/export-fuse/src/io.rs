@@ -213,8 +213,21 @@ impl Bytes {
         Ok(())
     }
 
+    /// Lets the device forget the whole blocks of a range.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let end = offset.saturating_add(len).min(self.size());
+        let block = self.block();
+        let (offset, end) = (offset.next_multiple_of(block), end - end % block);
+        if offset >= end {
+            return Ok(());
+        }
+        let _shared = self.gate.read().expect("no panic under this lock");
+        let len = end - offset;
+        self.with_lane(|lane| lane.run(Op::Discard { offset, len }).map(drop))
+    }
+
     /// Makes a range read as zeros.
-    pub(crate) fn zero(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
+    pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<()> {
         let end = offset.saturating_add(len).min(self.size());
         let block = self.block();
         let (from, to) = (offset.next_multiple_of(block), end - end % block);
@@ -233,7 +246,7 @@ impl Bytes {
                 offset: from,
                 len: to - from,
                 fua: false,
-                unmap,
+                unmap: false,
             };
             self.with_lane(|lane| lane.run(op).map(drop))?;
         }
@@ -270,7 +283,7 @@ mod tests {
                         model[range].copy_from_slice(&data);
                     }
                     1 => {
-                        bytes.zero(offset, len as u64, false).unwrap();
+                        bytes.zero(offset, len as u64).unwrap();
                         model[range].fill(0);
                     }
                     _ => bytes

@@ -26,6 +26,7 @@ mod mount;
 mod tree;
 mod users;
 
+pub use files::Holes;
 pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts};
 
 /// Kernel requests that are in flight for each thread of the configuration.

@@ -1,6 +1,7 @@
 //! Loop devices: a block device of the kernel over a file.
 
 use crate::Error;
+use crate::files::Holes;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 const LOOP_CTL_GET_FREE: u32 = 0x4C82;
 const LOOP_CONFIGURE: u32 = 0x4C0A;
 const LOOP_CLR_FD: u32 = 0x4C01;
+// <linux/fs.h>
+const BLKZEROOUT: u32 = 0x127F;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
@@ -137,23 +140,19 @@ impl LoopDevice {
     /// # Errors
     /// The device comes back with the error; it is unchanged then.
     pub fn detach(mut self, force: bool) -> Result<(), (LoopDevice, Error)> {
-        if !force && self.is_used() {
-            let what = self.path.display().to_string();
-            let hint = "a file system on it is mounted, or a program has it; unmount first".into();
-            return Err((self, Error::Busy { what, hint }));
+        if !force && let Err(error) = self.in_use().and_then(|()| self.flush()) {
+            return Err((self, error));
         }
         let Some(device) = self.device.take() else {
             return Ok(());
         };
-        // What its page cache still holds goes to the file first.
-        let synced = device.sync_all();
+        if force {
+            // As far as it goes.
+            let _ = device.sync_all();
+        }
         // SAFETY: this request takes no argument.
         let cleared = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
-        let error = match (synced, cleared) {
-            (_, 0) => None,
-            (Err(e), _) => Some(e),
-            (Ok(()), _) => Some(io::Error::last_os_error()),
-        };
+        let error = (cleared != 0).then(io::Error::last_os_error);
         if let Some(error) = error.filter(|e| e.raw_os_error() != Some(libc::ENXIO)) {
             self.device = Some(device);
             let error = Error::io(format!("cannot remove {}", self.path.display()), error);
@@ -168,21 +167,79 @@ impl LoopDevice {
         Ok(())
     }
 
-    /// Whether somebody holds it: a mount does, exclusively.
-    fn is_used(&self) -> bool {
+    /// Whether nobody holds it: a mount does, exclusively.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    pub fn in_use(&self) -> Result<(), Error> {
         let exclusive = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_EXCL)
             .open(&self.path);
-        exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
+        match exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
+            true => Err(Error::Busy {
+                what: self.path.display().to_string(),
+                hint: "a file system on it is mounted, or a program has it; unmount first".into(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes what the kernel holds for the device, and for file systems on it, to the file.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn flush(&self) -> Result<(), Error> {
+        let failed = |e| Error::io(format!("cannot flush {}", self.path.display()), e);
+        for at in self.mounts() {
+            let folder = File::open(&at).map_err(failed)?;
+            rustix::fs::syncfs(&folder).map_err(|e| failed(e.into()))?;
+        }
+        match &self.device {
+            Some(device) => device.sync_all().map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Where file systems on the device are mounted.
+    fn mounts(&self) -> Vec<PathBuf> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let of_this = |line: &str| {
+            let (source, rest) = line.split_once(' ')?;
+            let at = rest.split(' ').next()?;
+            (Path::new(source) == self.path).then(|| PathBuf::from(unescaped(at)))
+        };
+        mounts.lines().filter_map(of_this).collect()
+    }
+
+    /// Lets discards through to the file if there are `holes` to make, and hides them from file systems
+    /// otherwise. Says whether they get through if they should.
+    pub fn pass_discards(&self, holes: Option<&Holes>) -> bool {
+        if let Some((holes, device)) = holes.zip(self.device.as_ref()) {
+            holes.teach(|| {
+                // It fails, which is how the kernel learns, and the file takes no write meanwhile.
+                let first_block = [0u64, 4096];
+                // SAFETY: the request reads two numbers.
+                unsafe { libc::ioctl(device.as_raw_fd(), BLKZEROOUT as _, &first_block) };
+            });
+            let limit = std::fs::read_to_string(self.sysfs("queue/write_zeroes_max_bytes"));
+            if limit.is_ok_and(|limit| limit.trim() == "0") {
+                holes.are_discards();
+                return true;
+            }
+        }
+        // An older kernel would say that they succeed. Whether this is allowed changes nothing else.
+        let _ = std::fs::write(self.sysfs("queue/discard_max_bytes"), "0");
+        holes.is_none()
+    }
+
+    fn sysfs(&self, name: &str) -> PathBuf {
+        let device = self.path.file_name().unwrap_or_default();
+        Path::new("/sys/block").join(device).join(name)
     }
 
     fn has_backing_file(&self) -> bool {
-        let name = self.path.file_name().unwrap_or_default();
-        Path::new("/sys/block")
-            .join(name)
-            .join("loop/backing_file")
-            .exists()
+        self.sysfs("loop/backing_file").exists()
     }
 }
 
@@ -191,6 +248,42 @@ impl Drop for LoopDevice {
         if let Some(device) = &self.device {
             // SAFETY: this request takes no argument.
             unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
+        }
+    }
+}
+
+/// A path of `/proc/self/mounts`, where blanks are octal escapes.
+fn unescaped(path: &str) -> String {
+    let octal = [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ];
+    let replace = |path: String, (from, to): (&str, &str)| path.replace(from, to);
+    octal.into_iter().fold(path.to_owned(), replace)
+}
+
+/// Removes loop devices whose file lay directly in `folder`. Those in use go with their last user.
+pub(crate) fn remove_all_of(folder: &Path) {
+    let devices = std::fs::read_dir("/sys/block").into_iter().flatten();
+    for device in devices.flatten() {
+        let file = std::fs::read_to_string(device.path().join("loop/backing_file"));
+        let is_of = |file: &String| Path::new(file.trim_end_matches('\n')).parent() == Some(folder);
+        if !file.is_ok_and(|file| is_of(&file)) {
+            continue;
+        }
+        let path = Path::new("/dev").join(device.file_name());
+        let removed = File::open(&path).and_then(|device| {
+            // SAFETY: this request takes no argument.
+            match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+        match removed {
+            Ok(()) => tracing::warn!("removed {}, which a killed process left", path.display()),
+            Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Mounting and unmounting.
 
-use crate::files::Files;
+use crate::files::{Files, Holes};
 use crate::tree::{Recall, Tree};
 use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
 use fs::Atime;
 use fuser::{BackgroundSession, Filesystem, MountOption, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
@@ -105,6 +106,8 @@ pub struct Mount {
     ended: Option<Arc<OwnedFd>>,
     /// Tells the kernel what others change, for a mounted file system.
     recall: Option<Arc<Recall>>,
+    /// What holes mean in the only file of a folder of volumes.
+    holes: Option<Arc<Holes>>,
 }
 
 impl Mount {
@@ -122,7 +125,11 @@ impl Mount {
             MountOption::NoExec,
         ]);
         settings.n_threads = Some(config.threads.max(1) * REQUESTS_PER_THREAD);
-        Mount::begin(&config.mountpoint, settings, Files::new(exports))
+        let files = Files::new(exports);
+        let holes = files.holes();
+        let mut mount = Mount::begin(&config.mountpoint, settings, files)?;
+        mount.holes = holes;
+        Ok(mount)
     }
 
     /// Mounts a file system. The files are to be closed when it is unmounted.
@@ -171,7 +178,7 @@ impl Mount {
         let shown = mountpoint.display().to_string();
         let failed = |e| Error::io(format!("cannot mount {shown}"), e);
         match mounted_at(mountpoint) {
-            Some(At::Dead) => unmount(mountpoint, true)?,
+            Some(At::Dead) => drop(clear_dead(mountpoint)?),
             Some(At::Alive) => {
                 let hint = "something is mounted there already".into();
                 return Err(Error::Busy { what: shown, hint });
@@ -191,7 +198,41 @@ impl Mount {
             session: Some(session),
             ended: None,
             recall: None,
+            holes: None,
         })
+    }
+
+    /// What holes mean in the file of the only export.
+    pub fn holes(&self) -> Option<&Holes> {
+        self.holes.as_deref()
+    }
+
+    /// Whether an unmount would find nobody in the way. The kernel's own users, such as loop devices, count
+    /// only if asked for.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], with who is.
+    pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
+        /// Two at the same time would unmount it.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        if by_kernel {
+            // Marks a mount that nobody uses, which is an error, and is all that we want; any use takes the
+            // mark away. An ordinary user may not ask.
+            match rustix::mount::unmount(&self.mountpoint, UnmountFlags::EXPIRE) {
+                Err(rustix::io::Errno::AGAIN) => {
+                    let flags = OFlags::PATH | OFlags::CLOEXEC;
+                    let _ = rustix::fs::open(&self.mountpoint, flags, Mode::empty());
+                    return Ok(());
+                }
+                Err(rustix::io::Errno::BUSY) => return Err(busy(&self.mountpoint)),
+                _ => {}
+            }
+        }
+        match users::of(&self.mountpoint) {
+            Some(_) => Err(busy(&self.mountpoint)),
+            None => Ok(()),
+        }
     }
 
     /// The file of an export.
@@ -305,15 +346,55 @@ pub fn no_mounts() -> Option<&'static str> {
     }
 }
 
-/// Takes away what a killed process has left mounted. Says whether there was such a thing.
+/// Takes away what a killed process of this user has left mounted, and loop devices of files in it. Says whether
+/// there was such a thing.
 ///
 /// # Errors
-/// What the system says.
+/// [`Error::Busy`] where another program, or another user, has left it; what the system says.
 pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
-    match mounted_at(mountpoint) {
-        Some(At::Dead) => unmount(mountpoint, true).map(|()| true),
-        _ => Ok(false),
+    let Some(At::Dead) = mounted_at(mountpoint) else {
+        return Ok(false);
+    };
+    let Some(path) = ours(mountpoint) else {
+        return Err(Error::Busy {
+            what: mountpoint.display().to_string(),
+            hint: "a mount is there whose server has died, and which is not this user's; its owner can \
+                   take it away with `fusermount3 -u -z`, and root with `umount -l`"
+                .into(),
+        });
+    };
+    crate::loopdev::remove_all_of(&path);
+    unmount(mountpoint, true)?;
+    tracing::warn!("unmounted {}, which a killed process left", path.display());
+    Ok(true)
+}
+
+/// The full path of a mount point if this program has mounted something there for this user.
+fn ours(mountpoint: &Path) -> Option<PathBuf> {
+    // A dead mount cannot be looked at, only the folder that it is in.
+    let mut path = std::path::absolute(mountpoint).ok()?;
+    if let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
+        path = std::fs::canonicalize(parent).ok()?.join(name);
     }
+    let me = format!("user_id={}", rustix::process::geteuid().as_raw());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let wanted = escaped(&path)?;
+    // The last one is on top.
+    let line = mounts
+        .lines()
+        .rfind(|line| line.split(' ').nth(1) == Some(&wanted))?;
+    let fields: Vec<&str> = line.split(' ').collect();
+    let [source, _, kind, options, ..] = fields[..] else {
+        return None;
+    };
+    let is_ours = source == "evfs" && kind == "fuse.evfs" && options.split(',').any(|o| o == me);
+    is_ours.then_some(path)
+}
+
+/// A path as `/proc/self/mounts` spells it.
+fn escaped(path: &Path) -> Option<String> {
+    let path = path.to_str()?.replace('\\', "\\134");
+    Some(path.replace(' ', "\\040").replace('\t', "\\011"))
 }
 
 /// What every mount has.
@@ -342,12 +423,7 @@ fn mounted_at(path: &Path) -> Option<At> {
     }
     let path = std::fs::canonicalize(path).ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
-    // Blanks in paths are written as octal escapes in this file.
-    let wanted = path
-        .to_str()?
-        .replace('\\', "\\134")
-        .replace(' ', "\\040")
-        .replace('\t', "\\011");
+    let wanted = escaped(&path)?;
     mounts
         .lines()
         .any(|line| line.split(' ').nth(1) == Some(&wanted))
