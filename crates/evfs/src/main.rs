@@ -2,6 +2,7 @@
 
 mod background;
 mod commands;
+mod log;
 mod output;
 mod secrets;
 
@@ -39,7 +40,7 @@ Examples:
 
 Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
 13 key right but role refuses, 20 header damaged but repairable, 21 not repairable,
-26 check found errors, 130/143 stopped by INT/TERM.";
+26 check found errors, 30 data given up, 129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return output::fail(cli.json, &error),
     };
-    start_log(cli.log.as_deref().unwrap_or(settings.log_level()));
+    log::start(cli.log.as_deref(), settings.log_level());
     let context = commands::Context {
         json: cli.json,
         settings,
@@ -60,19 +61,6 @@ fn main() -> ExitCode {
         Ok(code) => output::end(code),
         Err(error) => output::fail(cli.json, &error),
     }
-}
-
-/// Sends the log to standard error: text for a person, escaped by the subscriber.
-fn start_log(level: &str) {
-    // Once we have unmounted, the library tries it again, and warns that it cannot; it warns of calls that are left to the
-    // kernel; and the kernel may have given a request up before its answer comes, which is nobody's error.
-    let filter = format!("{level},fuser=error,fuser::reply=off");
-    let filter = tracing_subscriber::EnvFilter::new(filter);
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
 }
 
 const _: () = assert!(exit::OK == 0, "the shell takes zero for success");

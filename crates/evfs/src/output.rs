@@ -4,8 +4,6 @@ use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use stack::{Error, exit};
-use std::error::Error as _;
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -74,7 +72,7 @@ pub fn end(code: u8) -> ExitCode {
     written(std::io::stdout().flush());
     match GONE.get() {
         Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            let why = without_number(&e.to_string());
+            let why = stack::without_number(&e.to_string());
             let _ = writeln!(
                 std::io::stderr().lock(),
                 "evfs: cannot write to standard output: {why}"
@@ -126,41 +124,7 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
 
 /// The error and its sources, each once.
 pub fn chain(error: &Error) -> String {
-    let mut message = without_number(&error.to_string());
-    let mut source = error.source();
-    while let Some(e) = source {
-        let text = without_number(&e.to_string());
-        if !says(&message, &text, e) {
-            let _ = write!(message, ": {text}");
-        }
-        source = e.source();
-    }
-    message
-}
-
-/// Whether a message says already what its source does, in the same words or in ours.
-fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -> bool {
-    let message = message.to_lowercase();
-    let errno = source
-        .downcast_ref::<std::io::Error>()
-        .and_then(std::io::Error::raw_os_error);
-    let kind = errno.map(block::ErrorKind::from_errno);
-    let in_our_words = |kind: block::ErrorKind| {
-        kind != block::ErrorKind::Io && message.contains(&kind.to_string())
-    };
-    message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
-}
-
-/// Text of the system without its ` (os error N)`, which tells a reader nothing that the words do not.
-fn without_number(text: &str) -> String {
-    const MARK: &str = " (os error ";
-    let mut parts = text.split(MARK);
-    let mut clean = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
-        clean.push_str(rest.strip_prefix(')').unwrap_or(rest));
-    }
-    clean
+    error.chain()
 }
 
 /// A size in bytes for people, exact when it is a whole number of a unit.

@@ -8,7 +8,7 @@
 use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
-use crate::serve::{Kept, Serving};
+use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What to attach, and how to give it out.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachSpec {
     /// The file or disk that holds the volume.
     pub device: PathBuf,
@@ -82,12 +82,14 @@ impl AttachSpec {
 
 /// A running graph. Dropping it without [`Attachment::stop`] closes the exports all the same.
 pub struct Attachment {
+    spec: AttachSpec,
     status: Status,
-    listener: Listener,
+    listener: Arc<Listener>,
     // Exports before devices: fields are dropped in this order.
     loop_device: Option<LoopDevice>,
     mount: Option<export_fuse::Mount>,
     made_dir: Option<PathBuf>,
+    run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
     cached: Option<(CachedDevice, Arc<ProcessCache>)>,
@@ -121,15 +123,17 @@ impl Attachment {
         let device: Arc<dyn BlockDevice> = Arc::new(device);
         let info = device.info();
         let mut attachment = Attachment {
+            spec: spec.clone(),
             status: Status {
                 cached: spec.cached,
                 config: spec.config.clone(),
                 ..Status::of(&spec.name, &spec.device, spec.threads, &open, info)
             },
-            listener,
+            listener: Arc::new(listener),
             loop_device: None,
             mount: None,
             made_dir: None,
+            run_dir: run_dir.to_owned(),
             nbd: None,
             device,
             cached,
@@ -137,9 +141,23 @@ impl Attachment {
             lun,
             settings: settings.clone(),
         };
-        attachment.start_nbd(spec)?;
-        attachment.start_fuse(spec)?;
+        attachment.open_exports()?;
         Ok(attachment)
+    }
+
+    /// Starts those exports of the spec that are not there.
+    fn open_exports(&mut self) -> Result<()> {
+        let spec = self.spec.clone();
+        if self.nbd.is_none() {
+            self.start_nbd(&spec)?;
+        }
+        if self.mount.is_none() {
+            self.start_fuse(&spec)?;
+        }
+        if self.loop_device.is_none() {
+            self.start_loop(&spec)?;
+        }
+        Ok(())
     }
 
     fn start_nbd(&mut self, spec: &AttachSpec) -> Result<()> {
@@ -177,8 +195,13 @@ impl Attachment {
         let Some(folder) = &spec.fuse else {
             return Ok(());
         };
+        export_fuse::clear_dead(folder)?;
+        // The default folder is ours, whoever made it: an earlier process may have been killed.
+        let own = folder.parent() == Some(&*self.run_dir);
         if !folder.exists() {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
+            self.made_dir = Some(folder.clone());
+        } else if own {
             self.made_dir = Some(folder.clone());
         }
         let export = export_fuse::Export {
@@ -197,22 +220,61 @@ impl Attachment {
             kind: "fuse",
             at: file.display().to_string(),
         });
-        if spec.loop_device {
-            let block = self.device.info().logical_block_size;
-            let device = LoopDevice::attach(&file, block, self.status.read_only, true)?;
-            let at = device.path().display().to_string();
-            self.status.exports.push(ExportAt { kind: "loop", at });
-            self.loop_device = Some(device);
+        Ok(())
+    }
+
+    fn start_loop(&mut self, spec: &AttachSpec) -> Result<()> {
+        let Some(mount) = self.mount.as_ref().filter(|_| spec.loop_device) else {
+            return Ok(());
+        };
+        let file = mount.path_of(&spec.name);
+        let block = self.device.info().logical_block_size;
+        let device = LoopDevice::attach(&file, block, self.status.read_only, true)?;
+        let at = device.path().display().to_string();
+        self.status.exports.push(ExportAt { kind: "loop", at });
+        if !device.pass_discards(mount.holes().filter(|_| self.status.discards)) {
+            let why = "discards end at the loop device: this kernel does not tell them from zeroing, as Linux \
+                       6.11 and later do; NBD passes them";
+            let before = self
+                .status
+                .warning
+                .take()
+                .map(|before| format!("{before}; "));
+            self.status.warning = Some(before.unwrap_or_default() + why);
         }
+        self.loop_device = Some(device);
         Ok(())
     }
 
     /// Makes everything durable, and wipes what the cache has of it.
-    fn flush(&self) -> block::Result<()> {
-        if let Some((cached, _)) = &self.cached {
-            cached.volume().close()?;
+    fn close(&self) -> Result<()> {
+        self.flush()?;
+        match &self.cached {
+            Some((cached, _)) => Ok(cached.volume().close()?),
+            None => Ok(()),
         }
-        Blocking::open(&self.device)?.flush()
+    }
+
+    /// Writes everything out, then closes the exports, then writes out what came meanwhile.
+    fn stop_in_order(&mut self) -> Result<()> {
+        self.in_use()?;
+        self.flush()?;
+        self.close_exports(false)?;
+        self.close()
+    }
+
+    /// Closes the exports whoever uses them, and writes out what can be written.
+    fn stop_by_force(&mut self) -> Result<()> {
+        // While a file system on the loop device can still write.
+        if let Err(error) = self.flush() {
+            tracing::warn!(volume = self.status.name, "cannot flush: {}", error.chain());
+        }
+        self.close_exports(true)?;
+        self.close().map_err(|error| {
+            let lost = self.cached.as_ref();
+            let lost = lost.map(|(cached, _)| crate::cache::dirty_bytes(&[cached.volume()]));
+            Error::data_lost(&self.status.name, lost, &error)
+        })
     }
 
     fn close_exports(&mut self, force: bool) -> Result<()> {
@@ -234,6 +296,7 @@ impl Attachment {
         if let Some(dir) = self.made_dir.take() {
             let _ = std::fs::remove_dir(dir);
         }
+        self.status.exports.retain(|e| e.kind != "nbd");
         if let Some(server) = self.nbd.take() {
             server.shutdown()?;
         }
@@ -246,8 +309,12 @@ impl Serving for Attachment {
         &self.status
     }
 
-    fn listener(&self) -> &Listener {
+    fn listener(&self) -> &Arc<Listener> {
         &self.listener
+    }
+
+    fn lun(&self) -> Option<&Arc<OpenLun>> {
+        self.lun.as_ref()
     }
 
     fn answer(&self, ask: &Ask) -> Result<serde_json::Value> {
@@ -255,7 +322,7 @@ impl Serving for Attachment {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::Detach { .. } => Ok(self.status.to_value()),
+            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status.to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
@@ -284,26 +351,42 @@ impl Serving for Attachment {
         }
     }
 
-    fn stop(mut self: Box<Self>, force: bool) -> std::result::Result<(), Kept> {
-        if let (true, Some(lun)) = (force, &self.lun) {
-            lun.lun().hurry();
+    fn in_use(&self) -> Result<()> {
+        if let Some(device) = &self.loop_device {
+            device.in_use()?;
         }
-        if let Err(error) = self.close_exports(force) {
-            return Err(Kept {
-                serving: Some(self),
-                error,
-            });
+        if let Some(mount) = &self.mount {
+            // The loop device uses the file, too.
+            mount.in_use(self.loop_device.is_none())?;
         }
-        match self.flush() {
-            Ok(()) => Ok(()),
-            Err(error) if force => {
-                tracing::error!(volume = self.status.name, "the last flush failed: {error}");
-                Ok(())
-            }
-            Err(error) => Err(Kept {
-                serving: Some(self),
-                error: error.into(),
-            }),
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        if let Some(device) = &self.loop_device {
+            device.flush()?;
         }
+        if let Some((cached, _)) = &self.cached {
+            cached.volume().flush()?;
+        }
+        Ok(Blocking::open(&self.device)?.flush()?)
+    }
+
+    fn stop(&mut self, force: bool) -> Result<()> {
+        if force {
+            return self.stop_by_force();
+        }
+        let stopped = self.stop_in_order();
+        if stopped.is_err()
+            && let Err(error) = self.open_exports()
+        {
+            let volume = &self.status.name;
+            tracing::error!(
+                volume,
+                "an export cannot be opened again: {}",
+                error.chain()
+            );
+        }
+        stopped
     }
 }

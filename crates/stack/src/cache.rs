@@ -47,8 +47,8 @@ pub enum Ask {
 
 /// The cache, once there is one.
 pub struct ProcessCache {
-    /// Settings to begin with.
-    tunables: Tunables,
+    /// The text of the settings to begin with, and what it means.
+    given: Mutex<(String, Tunables)>,
     memory: u64,
     topology: Topology,
     running: Mutex<Option<Arc<Running>>>,
@@ -75,19 +75,35 @@ impl ProcessCache {
     /// As [`ProcessCache::new`].
     pub fn with(settings: &Settings, given: &str) -> Result<Arc<ProcessCache>> {
         let memory = cache::memory_bytes();
-        let tunables = parse_changes(given)
-            .and_then(|changes| with(&Tunables::default(), &changes, memory))
-            .map_err(|detail| Error::Config {
-                place: "cache.tunables".into(),
-                detail,
-            })?;
+        let tunables = parse_tunables(given, memory)?;
         Ok(Arc::new(ProcessCache {
-            tunables,
+            given: Mutex::new((given.to_owned(), tunables)),
             memory,
             // Where it cannot be read, memory is taken to be all the same.
             topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
             running: Mutex::default(),
         }))
+    }
+
+    /// Takes `cache.tunables` over if it has changed since it was last read. What `evfs cache set` has set stays
+    /// otherwise.
+    ///
+    /// # Errors
+    /// They do not fit this machine's memory, or cannot be changed while the cache runs.
+    pub fn reload(&self, settings: &Settings) -> Result<()> {
+        let text = settings.cache_tunables();
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if given.0 == text {
+            return Ok(());
+        }
+        let tunables = parse_tunables(text, self.memory)?;
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = &*running {
+            let set = running.cache.set(&tunables);
+            set.map_err(|e| Error::Usage(format!("cache.tunables: {e}")))?;
+        }
+        *given = (text.to_owned(), tunables);
+        Ok(())
     }
 
     /// Puts a device behind the cache.
@@ -112,7 +128,9 @@ impl ProcessCache {
         if let Some(running) = &*running {
             return Ok(Arc::clone(running));
         }
-        let config = Config::of(&self.tunables, self.memory);
+        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = Config::of(&given.1, self.memory);
+        drop(given);
         let config = config.expect("the settings were resolved against this memory before");
         let cache = Cache::new(Config {
             topology: self.topology.clone(),
@@ -214,6 +232,11 @@ impl ProcessCache {
         }
         shown
     }
+}
+
+/// How much of volumes is not below yet.
+pub(crate) fn dirty_bytes(volumes: &[&Volume]) -> u64 {
+    sum(volumes, |file| file.dirty_bytes)
 }
 
 fn sum(volumes: &[&Volume], of: impl Fn(&FileStats) -> u64) -> u64 {
@@ -322,6 +345,15 @@ pub fn parse_change(word: &str) -> std::result::Result<(String, String), String>
         }
         _ => Err(format!("`{word}` is not NAME=VALUE")),
     }
+}
+
+fn parse_tunables(text: &str, memory: u64) -> Result<Tunables> {
+    parse_changes(text)
+        .and_then(|changes| with(&Tunables::default(), &changes, memory))
+        .map_err(|detail| Error::Config {
+            place: "cache.tunables".into(),
+            detail,
+        })
 }
 
 /// Checks what does not depend on the machine in a list of settings.

@@ -143,6 +143,7 @@ struct ServeTable {
 }
 
 /// What a table asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// A cell is served.
     Serve(ServeSpec),
@@ -153,6 +154,7 @@ pub enum What {
 }
 
 /// A table of the file: what to serve, and with which key.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// What to serve.
     pub what: What,
@@ -160,6 +162,17 @@ pub struct Entry {
     pub key: Option<String>,
     /// Key file, where one is given.
     pub key_file: Option<PathBuf>,
+}
+
+impl Entry {
+    /// The name in the table's header.
+    pub fn name(&self) -> &str {
+        match &self.what {
+            What::Serve(spec) => &spec.name,
+            What::Attach(spec) => &spec.name,
+            What::Mount(spec) => &spec.name,
+        }
+    }
 }
 
 /// Reads the file.

@@ -88,6 +88,9 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// What was acknowledged had to be given up.
+    #[error("{0}")]
+    DataLost(String),
     /// Anything else, said in full.
     #[error("{0}")]
     Failed(String),
@@ -135,6 +138,18 @@ impl Error {
         }
     }
 
+    /// `name` has ended by force, and this many bytes of it were given up, or an unknown number.
+    pub(crate) fn data_lost(name: &str, bytes: Option<u64>, why: &Error) -> Error {
+        let lost = match bytes.filter(|bytes| *bytes > 0) {
+            Some(bytes) => format!("{bytes} bytes that were acknowledged and not flushed are lost"),
+            None => "what was acknowledged since the last flush may be lost".into(),
+        };
+        Error::DataLost(format!(
+            "{name} was detached by force, and {lost}: {}",
+            why.chain()
+        ))
+    }
+
     /// An error of the file system, with what was tried.
     pub(crate) fn files(what: impl Into<String>) -> impl FnOnce(fs::Error) -> Error {
         let what = what.into();
@@ -146,6 +161,20 @@ impl Error {
         matches!(self, Error::WouldDestroy { .. }) || self.to_string().contains("--force")
     }
 
+    /// The error and its sources, each once.
+    pub fn chain(&self) -> String {
+        let mut message = without_number(&self.to_string());
+        let mut source = std::error::Error::source(self);
+        while let Some(e) = source {
+            let text = without_number(&e.to_string());
+            if !says(&message, &text, e) {
+                message = format!("{message}: {text}");
+            }
+            source = e.source();
+        }
+        message
+    }
+
     /// The exit code of the program. The table is part of the interface: see the guide.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -155,6 +184,7 @@ impl Error {
             Error::Files { source, .. } => of_files(source),
             Error::Cell(e) => of_cell(e),
             Error::BeyondRepair { .. } => exit::NOT_REPAIRABLE,
+            Error::DataLost(_) => exit::DATA_LOST,
             Error::NotFound(_) => exit::NOT_FOUND,
             Error::Busy(_) => exit::BUSY,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
@@ -164,6 +194,31 @@ impl Error {
             _ => exit::FAILURE,
         }
     }
+}
+
+/// Whether a message says already what its source does, in the same words or in ours.
+fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -> bool {
+    let message = message.to_lowercase();
+    let errno = source
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::raw_os_error);
+    let kind = errno.map(block::ErrorKind::from_errno);
+    let in_our_words = |kind: block::ErrorKind| {
+        kind != block::ErrorKind::Io && message.contains(&kind.to_string())
+    };
+    message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
+}
+
+/// Text of the system without its ` (os error N)`, which tells a reader nothing that the words do not.
+pub fn without_number(text: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut parts = text.split(MARK);
+    let mut clean = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
+        clean.push_str(rest.strip_prefix(')').unwrap_or(rest));
+    }
+    clean
 }
 
 fn of_io(error: &io::Error) -> u8 {
@@ -259,6 +314,8 @@ pub mod exit {
     pub const NOT_REPAIRABLE: u8 = 21;
     /// A check ran and found errors.
     pub const CHECK_FOUND_ERRORS: u8 = 26;
+    /// Acknowledged data could not be written and were given up, as `--force` or a signal asked.
+    pub const DATA_LOST: u8 = 30;
     /// Stopped by INT.
     pub const INTERRUPTED: u8 = 130;
     /// Stopped by TERM.

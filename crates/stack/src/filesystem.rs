@@ -330,11 +330,9 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
             false => same_file(),
         }
     };
-    control::names(&run_dir).into_iter().find(|name| {
-        control::ask(&run_dir, name, &control::Ask::Status).is_ok_and(|status| {
-            let has_files = status["fileset"].is_string() || status["cell"].is_string();
-            has_files && is_it(&status)
-        })
+    control::find(&run_dir, |status| {
+        let has_files = status["fileset"].is_string() || status["cell"].is_string();
+        has_files && is_it(status)
     })
 }
 
@@ -342,8 +340,7 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
 pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
     // A folder whose server has died cannot be looked at, and is nobody's.
     let folder = std::fs::canonicalize(folder).ok()?;
-    control::names(run_dir).into_iter().find(|name| {
-        let status = control::ask(run_dir, name, &control::Ask::Status).unwrap_or_default();
+    control::find(run_dir, |status| {
         let mut exports = status["exports"].as_array().into_iter().flatten();
         exports.any(|e| e["kind"] == "mount" && e["at"].as_str().map(Path::new) == Some(&*folder))
     })

@@ -117,11 +117,7 @@ fn json_of<T: Serialize>(value: &T) -> Value {
 
 /// The attached volume that has a LUN open, if any has.
 fn holder(settings: &Settings, lun: &str) -> Option<String> {
-    let dir = settings.run_dir();
-    control::names(&dir).into_iter().find(|name| {
-        let status = control::ask(&dir, name, &control::Ask::Status);
-        status.is_ok_and(|s| s["lun"] == lun)
-    })
+    control::find(&settings.run_dir(), |status| status["lun"] == lun)
 }
 
 /// Asks the process that has the LUN open; `None` when none has.

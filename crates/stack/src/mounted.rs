@@ -8,7 +8,7 @@ use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
 use crate::filesystem::{carry_out, open_counted, resolve, uuid_text};
-use crate::serve::{Kept, Serving};
+use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 pub use ::fs::Atime;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What to mount, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountSpec {
     /// The DEVICE.
     pub device: PathBuf,
@@ -100,7 +100,7 @@ impl MountSpec {
 /// A file system that is mounted. Dropping it without [`Serving::stop`] unmounts all the same.
 pub struct Mounted {
     status: Status,
-    listener: Listener,
+    listener: Arc<Listener>,
     // The mount before the files, and those before the file system: fields are dropped in this order.
     mount: Option<Mount>,
     files: Arc<Files>,
@@ -160,7 +160,7 @@ impl Mounted {
         });
         Ok(Mounted {
             status,
-            listener,
+            listener: Arc::new(listener),
             mount: Some(mount),
             files,
             fs: Some(fs),
@@ -256,8 +256,12 @@ impl Serving for Mounted {
         &self.status
     }
 
-    fn listener(&self) -> &Listener {
+    fn listener(&self) -> &Arc<Listener> {
         &self.listener
+    }
+
+    fn lun(&self) -> Option<&Arc<OpenLun>> {
+        self.lun.as_ref()
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
@@ -269,7 +273,7 @@ impl Serving for Mounted {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::Detach { .. } => Ok(self.status_now().to_value()),
+            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status_now().to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
@@ -288,22 +292,29 @@ impl Serving for Mounted {
         }
     }
 
-    fn stop(mut self: Box<Self>, force: bool) -> std::result::Result<(), Kept> {
-        if let (true, Some(lun)) = (force, &self.lun) {
-            lun.lun().hurry();
+    fn in_use(&self) -> Result<()> {
+        match &self.mount {
+            Some(mount) if !mount.has_ended() => Ok(mount.in_use(true)?),
+            _ => Ok(()),
         }
-        let over = match self.unmount(force) {
-            Ok(over) => over,
-            Err(error) => {
-                return Err(Kept {
-                    serving: Some(self),
-                    error,
-                });
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.write_out(false)
+    }
+
+    fn stop(&mut self, force: bool) -> Result<()> {
+        if !force {
+            self.in_use()?;
+            self.flush()?;
+        }
+        let over = self.unmount(force)?;
+        self.close(over).map_err(|error| match force {
+            true => {
+                let lost = crate::cache::dirty_bytes(&[self.files.volume()]);
+                Error::data_lost(&self.status.name, Some(lost), &error)
             }
-        };
-        match self.close(over) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(Kept::unwritten(self, force, error)),
-        }
+            false => error,
+        })
     }
 }

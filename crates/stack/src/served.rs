@@ -9,7 +9,7 @@ use crate::cell::{self, Record};
 use crate::control::{self, Ask, Listener, check_name};
 use crate::device::OpenLun;
 use crate::filesystem::{self, carry_out, open_counted, resolve, uuid_text};
-use crate::serve::{Kept, Serving};
+use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
 use ::fs::Fs;
@@ -29,7 +29,7 @@ const SOCKETS_MAX: usize = 8;
 const CLIENTS_SHOWN: usize = 4000;
 
 /// Which cell to serve, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSpec {
     /// The DEVICE.
     pub device: PathBuf,
@@ -83,7 +83,7 @@ impl ServeSpec {
 /// A cell that is served. Dropping it without [`Serving::stop`] closes its ports all the same.
 pub struct Served {
     status: Status,
-    listener: Listener,
+    listener: Arc<Listener>,
     record: Record,
     listen: Vec<Ipv4Addr>,
     announced: Vec<Ipv4Addr>,
@@ -144,7 +144,7 @@ impl Served {
         status.warning = (!warnings.is_empty()).then(|| warnings.join("; "));
         Ok(Served {
             status,
-            listener,
+            listener: Arc::new(listener),
             record,
             listen,
             announced,
@@ -270,23 +270,26 @@ impl Served {
         }
     }
 
+    /// The beginning of an error.
+    fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
+        Error::files(format!(
+            "cannot write {} out (--force gives up what is in memory only)",
+            self.status.name
+        ))
+    }
+
     /// Writes everything out and lets the device go.
     fn close(&mut self) -> Result<()> {
-        let name = &self.status.name;
-        let failed = || {
-            Error::files(format!(
-                "cannot write {name} out (--force gives up what is in memory only)"
-            ))
-        };
         while let Some(volume) = self.volumes.last() {
-            volume.files.close().map_err(failed())?;
+            volume.files.close().map_err(self.not_written())?;
             self.volumes.pop();
         }
         if let Some(fs) = &self.fs {
-            fs.commit().map_err(failed())?;
+            fs.commit().map_err(self.not_written())?;
         }
+        let failed = self.not_written();
         match self.fs.take().and_then(Arc::into_inner) {
-            Some(fs) => fs.close().map_err(failed()),
+            Some(fs) => fs.close().map_err(failed),
             None => Ok(()),
         }
     }
@@ -297,8 +300,12 @@ impl Serving for Served {
         &self.status
     }
 
-    fn listener(&self) -> &Listener {
+    fn listener(&self) -> &Arc<Listener> {
         &self.listener
+    }
+
+    fn lun(&self) -> Option<&Arc<OpenLun>> {
+        self.lun.as_ref()
     }
 
     fn answer(&self, ask: &Ask) -> Result<Value> {
@@ -306,7 +313,7 @@ impl Serving for Served {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::Detach { .. } => Ok(self.status_now().to_value()),
+            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status_now().to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
@@ -322,15 +329,37 @@ impl Serving for Served {
         }
     }
 
-    fn stop(mut self: Box<Self>, force: bool) -> std::result::Result<(), Kept> {
-        if let (true, Some(lun)) = (force, &self.lun) {
-            lun.lun().hurry();
+    fn in_use(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let failed = || self.not_written();
+        if let Some(server) = &self.server {
+            let all = server.volumes().all();
+            all.iter()
+                .try_for_each(|volume| volume.files.sync().map_err(failed()))?;
+        }
+        match &self.fs {
+            Some(fs) => fs.commit().map_err(failed()),
+            None => Ok(()),
+        }
+    }
+
+    fn stop(&mut self, force: bool) -> Result<()> {
+        if !force {
+            self.flush()?;
         }
         self.end_calls();
-        match self.close() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(Kept::unwritten(self, force, error)),
-        }
+        self.close().map_err(|error| match force {
+            true => {
+                let volumes: Vec<&cache::Volume> =
+                    self.volumes.iter().map(|v| &**v.files.volume()).collect();
+                let lost = crate::cache::dirty_bytes(&volumes);
+                Error::data_lost(&self.status.name, Some(lost), &error)
+            }
+            false => error,
+        })
     }
 }
 
@@ -419,12 +448,8 @@ fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<Str
             export["kind"] == "afs" && same
         })
     };
-    let mut names = control::names(run_dir).into_iter();
     // Our own control socket answers nobody yet.
-    names.find(|name| {
-        *name != spec.name
-            && control::ask(run_dir, name, &Ask::Status).is_ok_and(|status| is_there(&status))
-    })
+    control::find_other(run_dir, &spec.name, is_there)
 }
 
 fn of_client(client: &Client) -> Value {

@@ -2,12 +2,12 @@
 
 use super::Context;
 use super::unlock::UnlockArgs;
-use crate::{background, output};
+use crate::{background, log, output};
 use serde_json::json;
 use stack::volume::{OpenOptions, open};
 use stack::{
-    AttachSpec, Attachment, Ended, Error, KeySource, ProcessCache, Result, Serving, Status,
-    StopSignals, control, exit,
+    AttachSpec, Attachment, Ended, Error, Hub, KeySource, ProcessCache, Result, Serving, Settings,
+    Status, StopSignals, control, exit,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ pub fn in_background(
 }
 
 fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = install_signals()?;
+    let signals = service_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let threads = args.threads.map_or(context.settings.threads(), usize::from);
     let mut spec = AttachSpec::new(&args.device, threads);
@@ -122,24 +122,48 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     let source = args.unlock.source(&spec.name)?;
     let cache = ProcessCache::new(&context.settings)?;
     let attachment = start(context, &spec, &source, &run_dir, &cache)?;
-    serve(context, Box::new(attachment), &signals, ready)
+    serve(context, Box::new(attachment), &cache, &signals, ready)
 }
 
 /// Says what is served, and serves it to its end.
 pub fn serve(
     context: &Context,
     serving: Box<dyn Serving>,
+    cache: &Arc<ProcessCache>,
     signals: &StopSignals,
     ready: Option<background::Ready>,
 ) -> Result<u8> {
     let all = vec![serving];
     announce(context.json, &all, ready);
-    end(stack::serve(all, signals)?)
+    let cache = Arc::clone(cache);
+    let reload: stack::Reload = Arc::new(move |_: &Hub| drop(reload_settings(&cache)));
+    end(stack::serve(all, signals, &reload)?)
+}
+
+/// Takes over what can be changed while something is served: the level of the log, and the cache. Gives the
+/// settings; nothing if they make no sense, which is in the log.
+pub fn reload_settings(cache: &ProcessCache) -> Option<Settings> {
+    let settings = Settings::load().and_then(|settings| {
+        log::reload(settings.log_level());
+        cache.reload(&settings).map(|()| settings)
+    });
+    settings
+        .map_err(|error| tracing::error!("the settings stay as they are: {}", error.chain()))
+        .ok()
+}
+
+/// Takes the signals over for a service, which HUP asks for a reload.
+pub fn service_signals() -> Result<StopSignals> {
+    StopSignals::for_service().map_err(no_signals)
 }
 
 /// Takes the signals over before anything is started that an early one would leave behind.
 pub fn install_signals() -> Result<StopSignals> {
-    StopSignals::install().map_err(|e| Error::Failed(format!("cannot take signals over: {e}")))
+    StopSignals::install().map_err(no_signals)
+}
+
+fn no_signals(error: std::io::Error) -> Error {
+    Error::Failed(format!("cannot take signals over: {error}"))
 }
 
 /// Opens the volume of a spec and starts its exports.

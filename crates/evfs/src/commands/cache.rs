@@ -137,11 +137,12 @@ fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
 }
 
 /// Volumes that are cached, by the process that serves them: its number and their names.
-fn processes(context: &Context) -> Vec<(u64, Vec<String>)> {
+fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let dir = context.settings.run_dir();
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();
-    for name in control::names(&dir) {
-        let Ok(status) = control::ask(&dir, &name, &control::Ask::Status) else {
+    for (name, status) in control::statuses(&dir)? {
+        let Ok(status) = status else {
+            output::say(context.json, &format!("{name}: not answering"));
             continue;
         };
         if status["cached"] != true {
@@ -153,7 +154,7 @@ fn processes(context: &Context) -> Vec<(u64, Vec<String>)> {
             None => found.push((pid, vec![name])),
         }
     }
-    found
+    Ok(found)
 }
 
 fn none() -> Error {
@@ -163,7 +164,7 @@ fn none() -> Error {
 /// Asks each process once, through one of its volumes. Files are asked for through all of them.
 fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
-    let processes = processes(context);
+    let processes = processes(context)?;
     if processes.is_empty() {
         return Err(none());
     }
@@ -196,7 +197,7 @@ fn volumes(context: &Context, volume: Option<String>, ask: &Ask) -> Result<Vec<V
     let dir = context.settings.run_dir();
     let names = match volume {
         Some(name) => vec![name],
-        None => processes(context)
+        None => processes(context)?
             .into_iter()
             .flat_map(|(_, n)| n)
             .collect(),

@@ -293,12 +293,11 @@ fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
     }
     let dir = context.settings.run_dir();
     let question = control::Ask::Cell(question);
-    let ask = |name: String| {
-        let status = control::ask(&dir, &name, &control::Ask::Status).ok()?;
-        let is_cell = status["cell"].is_string();
+    let ask = |(name, status): (String, Result<Value>)| {
+        let is_cell = status.ok()?["cell"].is_string();
         is_cell.then(|| control::ask(&dir, &name, &question))
     };
-    let all: Vec<Value> = control::names(&dir)
+    let all: Vec<Value> = control::statuses(&dir)?
         .into_iter()
         .filter_map(ask)
         .collect::<Result<_>>()?;

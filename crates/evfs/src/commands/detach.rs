@@ -4,27 +4,35 @@ use super::Context;
 use crate::output;
 use serde_json::json;
 use stack::{Result, control, exit};
+use std::path::Path;
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  evfs detach disk\n\nExit code 11 means that somebody still uses it: unmount first."
-)]
+#[command(after_help = "\
+Examples:
+  evfs detach disk
+
+Everything is written out before the exports are closed. When that fails, for example on a full disk, it stays attached.
+
+Exit code 11 means that it is still in use: unmount first. With --force, exit code 30 means that it was detached, and that
+acknowledged data could not be written and are lost.")]
 pub struct Args {
     /// Name of the attached volume, as `evfs status` shows it
     name: String,
-    /// Also when somebody uses it: it is taken away from them
+    /// Also when it is in use, and when not everything can be written
     #[arg(long)]
     force: bool,
 }
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
-    control::ask(
-        &context.settings.run_dir(),
-        &args.name,
-        &control::Ask::Detach { force: args.force },
-    )?;
+    detach(&context.settings.run_dir(), &args.name, args.force)?;
     output::show(context.json, &json!({ "detached": args.name }), || {
         format!("detached {}", args.name)
     });
     Ok(exit::OK)
+}
+
+/// Detaches what answers. That may take as long as there is something to write.
+pub fn detach(run_dir: &Path, name: &str, force: bool) -> Result<()> {
+    control::ask(run_dir, name, &control::Ask::Status)?;
+    control::ask(run_dir, name, &control::Ask::Detach { force }).map(drop)
 }

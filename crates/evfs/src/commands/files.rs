@@ -1,6 +1,6 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::attach::{in_background, install_signals, serve};
+use super::attach::{in_background, serve, service_signals};
 use super::confirm::or_force;
 use super::unlock::UnlockArgs;
 use super::{Context, volume::volume_name};
@@ -250,7 +250,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 }
 
 fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = install_signals()?;
+    let signals = service_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let mut spec = MountSpec::new(&args.on.device, &args.dir);
     if let Some(name) = &args.name {
@@ -270,7 +270,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     spec.check()?;
     let cache = ProcessCache::new(&context.settings)?;
     let mounted = mount_on(context, &args.on, &spec, &run_dir, &cache)?;
-    serve(context, Box::new(mounted), &signals, ready)
+    serve(context, Box::new(mounted), &cache, &signals, ready)
 }
 
 /// Mounts what a table of a configuration asks for.
@@ -307,8 +307,7 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
     let run_dir = context.settings.run_dir();
     let unmounted = json!({ "unmounted": args.dir });
     if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
-        let ask = control::Ask::Detach { force: args.force };
-        control::ask(&run_dir, &name, &ask)?;
+        super::detach::detach(&run_dir, &name, args.force)?;
     } else if !filesystem::clear_dead(&args.dir)? {
         return Err(Error::NotFound(format!(
             "no file system that this user has mounted is at {}; `evfs status` lists them",

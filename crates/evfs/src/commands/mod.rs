@@ -29,6 +29,7 @@ use keyring::Keyring;
 use stack::{Result, Settings};
 
 /// What every command gets.
+#[derive(Clone)]
 pub struct Context {
     /// Print one JSON document.
     pub json: bool,
@@ -102,7 +103,7 @@ pub enum Command {
     /// Attach, mount and serve all that a configuration file names
     Up(up::UpArgs),
     /// Detach everything that `up` attached
-    Down,
+    Down(up::DownArgs),
     /// Show the settings in force
     #[command(subcommand)]
     Config(config::Command),
@@ -139,7 +140,7 @@ impl Command {
             Command::Lun(command) => lun::run(context, command),
             Command::Path(command) => path::run(context, command),
             Command::Up(args) => up::up(context, args),
-            Command::Down => up::down(context),
+            Command::Down(args) => up::down(context, &args),
             Command::Config(command) => config::run(context, command),
             Command::Benchmark(args) => benchmark::run(context, args),
             Command::Lab(command) => lab::run(context, command),

@@ -1,7 +1,7 @@
 //! `evfs serve`: a file system for AFS clients.
 
 use super::Context;
-use super::attach::{in_background, install_signals, serve};
+use super::attach::{in_background, serve, service_signals};
 use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
@@ -72,7 +72,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 }
 
 fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = install_signals()?;
+    let signals = service_signals()?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let defaults = ServeSpec::new(args.on.device());
     let spec = ServeSpec {
@@ -88,7 +88,7 @@ fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) ->
     };
     let cache = ProcessCache::new(&context.settings)?;
     let served = serve_on(context, &args.on, &spec, &run_dir, &cache)?;
-    serve(context, Box::new(served), &signals, ready)
+    serve(context, Box::new(served), &cache, &signals, ready)
 }
 
 /// Serves what a table of a configuration asks for.

@@ -7,11 +7,13 @@ use stack::{Result, control, exit};
 use std::fmt::Write as _;
 
 pub fn run(context: &Context) -> Result<u8> {
-    let dir = context.settings.run_dir();
-    let volumes: Vec<Value> = control::names(&dir)
-        .iter()
-        .filter_map(|name| control::ask(&dir, name, &control::Ask::Status).ok())
-        .collect();
+    let all = control::statuses(&context.settings.run_dir())?;
+    let silent = |(name, status): (String, Result<Value>)| {
+        status.unwrap_or_else(
+            |error| json!({ "name": name, "state": "not answering", "error": error.chain() }),
+        )
+    };
+    let volumes: Vec<Value> = all.into_iter().map(silent).collect();
     output::show(context.json, &json!({ "volumes": volumes }), || {
         if volumes.is_empty() {
             return "nothing is attached or mounted".into();
@@ -23,12 +25,15 @@ pub fn run(context: &Context) -> Result<u8> {
 
 fn describe(v: &Value) -> String {
     let text = |key: &str| v[key].as_str().unwrap_or("-").to_owned();
+    if let Some(error) = v["error"].as_str() {
+        return format!("{}  {}\n    {error}\n", text("name"), text("state"));
+    }
     let cipher = match v["key_bits"].as_u64() {
         Some(bits) => format!("aes-{bits}-xts ({})", text("kernel")),
         None => "clear".into(),
     };
     let mut out = format!(
-        "{}  {}  {}  {cipher}  {} threads  pid {}{}\n",
+        "{}  {}  {}  {cipher}  {} threads  pid {}{}{}\n",
         text("name"),
         text("device"),
         output::size(v["size"].as_u64().unwrap_or(0)),
@@ -39,6 +44,9 @@ fn describe(v: &Value) -> String {
         } else {
             ""
         },
+        v["state"]
+            .as_str()
+            .map_or(String::new(), |state| format!("  {state}")),
     );
     if let Some(cell) = v["cell"].as_str() {
         let _ = writeln!(out, "    cell  {cell}");

@@ -1,15 +1,17 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
 use super::Context;
-use super::attach::{announce, end, in_background, install_signals, start};
+use super::attach::{announce, end, in_background, reload_settings, service_signals, start};
 use super::files::mount_as;
 use super::serve::serve_as;
 use super::unlock::UnlockArgs;
 use crate::{background, output};
 use serde_json::{Value, json};
-use stack::config::What;
-use stack::{Error, ProcessCache, Result, Serving, config, control, exit};
+use stack::config::{Entry, What};
+use stack::control::Ask;
+use stack::{Error, Hub, ProcessCache, Reload, Result, Serving, config, control, exit};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -34,7 +36,11 @@ All share one file cache, but for volumes with `direct = true`.
 A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other, \
 exclusive, suid, dev, atime and allow-discards. A serve table takes device, key, key-file, listen, announce, allow, \
 rxdebug, anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop, \
-threads, read-only, allow-discards and direct.")]
+threads, read-only, allow-discards and direct.
+
+HUP makes everything durable and reads the configuration again: `evfs up` starts what is new in it and detaches what is \
+gone from it. A table that has changed takes effect after `evfs detach NAME` and another HUP. HUP also applies \
+log.level and cache.tunables of the settings.")]
 pub struct UpArgs {
     /// Configuration file
     config: PathBuf,
@@ -48,54 +54,161 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 }
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = install_signals()?;
-    let run_dir = control::run_dir(&context.settings.run_dir())?;
-    let cache = ProcessCache::new(&context.settings)?;
+    let signals = service_signals()?;
+    let up = Up {
+        context: context.clone(),
+        config: args.config.clone(),
+        run_dir: control::run_dir(&context.settings.run_dir())?,
+        cache: ProcessCache::new(&context.settings)?,
+        running: Mutex::default(),
+    };
     let mut attached: Vec<Box<dyn Serving>> = Vec::new();
-    for entry in config::read(&args.config, context.settings.threads())? {
+    for entry in config::read(&up.config, context.settings.threads())? {
         // When one fails, dropping the others closes what they had opened.
-        let unlock = UnlockArgs {
-            key: entry.key,
-            key_file: entry.key_file,
-            passphrase_fd: None,
-        };
-        attached.push(match entry.what {
-            What::Attach(spec) => {
-                let spec = spec.complete(&run_dir)?;
-                let source = unlock.source(&spec.name)?;
-                Box::new(start(context, &spec, &source, &run_dir, &cache)?)
-            }
-            What::Mount(spec) => Box::new(mount_as(context, &spec, unlock, &run_dir, &cache)?),
-            What::Serve(spec) => Box::new(serve_as(context, &spec, unlock, &run_dir, &cache)?),
-        });
+        attached.push(up.start(&entry)?);
+        lock(&up.running).push(entry);
     }
     announce(context.json, &attached, ready);
-    end(stack::serve(attached, &signals)?)
+    let reload: Reload = Arc::new(move |hub: &Hub| up.reload(hub));
+    end(stack::serve(attached, &signals, &reload)?)
+}
+
+/// What a configuration asks for, and what is served of it.
+struct Up {
+    context: Context,
+    config: PathBuf,
+    run_dir: PathBuf,
+    cache: Arc<ProcessCache>,
+    /// The tables as they were when each was started.
+    running: Mutex<Vec<Entry>>,
+}
+
+impl Up {
+    fn start(&self, entry: &Entry) -> Result<Box<dyn Serving>> {
+        let unlock = UnlockArgs {
+            key: entry.key.clone(),
+            key_file: entry.key_file.clone(),
+            passphrase_fd: None,
+        };
+        let (context, run_dir, cache) = (&self.context, &self.run_dir, &self.cache);
+        Ok(match &entry.what {
+            What::Attach(spec) => {
+                let spec = spec.clone().complete(run_dir)?;
+                let source = unlock.source(&spec.name)?;
+                Box::new(start(context, &spec, &source, run_dir, cache)?)
+            }
+            What::Mount(spec) => Box::new(mount_as(context, spec, unlock, run_dir, cache)?),
+            What::Serve(spec) => Box::new(serve_as(context, spec, unlock, run_dir, cache)?),
+        })
+    }
+
+    /// Reads the settings and the configuration again, and serves what it asks for now.
+    fn reload(&self, hub: &Hub) {
+        let settings = reload_settings(&self.cache);
+        let threads = settings
+            .as_ref()
+            .unwrap_or(&self.context.settings)
+            .threads();
+        match config::read(&self.config, threads) {
+            Ok(wanted) => self.become_like(wanted, hub),
+            Err(error) => tracing::error!("everything stays as it is: {}", error.chain()),
+        }
+    }
+
+    fn become_like(&self, wanted: Vec<Entry>, hub: &Hub) {
+        let mut running = lock(&self.running);
+        // Some may have been detached meanwhile.
+        let served = hub.names();
+        running.retain(|entry| served.iter().any(|name| name == entry.name()));
+        running.retain(|entry| {
+            let name = entry.name();
+            if wanted.iter().any(|other| other.name() == name) {
+                return true;
+            }
+            let stopped = hub.stop(name);
+            if let Err(error) = &stopped {
+                let why = error.chain();
+                tracing::error!(
+                    "{name} is gone from the configuration and cannot be detached: {why}"
+                );
+            }
+            stopped.is_err()
+        });
+        for entry in wanted {
+            let name = entry.name();
+            if let Some(before) = running.iter().find(|other| other.name() == name) {
+                let note = (*before != entry).then(|| {
+                    format!(
+                        "its table in {} has changed; `evfs detach {name}`, then HUP, makes that so",
+                        self.config.display()
+                    )
+                });
+                if let Some(note) = &note {
+                    tracing::warn!("{name}: {note}");
+                }
+                hub.note(name, note);
+                continue;
+            }
+            match self.start(&entry).and_then(|serving| hub.add(serving)) {
+                Ok(()) => {
+                    tracing::info!("{name} is served");
+                    running.push(entry);
+                }
+                Err(error) => tracing::error!("{name} cannot be served: {}", error.chain()),
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+When one of them is in use, none is detached. With --force each is detached in any case; exit code 30 means that \
+acknowledged data could not be written and are lost.")]
+pub struct DownArgs {
+    /// Also what is in use, and when not everything can be written
+    #[arg(long)]
+    force: bool,
 }
 
 /// Detaches what any `up` attached; volumes attached one by one stay.
-pub fn down(context: &Context) -> Result<u8> {
+pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
     let dir = context.settings.run_dir();
-    let mut detached = Vec::new();
-    let mut failed: Option<Error> = None;
-    for name in control::names(&dir) {
-        let Ok(status) = control::ask(&dir, &name, &control::Ask::Status) else {
-            continue;
-        };
-        if status["config"] == Value::Null {
-            continue;
-        }
-        match control::ask(&dir, &name, &control::Ask::Detach { force: false }) {
-            Ok(_) => detached.push(name),
-            Err(error) => {
-                output::say(context.json, &format!("{name}: {error}"));
-                failed = failed.or(Some(error));
+    let is_of_up = |status: &Result<Value>| match status {
+        Ok(status) => status["config"] != Value::Null,
+        // It may be one, and nobody knows.
+        Err(_) => true,
+    };
+    let mut all = control::statuses(&dir)?;
+    all.retain(|(_, status)| is_of_up(status));
+    let each = |ask: &Ask| {
+        let mut done = Vec::new();
+        let mut failed: Option<Error> = None;
+        for (name, _) in &all {
+            match control::ask(&dir, name, ask) {
+                Ok(_) => done.push(name.clone()),
+                Err(error) => {
+                    output::say(context.json, &format!("{name}: {}", error.chain()));
+                    failed = failed.take().or(Some(error));
+                }
             }
         }
+        failed.map_or(Ok(done), Err)
+    };
+    if !args.force {
+        if let Some(silent) = all
+            .iter()
+            .find_map(|(_, s)| s.as_ref().err().map(Error::chain))
+        {
+            return Err(Error::Busy(format!("nothing was detached: {silent}")));
+        }
+        let ready = each(&Ask::MayDetach);
+        ready.map_err(|error| Error::Busy(format!("nothing was detached: {}", error.chain())))?;
     }
-    if let Some(error) = failed {
-        return Err(error);
-    }
+    let detached = each(&Ask::Detach { force: args.force })?;
     output::show(
         context.json,
         &json!({ "detached": detached }),

@@ -1,0 +1,589 @@
+//! The process that serves: signals, its control socket, and its end when the disk below fails it.
+
+use export_nbd::client::Client;
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
+
+const MIB: usize = 1 << 20;
+
+/// Attaches in the foreground and waits until the export answers.
+fn attach_here(s: &Sandbox, more: &[&str]) -> (Killed, Client) {
+    let mut command = s.evfs();
+    command.args(["attach", "a.img"]).args(more);
+    let child = command.stdout(Stdio::null()).spawn().unwrap();
+    (Killed(child), client(s))
+}
+
+fn client(s: &Sandbox) -> Client {
+    let mut client = None;
+    wait_until("the volume answers", || {
+        client = Client::connect(&s.path("run/a.nbd"), "a").ok();
+        client.is_some()
+    });
+    client.unwrap()
+}
+
+fn signal(child: &Child, signal: i32) {
+    send(child.id() as i32, signal);
+}
+
+fn send(pid: i32, signal: i32) {
+    // SAFETY: a signal to a process that this test has started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn volumes(s: &Sandbox) -> Vec<Value> {
+    s.json(&["status"])["volumes"].as_array().unwrap().clone()
+}
+
+fn names(s: &Sandbox) -> Vec<String> {
+    let name = |v: &Value| v["name"].as_str().unwrap().to_owned();
+    volumes(s).iter().map(name).collect()
+}
+
+fn pid_of(s: &Sandbox, name: &str) -> i32 {
+    let all = volumes(s);
+    let one = all.iter().find(|v| v["name"] == name).expect("attached");
+    one["pid"].as_i64().unwrap() as i32
+}
+
+fn kill_9(pid: i32) {
+    send(pid, libc::SIGKILL);
+    wait_until("it is dead", || {
+        !Path::new(&format!("/proc/{pid}/fd")).exists()
+    });
+}
+
+#[track_caller]
+fn must_hold(s: &Sandbox, byte: u8) {
+    s.attach(&["a.img"]);
+    let mut read = vec![0; MIB];
+    client(s).read_at(0, &mut read).unwrap();
+    assert!(
+        read.iter().all(|b| *b == byte),
+        "what was acknowledged is lost"
+    );
+    s.detach("a");
+}
+
+#[test]
+fn signals_that_ask_for_an_end_flush_first() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let asked = [
+        libc::SIGQUIT,
+        libc::SIGINT,
+        libc::SIGTERM,
+        libc::SIGXCPU,
+        libc::SIGPWR,
+    ];
+    for (byte, number) in (1..).zip(asked) {
+        let (mut child, mut client) = attach_here(&s, &[]);
+        client.write_at(0, &[byte; MIB]).unwrap();
+        signal(&child.0, number);
+        assert_eq!(child.0.wait().unwrap().code(), Some(128 + number));
+        must_hold(&s, byte);
+    }
+}
+
+#[test]
+fn signals_that_mean_nothing_change_nothing() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let (mut child, mut client) = attach_here(&s, &[]);
+    client.write_at(0, &[9; MIB]).unwrap();
+    let meaningless = [
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+        libc::SIGPIPE,
+        libc::SIGALRM,
+        libc::SIGVTALRM,
+        libc::SIGPROF,
+        libc::SIGIO,
+        libc::SIGXFSZ,
+        libc::SIGRTMIN(),
+    ];
+    for number in meaningless {
+        signal(&child.0, number);
+        client.read_at(0, &mut [0; 4096]).unwrap();
+        assert_eq!(
+            child.0.try_wait().unwrap(),
+            None,
+            "signal {number} ended it"
+        );
+    }
+    signal(&child.0, libc::SIGTERM);
+    child.0.wait().unwrap();
+    must_hold(&s, 9);
+}
+
+/// HUP to a service flushes, and it goes on; then the process is killed without a word.
+#[test]
+fn hup_flushes_and_goes_on() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let pid = s.attach(&["a.img"])["pid"].as_i64().unwrap() as i32;
+    let mut client = client(&s);
+    client.write_at(0, &[5; MIB]).unwrap();
+    send(pid, libc::SIGHUP);
+    wait_until("everything is below", || {
+        s.json(&["cache", "show"])["caches"][0]["stats"]["dirty_bytes"] == 0
+    });
+    client.read_at(0, &mut [0; 4096]).unwrap();
+    kill_9(pid);
+    must_hold(&s, 5);
+}
+
+/// The terminal of a process in the foreground goes away, as at the end of an ssh session.
+#[test]
+fn a_terminal_that_goes_away_stops_in_order() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let mut script = Command::new("script");
+    s.environment(&mut script);
+    let line = format!("{} attach a.img", tests::program().display());
+    script.args(["-qec", &line, "/dev/null"]);
+    let terminal = script.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut terminal = Killed(terminal.unwrap());
+    client(&s).write_at(0, &[7; MIB]).unwrap();
+    let pid = pid_of(&s, "a");
+    terminal.0.kill().unwrap();
+    terminal.0.wait().unwrap();
+    wait_until("it has ended", || {
+        !Path::new(&format!("/proc/{pid}/fd")).exists()
+    });
+    assert!(
+        !s.path("run/a.control").exists(),
+        "it did not stop in order"
+    );
+    must_hold(&s, 7);
+}
+
+/// Nobody reads the log any more: a line of it is no reason to panic.
+#[test]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let mut command = s.evfs();
+    command.args(["--log", "info", "attach", "a.img"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = Killed(child.unwrap());
+    let mut client = client(&s);
+    client.write_at(0, &[4; MIB]).unwrap();
+    drop(child.0.stderr.take());
+    // It says that it stops.
+    signal(&child.0, libc::SIGTERM);
+    assert_eq!(child.0.wait().unwrap().code(), Some(143));
+    must_hold(&s, 4);
+}
+
+/// Somebody who asks one byte at a time holds up neither other questions nor TERM.
+#[test]
+fn a_slow_asker_holds_up_nobody() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let (mut child, _client) = attach_here(&s, &[]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                let Ok(mut slow) = UnixStream::connect(s.path("run/a.control")) else {
+                    break;
+                };
+                while !stop.load(Ordering::SeqCst) && slow.write_all(b"{").is_ok() {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
+        });
+        let asked = std::panic::catch_unwind(|| {
+            assert_eq!(names(&s), ["a"]);
+        });
+        signal(&child.0, libc::SIGTERM);
+        let mut code = None;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait_until("TERM has ended it", || {
+                code = child.0.try_wait().unwrap().and_then(|status| status.code());
+                code.is_some()
+            });
+        }));
+        stop.store(true, Ordering::SeqCst);
+        asked.unwrap();
+        ended.unwrap();
+        assert_eq!(code, Some(143));
+    });
+}
+
+/// A process that does not answer is named, and the others are shown.
+#[test]
+fn status_shows_who_does_not_answer() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.volume("b.img", "32M", &[]);
+    let stopped = s.attach(&["a.img"])["pid"].as_i64().unwrap() as i32;
+    s.attach(&["b.img"]);
+    send(stopped, libc::SIGSTOP);
+    let shown = Ran::patiently(s.evfs().args(["--json", "status"]), Duration::from_secs(60));
+    let detached = Ran::patiently(s.evfs().args(["detach", "a"]), Duration::from_secs(60));
+    send(stopped, libc::SIGCONT);
+    let shown: Value = serde_json::from_str(&shown.ok().stdout).unwrap();
+    assert_eq!(shown["volumes"][0]["state"], "not answering", "{shown}");
+    assert_eq!(shown["volumes"][1]["name"], "b", "{shown}");
+    assert!(shown["volumes"][1]["state"].is_null(), "{shown}");
+    let detached = detached.code(11);
+    assert!(detached.stderr.contains("not answering"), "{detached:?}");
+    s.detach("a");
+    s.detach("b");
+}
+
+/// A directory that others may write to could hold anybody's socket.
+#[test]
+fn a_directory_that_others_may_write_to_is_not_believed() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    let open = |mode| {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(s.path("run"), mode).unwrap();
+    };
+    open(0o777);
+    for verb in [
+        &["status"][..],
+        &["detach", "a"],
+        &["down"],
+        &["stats", "a"],
+    ] {
+        let ran = s.run(verb);
+        assert!(ran.stderr.contains("not safe to use"), "{ran:?}");
+        assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+    }
+    open(0o700);
+    s.detach("a");
+}
+
+/// The server asks the kernel who asks.
+#[test]
+fn another_user_is_not_answered() {
+    if !is_root("a thread of another user") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    for (path, mode) in [("", 0o755), ("run", 0o755), ("run/a.control", 0o777)] {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(s.path(path), mode).unwrap();
+    }
+    let ask = |as_user: i32| {
+        let socket = s.path("run/a.control");
+        let asked = std::thread::spawn(move || {
+            // SAFETY: changes the user of this thread alone, which ends soon.
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, as_user, -1) };
+            let mut stream = UnixStream::connect(socket).unwrap();
+            let _ = stream.write_all(b"\"status\"\n");
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            answer
+        });
+        asked.join().unwrap()
+    };
+    assert!(ask(-1).contains("\"name\":\"a\""));
+    assert_eq!(ask(65534), "");
+    s.detach("a");
+}
+
+/// The name belongs to whoever holds its lock; what a killed process left is in nobody's way.
+#[test]
+fn a_name_belongs_to_one_process() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let lock = fs::File::create(s.path("run/a.lock")).unwrap();
+    // SAFETY: a lock on our own descriptor.
+    assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0);
+    let refused = s.run(&["attach", "a.img", "--background"]).code(11);
+    assert!(refused.stderr.contains("attached already"), "{refused:?}");
+    drop(lock);
+    let pid = s.attach(&["a.img"])["pid"].as_i64().unwrap() as i32;
+    kill_9(pid);
+    assert!(s.path("run/a.control").exists());
+    assert_eq!(names(&s), [""; 0]);
+    s.attach(&["a.img"]);
+    s.detach("a");
+    assert!(!s.path("run/a.lock").exists() && !s.path("run/a.control").exists());
+}
+
+/// A disk that is full below: what was acknowledged is kept until there is room, or given up by name.
+#[test]
+fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
+    if !is_root("a small tmpfs") {
+        return;
+    }
+    let s = Sandbox::new();
+    let small = s.path("small");
+    fs::create_dir(&small).unwrap();
+    let at = small.to_str().unwrap();
+    peer("mount", &["-t", "tmpfs", "-o", "size=20M", "none", at]);
+    let _mounted = Unmounted(at.to_owned());
+    s.volume("small/a.img", "64M", &[]);
+    let fill = || {
+        s.attach(&["small/a.img"]);
+        let mut client = client(&s);
+        for n in 0..30 {
+            client.write_at((n * MIB) as u64, &[6; MIB]).unwrap();
+        }
+        client
+    };
+    let mut still = fill();
+    let refused = s.run(&["detach", "a"]).code(1);
+    assert!(refused.stderr.contains("pace"), "{refused:?}");
+    // The same connection, and what it has written.
+    let mut read = vec![0; MIB];
+    still.read_at(29 * MIB as u64, &mut read).unwrap();
+    assert_eq!(read, [6; MIB]);
+    client(&s);
+    peer("mount", &["-o", "remount,size=100M", at]);
+    s.detach("a");
+    s.attach(&["small/a.img"]);
+    client(&s).read_at(29 * MIB as u64, &mut read).unwrap();
+    assert_eq!(read, [6; MIB]);
+    s.detach("a");
+
+    for by_signal in [false, true] {
+        fs::remove_file(s.path("small/a.img")).unwrap();
+        let shrink = ["-o", "remount,size=20M", at];
+        // The kernel lets the removed image go when the process that used it is gone altogether.
+        wait_until("the disk is small again", || {
+            Ran::of(Command::new("mount").args(shrink)).status.success()
+        });
+        s.volume("small/a.img", "64M", &[]);
+        drop(fill());
+        if by_signal {
+            let pid = pid_of(&s, "a");
+            send(pid, libc::SIGTERM);
+            let gone = || !Path::new(&format!("/proc/{pid}/fd")).exists();
+            wait_until("TERM has ended it", gone);
+        } else {
+            let forced = s.run(&["detach", "a", "--force"]).code(30);
+            assert!(
+                forced.stderr.contains("bytes that were acknowledged"),
+                "{forced:?}"
+            );
+        }
+        assert_eq!(names(&s), [""; 0]);
+    }
+}
+
+/// Unmounts when a test fails half way.
+struct Unmounted(String);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+/// A killed process leaves a dead mount and a loop device behind, which are in nobody's way.
+#[test]
+fn what_a_killed_process_left_is_cleared() {
+    if !is_root("a loop device") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    fs::create_dir(s.path("folder")).unwrap();
+    let folder = s.path("folder").to_str().unwrap().to_owned();
+    let loops = || {
+        let devices = fs::read_dir("/sys/block").unwrap().flatten();
+        let files = devices.map(|d| fs::read_to_string(d.path().join("loop/backing_file")));
+        let ours = |file: &String| file.contains(s.path("").to_str().unwrap());
+        files.flatten().filter(ours).count()
+    };
+    for how in [
+        &["--loop"][..],
+        &["--fuse", &folder],
+        &["--loop", "--fuse", &folder],
+    ] {
+        let args = [&["a.img"], how].concat();
+        let pid = s.attach(&args)["pid"].as_i64().unwrap() as i32;
+        kill_9(pid);
+        s.attach(&args);
+        s.detach("a");
+        wait_until("no loop device is left", || loops() == 0);
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(s.path("").to_str().unwrap()), "{mounts}");
+        assert!(!s.path("run/a.fuse").exists());
+    }
+}
+
+#[test]
+fn down_detaches_all_or_none() {
+    let s = Sandbox::new();
+    for image in ["a.img", "b.img", "c.img"] {
+        s.volume(image, "32M", &[]);
+    }
+    let up = "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n\
+              [volume.c]\ndevice = \"c.img\"\n";
+    fs::write(s.path("up.toml"), up).unwrap();
+    s.run(&["up", "up.toml", "--background"]).ok();
+    let open = fs::File::open(s.path("folder/b")).unwrap();
+    let refused = s.run(&["down"]).code(11);
+    assert!(
+        refused.stderr.contains("nothing was detached"),
+        "{refused:?}"
+    );
+    assert_eq!(names(&s), ["a", "b", "c"]);
+    drop(open);
+    s.run(&["down"]).ok();
+    assert_eq!(names(&s), [""; 0]);
+    s.run(&["up", "up.toml", "--background"]).ok();
+    let open = fs::File::open(s.path("folder/b")).unwrap();
+    s.run(&["down", "--force"]).ok();
+    assert_eq!(names(&s), [""; 0]);
+    drop(open);
+}
+
+/// HUP makes a running `up` like its configuration, as far as that can be done.
+#[test]
+fn hup_reads_the_configuration_again() {
+    let s = Sandbox::new();
+    for image in ["a.img", "b.img", "c.img"] {
+        s.volume(image, "32M", &[]);
+    }
+    let write = |name: &str, text: &str| fs::write(s.path(name), text).unwrap();
+    write(
+        "settings.toml",
+        "[cache]\ntunables = \"filecache_max=20%\"\n",
+    );
+    write(
+        "up.toml",
+        "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\n",
+    );
+    let mut up = s.evfs();
+    up.env("EVFS_CONFIG", s.path("settings.toml"));
+    Ran::of(up.args(["up", "up.toml", "--background"])).ok();
+    let pid = pid_of(&s, "a");
+    write(
+        "settings.toml",
+        "[cache]\ntunables = \"filecache_max=10%\"\n",
+    );
+    write(
+        "up.toml",
+        "[volume.b]\ndevice = \"b.img\"\nread-only = true\n[volume.c]\ndevice = \"c.img\"\n",
+    );
+    send(pid, libc::SIGHUP);
+    wait_until("a is detached, and c attached", || names(&s) == ["b", "c"]);
+    let b = |s: &Sandbox| volumes(s)[0].clone();
+    wait_until("b says that it has changed", || {
+        b(&s)["warning"]
+            .as_str()
+            .is_some_and(|w| w.contains("has changed"))
+    });
+    assert_eq!(b(&s)["read_only"], false);
+    let settings = s.json(&["cache", "show"])["caches"][0]["settings"].clone();
+    let max = |row: &&Value| row["name"] == "filecache_max";
+    let max = settings.as_array().unwrap().iter().find(max).unwrap();
+    assert_eq!(max["value"], "10%", "{settings}");
+    s.detach("b");
+    send(pid, libc::SIGHUP);
+    wait_until("b is read-only", || {
+        names(&s) == ["b", "c"] && b(&s)["read_only"] == true
+    });
+    // Nonsense changes nothing.
+    write("up.toml", "[volume.b]\nrubbish = 1\n");
+    send(pid, libc::SIGHUP);
+    s.run(&["down"]).ok();
+    assert_eq!(names(&s), [""; 0]);
+}
+
+/// Discards free space where the kernel tells them from zeroing, and never take any; zeroing gives zeros.
+#[test]
+fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
+    if !is_root("a loop device") {
+        return;
+    }
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "200M", &[]);
+    let used = || {
+        let file = fs::File::open(&image).unwrap();
+        file.sync_all().unwrap();
+        file.metadata().unwrap().blocks() * 512
+    };
+    let empty = used();
+    for (how, passes) in [
+        (&["--loop"][..], false),
+        (&["--loop", "--allow-discards"], true),
+    ] {
+        let status = s.attach(&[&["a.img"], how].concat());
+        let exports = status["exports"].as_array().unwrap();
+        let device = exports.iter().find(|e| e["kind"] == "loop").unwrap();
+        let device = device["at"].as_str().unwrap();
+        let queue = Path::new("/sys/block").join(device.strip_prefix("/dev/").unwrap());
+        let limit = fs::read_to_string(queue.join("queue/discard_max_bytes")).unwrap();
+        // A kernel that does not tell discards from zeroing gets none.
+        let passes = passes && status["warning"].is_null();
+        assert_eq!(limit.trim() != "0", passes, "{status}");
+        let before = used();
+        let _ = Ran::of(Command::new("blkdiscard").arg(device));
+        assert!(used() <= before + MIB as u64, "a discard took space");
+        let ones = vec![1; 64 * MIB];
+        let mut file = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(device)
+            .unwrap();
+        file.write_all(&ones).unwrap();
+        file.sync_all().unwrap();
+        let full = used();
+        assert!(full > empty + 60 * MIB as u64);
+        // A file system may ask for zeros, and let blocks be freed for them.
+        for mode in [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE] {
+            file.write_all_at(&ones[..6 * MIB], 0).unwrap();
+            file.sync_all().unwrap();
+            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: our own descriptor, and plain numbers.
+            let zeroed =
+                unsafe { libc::fallocate(file.as_raw_fd(), mode, MIB as i64, 4 * MIB as i64) };
+            if zeroed != 0 {
+                // Without a promise there is none to break.
+                assert_eq!(mode & libc::FALLOC_FL_ZERO_RANGE, 0);
+                continue;
+            }
+            let mut read = vec![9; 6 * MIB];
+            peer("blockdev", &["--flushbufs", device]);
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(read[MIB..5 * MIB].iter().all(|b| *b == 0), "mode {mode}");
+            assert!(read[..MIB].iter().chain(&read[5 * MIB..]).all(|b| *b == 1));
+        }
+        drop(file);
+        let _ = Ran::of(Command::new("blkdiscard").arg(device));
+        s.detach("a");
+        match passes {
+            true => assert!(used() < full - 60 * MIB as u64, "a discard freed nothing"),
+            false => assert!(used() > empty + 60 * MIB as u64),
+        }
+    }
+}
+
+/// A question that is no question gets an answer, too.
+#[test]
+fn half_a_question_is_refused() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.attach(&["a.img"]);
+    let mut stream = UnixStream::connect(s.path("run/a.control")).unwrap();
+    stream.write_all(b"{\"det").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("not a question"), "{answer}");
+    s.detach("a");
+}
