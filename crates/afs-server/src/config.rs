@@ -17,7 +17,7 @@ pub struct Config {
     pub announced: Vec<Ipv4Addr>,
     /// Who may call at all. Empty: everybody.
     pub allowed: Vec<Prefix>,
-    /// Whether `rxdebug` is answered in full to all who may call, and not only to this machine. Its answers
+    /// Whether `rxdebug` is answered in full to all who may call, and not only over the loopback. Its answers
     /// show the addresses of clients, and are up to nine times as long as its questions, whose senders can
     /// be forged.
     pub rxdebug: bool,

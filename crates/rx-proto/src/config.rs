@@ -166,7 +166,7 @@ impl Questions {
 }
 
 impl Default for Questions {
-    /// In full to this machine, whose addresses nobody else can use; short to others.
+    /// In full over the loopback, whose addresses nobody else can use; short to others.
     fn default() -> Questions {
         Questions::new(|address| match address.to_canonical().is_loopback() {
             true => Answers::Full,

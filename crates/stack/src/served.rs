@@ -41,7 +41,7 @@ pub struct ServeSpec {
     pub announce: Vec<Ipv4Addr>,
     /// Who may call; everybody who can if there are none.
     pub allow: Vec<Prefix>,
-    /// Answer `rxdebug` in full to all who may call, and not only to this machine.
+    /// Answer `rxdebug` in full to all who may call, and not only over the loopback.
     pub rxdebug: bool,
     /// Let clients change what access lists let them.
     pub anonymous_write: bool,

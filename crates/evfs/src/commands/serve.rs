@@ -46,7 +46,7 @@ pub struct Args {
     /// everybody who can]
     #[arg(long, value_name = "PREFIX")]
     allow: Vec<Prefix>,
-    /// Answer `rxdebug` to everybody who may call, and not only to this machine; the answers show the
+    /// Answer `rxdebug` to everybody who may call, and not only over the loopback; the answers show the
     /// addresses of clients
     #[arg(long)]
     rxdebug: bool,
