@@ -352,6 +352,14 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     shell("diff -r /usr/include/linux mnt/linux").ok();
     run(&["unmount", "mnt"]).ok();
 
+    // With the program of version 2 of FUSE alone, it unmounts as it mounts.
+    let bin = home.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let helper = peer("sh", &["-c", "command -v fusermount3"]);
+    std::os::unix::fs::symlink(helper.trim(), bin.join("fusermount")).unwrap();
+    let run_old = |args: &[&str]| Ran::of(of_nobody(home.path()).env("PATH", &bin).args(args));
+    run_old(&["mount", "a.img", "mnt", "--background"]).ok();
+    run_old(&["unmount", "mnt"]).ok();
     // Where the device is root's alone, it is named.
     let of_his = of_nobody(home.path());
     let environment = of_his

@@ -333,17 +333,23 @@ pub fn abort(mountpoint: &Path) -> Result<(), Error> {
 /// What this user lacks for mounting anything, if so.
 pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();
-    let helper = || {
-        let mut asked = Command::new("fusermount3");
-        asked.arg("-V").stdout(Stdio::null()).status().is_ok()
-    };
     if device.read(true).write(true).open("/dev/fuse").is_err() {
         Some("/dev/fuse to be there, and this user to be allowed to read and write it")
-    } else if !rustix::process::geteuid().is_root() && !helper() {
-        Some("the program fusermount3 where the user is not root")
+    } else if !rustix::process::geteuid().is_root() && helper().is_none() {
+        Some("the program fusermount3, or fusermount, where the user is not root")
     } else {
         None
     }
+}
+
+/// The program that mounts and unmounts for an ordinary user: of version 3 of FUSE, or of version 2.
+fn helper() -> Option<&'static str> {
+    let is_there = |program: &&str| {
+        let mut asked = Command::new(program);
+        asked.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
+        asked.status().is_ok()
+    };
+    ["fusermount3", "fusermount"].into_iter().find(is_there)
 }
 
 /// Takes away what a killed process of this user has left mounted, and loop devices of files in it. Says whether
@@ -441,7 +447,14 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
         // An ordinary user unmounts through the helper that mounted.
         Err(rustix::io::Errno::PERM) => {
-            let mut command = Command::new("fusermount3");
+            let helper = helper().ok_or_else(|| {
+                let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+                Error::io(
+                    "cannot unmount without the program fusermount3, or fusermount",
+                    source,
+                )
+            })?;
+            let mut command = Command::new(helper);
             command
                 .arg("-u")
                 .args(force.then_some("-z"))
@@ -450,7 +463,7 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
             let output = command
                 .stdin(Stdio::null())
                 .output()
-                .map_err(|e| Error::io("cannot run fusermount3", e))?;
+                .map_err(|e| Error::io(format!("cannot run {helper}"), e))?;
             match output.status.success() {
                 true => Ok(()),
                 false if String::from_utf8_lossy(&output.stderr).contains("busy") => {

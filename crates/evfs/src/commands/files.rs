@@ -47,7 +47,7 @@ Examples:
 sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for all of it.
 Otherwise everything is written out after 100 ms without a change.
 
-An ordinary user needs fusermount3, and a folder of his own to mount at.")]
+An ordinary user needs fusermount3 (or fusermount), and a folder of his own to mount at.")]
 pub struct MountArgs {
     #[command(flatten)]
     on: DeviceArgs,

@@ -4,9 +4,9 @@
 //!   another client's thread ── changed ──► Pending ──► one thread ── write(2) ──► the kernel
 //! ```
 //!
-//! **Invariant:** the thread that tells the kernel holds no lock and serves no request. The kernel may
-//! wait for this mount while it forgets: it writes out pages that a program has stored into, and waits
-//! for directories and pages that are in use by requests of its own.
+//! **Invariant:** the thread that tells the kernel holds no lock and serves no request, unless the kernel is to forget
+//! nothing but attributes. The kernel may wait for this mount while it forgets: it writes out pages that a program has
+//! stored into, and waits for directories and pages that are in use by requests of its own.
 //!
 //! A change is told once, however often it happened before its turn came. Another client that is ahead
 //! by more than [`PENDING_MAX`] changes is held up for [`HELD_UP`] with each, and never for longer,
