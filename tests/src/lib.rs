@@ -64,6 +64,7 @@ impl Sandbox {
             .env("EVFS_RUN_DIR", self.path("run"))
             .env("EVFS_BACKUP_DIR", self.path("backup"))
             .env("EVFS_LUN_REGISTRY", self.path("state/luns.json"))
+            .env("EVFS_TRUST_STORE", self.path("state/trust.json"))
             .env("EVFS_KDF_MEMORY_KIB", "1024")
             .env("EVFS_KDF_TIME_MS", "1")
             .env_remove("EVFS_CONFIG")

@@ -68,3 +68,45 @@ fn run_page(page: &PathBuf) -> usize {
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
+
+/// A promise of the guide that ends with `(test: PLACE::NAME)` is held by a test that exists: one called
+/// NAME, in a file whose path has all parts of PLACE.
+#[test]
+fn every_test_that_the_guide_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut sources = Vec::new();
+    rust_files(&root.join("tests/tests"), &mut sources);
+    rust_files(&root.join("crates"), &mut sources);
+    let mut named = 0;
+    for page in fs::read_dir(root.join("docs/guide")).unwrap().flatten() {
+        let text = fs::read_to_string(page.path()).unwrap();
+        for rest in text.split("(test: ").skip(1) {
+            let reference = rest.split(')').next().unwrap_or_default();
+            let (place, name) = reference.rsplit_once("::").unwrap_or_default();
+            let head = format!("fn {name}(");
+            let holds = |(path, source): &(String, String)| {
+                let mut parts = place.split(['/', ':']).filter(|p| !p.is_empty());
+                parts.all(|part| path.contains(part)) && source.contains(&head)
+            };
+            assert!(
+                !name.is_empty() && sources.iter().any(holds),
+                "{}: there is no test `{reference}`",
+                page.path().display()
+            );
+            named += 1;
+        }
+    }
+    assert!(named > 20, "only {named} promises name a test");
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            found.push((path.display().to_string(), source));
+        }
+    }
+}

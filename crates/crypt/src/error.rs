@@ -1,6 +1,7 @@
 //! What can go wrong between a volume and its user.
 
 use crate::role::{Action, Role};
+use crate::seal::Seal;
 
 /// What an operation on a volume gives.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -39,11 +40,14 @@ pub enum Error {
     /// One copy of the header is damaged, and a change was asked for.
     #[error("{0}: one copy of the header is damaged; run `evfs volume repair` before changing it")]
     NeedsRepair(String),
-    /// What decides how data is read was changed by somebody without the volume key.
-    #[error(
-        "{0}: the seal of the header is broken: its UUID, segments, digest or flags were changed by another program. Restore a header backup, or, if you made the change, seal it again with `evfs volume repair --reseal`"
-    )]
-    SealBroken(String),
+    /// The seal of the header does not hold.
+    #[error("{name}: {}", seal.problem())]
+    SealBroken {
+        /// The device.
+        name: String,
+        /// What is wrong with the seal.
+        seal: Seal,
+    },
     /// There is no such key in the header.
     #[error("{0}")]
     NoSuchKey(String),
@@ -64,7 +68,7 @@ fn needs(action: Action) -> &'static str {
     match action {
         Action::Attach => "an owner or a user",
         Action::ChangeKeys | Action::Erase => "an owner",
-        Action::SetOwner => "an owner or a recovery key",
+        Action::SetOwner | Action::Reseal => "an owner or a recovery key",
     }
 }
 

@@ -1,5 +1,6 @@
 //! Looking after a header without its keys: check, repair, restore.
 
+use crate::seal::{self, Mark};
 use crate::volume::{carry_out, read_header, read_header_alone, read_range};
 use crate::{Error, Result};
 use block::BlockDevice;
@@ -128,6 +129,10 @@ pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
 pub struct Restore {
     device: Arc<dyn BlockDevice>,
     plan: Plan,
+    /// UUID of the volume that the backup is of.
+    pub uuid: String,
+    /// The seal that the backup states.
+    pub mark: Option<Mark>,
     /// Why a careful person would not do this.
     pub objection: Option<String>,
     /// The bytes that it overwrites.
@@ -153,11 +158,17 @@ pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Resto
     let same = current
         .as_ref()
         .filter(|c| c.uuid() == backup.header().uuid());
+    let (uuid, mark) = (
+        backup.header().uuid().to_owned(),
+        seal::mark(backup.header()),
+    );
     let plan = backup.restore(same).map_err(header_error)?;
     let overwritten = read_range(&*device, 0, len)?;
     Ok(Restore {
         device,
         plan,
+        uuid,
+        mark,
         objection,
         overwritten,
     })

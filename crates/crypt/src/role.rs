@@ -10,7 +10,7 @@ pub enum Role {
     Owner,
     /// May attach.
     User,
-    /// May only set a new owner.
+    /// May only set a new owner, and seal the header for that.
     Recovery,
 }
 
@@ -19,8 +19,10 @@ pub enum Role {
 pub enum Action {
     /// Read and write the data.
     Attach,
-    /// Add and remove keys, seal the header.
+    /// Add and remove keys.
     ChangeKeys,
+    /// Seal the header as it is.
+    Reseal,
     /// Set a new owner.
     SetOwner,
     /// Destroy all keyslots.
@@ -36,7 +38,7 @@ impl Role {
         let allowed = match self {
             Role::Owner => true,
             Role::User => action == Action::Attach,
-            Role::Recovery => action == Action::SetOwner,
+            Role::Recovery => matches!(action, Action::SetOwner | Action::Reseal),
         };
         if allowed {
             Ok(())
@@ -71,6 +73,7 @@ impl fmt::Display for Action {
         f.write_str(match self {
             Action::Attach => "attaching",
             Action::ChangeKeys => "changing keys",
+            Action::Reseal => "sealing the header",
             Action::SetOwner => "setting an owner",
             Action::Erase => "erasing",
         })

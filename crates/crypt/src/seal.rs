@@ -2,17 +2,32 @@
 //! change by somebody who does not have it shows when the volume is opened.
 //!
 //! The codes are HMAC-SHA-256 (RFC 2104) under a key that is itself HMAC-SHA-256 of the volume key
-//! over a label, so that the volume key is used for nothing but XTS and this derivation.
+//! over a label, so that the volume key is used for nothing but XTS and such derivations. Each code
+//! covers the epoch of the seal, a number that grows with every seal: an old header put back has a
+//! lower one than the machine remembers.
+//!
+//! **A seal cannot be taken away unnoticed.** Sealing also makes the digest of the volume key anew,
+//! over a salt that says that the header is sealed. Without the volume key nobody can compute a
+//! digest over another salt, and without a matching digest no key opens the volume. So a header
+//! with that salt and no seal was stripped of it, whatever else is left in it.
 
 use crate::Result;
-use crate::token::{KEY_TYPE, SEAL_TYPE, SealToken};
+use crate::token::{SEAL_TYPE, SEAL_VERSION, Stated, TYPE_PREFIX};
 use hmac::{Hmac, KeyInit, Mac};
 use luks2::Header;
 use secret::SecretBytes;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
 
-/// Label of the derivation; a change of what is sealed changes it.
-const LABEL: &[u8] = b"evfs header seal 1";
+/// Labels of the derivations; a change of what is derived changes them.
+const LABELS: [&[u8]; SEAL_VERSION as usize] = [b"evfs header seal 1", b"evfs header seal 2"];
+const KEY_ID_LABEL: &[u8] = b"evfs volume key id 1";
+const SALT_LABEL: &[u8] = b"evfs sealed header 1";
+
+/// A seal with a higher epoch than this does not hold.
+const EPOCH_MAX: u64 = 1 << 48;
+/// Most that a new seal counts on from, so that a forged epoch never leads to [`EPOCH_MAX`].
+const EPOCH_COUNTED_MAX: u64 = 1 << 32;
 
 /// What the seal says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,59 +38,146 @@ pub enum Seal {
     Never,
     /// The keys were changed by another program.
     KeysChanged,
-    /// There are keys of EVFS, and no seal: somebody took it away.
+    /// The volume was sealed once, and there is no seal: somebody took it away.
     Missing,
     /// What decides how data is read was changed.
     CoreChanged,
 }
 
 impl Seal {
-    /// What the person who opens the volume should be told.
-    pub fn warning(self) -> Option<String> {
+    /// Whether the volume may be used and its keys changed.
+    pub fn holds(self) -> bool {
+        matches!(self, Seal::Intact | Seal::Never)
+    }
+
+    /// What is wrong, and what to do.
+    pub fn problem(self) -> &'static str {
         match self {
-            Seal::Intact | Seal::Never => None,
-            Seal::KeysChanged => Some(
-                "the keys of this volume were changed by another program since EVFS last sealed its \
-                 header; `evfs volume key list` shows them, the owner's next change seals them"
-                    .into(),
-            ),
-            Seal::Missing => Some(
-                "the header has lost its seal: another program took it away; check its keys with \
-                 `evfs volume key list`, the owner's next change seals it again"
-                    .into(),
-            ),
-            Seal::CoreChanged => Some("the seal of the header is broken".into()),
+            Seal::Intact | Seal::Never => "the seal of the header holds",
+            Seal::KeysChanged => {
+                "the keys in the header are not those that EVFS sealed: another program (such as \
+                 `cryptsetup luksAddKey`), or somebody who can write to the disk, changed keyslots \
+                 or roles. Compare `evfs volume key list` with what you expect; `evfs volume repair \
+                 --reseal` with the owner's key accepts them, `evfs volume header restore` puts a \
+                 backup back"
+            }
+            Seal::Missing => {
+                "the header has lost its seal: another program, or somebody who can write to the \
+                 disk, removed it, and may have changed keys, roles and settings. Compare `evfs \
+                 volume info` with what you expect; `evfs volume repair --reseal` with the owner's \
+                 key accepts the header as it is, `evfs volume header restore` puts a backup back"
+            }
+            Seal::CoreChanged => {
+                "the seal of the header is broken: another program, or somebody who can write to \
+                 the disk, changed its UUID, segments, digest, flags or the seal itself, which \
+                 decide how data is read. Restore a header backup (`evfs volume header restore`), \
+                 or, if you made the change, accept it with `evfs volume repair --reseal`"
+            }
         }
     }
 }
 
-fn mac(key: &[u8], data: &[u8]) -> Hmac<Sha256> {
+/// The seal that a header states: what a machine remembers to tell an older header from a newer one.
+/// It is true only if [`Seal::Intact`] says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// Number of the seal.
+    pub epoch: u64,
+    /// SHA-256 of its codes, in hexadecimal: two headers with the same say the same.
+    pub digest: String,
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let mut mac =
         <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
-    mac.update(data);
+    parts.iter().for_each(|part| mac.update(part));
     mac
 }
 
-fn seal_key(volume_key: &SecretBytes) -> SecretBytes {
-    SecretBytes::from_slice(&mac(volume_key, LABEL).finalize().into_bytes())
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Names the volume key of the volume `uuid` without saying anything about it.
+pub(crate) fn key_id(volume_key: &SecretBytes, uuid: &str) -> String {
+    let id = hex(&mac(volume_key, &[KEY_ID_LABEL, uuid.as_bytes()])
+        .finalize()
+        .into_bytes());
+    secret::burn_stack();
+    id
+}
+
+/// The codes of core and keys, in the way of `version`.
+fn codes(header: &Header, volume_key: &SecretBytes, version: u32, epoch: u64) -> [Hmac<Sha256>; 2] {
+    let label = LABELS[version as usize - 1];
+    let key = SecretBytes::from_slice(&mac(volume_key, &[label]).finalize().into_bytes());
+    let epoch = epoch.to_be_bytes();
+    let epoch: &[u8] = if version == 1 { &[] } else { &epoch };
+    [
+        mac(&key, &[epoch, &header.canonical_core()]),
+        mac(&key, &[epoch, &header.canonical_keys(&[SEAL_TYPE])]),
+    ]
+}
+
+/// The seal as the header states it. `None`: there is none that makes sense, or more than one.
+fn stated(header: &Header) -> Result<Option<Stated>> {
+    let tokens = header.metadata().tokens().values();
+    let mut seals = tokens.filter(|t| t.token_type() == SEAL_TYPE);
+    match (seals.next(), seals.next()) {
+        (Some(one), None) => Ok(Stated::read(one)?
+            .filter(|s| (1..=SEAL_VERSION).contains(&s.version) && s.epoch <= EPOCH_MAX)),
+        _ => Ok(None),
+    }
+}
+
+/// The seal that the header states.
+pub(crate) fn mark(header: &Header) -> Option<Mark> {
+    let seal = stated(header).ok().flatten()?;
+    let digest = Sha256::new()
+        .chain_update(&seal.core)
+        .chain_update(&seal.keys);
+    Some(Mark {
+        epoch: seal.epoch,
+        digest: hex(&digest.finalize()),
+    })
+}
+
+/// Whether the salt of the digest says that the header was sealed.
+pub(crate) fn is_marked(header: &Header) -> bool {
+    let (_, digest) = header.metadata().volume_digest();
+    let salt = digest.and_then(|d| d.salt());
+    salt.is_some_and(|salt| salt.len() == 32 && salt[16..] == mark_of(&salt[..16]))
+}
+
+fn mark_of(random: &[u8]) -> [u8; 16] {
+    let code = mac(SALT_LABEL, &[random]).finalize().into_bytes();
+    std::array::from_fn(|i| code[i])
+}
+
+/// Whether there was a seal once: a header without one has lost it then.
+pub(crate) fn must_be_sealed(header: &Header) -> bool {
+    let tokens = header.metadata().tokens().values();
+    let mut types = tokens.map(luks2::Token::token_type);
+    types.any(|t| t.starts_with(TYPE_PREFIX)) || is_marked(header)
 }
 
 /// Checks the seal of `header`.
 pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
-    let tokens = header.metadata().tokens();
-    let Some(token) = tokens.values().find(|t| t.token_type() == SEAL_TYPE) else {
-        let ours = tokens.values().any(|t| t.token_type() == KEY_TYPE);
-        return Ok(if ours { Seal::Missing } else { Seal::Never });
+    let tokens = header.metadata().tokens().values();
+    let seals = tokens.filter(|t| t.token_type() == SEAL_TYPE).count();
+    let seal = match (stated(header)?, seals) {
+        (Some(seal), _) => seal,
+        (None, 0) if must_be_sealed(header) => return Ok(Seal::Missing),
+        (None, 0) => return Ok(Seal::Never),
+        (None, _) => return Ok(Seal::CoreChanged),
     };
-    let (core, keys) = SealToken::read(token)?;
-    let key = seal_key(volume_key);
+    let [core, keys] = codes(header, volume_key, seal.version, seal.epoch);
     // `verify_slice` compares in constant time.
-    let core_holds = mac(&key, &header.canonical_core())
-        .verify_slice(&core)
-        .is_ok();
-    let keys_hold = mac(&key, &header.canonical_keys(&[SEAL_TYPE]))
-        .verify_slice(&keys)
-        .is_ok();
+    let core_holds = core.verify_slice(&seal.core).is_ok();
+    let keys_hold = keys.verify_slice(&seal.keys).is_ok();
     secret::burn_stack();
     Ok(match (core_holds, keys_hold) {
         (false, _) => Seal::CoreChanged,
@@ -84,25 +186,36 @@ pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
     })
 }
 
-/// Puts a fresh seal into `header`.
+/// Puts a fresh seal into `header`, whose epoch is above that of the one before and above `known`.
 pub(crate) fn put(
     header: &mut Header,
     volume_key: &SecretBytes,
+    known: u64,
 ) -> std::result::Result<(), luks2::Error> {
-    let key = seal_key(volume_key);
-    let core = mac(&key, &header.canonical_core()).finalize().into_bytes();
-    let keys = mac(&key, &header.canonical_keys(&[SEAL_TYPE]))
-        .finalize()
-        .into_bytes();
-    secret::burn_stack();
-    let token = SealToken::new(&core, &keys).to_token()?;
-    let old = header
-        .metadata()
-        .tokens()
-        .iter()
-        .find(|(_, t)| t.token_type() == SEAL_TYPE);
-    match old.map(|(number, _)| *number) {
-        Some(number) => header.replace_token(number, &token),
-        None => header.add_token(None, &token).map(drop),
+    let before = mark(header).map_or(0, |m| m.epoch).max(known);
+    let epoch = before.min(EPOCH_COUNTED_MAX) + 1;
+    if !is_marked(header) {
+        let random = SecretBytes::random(16);
+        let mut salt = [0; 32];
+        salt[..16].copy_from_slice(&random);
+        salt[16..].copy_from_slice(&mark_of(&random));
+        header.set_digest_salt(volume_key, &salt)?;
     }
+    let tokens = header.metadata().tokens().iter();
+    let old: Vec<u32> = tokens
+        .filter(|(_, t)| t.token_type() == SEAL_TYPE)
+        .map(|(number, _)| *number)
+        .collect();
+    for number in old {
+        header.remove_token(number)?;
+    }
+    let [core, keys] = codes(header, volume_key, SEAL_VERSION, epoch);
+    let seal = Stated {
+        version: SEAL_VERSION,
+        epoch,
+        core: core.finalize().into_bytes().to_vec(),
+        keys: keys.finalize().into_bytes().to_vec(),
+    };
+    secret::burn_stack();
+    header.add_token(None, &seal.to_token()?).map(drop)
 }

@@ -3,7 +3,7 @@
 //! | type | fields beside `type` and `keyslots` |
 //! |---|---|
 //! | `evfs-key` | `version` 1, `role`, `name`, and for a key pair `recipient` and `envelope` (base64 of an age file that holds the keyslot's secret) |
-//! | `evfs-seal` | `version` 1, `core` and `keys`: base64 of HMAC-SHA-256 |
+//! | `evfs-seal` | `version` 2, `epoch`, `core` and `keys`: base64 of HMAC-SHA-256; version 1 has no epoch |
 
 use crate::role::Role;
 use crate::{Error, Result};
@@ -15,8 +15,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) const KEY_TYPE: &str = "evfs-key";
 /// Type of the token with the header's seal.
 pub(crate) const SEAL_TYPE: &str = "evfs-seal";
-/// Version of both formats. Tokens of a later version are left alone and not understood.
+/// What the types of all our tokens begin with.
+pub(crate) const TYPE_PREFIX: &str = "evfs-";
+/// Version of the tokens of keyslots. Those of a later version are left alone and not understood.
 const VERSION: u32 = 1;
+/// Version of the seal that is written.
+pub(crate) const SEAL_VERSION: u32 = 2;
 
 /// The token beside a keyslot.
 #[derive(Serialize, Deserialize)]
@@ -88,43 +92,61 @@ impl KeyToken {
 
 /// The token with the seal.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct SealToken {
+struct SealToken {
     #[serde(rename = "type")]
     kind: String,
     keyslots: Vec<String>,
     version: u32,
+    #[serde(default)]
+    epoch: u64,
     core: String,
     keys: String,
 }
 
-impl SealToken {
-    pub(crate) fn new(core: &[u8], keys: &[u8]) -> SealToken {
-        SealToken {
+/// A seal as a header states it. Only the volume key tells whether it is true.
+pub(crate) struct Stated {
+    pub(crate) version: u32,
+    /// Number of the seal: one higher with each. Zero in version 1.
+    pub(crate) epoch: u64,
+    pub(crate) core: Vec<u8>,
+    pub(crate) keys: Vec<u8>,
+}
+
+impl Stated {
+    pub(crate) fn to_token(&self) -> std::result::Result<luks2::Token, luks2::Error> {
+        let token = SealToken {
             kind: SEAL_TYPE.into(),
             keyslots: Vec::new(),
-            version: VERSION,
-            core: STANDARD.encode(core),
-            keys: STANDARD.encode(keys),
-        }
-    }
-
-    pub(crate) fn to_token(&self) -> std::result::Result<luks2::Token, luks2::Error> {
-        let text = serde_json::to_string(self).expect("text and numbers become JSON");
+            version: self.version,
+            epoch: self.epoch,
+            core: STANDARD.encode(&self.core),
+            keys: STANDARD.encode(&self.keys),
+        };
+        let text = serde_json::to_string(&token).expect("text and numbers become JSON");
         luks2::Token::from_json(&text)
     }
 
-    /// The two codes of a seal.
-    pub(crate) fn read(token: &luks2::Token) -> Result<(Vec<u8>, Vec<u8>)> {
-        let unreadable = || {
-            Error::Refused(
-                "the seal of the header cannot be read; a later version may have made it".into(),
-            )
+    /// The seal in a token; `None` when it makes no sense.
+    ///
+    /// # Errors
+    /// A later version made it.
+    pub(crate) fn read(token: &luks2::Token) -> Result<Option<Stated>> {
+        let Ok(read) = serde_json::from_str::<SealToken>(&token.to_json()) else {
+            return Ok(None);
         };
-        let read: SealToken = serde_json::from_str(&token.to_json()).map_err(|_| unreadable())?;
-        if read.version != VERSION {
-            return Err(unreadable());
+        if read.version > SEAL_VERSION {
+            return Err(Error::Refused(format!(
+                "the seal of the header has version {}, and this program knows up to version {SEAL_VERSION}; use a later one",
+                read.version
+            )));
         }
-        let code = |text: &str| STANDARD.decode(text).map_err(|_| unreadable());
-        Ok((code(&read.core)?, code(&read.keys)?))
+        let code = |text: &str| STANDARD.decode(text).ok();
+        let codes = code(&read.core).zip(code(&read.keys));
+        Ok(codes.map(|(core, keys)| Stated {
+            version: read.version,
+            epoch: read.epoch,
+            core,
+            keys,
+        }))
     }
 }

@@ -5,7 +5,7 @@
 //! must be dropped and read again.
 
 use crate::role::{Action, Role};
-use crate::seal::{self, Seal};
+use crate::seal::{self, Mark, Seal};
 use crate::token::{KEY_TYPE, KeyToken, SEAL_TYPE};
 use crate::{CryptDevice, DataSegment, Error, Options, Result};
 use block::{BlockDevice, Blocking};
@@ -139,8 +139,8 @@ impl Volume {
         }
     }
 
-    /// Makes a volume whose owner and recovery keys are key pairs. Everything in the first 16 MiB of
-    /// the device is overwritten.
+    /// Makes a volume whose owner and recovery keys are key pairs, and gives it unlocked. Everything
+    /// in the first 16 MiB of the device is overwritten.
     ///
     /// # Errors
     /// When the device is too small, a label too long, or writing fails.
@@ -149,7 +149,7 @@ impl Volume {
         format: &Format,
         owner: &Identified,
         recovery: &[Identified],
-    ) -> Result<Volume> {
+    ) -> Result<(Volume, Unlocked)> {
         let name = device.info().name.clone();
         let header_error = |e| Error::header(&name, e);
         let options = luks2::FormatOptions {
@@ -167,12 +167,13 @@ impl Volume {
             cut_short: false,
             kdf_limits: KdfLimits::default(),
         };
-        volume.put_pair(&volume_key, Role::Owner, owner)?;
+        let keyslot = volume.put_pair(&volume_key, Role::Owner, owner)?;
         for who in recovery {
             volume.put_pair(&volume_key, Role::Recovery, who)?;
         }
-        volume.commit(&volume_key)?;
-        Ok(volume)
+        volume.commit(&volume_key, 0)?;
+        let unlocked = volume.unlocked(volume_key, keyslot)?;
+        Ok((volume, unlocked))
     }
 
     /// The device's name.
@@ -232,6 +233,17 @@ impl Volume {
             .any(|t| t.token_type() == SEAL_TYPE)
     }
 
+    /// The seal that the header states; it is true only if [`Unlocked::seal`] is [`Seal::Intact`].
+    pub fn mark(&self) -> Option<Mark> {
+        seal::mark(&self.header)
+    }
+
+    /// Names the volume key without saying anything about it: the same for one key and UUID, and
+    /// of no use to find the key.
+    pub fn key_id(&self, unlocked: &Unlocked) -> String {
+        seal::key_id(&unlocked.volume_key, self.uuid())
+    }
+
     /// Whether the header itself asks for discards (`cryptsetup --persistent --allow-discards`).
     pub fn persistent_discards(&self) -> bool {
         self.header.allow_discards()
@@ -243,8 +255,13 @@ impl Volume {
             .key_tokens()
             .any(|(_, token)| token.role() == Role::Owner);
         // A key that EVFS knows nothing of came from a program without roles: in a volume that has
-        // an owner it is a user, in any other it is what every key is there.
-        let unknown = if has_owner { Role::User } else { Role::Owner };
+        // an owner it is a user, in any other it is what every key is there. Sealing names every
+        // key of such a volume, so that no names in a header that was sealed are names taken away.
+        let stripped = self.key_tokens().next().is_none() && seal::is_marked(&self.header);
+        let unknown = match has_owner || stripped {
+            true => Role::User,
+            false => Role::Owner,
+        };
         let entry = |(&keyslot, slot): (&u32, &luks2::Keyslot)| {
             let token = self.token_of(keyslot);
             KeyEntry {
@@ -416,9 +433,7 @@ impl Volume {
     /// # Errors
     /// [`Error::SealBroken`], and what the data path refuses.
     pub fn device(&self, unlocked: &Unlocked, options: Options) -> Result<CryptDevice> {
-        if unlocked.seal == Seal::CoreChanged {
-            return Err(Error::SealBroken(self.name().to_owned()));
-        }
+        self.require_seal(unlocked)?;
         let sector = SectorSize::try_from(self.sector_size())?;
         let xts = Xts::new(&unlocked.volume_key, sector)?;
         Ok(CryptDevice::new(
@@ -450,7 +465,7 @@ impl Volume {
             )));
         }
         let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
-        self.commit(&unlocked.volume_key)?;
+        self.commit(&unlocked.volume_key, 0)?;
         Ok(keyslot)
     }
 
@@ -481,7 +496,7 @@ impl Volume {
         token
             .and_then(|token| self.header.add_token(None, &token))
             .map_err(|e| Error::header(self.name(), e))?;
-        self.commit(&unlocked.volume_key)?;
+        self.commit(&unlocked.volume_key, 0)?;
         Ok(keyslot)
     }
 
@@ -503,7 +518,7 @@ impl Volume {
             )));
         }
         self.drop_keyslot(keyslot)?;
-        self.commit(&unlocked.volume_key)
+        self.commit(&unlocked.volume_key, 0)
     }
 
     /// Makes `who` the owner and takes ownership from whoever has it, in one change: at every
@@ -518,7 +533,7 @@ impl Volume {
         for key in replaced {
             self.drop_keyslot(key.keyslot)?;
         }
-        self.commit(&unlocked.volume_key)
+        self.commit(&unlocked.volume_key, 0)
     }
 
     /// The keys that [`Volume::set_owner`] takes away: those of the owners before, and what `who` had.
@@ -531,14 +546,16 @@ impl Volume {
         self.keys().into_iter().filter(replaced).collect()
     }
 
-    /// Seals the header as it is, after a change by another program that is meant to stay.
+    /// Seals the header as it is, after a change by another program that is meant to stay, with an
+    /// epoch above `known`.
     ///
     /// # Errors
-    /// Those of [`Volume::change`], but for a broken seal.
-    pub fn reseal(&mut self, unlocked: &Unlocked) -> Result<()> {
-        unlocked.role.allow(Action::ChangeKeys)?;
+    /// Those of [`Volume::change`], but for a seal that does not hold.
+    pub fn reseal(&mut self, unlocked: &Unlocked, known: u64) -> Result<()> {
+        unlocked.role.allow(Action::Reseal)?;
         self.refuse_damaged()?;
-        self.commit(&unlocked.volume_key)
+        self.name_keys()?;
+        self.commit(&unlocked.volume_key, known)
     }
 
     /// Destroys all keyslots.
@@ -566,16 +583,42 @@ impl Volume {
         read_range(&*self.device, 0, self.header.backup_len())
     }
 
-    /// Whether a change may be made with this key.
+    /// Begins a change with this key.
     ///
     /// # Errors
     /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`].
-    fn change(&self, unlocked: &Unlocked, action: Action) -> Result<()> {
+    fn change(&mut self, unlocked: &Unlocked, action: Action) -> Result<()> {
         unlocked.role.allow(action)?;
-        if unlocked.seal == Seal::CoreChanged {
-            return Err(Error::SealBroken(self.name().to_owned()));
+        self.require_seal(unlocked)?;
+        self.refuse_damaged()?;
+        self.name_keys()
+    }
+
+    fn require_seal(&self, unlocked: &Unlocked) -> Result<()> {
+        match unlocked.seal.holds() {
+            true => Ok(()),
+            false => Err(Error::SealBroken {
+                name: self.name().to_owned(),
+                seal: unlocked.seal,
+            }),
         }
-        self.refuse_damaged()
+    }
+
+    /// Writes the roles down of keys that have no token of EVFS, before the first seal that cannot be
+    /// taken away covers them.
+    fn name_keys(&mut self) -> Result<()> {
+        if seal::is_marked(&self.header) {
+            return Ok(());
+        }
+        for KeyEntry { keyslot, role, .. } in self.keys() {
+            if self.token_of(keyslot).is_none() {
+                let token = KeyToken::secret(keyslot, role).to_token();
+                token
+                    .and_then(|token| self.header.add_token(None, &token))
+                    .map_err(|e| Error::header(self.name(), e))?;
+            }
+        }
+        Ok(())
     }
 
     /// Changes wait until both copies are good: a change is the moment at which one of them is all
@@ -628,10 +671,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Seals the header and brings it to the disk.
-    fn commit(&mut self, volume_key: &SecretBytes) -> Result<()> {
+    /// Seals the header, with an epoch above `known`, and brings it to the disk.
+    fn commit(&mut self, volume_key: &SecretBytes, known: u64) -> Result<()> {
         let name = self.name().to_owned();
-        let plan = seal::put(&mut self.header, volume_key).and_then(|()| self.header.update());
+        let plan =
+            seal::put(&mut self.header, volume_key, known).and_then(|()| self.header.update());
         carry_out(&*self.device, plan.map_err(|e| Error::header(&name, e))?)
     }
 }

@@ -56,7 +56,8 @@ fn secret(text: &str) -> SecretBytes {
 }
 
 fn create(keys: &Keys, device: Arc<dyn BlockDevice>) -> Volume {
-    Volume::create(device, &format(), &keys.who("alice"), &[keys.who("safe")]).unwrap()
+    let made = Volume::create(device, &format(), &keys.who("alice"), &[keys.who("safe")]);
+    made.unwrap().0
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_changed_header_shows_when_the_volume_is_opened() {
         let token = luks2::Token::from_json(r#"{"type":"other","keyslots":["0"]}"#).unwrap();
         header.add_token(None, &token).unwrap();
     });
-    assert_eq!(seal(&keys_changed), (Seal::KeysChanged, true));
+    assert_eq!(seal(&keys_changed), (Seal::KeysChanged, false));
 
     let core_changed = Arc::new(disk.fork());
     changed_by_another(&core_changed, |header| {
@@ -161,26 +162,189 @@ fn a_changed_header_shows_when_the_volume_is_opened() {
     assert_eq!(seal(&core_changed), (Seal::CoreChanged, false));
 
     let stripped = Arc::new(disk.fork());
-    changed_by_another(&stripped, |header| {
-        let tokens = header.metadata().tokens().iter();
-        let number = tokens
-            .filter(|(_, t)| t.token_type() == "evfs-seal")
-            .map(|(n, _)| *n)
-            .next()
-            .unwrap();
-        header.remove_token(number).unwrap();
+    changed_by_another(&stripped, |header| strip(header, "evfs-seal"));
+    assert_eq!(seal(&stripped), (Seal::Missing, false));
+
+    let unreadable = Arc::new(disk.fork());
+    changed_by_another(&unreadable, |header| {
+        strip(header, "evfs-seal");
+        let text = r#"{"type":"evfs-seal","keyslots":[],"version":2,"core":"?","keys":7}"#;
+        let token = luks2::Token::from_json(text).unwrap();
+        header.add_token(None, &token).unwrap();
     });
-    assert_eq!(seal(&stripped).0, Seal::Missing);
+    assert_eq!(seal(&unreadable), (Seal::CoreChanged, false));
 
     // The owner seals what is meant to stay.
     let mut volume = Volume::open(core_changed.clone()).unwrap();
     let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
     assert!(matches!(
         volume.add_pair(&owner, Role::User, &keys.who("bob")),
-        Err(Error::SealBroken(_))
+        Err(Error::SealBroken { .. })
     ));
-    volume.reseal(&owner).unwrap();
+    volume.reseal(&owner, 0).unwrap();
     assert_eq!(seal(&core_changed), (Seal::Intact, true));
+}
+
+/// Removes the tokens whose type begins with `prefix`.
+fn strip(header: &mut luks2::Header, prefix: &str) {
+    let tokens = header.metadata().tokens().iter();
+    let ours = tokens.filter(|(_, t)| t.token_type().starts_with(prefix));
+    let numbers: Vec<u32> = ours.map(|(number, _)| *number).collect();
+    assert!(!numbers.is_empty());
+    for number in numbers {
+        header.remove_token(number).unwrap();
+    }
+}
+
+/// With no token of EVFS left in the header a sealed volume looks like one that `cryptsetup` made,
+/// but for the salt of its digest, which nobody can change without the volume key.
+#[test]
+fn a_header_without_any_token_of_ours_is_known_to_have_been_sealed() {
+    let keys = Keys::new();
+    let disk = Arc::new(Mem::new(SIZE, 512));
+    let mut volume = create(&keys, disk.clone());
+    let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
+    volume
+        .add_secret(&owner, &secret("sesame"), &cheap())
+        .unwrap();
+    changed_by_another(&disk, |header| strip(header, "evfs-"));
+    let mut volume = Volume::open(disk.clone()).unwrap();
+    let phrase = volume.unlock_secret(&secret("sesame")).unwrap();
+    assert_eq!((phrase.seal, phrase.role), (Seal::Missing, Role::User));
+    assert!(matches!(
+        volume.device(&phrase, crypt::Options::default()),
+        Err(Error::SealBroken { .. })
+    ));
+    assert!(matches!(
+        volume.reseal(&phrase, 0),
+        Err(Error::RoleRefuses { .. })
+    ));
+}
+
+/// A disk with a volume whose only key is a passphrase, as `finish` leaves its header.
+fn of_another_program(
+    phrase: &SecretBytes,
+    finish: impl FnOnce(&mut luks2::Header, &SecretBytes),
+) -> Arc<Mem> {
+    let disk = Arc::new(Mem::new(SIZE, 512));
+    let volume_key = luks2::generate_volume_key(128).unwrap();
+    let options = luks2::FormatOptions {
+        key_bits: 128,
+        ..luks2::FormatOptions::new(SIZE)
+    };
+    let mut header = luks2::Header::format(&options, &volume_key).unwrap();
+    let normal = luks2::Priority::Normal;
+    header
+        .add_keyslot(&volume_key, phrase, &cheap(), None, normal)
+        .unwrap();
+    finish(&mut header, &volume_key);
+    for step in header.update().unwrap() {
+        if let luks2::Step::Write { offset, bytes } = step {
+            disk.poke(offset, &bytes);
+        }
+    }
+    disk
+}
+
+/// A volume of another program keeps working, and its keys keep their roles when EVFS seals it.
+#[test]
+fn a_volume_of_another_program_is_sealed_by_the_first_change_and_its_keys_stay_owners() {
+    let keys = Keys::new();
+    let phrase = secret("sesame");
+    let disk = of_another_program(&phrase, |_, _| ());
+    let mut volume = Volume::open(disk.clone()).unwrap();
+    let owner = volume.unlock_secret(&phrase).unwrap();
+    assert_eq!((owner.seal, owner.role), (Seal::Never, Role::Owner));
+    volume.device(&owner, crypt::Options::default()).unwrap();
+    volume
+        .add_pair(&owner, Role::User, &keys.who("bob"))
+        .unwrap();
+    let bobs = volume.find_key("bob").unwrap();
+    volume.remove_key(&owner, bobs).unwrap();
+    let volume = Volume::open(disk).unwrap();
+    let owner = volume.unlock_secret(&phrase).unwrap();
+    assert_eq!((owner.seal, owner.role), (Seal::Intact, Role::Owner));
+    assert_eq!(volume.mark().unwrap().epoch, 2);
+}
+
+/// Seals made before there were epochs hold, count as epoch 0, and are followed by epoch 1. This is
+/// also what version 1 is, byte for byte.
+#[test]
+fn a_seal_of_version_1_holds_and_counts_as_epoch_0() {
+    use base64::Engine as _;
+    let keys = Keys::new();
+    let phrase = secret("sesame");
+    let disk = of_another_program(&phrase, |header, volume_key| {
+        let mut put = |text: String| {
+            let token = luks2::Token::from_json(&text).unwrap();
+            header.add_token(None, &token).unwrap();
+            (
+                header.canonical_core(),
+                header.canonical_keys(&["evfs-seal"]),
+            )
+        };
+        let owner = r#"{"type":"evfs-key","keyslots":["0"],"version":1,"role":"owner","name":null,"recipient":null,"envelope":null}"#;
+        let (core, sealed) = put(owner.into());
+        let key = hmac(volume_key, b"evfs header seal 1");
+        let code =
+            |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(hmac(&key, bytes));
+        put(format!(
+            r#"{{"type":"evfs-seal","keyslots":[],"version":1,"core":"{}","keys":"{}"}}"#,
+            code(&core),
+            code(&sealed)
+        ));
+    });
+    let mut volume = Volume::open(disk.clone()).unwrap();
+    let owner = volume.unlock_secret(&phrase).unwrap();
+    assert_eq!((owner.seal, owner.role), (Seal::Intact, Role::Owner));
+    assert_eq!(volume.mark().unwrap().epoch, 0);
+    let id = volume.key_id(&owner);
+    volume
+        .add_pair(&owner, Role::User, &keys.who("bob"))
+        .unwrap();
+    assert_eq!(volume.mark().unwrap().epoch, 1);
+    let volume = Volume::open(disk).unwrap();
+    let owner = volume.unlock_secret(&phrase).unwrap();
+    assert_eq!(owner.seal, Seal::Intact);
+    assert_eq!(volume.key_id(&owner), id, "one key has one name");
+}
+
+fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
+    use hmac::{Hmac, KeyInit, Mac};
+    let mut mac = <Hmac<sha2::Sha256> as KeyInit>::new_from_slice(key).unwrap();
+    mac.update(data);
+    mac.finalize().into_bytes().to_vec()
+}
+
+/// A forged epoch neither makes a seal hold nor keeps the owner from sealing again.
+#[test]
+fn a_forged_epoch_does_not_hold_and_can_be_sealed_over() {
+    let keys = Keys::new();
+    let disk = Arc::new(Mem::new(SIZE, 512));
+    create(&keys, disk.clone());
+    for epoch in [0, 1 << 32, 1 << 48, (1 << 48) + 1, u64::MAX] {
+        let before = Volume::open(disk.clone()).unwrap().mark().unwrap().epoch;
+        changed_by_another(&disk, |header| {
+            let tokens = header.metadata().tokens().iter();
+            let mut seals = tokens.filter(|(_, t)| t.token_type() == "evfs-seal");
+            let (number, token) = seals.next().unwrap();
+            let (old, new) = (format!("\"epoch\":{before}"), format!("\"epoch\":{epoch}"));
+            let text = token.to_json().replace(&old, &new);
+            let (number, token) = (*number, luks2::Token::from_json(&text).unwrap());
+            header.replace_token(number, &token).unwrap();
+        });
+        let mut volume = Volume::open(disk.clone()).unwrap();
+        let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
+        assert_eq!(owner.seal, Seal::CoreChanged, "{epoch}");
+        volume.reseal(&owner, before).unwrap();
+        let volume = Volume::open(disk.clone()).unwrap();
+        let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
+        assert_eq!(owner.seal, Seal::Intact, "{epoch}");
+        assert!(
+            volume.mark().unwrap().epoch > before.min(1 << 32),
+            "{epoch}"
+        );
+    }
 }
 
 /// Runs a key operation over a disk whose cache is volatile and cuts the power at every write
@@ -300,7 +464,7 @@ fn at_every_write_of_every_key_operation_the_old_or_the_new_key_opens() {
     );
     let reseal = |volume: &mut Volume| {
         let owner = owner(volume);
-        volume.reseal(&owner).unwrap();
+        volume.reseal(&owner, 0).unwrap();
     };
     at_every_boundary(
         "seal again",

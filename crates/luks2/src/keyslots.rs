@@ -7,10 +7,11 @@ use crate::header::{fill_random, pick, section};
 use crate::json::{Json, Object};
 use crate::kdf::{Kdf, KdfLimits, SALT_LEN};
 use crate::metadata::{
-    KEYSLOTS_MAX, Keyslot, NewKeyslot, Priority, Range, area_len, keyslot_json, material_len,
+    KEYSLOTS_MAX, Keyslot, NewKeyslot, Priority, Range, area_len, digest_json, keyslot_json,
+    material_len,
 };
 use crate::plan::AreaWrite;
-use crate::{Hash, af};
+use crate::{FormatOptions, Hash, af};
 use secret::SecretBytes;
 
 /// Hash of the anti-forensic split of new keyslots, as `cryptsetup` chooses by default.
@@ -154,6 +155,33 @@ impl Header {
             Some(digest) if length_fits => digest.matches(key, limits),
             _ => Ok(false),
         }
+    }
+
+    /// Makes the digest of the volume key anew, over `salt`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WrongKey`] when `key` is not the volume key.
+    pub fn set_digest_salt(&mut self, key: &SecretBytes, salt: &[u8; 32]) -> Result<()> {
+        if !self.is_volume_key(key, &KdfLimits::default())? {
+            return Err(Error::new(
+                ErrorKind::WrongKey,
+                "this is not the volume key of the header",
+            ));
+        }
+        let iterations = FormatOptions::new(0).digest_iterations;
+        let new = digest_json(key, iterations, &[], salt);
+        let (number, _) = self.metadata.volume_digest();
+        self.edit(|document| {
+            let digests = section(document, "digests")?;
+            let old = digests.object_mut(&number.to_string());
+            let old = old.ok_or_else(|| Error::damaged("the digest of the volume key is gone"))?;
+            for (name, value) in new.iter() {
+                if !matches!(name, "keyslots" | "segments") {
+                    old.set(name, value.clone());
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Adds a keyslot in which `passphrase` opens `volume_key`, in place `slot` or the first free

@@ -70,6 +70,9 @@ pub enum Error {
         /// What is left of it afterwards.
         kept: Left,
     },
+    /// A volume is not what this machine knows, or its seal does not hold.
+    #[error("{0}")]
+    Untrusted(String),
     /// A path that cannot be trusted.
     #[error("{} is not safe to use: {detail}", path.display())]
     Unsafe {
@@ -187,6 +190,7 @@ impl Error {
             Error::DataLost(_) => exit::DATA_LOST,
             Error::NotFound(_) => exit::NOT_FOUND,
             Error::Busy(_) => exit::BUSY,
+            Error::Untrusted(_) => exit::UNTRUSTED,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
             Error::Nbd(e) if e.is_busy() => exit::BUSY,
             Error::Usage(_) | Error::Config { .. } | Error::WouldDestroy { .. } => exit::USAGE,
@@ -273,6 +277,7 @@ fn of_volume(error: &crypt::Error) -> u8 {
         crypt::Error::WrongKey(_) | crypt::Error::Erased(_) => exit::WRONG_KEY,
         crypt::Error::Exists(_) => exit::USAGE,
         crypt::Error::RoleRefuses { .. } => exit::ROLE_REFUSES,
+        crypt::Error::SealBroken { .. } => exit::UNTRUSTED,
         crypt::Error::NeedsRepair(_) => exit::REPAIRABLE,
         crypt::Error::NoSuchKey(_) => exit::NOT_FOUND,
         _ => exit::FAILURE,
@@ -307,6 +312,8 @@ pub mod exit {
     pub const WRONG_KEY: u8 = 12;
     /// The key is right, its role does not allow this.
     pub const ROLE_REFUSES: u8 = 13;
+    /// The seal of the header does not hold, or the volume is not the one that this machine knows.
+    pub const UNTRUSTED: u8 = 14;
     /// The header is damaged, and `evfs volume repair` can mend it; or the file system, and `evfs fsck`
     /// can say more.
     pub const REPAIRABLE: u8 = 20;

@@ -25,7 +25,9 @@ mod served;
 mod settings;
 mod signals;
 pub mod signature;
+mod state_file;
 pub mod status;
+pub mod trust;
 pub mod volume;
 
 pub use crate::cache::ProcessCache;

@@ -13,6 +13,8 @@ pub struct Paths {
     pub backup: PathBuf,
     /// The registry of LUNs.
     pub luns: PathBuf,
+    /// The trust store.
+    pub trust: PathBuf,
     /// Control sockets, default exports, mount points of attached volumes.
     pub run: PathBuf,
 }
@@ -26,6 +28,7 @@ impl Paths {
                 keys: "/etc/evfs/keys".into(),
                 backup: "/var/lib/evfs/backup".into(),
                 luns: "/var/lib/evfs/luns.json".into(),
+                trust: "/var/lib/evfs/trust.json".into(),
                 run: "/run/evfs".into(),
             };
         }
@@ -34,6 +37,7 @@ impl Paths {
             keys: xdg("XDG_DATA_HOME", ".local/share").join("evfs/keys"),
             backup: xdg("XDG_STATE_HOME", ".local/state").join("evfs/backup"),
             luns: xdg("XDG_STATE_HOME", ".local/state").join("evfs/luns.json"),
+            trust: xdg("XDG_STATE_HOME", ".local/state").join("evfs/trust.json"),
             run: runtime_dir(),
         }
     }

@@ -1,15 +1,13 @@
 //! The names of LUNs: which `diskN` is which, by which paths it was reached, and what was saved for
 //! it. A file of JSON, replaced as a whole under a lock; names survive restarts.
 
-use crate::{Error, Result};
+use crate::{Error, Result, state_file};
 use block::Identity;
 use multipath::identity::is_generic;
 use multipath::{ATTRIBUTES, Attributes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -114,37 +112,12 @@ impl Registry {
     /// # Errors
     /// Those of `change`, and of the files; nothing is changed then.
     pub fn update<T>(path: &Path, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
-        let failed = |e| Error::io("cannot write the registry of LUNs", path, e);
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        crate::control::run_dir(folder)?;
-        let lock = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(with_suffix(path, "lock"))
-            .map_err(failed)?;
-        lock.lock().map_err(failed)?;
-        let mut registry = Registry::load(path)?;
-        let before = registry.clone();
-        let result = change(&mut registry)?;
-        if registry != before {
-            let new = with_suffix(path, "new");
-            let text = serde_json::to_string_pretty(&registry).expect("names become JSON");
-            let mut file = std::fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&new)
-                .map_err(failed)?;
-            file.write_all(text.as_bytes())
-                .and_then(|()| file.sync_all())
-                .and_then(|()| std::fs::rename(&new, path))
-                .and_then(|()| std::fs::File::open(folder)?.sync_all())
-                .map_err(failed)?;
-        }
-        Ok(result)
+        state_file::update(
+            path,
+            "cannot write the registry of LUNs",
+            Registry::load,
+            change,
+        )
     }
 
     /// The LUN of a persistent name, a legacy name, or an address of one of its paths.
@@ -290,13 +263,6 @@ pub(crate) fn unknown(name: &str) -> Error {
     Error::NotFound(format!(
         "no LUN `{name}` is known; `evfs lun list` shows those that are, `evfs lun scan` finds others"
     ))
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".");
-    name.push(suffix);
-    name.into()
 }
 
 #[cfg(test)]

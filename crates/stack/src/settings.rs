@@ -176,6 +176,14 @@ const TABLE: &[Row] = &[
         },
         check: |v| within(v, 1, 256),
     },
+    Row {
+        key: "trust.store",
+        env: "EVFS_TRUST_STORE",
+        unit: "path",
+        reason: "volume keys and seals of the volumes that this machine has opened",
+        default: |p| p.trust.display().to_string(),
+        check: absolute,
+    },
 ];
 
 fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
@@ -389,6 +397,11 @@ impl Settings {
     /// The registry of LUNs.
     pub fn lun_registry(&self) -> PathBuf {
         self.text("lun.registry").into()
+    }
+
+    /// What this machine remembers of volumes.
+    pub fn trust_store(&self) -> crate::trust::Store {
+        crate::trust::Store::at(self.text("trust.store").into())
     }
 
     /// Where NUMA cells are read from.

@@ -121,7 +121,7 @@ impl Status {
                 .map_or(0, |d| d.as_secs()),
             exports: Vec::new(),
             config: None,
-            warning: cipher.and_then(warning),
+            warning: cipher.and_then(|_| memory_warning()),
         }
     }
 
@@ -131,18 +131,13 @@ impl Status {
     }
 }
 
-/// What the user of a volume should know: of its header, and of the memory that its keys are in.
-fn warning(cipher: &Cipher) -> Option<String> {
-    let unlocked = || {
+/// What the user of a volume should know of the memory that its keys are in.
+fn memory_warning() -> Option<String> {
+    (!secret::all_locked()).then(|| {
         "its keys may be swapped out, because RLIMIT_MEMLOCK does not allow to lock their memory: raise it \
          (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
             .to_owned()
-    };
-    let memory = (!secret::all_locked()).then(unlocked);
-    match (&cipher.warning, memory) {
-        (Some(header), Some(memory)) => Some(format!("{header}; {memory}")),
-        (header, memory) => header.clone().or(memory),
-    }
+    })
 }
 
 fn path_of(disk: &Disk, device: &Path) -> Option<PathBuf> {

@@ -6,9 +6,10 @@
 
 use crate::device::{self, Disk, Guard, Share};
 use crate::error::Left;
+use crate::trust::{Known, Store};
 use crate::{Error, Result, Settings, signature};
 use block::BlockDevice;
-use crypt::{Identified, Role, Unlocked, Volume};
+use crypt::{Identified, Role, Seal, Unlocked, Volume};
 use keyring::{Keyring, Private};
 use path_file::FileDevice;
 use secret::SecretBytes;
@@ -34,6 +35,54 @@ pub struct Held {
     /// The file, disk or LUN that it is in.
     pub disk: Disk,
     _guard: Guard,
+}
+
+impl Held {
+    /// The volume key, if `source` opens it in a role that may do `what`, and the volume is what
+    /// this machine remembers.
+    ///
+    /// # Errors
+    /// Wrong key, no key at all, a volume that is not to be trusted, a right key whose role refuses.
+    pub fn unlock(
+        &self,
+        opener: &Opener,
+        source: &KeySource,
+        what: crypt::Action,
+    ) -> Result<Unlocked> {
+        // The store is written under the header lock, which is held: it is not ahead of the header.
+        opener.unlock(&self.volume, &opener.trust.load()?, source, what)
+    }
+
+    /// Unlocks the volume for a change of its header, makes the change, and remembers the header as
+    /// it is then.
+    ///
+    /// # Errors
+    /// Those of [`Held::unlock`] and of `change`.
+    pub fn change<T>(
+        &mut self,
+        opener: &Opener,
+        source: &KeySource,
+        what: crypt::Action,
+        change: impl FnOnce(&mut Volume, &Unlocked) -> Result<T>,
+    ) -> Result<T> {
+        let unlocked = self.unlock(opener, source, what)?;
+        let result = change(&mut self.volume, &unlocked)?;
+        opener.trust.record(&self.volume, &unlocked)?;
+        Ok(result)
+    }
+
+    /// Seals the header as it is, if one of the keys that may do so accepts it.
+    ///
+    /// # Errors
+    /// Those of [`Held::change`].
+    pub fn reseal(&mut self, opener: &Opener, source: &KeySource) -> Result<()> {
+        let known = opener.trust.load()?;
+        let known = known.volumes.get(self.volume.uuid());
+        let epoch = known.and_then(|e| e.seal.as_ref()).map_or(0, |s| s.epoch);
+        self.change(opener, source, crypt::Action::Reseal, |volume, unlocked| {
+            Ok(volume.reseal(unlocked, epoch)?)
+        })
+    }
 }
 
 /// Opens the DEVICE `path` alone, without looking at what it holds.
@@ -181,7 +230,8 @@ fn format_over(
     let overwritten = crypt::overwritten_by_format(device.info().size);
     let keep = || save_head(settings, create.path, disk, overwritten);
     let backup = found.map(|_| keep()).transpose()?;
-    let volume = Volume::create(device, &create.format, owner, recovery)?;
+    let (volume, unlocked) = Volume::create(device, &create.format, owner, recovery)?;
+    settings.trust_store().record(&volume, &unlocked)?;
     Ok((
         Held {
             volume,
@@ -299,30 +349,49 @@ pub enum KeySource {
 /// Asks a person for a passphrase, in the words it is given.
 pub type Prompt = fn(&str) -> Result<SecretBytes>;
 
-/// Opens volumes with the keys of a user.
+/// Tells a person something, in a line.
+pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Opens volumes with the keys of a user, if they are what this machine remembers.
 pub struct Opener {
     keyring: Keyring,
     prompt: Prompt,
+    tell: Tell,
+    trust: Store,
     kdf_limits: luks2::KdfLimits,
 }
 
 impl Opener {
-    /// With these key pairs, asking in this way; trying a key may cost so much.
-    pub fn new(keyring: Keyring, prompt: Prompt, kdf_limits: luks2::KdfLimits) -> Opener {
+    /// With these key pairs and this memory, asking and telling in these ways; trying a key may
+    /// cost so much.
+    pub fn new(
+        keyring: Keyring,
+        prompt: Prompt,
+        tell: Tell,
+        trust: Store,
+        kdf_limits: luks2::KdfLimits,
+    ) -> Opener {
         Opener {
             keyring,
             prompt,
+            tell,
+            trust,
             kdf_limits,
         }
     }
 
-    /// The volume key, if `source` opens it in a role that may do `what`.
+    /// The volume key, if `source` opens it in a role that may do `what`, and the volume is what
+    /// `known` says. A volume that is opened for the first time is remembered.
+    ///
+    /// `known` has to be read before the header, or under the header lock.
     ///
     /// # Errors
-    /// Wrong key, no key at all, or a right key whose role refuses.
-    pub fn unlock(
+    /// Wrong key, no key at all, a volume that is not to be trusted, or a right key whose role
+    /// refuses.
+    fn unlock(
         &self,
         volume: &Volume,
+        known: &Known,
         source: &KeySource,
         what: crypt::Action,
     ) -> Result<Unlocked> {
@@ -334,7 +403,11 @@ impl Opener {
             }
             KeySource::Any => self.with_any(volume, what)?,
         };
+        known.judge(volume, &unlocked, what)?;
         unlocked.role.allow(what)?;
+        if unlocked.seal.holds() && self.trust.record(volume, &unlocked)? {
+            (self.tell)(&first_use(volume, &unlocked));
+        }
         Ok(unlocked)
     }
 
@@ -385,6 +458,28 @@ impl Opener {
     }
 }
 
+/// What is said of a volume that this machine has not opened before.
+fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
+    let keys = volume.keys().into_iter();
+    let owners = keys.filter(|k| k.role == Role::Owner);
+    let names: Vec<String> = owners
+        .map(|k| match k.name {
+            Some(name) => name.escape_debug().to_string(),
+            None => format!("the passphrase of keyslot {}", k.keyslot),
+        })
+        .collect();
+    let sealed = match unlocked.seal {
+        Seal::Never => "it carries no seal, so that a changed header would not show",
+        _ => "from now on a volume that only looks like it is refused",
+    };
+    format!(
+        "{}: this machine opens volume {} (owner {}) for the first time; {sealed}",
+        volume.name(),
+        volume.uuid(),
+        names.join(", ")
+    )
+}
+
 fn ask_key(
     prompt: Prompt,
     p: &keyring::Prompt,
@@ -423,8 +518,6 @@ pub struct Cipher {
     pub keyslot: u32,
     /// The role of the key that opened it.
     pub role: Role,
-    /// What the person who attaches should know.
-    pub warning: Option<String>,
 }
 
 /// How to open a volume for its data.
@@ -439,7 +532,7 @@ pub struct OpenOptions {
 /// Opens the volume at `path` for its data and holds its open lock as long as the device lives.
 ///
 /// # Errors
-/// Those of [`hold`] and [`Opener::unlock`]; a header whose seal is broken is refused.
+/// Those of [`hold`] and [`Held::unlock`]; a header whose seal does not hold is refused.
 pub fn open(
     path: &Path,
     opener: &Opener,
@@ -495,12 +588,13 @@ fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Resu
 }
 
 fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
+    let known = opener.trust.load()?;
     let volume = {
         // The header is read once, under its lock; from here on only this copy is used.
         let _guard = disk.header_lock(false)?;
         Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
-    let unlocked = opener.unlock(&volume, source, crypt::Action::Attach)?;
+    let unlocked = opener.unlock(&volume, &known, source, crypt::Action::Attach)?;
     let crypt_options = crypt::Options {
         read_only: options.read_only,
         allow_discards: options.allow_discards || volume.persistent_discards(),
@@ -515,7 +609,6 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         kernel: device.kernel(),
         keyslot: unlocked.keyslot,
         role: unlocked.role,
-        warning: unlocked.seal.warning(),
     };
     secret::burn_stack();
     Ok(Open {

@@ -23,6 +23,7 @@ mod unlock;
 mod up;
 mod volume;
 mod volume_key;
+mod volume_trust;
 
 use clap::Subcommand;
 use keyring::Keyring;

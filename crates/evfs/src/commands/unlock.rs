@@ -1,7 +1,7 @@
 //! The options that say with which key a volume is opened, shared by the commands that need one.
 
 use super::Context;
-use crate::secrets;
+use crate::{output, secrets};
 use secret::SecretBytes;
 use stack::{KeySource, Result};
 use std::path::PathBuf;
@@ -91,6 +91,15 @@ pub fn prompt(question: &str) -> Result<SecretBytes> {
 impl Context {
     /// What opens volumes for this user.
     pub fn opener(&self) -> stack::Opener {
-        stack::Opener::new(self.keyring(), prompt, self.settings.kdf_limits())
+        let json = self.json;
+        let settings = &self.settings;
+        let tell = Box::new(move |text: &str| output::say(json, text));
+        stack::Opener::new(
+            self.keyring(),
+            prompt,
+            tell,
+            settings.trust_store(),
+            settings.kdf_limits(),
+        )
     }
 }

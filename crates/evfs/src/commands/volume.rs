@@ -2,7 +2,7 @@
 
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::OwnerArgs;
-use super::{Context, volume_key};
+use super::{Context, volume_key, volume_trust};
 use crate::output;
 use clap::Subcommand;
 use crypt::{Action, CopyReport};
@@ -34,7 +34,7 @@ pub enum Command {
         /// File or disk
         device: PathBuf,
         /// Seal the header as it is, after a change by another program that is meant to stay;
-        /// needs the owner's key
+        /// needs the owner's key or a recovery key
         #[arg(long)]
         reseal: bool,
         #[command(flatten)]
@@ -49,6 +49,8 @@ pub enum Command {
     /// Save and restore the header
     #[command(subcommand)]
     Header(HeaderCommand),
+    /// Show what this machine remembers of volumes, and make it forget
+    Trust(volume_trust::Args),
     /// Destroy all keys of a volume, and with them its data
     Erase {
         /// File or disk
@@ -125,6 +127,10 @@ pub enum HeaderCommand {
         force: bool,
         #[command(flatten)]
         yes: Yes,
+        /// Restore a header that is older than the one this machine knows: keys that were removed
+        /// since open the volume again
+        #[arg(long)]
+        older: bool,
     },
 }
 
@@ -150,13 +156,15 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             device,
             file,
             force,
+            older,
             yes,
         }) => {
             let name = device.display().to_string();
             or_force(force, &name, |force| {
-                restore(context, &device, &file, force, yes)
+                restore(context, &device, &file, force, older, yes)
             })
         }
+        Command::Trust(args) => volume_trust::run(context, &args),
         Command::Erase {
             device,
             force,
@@ -259,11 +267,9 @@ fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) ->
     if reseal {
         let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
         let source = unlock.source(&volume_name(device))?;
-        let unlocked = context
-            .opener()
-            .unlock(&held.volume, &source, Action::ChangeKeys)?;
-        held.volume.reseal(&unlocked)?;
-        done.push("sealed the header as it is".into());
+        held.reseal(&context.opener(), &source)?;
+        done.push("sealed the header as it is, with these keys:".into());
+        done.extend(held.volume.keys().iter().map(volume_key::line));
     }
     output::show(context.json, &json!({ "repaired": done }), || {
         match done.as_slice() {
@@ -284,9 +290,6 @@ fn set_owner(
     let recipient = context.keyring().recipient(name)?;
     let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
     let source = unlock.source(&volume_name(device))?;
-    let unlocked = context
-        .opener()
-        .unlock(&held.volume, &source, Action::SetOwner)?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
     let gone = held.volume.replaced_by_owner(&owner);
@@ -294,15 +297,22 @@ fn set_owner(
         .iter()
         .filter(|k| k.recipient.as_ref() != Some(&public));
     let others: Vec<String> = others.map(volume_key::short).collect();
-    if !others.is_empty() {
+    let ask = || {
+        if others.is_empty() {
+            return Ok(());
+        }
         let what = format!(
             "This makes `{name}` the owner of {}, and destroys {}; who should go on using it is added anew by `evfs volume key add`",
             device.display(),
             others.join(" and ")
         );
-        confirm(yes.yes, &what, Answer::Yes)?;
-    }
-    held.volume.set_owner(&unlocked, &owner)?;
+        confirm(yes.yes, &what, Answer::Yes)
+    };
+    let opener = context.opener();
+    held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
+        ask()?;
+        Ok(volume.set_owner(unlocked, &owner)?)
+    })?;
     let mut value = volume_value(&held.volume);
     value["removed"] = gone.iter().map(volume_key::value).collect();
     output::show(context.json, &value, || match others.as_slice() {
@@ -327,7 +337,14 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn restore(context: &Context, device: &Path, from: &Path, force: bool, yes: Yes) -> Result<u8> {
+fn restore(
+    context: &Context,
+    device: &Path,
+    from: &Path,
+    force: bool,
+    older: bool,
+    yes: Yes,
+) -> Result<u8> {
     let bytes =
         std::fs::read(from).map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
@@ -348,6 +365,9 @@ fn restore(context: &Context, device: &Path, from: &Path, force: bool, yes: Yes)
         from.display()
     );
     confirm(yes.yes || force, &what, Answer::Yes)?;
+    // The store first: after a crash in between it knows less than it could, and refuses nothing.
+    let store = context.settings.trust_store();
+    store.before_restore(&device.display().to_string(), &plan, older)?;
     let undo = save_backup(
         &context.settings,
         device,
@@ -375,9 +395,7 @@ fn erase(
     let mut held = hold(device, Intent::Replace, &context.settings)?;
     if !force {
         let source = unlock.source(&volume_name(device))?;
-        context
-            .opener()
-            .unlock(&held.volume, &source, Action::Erase)?;
+        held.unlock(&context.opener(), &source, Action::Erase)?;
     }
     let name = device.display().to_string();
     let what = format!("This destroys all keyslots of {name}, so that no key opens it any more");

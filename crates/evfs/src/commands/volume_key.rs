@@ -76,9 +76,6 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
             let keyslot = held.volume.find_key(&which)?;
             let source = unlock.source(&volume_name(&device))?;
-            let unlocked = context
-                .opener()
-                .unlock(&held.volume, &source, Action::ChangeKeys)?;
             let keys = held.volume.keys();
             let key = keys.iter().find(|k| k.keyslot == keyslot);
             let what = format!(
@@ -86,8 +83,11 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 key.map_or_else(|| format!("keyslot {keyslot}"), short),
                 device.display()
             );
-            confirm(yes.yes, &what, Answer::Yes)?;
-            held.volume.remove_key(&unlocked, keyslot)?;
+            let opener = context.opener();
+            held.change(&opener, &source, Action::ChangeKeys, |volume, unlocked| {
+                confirm(yes.yes, &what, Answer::Yes)?;
+                Ok(volume.remove_key(unlocked, keyslot)?)
+            })?;
             output::show(context.json, &json!({ "removed": keyslot }), || {
                 format!("removed keyslot {keyslot}")
             });
@@ -128,17 +128,15 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
     };
     let source = args.unlock.source(&volume_name(&args.device))?;
     let mut held = hold(&args.device, Intent::ChangeHeader, &context.settings)?;
-    let unlocked = context
-        .opener()
-        .unlock(&held.volume, &source, Action::ChangeKeys)?;
-    let keyslot = match new {
-        New::Pair(role, who) => held.volume.add_pair(&unlocked, role, &who)?,
+    let (opener, what) = (context.opener(), Action::ChangeKeys);
+    let keyslot = held.change(&opener, &source, what, |volume, unlocked| match new {
+        New::Pair(role, who) => Ok(volume.add_pair(unlocked, role, &who)?),
         New::Secret(secret) => {
             output::say(context.json, "measuring the cost of the key derivation");
             let kdf = stack::volume::passphrase_kdf(&context.settings);
-            held.volume.add_secret(&unlocked, &secret, &kdf)?
+            Ok(volume.add_secret(unlocked, &secret, &kdf)?)
         }
-    };
+    })?;
     let keys = held.volume.keys();
     let key = keys
         .iter()

@@ -38,6 +38,12 @@ impl Digest {
         &self.segments
     }
 
+    /// The salt, if the digest can be computed here. Only the holder of the key can make a digest
+    /// over another salt that the key still matches.
+    pub fn salt(&self) -> Option<&[u8]> {
+        self.check.as_ref().ok().map(|check| check.salt.as_slice())
+    }
+
     pub(super) fn read(fields: &Fields<'_>) -> Result<Digest> {
         let check = match fields.str("type")? {
             // cryptsetup reads these fields only when it checks a key: what is wrong with them is

@@ -267,6 +267,7 @@ impl Tour {
             .env("EVFS_RUN_DIR", self.dir.join("run"))
             .env("EVFS_BACKUP_DIR", self.dir.join("backup"))
             .env("EVFS_LUN_REGISTRY", self.dir.join("luns.json"))
+            .env("EVFS_TRUST_STORE", self.dir.join("trust.json"))
             .stdin(Stdio::null())
             .output()
             .map_err(|e| Error::Failed(format!("cannot start this program: {e}")))?;

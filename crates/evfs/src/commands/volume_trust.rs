@@ -1,0 +1,121 @@
+//! `evfs volume trust`: what this machine remembers of the volumes that it has opened.
+
+use super::Context;
+use crate::output;
+use serde_json::{Value, json};
+use stack::trust::{Entry, SeenSeal, epoch_of, seal_of};
+use stack::volume::{Intent, hold};
+use stack::{Error, Result, exit};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  evfs volume trust\n  evfs volume trust disk.img\n  evfs volume trust disk.img --reset"
+)]
+pub struct Args {
+    /// File or disk, or the UUID of a volume; all that are known if left out
+    device: Option<PathBuf>,
+    /// Forget the volume: whatever carries its UUID is trusted at its next use
+    #[arg(long, requires = "device")]
+    reset: bool,
+}
+
+pub fn run(context: &Context, args: &Args) -> Result<u8> {
+    match &args.device {
+        None => all(context),
+        Some(device) if args.reset => reset(context, device),
+        Some(device) => one(context, device),
+    }
+}
+
+fn all(context: &Context) -> Result<u8> {
+    let known = context.settings.trust_store().load()?;
+    let volumes: Vec<Value> = known.volumes.iter().map(|(u, e)| value(u, e)).collect();
+    output::show(
+        context.json,
+        &json!({ "volumes": volumes }),
+        || match known.volumes.is_empty() {
+            true => "no volume has been opened on this machine".into(),
+            false => {
+                let texts = known.volumes.iter().map(|(u, e)| text(u, e));
+                texts.collect::<Vec<_>>().join("\n")
+            }
+        },
+    );
+    Ok(exit::OK)
+}
+
+fn one(context: &Context, device: &Path) -> Result<u8> {
+    let (uuid, states) = find(context, device)?;
+    let known = context.settings.trust_store().load()?;
+    let entry = known.volumes.get(&uuid).ok_or_else(|| unknown(&uuid))?;
+    let mut shown = value(&uuid, entry);
+    if let Some(states) = &states {
+        shown["header"] = json!({
+            "sealed": states.is_some(),
+            "epoch": states.as_ref().map(|s| s.epoch),
+            "same": *states == entry.seal,
+        });
+    }
+    output::show(context.json, &shown, || {
+        let mut text = text(&uuid, entry);
+        if let Some(states) = &states {
+            let same = match *states == entry.seal {
+                true => "as remembered",
+                false => "not as remembered",
+            };
+            let _ = writeln!(text, "header        {}, {same}", epoch_of(states.as_ref()));
+        }
+        text + "whether the header is genuine shows when a key opens it"
+    });
+    Ok(exit::OK)
+}
+
+fn reset(context: &Context, device: &Path) -> Result<u8> {
+    let (uuid, _) = find(context, device)?;
+    if !context.settings.trust_store().forget(&uuid)? {
+        return Err(unknown(&uuid));
+    }
+    output::show(context.json, &json!({ "forgotten": uuid }), || {
+        format!("forgot volume {uuid}; its next use is trusted as a first one")
+    });
+    Ok(exit::OK)
+}
+
+/// The UUID that is meant, and the seal that the header states if it was a device.
+fn find(context: &Context, device: &Path) -> Result<(String, Option<Option<SeenSeal>>)> {
+    let known = context.settings.trust_store().load()?;
+    if let Some(uuid) = device.to_str().filter(|d| known.volumes.contains_key(*d)) {
+        return Ok((uuid.to_owned(), None));
+    }
+    let held = hold(device, Intent::Look, &context.settings)?;
+    Ok((held.volume.uuid().to_owned(), Some(seal_of(&held.volume))))
+}
+
+fn unknown(uuid: &str) -> Error {
+    Error::NotFound(format!(
+        "volume {uuid} has not been opened on this machine; `evfs volume trust` lists those that have"
+    ))
+}
+
+fn value(uuid: &str, entry: &Entry) -> Value {
+    json!({
+        "uuid": uuid,
+        "sealed": entry.seal.is_some(),
+        "epoch": entry.seal.as_ref().map(|s| s.epoch),
+        "first_used": entry.first_used,
+        "keys": entry.keys.iter().map(|(keyslot, key)| json!({ "keyslot": keyslot, "key": key })).collect::<Vec<_>>(),
+    })
+}
+
+fn text(uuid: &str, entry: &Entry) -> String {
+    let mut text = format!(
+        "UUID          {uuid}\nremembered    {}\n",
+        epoch_of(entry.seal.as_ref())
+    );
+    for (keyslot, key) in &entry.keys {
+        let _ = writeln!(text, "keyslot {keyslot:<3}   {key}");
+    }
+    text
+}

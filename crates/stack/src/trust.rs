@@ -1,0 +1,320 @@
+//! The trust store: what this machine remembers of the volumes that it has opened, so that the next
+//! opening shows what was exchanged, stripped or put back meanwhile. A file of JSON of each user.
+//!
+//! The header of a volume proves by its seal that whoever wrote it had the volume key. It cannot
+//! prove that it is the newest header with that key, nor that the volume key is the one that this
+//! user has always had. Both are remembered here: per UUID a name of the volume key and the last
+//! seal. The first use of a volume is trusted, and said.
+//!
+//! **Order.** The store is written after the header, so it may lag behind by what was done last, and
+//! never runs ahead. It is read before the header (or under the header lock), so that a change that
+//! another process makes in between is never taken for an old header.
+
+use crate::{Error, Result, state_file};
+use crypt::{Action, Seal, Unlocked, Volume};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// A seal as it was last seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenSeal {
+    /// Its number; a later seal has a higher one.
+    pub epoch: u64,
+    /// Of its codes.
+    pub digest: String,
+}
+
+/// What is remembered of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Name of the volume key ([`Volume::key_id`]).
+    pub volume_key: String,
+    /// The last seal; `None` for a volume that was never sealed.
+    pub seal: Option<SeenSeal>,
+    /// Role and name of each key, by keyslot, when that seal was seen.
+    pub keys: BTreeMap<u32, String>,
+    /// Seconds since 1970 when this machine first opened the volume.
+    pub first_used: u64,
+}
+
+/// The file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    version: u32,
+    /// By UUID.
+    pub volumes: BTreeMap<String, Entry>,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known {
+            version: VERSION,
+            volumes: BTreeMap::new(),
+        }
+    }
+}
+
+/// Where it is kept.
+#[derive(Debug, Clone)]
+pub struct Store {
+    path: PathBuf,
+}
+
+impl Store {
+    /// In the file `path`.
+    pub fn at(path: PathBuf) -> Store {
+        Store { path }
+    }
+
+    /// Reads the file; a missing one is empty.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged, or is of a later version.
+    pub fn load(&self) -> Result<Known> {
+        load(&self.path)
+    }
+
+    /// Remembers a volume that has been unlocked and judged, or just changed. Says whether it was
+    /// unknown. What another process has remembered of a later header stays.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn record(&self, volume: &Volume, unlocked: &Unlocked) -> Result<bool> {
+        let new = Entry::of(volume, unlocked);
+        let uuid = volume.uuid();
+        if self
+            .load()?
+            .volumes
+            .get(uuid)
+            .is_some_and(|old| old.covers(&new))
+        {
+            return Ok(false);
+        }
+        self.update(|known| match known.volumes.get_mut(uuid) {
+            None => {
+                known.volumes.insert(uuid.to_owned(), new);
+                Ok(true)
+            }
+            Some(old) if old.volume_key != new.volume_key => Err(Error::Untrusted(format!(
+                "{}: another volume with the UUID {uuid} was opened meanwhile; see `evfs volume trust`",
+                volume.name()
+            ))),
+            Some(old) => {
+                if !old.covers(&new) {
+                    (old.seal, old.keys) = (new.seal, new.keys);
+                }
+                Ok(false)
+            }
+        })
+    }
+
+    /// Forgets a volume: its next use is a first one. Says whether it was known.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn forget(&self, uuid: &str) -> Result<bool> {
+        self.update(|known| Ok(known.volumes.remove(uuid).is_some()))
+    }
+
+    /// Prepares for a header backup to be put back by an administrator. An older header than the
+    /// one that this machine knows has to be wanted; from then on it is the one that is known, with
+    /// the same volume key.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] for an older header that is not wanted.
+    pub fn before_restore(&self, device: &str, plan: &crypt::Restore, older: bool) -> Result<()> {
+        let mark = plan.mark.as_ref();
+        let backup = mark.map(|m| SeenSeal {
+            epoch: m.epoch,
+            digest: m.digest.clone(),
+        });
+        let goes_back = |e: &Entry| match (&e.seal, &backup) {
+            (Some(known), Some(new)) => {
+                new.epoch < known.epoch || (new.epoch == known.epoch && new.digest != known.digest)
+            }
+            (known, None) => known.is_some(),
+            (None, Some(_)) => false,
+        };
+        let known = self.load()?;
+        let entry = known.volumes.get(&plan.uuid).filter(|e| goes_back(e));
+        let Some(entry) = entry else {
+            return Ok(());
+        };
+        if !older {
+            return Err(Error::Untrusted(format!(
+                "{device}: the backup is older than the header that this machine knows ({}, and {} \
+                 is known): keys that were removed since would open the volume again. If that is \
+                 meant, add --older",
+                epoch_of(backup.as_ref()),
+                epoch_of(entry.seal.as_ref()),
+            )));
+        }
+        self.update(|known| {
+            if let Some(entry) = known.volumes.get_mut(&plan.uuid) {
+                entry.seal = backup;
+                entry.keys.clear();
+            }
+            Ok(())
+        })
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut Known) -> Result<T>) -> Result<T> {
+        state_file::update(&self.path, "cannot write the trust store", load, change)
+    }
+}
+
+fn load(path: &Path) -> Result<Known> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Known::default()),
+        Err(e) => return Err(Error::io("cannot read the trust store", path, e)),
+    };
+    // The version first: a later one may have other fields.
+    let version = serde_json::from_str::<serde_json::Value>(&text)
+        .ok()
+        .and_then(|v| v["version"].as_u64());
+    if version.is_some_and(|v| v > u64::from(VERSION)) {
+        return Err(Error::config(
+            path,
+            format!(
+                "the trust store is of a later version than {VERSION}, which this program knows"
+            ),
+        ));
+    }
+    serde_json::from_str(&text).map_err(|e| {
+        let detail = format!(
+            "the trust store is damaged: {e}; restore it, or move it away, and every volume is trusted anew at its next use"
+        );
+        Error::config(path, detail)
+    })
+}
+
+/// A seal as it is shown.
+pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
+    match seal {
+        Some(seal) => format!("seal {}", seal.epoch),
+        None => "no seal".into(),
+    }
+}
+
+impl Entry {
+    fn of(volume: &Volume, unlocked: &Unlocked) -> Entry {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Entry {
+            volume_key: volume.key_id(unlocked),
+            seal: seal_of(volume),
+            keys: keys_of(volume),
+            first_used: now.map_or(0, |d| d.as_secs()),
+        }
+    }
+
+    /// Whether there is nothing in `new` to remember: it is of an older header, or of the same.
+    fn covers(&self, new: &Entry) -> bool {
+        let epoch = |e: &Entry| e.seal.as_ref().map(|s| s.epoch);
+        self.volume_key == new.volume_key
+            && (epoch(self) > epoch(new) || (&self.seal, &self.keys) == (&new.seal, &new.keys))
+    }
+
+    /// How the keys of `volume` differ from those that are remembered; empty if they do not.
+    fn changes(&self, volume: &Volume) -> String {
+        if self.keys.is_empty() {
+            return String::new();
+        }
+        let now = keys_of(volume);
+        let mut changes = Vec::new();
+        for (keyslot, was) in &self.keys {
+            match now.get(keyslot) {
+                Some(is) if is == was => {}
+                Some(is) => changes.push(format!("keyslot {keyslot} was {was} and is {is}")),
+                None => changes.push(format!("keyslot {keyslot}, {was}, is gone")),
+            }
+        }
+        let new = now.iter().filter(|(n, _)| !self.keys.contains_key(n));
+        changes.extend(new.map(|(keyslot, is)| format!("keyslot {keyslot}, {is}, is new")));
+        changes.join("; ")
+    }
+}
+
+/// The seal that the header of `volume` states.
+pub fn seal_of(volume: &Volume) -> Option<SeenSeal> {
+    volume.mark().map(|m| SeenSeal {
+        epoch: m.epoch,
+        digest: m.digest,
+    })
+}
+
+fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
+    let keys = volume.keys().into_iter();
+    keys.map(|k| {
+        let name = k.name.map(|n| n.escape_debug().to_string());
+        let name = name.unwrap_or_else(|| "with a passphrase or key file".into());
+        (k.keyslot, format!("{} {name}", k.role))
+    })
+    .collect()
+}
+
+impl Known {
+    /// Whether `volume`, which `unlocked` has opened, is what this machine remembers, and may be
+    /// used for `what`.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`], which says what is different, and a seal that does not hold.
+    pub(crate) fn judge(&self, volume: &Volume, unlocked: &Unlocked, what: Action) -> Result<()> {
+        let (name, uuid) = (volume.name(), volume.uuid());
+        let untrusted = |why: String| Err(Error::Untrusted(format!("{name}: {why}")));
+        let entry = self.volumes.get(uuid);
+        let changes = entry.map_or(String::new(), |e| e.changes(volume));
+        let changes = match changes.is_empty() {
+            true => String::new(),
+            false => format!(" What changed: {changes}."),
+        };
+        if let Some(entry) = entry
+            && entry.volume_key != volume.key_id(unlocked)
+        {
+            return untrusted(format!(
+                "it has the UUID {uuid} of a volume that this machine knows, and another volume \
+                 key: it is another volume, made by somebody who wants it taken for yours, or by a \
+                 reencryption. What is written to it, its maker can read.{changes} If you made it, \
+                 accept it with `evfs volume trust {name} --reset`"
+            ));
+        }
+        let (known, now) = (entry.and_then(|e| e.seal.as_ref()), seal_of(volume));
+        let reset = format!(
+            "Restore the current header, or, if you put this one back yourself, accept it with \
+             `evfs volume trust {name} --reset`"
+        );
+        match (unlocked.seal, known, now) {
+            (Seal::Never, Some(known), _) => untrusted(format!(
+                "the header has no seal, and this machine knows it with {}: it was stripped, or is \
+                 older than the seal, and who may do what cannot be told.{changes} {reset}",
+                epoch_of(Some(known))
+            )),
+            (Seal::Intact, Some(known), Some(now)) if now.epoch < known.epoch => {
+                untrusted(format!(
+                    "the header is older than the one that this machine knows (seal {}, and seal {} is \
+                 known): keys that were removed since open it again.{changes} {reset}",
+                    now.epoch, known.epoch
+                ))
+            }
+            (Seal::Intact, Some(known), Some(now))
+                if now.epoch == known.epoch && now.digest != known.digest =>
+            {
+                untrusted(format!(
+                    "the header is another than the one that this machine knows with the same \
+                     number (seal {}): two copies of one volume were changed apart.{changes} {reset}",
+                    known.epoch
+                ))
+            }
+            (seal, ..) if !seal.holds() && what != Action::Reseal => {
+                untrusted(format!("{}.{changes}", seal.problem()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Somebody who can write to the disk, but has no key: every change of the header is refused by every
+//! verb, and so are old headers, and volumes that pretend to be another.
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use tests::{Ran, Sandbox};
+
+const COPY: usize = 16 * 1024;
+const JSON: usize = 4096;
+
+/// Changes the header as somebody without a key can: the JSON of both copies, and their checksums.
+fn forge(image: &Path, change: impl Fn(&mut Value)) {
+    let mut bytes = fs::read(image).unwrap();
+    for copy in bytes[..2 * COPY].chunks_mut(COPY) {
+        let end = copy[JSON..].iter().position(|b| *b == 0).unwrap();
+        let mut json: Value = serde_json::from_slice(&copy[JSON..JSON + end]).unwrap();
+        change(&mut json);
+        let text = json.to_string();
+        copy[JSON..].fill(0);
+        copy[JSON..JSON + text.len()].copy_from_slice(text.as_bytes());
+        luks2::fix_checksum(copy);
+    }
+    fs::write(image, bytes).unwrap();
+}
+
+fn strip(json: &mut Value, prefix: &str) {
+    let tokens = json["tokens"].as_object_mut().unwrap();
+    tokens.retain(|_, t| !t["type"].as_str().unwrap().starts_with(prefix));
+}
+
+/// Data is read in another way, and discards are passed on.
+fn core(json: &mut Value) {
+    json["segments"]["0"]["iv_tweak"] = "8".into();
+    json["config"]["flags"] = serde_json::json!(["allow-discards"]);
+}
+
+/// `bob` becomes an owner.
+fn role(json: &mut Value) {
+    for token in json["tokens"].as_object_mut().unwrap().values_mut() {
+        if token["name"] == "bob" {
+            token["role"] = "owner".into();
+        }
+    }
+}
+
+/// A volume of `owner` that `bob`, a recovery key and a passphrase open, with a file system in it.
+fn volume(s: &Sandbox) {
+    for name in ["bob", "safe", "eve"] {
+        s.key(name);
+    }
+    fs::write(s.path("phrase"), "sesame").unwrap();
+    s.volume("a.img", "64M", &["--recovery", "safe"]);
+    s.run(&["volume", "key", "add", "a.img", "--user", "bob"])
+        .ok();
+    s.run(&["volume", "key", "add", "a.img", "--key-file", "phrase"])
+        .ok();
+    s.run(&["format", "a.img"]).ok();
+}
+
+/// Runs the program on a machine that has never opened any volume.
+fn elsewhere(s: &Sandbox, args: &[&str]) -> Ran {
+    let store = s.path("elsewhere/trust.json");
+    let _ = fs::remove_file(&store);
+    Ran::of(s.evfs().env("EVFS_TRUST_STORE", store).args(args))
+}
+
+/// The verbs that open a volume with a key.
+const VERBS: &[&[&str]] = &[
+    &["attach", "a.img", "--background"],
+    &["attach", "a.img", "--background", "--read-only"],
+    &["fsck", "a.img"],
+    &["df", "a.img"],
+    &["format", "a.img", "--force"],
+    &["fileset", "list", "a.img"],
+    &["volume", "key", "add", "a.img", "--user", "eve"],
+    &["volume", "key", "remove", "a.img", "bob"],
+    &["volume", "owner", "set", "a.img", "bob", "--key", "safe"],
+    &["volume", "erase", "a.img"],
+];
+
+#[test]
+fn no_verb_uses_a_header_that_was_changed_without_a_key() {
+    let s = Sandbox::new();
+    volume(&s);
+    let whole = fs::read(s.path("a.img")).unwrap();
+    let forgeries: &[(&str, fn(&mut Value))] = &[
+        ("core", core),
+        ("role", role),
+        ("no seal", |j| strip(j, "evfs-seal")),
+        ("core, no seal", |j| {
+            core(j);
+            strip(j, "evfs-seal");
+        }),
+        ("a seal of rubbish", |j| {
+            for token in j["tokens"].as_object_mut().unwrap().values_mut() {
+                if token["type"] == "evfs-seal" {
+                    token["core"] = 7.into();
+                }
+            }
+        }),
+    ];
+    for (what, forgery) in forgeries {
+        fs::write(s.path("a.img"), &whole).unwrap();
+        forge(&s.path("a.img"), forgery);
+        let forged = fs::read(s.path("a.img")).unwrap();
+        for verb in VERBS {
+            for ran in [s.run(verb), elsewhere(&s, verb)] {
+                let said = ran.code(14).stderr;
+                assert!(
+                    said.contains("the seal") || said.contains("sealed"),
+                    "{what}: {said}"
+                );
+            }
+            let now = fs::read(s.path("a.img")).unwrap();
+            assert!(now == forged, "{what}: {verb:?} has changed the image");
+        }
+    }
+    // Nothing of EVFS is left: key pairs are gone with it, and a passphrase opens nothing either.
+    for change in [|_: &mut Value| (), core] {
+        fs::write(s.path("a.img"), &whole).unwrap();
+        forge(&s.path("a.img"), |json| {
+            strip(json, "evfs-");
+            change(json);
+        });
+        let attach = &["attach", "a.img", "--background", "--key-file", "phrase"];
+        s.run(attach).code(14);
+        elsewhere(&s, attach).code(14);
+        let add = &[
+            "volume",
+            "key",
+            "add",
+            "a.img",
+            "--user",
+            "eve",
+            "--unlock-key-file",
+            "phrase",
+        ];
+        s.run(add).code(14);
+        elsewhere(&s, add).code(14);
+        let reseal = &[
+            "volume",
+            "repair",
+            "a.img",
+            "--reseal",
+            "--unlock-key-file",
+            "phrase",
+        ];
+        elsewhere(&s, reseal).code(13);
+    }
+    fs::write(s.path("a.img"), &whole).unwrap();
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
+#[test]
+fn a_forged_role_is_named_and_sealed_only_on_the_owners_word() {
+    let s = Sandbox::new();
+    volume(&s);
+    forge(&s.path("a.img"), role);
+    let ran = s.run(&["attach", "a.img", "--key", "bob"]).code(14);
+    assert!(
+        ran.stderr.contains("was user bob and is owner bob"),
+        "{}",
+        ran.stderr
+    );
+    let info = s.json(&["volume", "info", "a.img"]);
+    assert_eq!(info["keys"][2]["role"], "owner", "as forged: {info}");
+    let sealed = s.json(&["volume", "repair", "a.img", "--reseal", "--key", "owner"]);
+    let done = sealed["repaired"].to_string();
+    assert!(done.contains("owner     key pair bob"), "{done}");
+    s.run(&["volume", "key", "remove", "a.img", "bob"]).ok();
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
+#[test]
+fn a_recovery_key_gets_past_a_broken_seal_and_a_user_does_not() {
+    let s = Sandbox::new();
+    volume(&s);
+    forge(&s.path("a.img"), |j| strip(j, "evfs-seal"));
+    let reseal = |key: &str| s.run(&["volume", "repair", "a.img", "--reseal", "--key", key]);
+    reseal("bob").code(13);
+    reseal("safe").ok();
+    s.run(&["volume", "owner", "set", "a.img", "eve", "--key", "safe"])
+        .ok();
+}
+
+#[test]
+fn an_old_header_is_refused_until_the_administrator_says_so() {
+    let s = Sandbox::new();
+    volume(&s);
+    let old = fs::read(s.path("a.img")).unwrap();
+    s.run(&["volume", "header", "backup", "a.img", "old.header"])
+        .ok();
+    s.run(&["volume", "key", "remove", "a.img", "bob"]).ok();
+    let new = fs::read(s.path("a.img")).unwrap();
+    fs::write(s.path("a.img"), &old).unwrap();
+    for verb in VERBS {
+        let said = s.run(verb).code(14).stderr;
+        assert!(
+            said.contains("older than the one that this machine knows"),
+            "{said}"
+        );
+        assert!(
+            said.contains("keyslot 2, user bob, is new") && said.contains("--reset"),
+            "{said}"
+        );
+    }
+    s.run(&["attach", "a.img", "--key", "bob"]).code(14);
+    // Sealing again is no way around it.
+    s.run(&["volume", "repair", "a.img", "--reseal"]).code(14);
+    // What is newer than this machine remembers is fine: it was changed elsewhere.
+    fs::write(s.path("a.img"), &new).unwrap();
+    Ran::of(
+        s.evfs()
+            .env("EVFS_TRUST_STORE", s.path("elsewhere/trust.json"))
+            .args(["volume", "key", "add", "a.img", "--user", "eve"]),
+    )
+    .ok();
+    s.attach(&["a.img"]);
+    s.detach("a");
+    fs::write(s.path("a.img"), &new).unwrap();
+    s.run(&["attach", "a.img"]).code(14);
+
+    // A restore of an older header has to be wanted.
+    let restore = ["volume", "header", "restore", "a.img", "old.header"];
+    let said = s.run(&restore).code(14).stderr;
+    assert!(said.contains("--older"), "{said}");
+    let mut wanted = restore.to_vec();
+    wanted.push("--older");
+    s.run(&wanted).ok();
+    s.attach(&["a.img", "--key", "bob"]);
+    s.detach("a");
+    // And so has an old image that was put back in another way.
+    s.run(&["volume", "key", "remove", "a.img", "bob"]).ok();
+    fs::write(s.path("a.img"), &old).unwrap();
+    s.run(&["attach", "a.img"]).code(14);
+    s.run(&["volume", "trust", "a.img", "--reset"]).ok();
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
+#[test]
+fn a_volume_that_pretends_to_be_another_is_refused() {
+    let s = Sandbox::new();
+    volume(&s);
+    // Mallory knows the public key of the owner, and the UUID.
+    s.key("mallory");
+    let mallory = |args: &[&str]| {
+        let mut command = s.evfs();
+        command.env("EVFS_TRUST_STORE", s.path("mallory/trust.json"));
+        Ran::of(command.args(args)).ok()
+    };
+    mallory(&[
+        "volume", "create", "m.img", "--size", "64M", "--owner", "mallory",
+    ]);
+    mallory(&[
+        "volume", "key", "add", "m.img", "--user", "owner", "--key", "mallory",
+    ]);
+    let victim = fs::read(s.path("a.img")).unwrap();
+    let mut forged = fs::read(s.path("m.img")).unwrap();
+    for copy in forged[..2 * COPY].chunks_mut(COPY) {
+        copy[168..208].copy_from_slice(&victim[168..208]);
+        luks2::fix_checksum(copy);
+    }
+    fs::write(s.path("a.img"), &forged).unwrap();
+    mallory(&["volume", "trust", "m.img", "--reset"]);
+    mallory(&["volume", "repair", "a.img", "--reseal", "--key", "mallory"]);
+    for args in [
+        &["attach", "a.img", "--key", "owner", "--background"][..],
+        &["format", "a.img", "--key", "owner"],
+    ] {
+        let said = s.run(args).code(14).stderr;
+        assert!(said.contains("another volume key"), "{said}");
+    }
+    // Where it is met for the first time, its owner is named.
+    let said = elsewhere(&s, &["fsck", "a.img", "--key", "owner"]).stderr;
+    assert!(
+        said.contains("for the first time") && said.contains("owner mallory"),
+        "{said}"
+    );
+}
+
+#[test]
+fn trust_is_shown_and_reset() {
+    let s = Sandbox::new();
+    volume(&s);
+    let uuid = s.json(&["volume", "info", "a.img"])["uuid"].clone();
+    let all = s.json(&["volume", "trust"]);
+    assert_eq!(all["volumes"][0]["uuid"], uuid);
+    let one = s.json(&["volume", "trust", "a.img"]);
+    assert_eq!((&one["epoch"], &one["sealed"]), (&3.into(), &true.into()));
+    assert_eq!(one["header"]["same"], true);
+    let keys = one["keys"].to_string();
+    assert!(
+        keys.contains("owner owner") && keys.contains("user bob"),
+        "{keys}"
+    );
+    let store = fs::read_to_string(s.path("state/trust.json")).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    let mode = fs::metadata(s.path("state/trust.json")).unwrap();
+    assert_eq!(mode.permissions().mode() & 0o777, 0o600);
+    s.run(&["volume", "trust", uuid.as_str().unwrap(), "--reset"])
+        .ok();
+    s.run(&["volume", "trust", "a.img", "--reset"]).code(10);
+    s.run(&["volume", "trust", "--reset"]).code(2);
+    // The first use is said, and remembered; the second is nothing special.
+    let said = s.run(&["fsck", "a.img"]).ok().stderr;
+    assert!(
+        said.contains("for the first time") && said.contains("owner owner"),
+        "{said}"
+    );
+    assert!(!s.run(&["fsck", "a.img"]).ok().stderr.contains("first time"));
+    // A store that cannot be read is no reason to trust.
+    fs::write(s.path("state/trust.json"), &store[..store.len() / 2]).unwrap();
+    let said = s.run(&["attach", "a.img"]).code(2).stderr;
+    assert!(said.contains("trust store is damaged"), "{said}");
+    fs::write(
+        s.path("state/trust.json"),
+        store.replace("\"version\": 1", "\"version\": 9"),
+    )
+    .unwrap();
+    let said = s.run(&["attach", "a.img"]).code(2).stderr;
+    assert!(said.contains("later version"), "{said}");
+}
+
+/// A process that dies between writing the header and writing the store leaves a store that lags.
+#[test]
+fn a_store_that_lags_behind_the_header_catches_up() {
+    let s = Sandbox::new();
+    volume(&s);
+    let store = fs::read(s.path("state/trust.json")).unwrap();
+    s.run(&["volume", "key", "remove", "a.img", "bob"]).ok();
+    let after = fs::read(s.path("state/trust.json")).unwrap();
+    assert_ne!(store, after);
+    fs::write(s.path("state/trust.json"), &store).unwrap();
+    s.run(&["fsck", "a.img"]).ok();
+    assert_eq!(fs::read(s.path("state/trust.json")).unwrap(), after);
+}
+
+/// Changes of keys and openings at the same time: none is taken for an old header.
+#[test]
+fn changes_and_openings_at_once_are_not_taken_for_a_rollback() {
+    let s = Sandbox::new();
+    volume(&s);
+    let names: Vec<String> = (0..6).map(|n| format!("user{n}")).collect();
+    names.iter().for_each(|name| s.key(name));
+    std::thread::scope(|scope| {
+        for name in &names {
+            scope.spawn(|| {
+                s.run(&["volume", "key", "add", "a.img", "--user", name])
+                    .ok();
+            });
+        }
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..6 {
+                    let ran = s.run(&["df", "a.img"]);
+                    let code = ran.status.code();
+                    assert!(matches!(code, Some(0 | 11)), "{ran:?}");
+                }
+            });
+        }
+    });
+    assert_eq!(s.json(&["volume", "trust", "a.img"])["epoch"], 9);
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
