@@ -107,10 +107,7 @@ fn no_verb_uses_a_header_that_was_changed_without_a_key() {
         for verb in VERBS {
             for ran in [s.run(verb), elsewhere(&s, verb)] {
                 let said = ran.code(14).stderr;
-                assert!(
-                    said.contains("the seal") || said.contains("sealed"),
-                    "{what}: {said}"
-                );
+                assert!(said.contains("seal"), "{what}: {said}");
             }
             let now = fs::read(s.path("a.img")).unwrap();
             assert!(now == forged, "{what}: {verb:?} has changed the image");
@@ -274,6 +271,41 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
         let said = s.run(args).code(14).stderr;
         assert!(said.contains("another volume key"), "{said}");
     }
+    // With a UUID of its own it is still another one at that place; and so is what is in the clear.
+    fs::copy(s.path("m.img"), s.path("a.img")).unwrap();
+    for args in [
+        &["attach", "a.img", "--key", "owner", "--background"][..],
+        &["fsck", "a.img", "--key", "owner"],
+    ] {
+        let said = s.run(args).code(14).stderr;
+        assert!(said.contains("exchanged"), "{said}");
+    }
+    let clear = fs::File::create(s.path("a.img")).unwrap();
+    clear.set_len(64 << 20).unwrap();
+    Ran::of(
+        s.evfs()
+            .env("EVFS_TRUST_STORE", s.path("mallory/trust.json"))
+            .args(["format", "a.img"]),
+    )
+    .ok();
+    for args in [
+        &["fsck", "a.img"][..],
+        &["df", "a.img"],
+        &["format", "a.img", "--force"],
+    ] {
+        let said = s.run(args).code(14).stderr;
+        assert!(said.contains("not encrypted"), "{said}");
+    }
+    // A file that was removed and made anew is what was asked for.
+    fs::remove_file(s.path("a.img")).unwrap();
+    s.run(&["format", "a.img", "--size", "32M"]).ok();
+    s.run(&["fsck", "a.img"]).ok();
+    s.volume("b.img", "32M", &[]);
+    fs::remove_file(s.path("b.img")).unwrap();
+    s.volume("b.img", "32M", &[]);
+    s.attach(&["b.img"]);
+    s.detach("b");
+    fs::write(s.path("a.img"), &forged).unwrap();
     // Where it is met for the first time, its owner is named.
     let said = elsewhere(&s, &["fsck", "a.img", "--key", "owner"]).stderr;
     assert!(

@@ -84,6 +84,18 @@ impl Disk {
         }
     }
 
+    /// Where it is, by a name that means the same tomorrow: the path of a file, the name of a LUN.
+    /// Names of disks in `/dev` change from boot to boot.
+    pub(crate) fn place(&self) -> Option<String> {
+        match self {
+            Disk::File(file) => {
+                let path = std::fs::canonicalize(&file.info().name).ok()?;
+                path.is_file().then(|| path.display().to_string())
+            }
+            Disk::Lun(open) => Some(format!("lun:{}", open.lun.name())),
+        }
+    }
+
     /// The LUN, if it is one.
     pub fn lun(&self) -> Option<&Arc<OpenLun>> {
         match self {

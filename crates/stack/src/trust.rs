@@ -2,18 +2,19 @@
 //! opening shows what was exchanged, stripped or put back meanwhile. A file of JSON of each user.
 //!
 //! The header of a volume proves by its seal that whoever wrote it had the volume key. It cannot
-//! prove that it is the newest header with that key, nor that the volume key is the one that this
-//! user has always had. Both are remembered here: per UUID a name of the volume key and the last
-//! seal. The first use of a volume is trusted, and said.
+//! prove that it is the newest header with that key, nor that the volume is the one that this user
+//! has always had there. So this is remembered, per UUID: a name of the volume key, the last seal, and
+//! where the volume was found. The first use of a volume is trusted, and said.
 //!
 //! **Order.** The store is written after the header, so it may lag behind by what was done last, and
 //! never runs ahead. It is read before the header (or under the header lock), so that a change that
 //! another process makes in between is never taken for an old header.
 
+use crate::device::Disk;
 use crate::{Error, Result, state_file};
 use crypt::{Action, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -40,6 +41,10 @@ pub struct Entry {
     pub keys: BTreeMap<u32, String>,
     /// Seconds since 1970 when this machine first opened the volume.
     pub first_used: u64,
+    /// Where it was found, of places that stay the same: files by their paths, LUNs by their names.
+    /// One volume is known at a place.
+    #[serde(default)]
+    pub places: BTreeSet<String>,
 }
 
 /// The file.
@@ -85,8 +90,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of the file.
-    pub(crate) fn record(&self, volume: &Volume, unlocked: &Unlocked) -> Result<bool> {
-        let new = Entry::of(volume, unlocked);
+    pub(crate) fn record(&self, volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> Result<bool> {
+        let mut new = Entry::of(volume, unlocked, disk);
         let uuid = volume.uuid();
         if self
             .load()?
@@ -106,11 +111,32 @@ impl Store {
                 volume.name()
             ))),
             Some(old) => {
+                old.places.append(&mut new.places);
                 if !old.covers(&new) {
                     (old.seal, old.keys) = (new.seal, new.keys);
                 }
                 Ok(false)
             }
+        })
+    }
+
+    /// What was known at the place of `disk` is not expected there any more: it is about to be made
+    /// anew.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn clear_place(&self, disk: &Disk) -> Result<()> {
+        let Some(place) = disk.place() else {
+            return Ok(());
+        };
+        if self.load()?.at(&place).is_none() {
+            return Ok(());
+        }
+        self.update(|known| {
+            for entry in known.volumes.values_mut() {
+                entry.places.remove(&place);
+            }
+            Ok(())
         })
     }
 
@@ -204,13 +230,14 @@ pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
 }
 
 impl Entry {
-    fn of(volume: &Volume, unlocked: &Unlocked) -> Entry {
+    fn of(volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> Entry {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Entry {
             volume_key: volume.key_id(unlocked),
             seal: seal_of(volume),
             keys: keys_of(volume),
             first_used: now.map_or(0, |d| d.as_secs()),
+            places: disk.place().into_iter().collect(),
         }
     }
 
@@ -218,6 +245,7 @@ impl Entry {
     fn covers(&self, new: &Entry) -> bool {
         let epoch = |e: &Entry| e.seal.as_ref().map(|s| s.epoch);
         self.volume_key == new.volume_key
+            && self.places.is_superset(&new.places)
             && (epoch(self) > epoch(new) || (&self.seal, &self.keys) == (&new.seal, &new.keys))
     }
 
@@ -260,12 +288,46 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
 }
 
 impl Known {
+    /// The volume that is known at a place, with its UUID.
+    pub fn at(&self, place: &str) -> Option<(&String, &Entry)> {
+        let mut all = self.volumes.iter();
+        all.find(|(_, entry)| entry.places.contains(place))
+    }
+
+    /// The UUID that `name` is, if such a volume is known.
+    pub fn named(&self, name: &Path) -> Option<String> {
+        let uuid = name.to_str()?;
+        self.volumes.contains_key(uuid).then(|| uuid.to_owned())
+    }
+
+    /// Whether `disk` may be taken for one whose data lies in the clear.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] where this machine knows an encrypted volume.
+    pub(crate) fn judge_clear(&self, disk: &Disk) -> Result<()> {
+        let known = disk.place().and_then(|place| self.at(&place));
+        known.map_or(Ok(()), |(uuid, _)| {
+            Err(Error::Untrusted(format!(
+                "{}: it is not encrypted, and this machine knows the encrypted volume {uuid} there: \
+                 somebody exchanged it, and could read what is written to it. If that was you, \
+                 accept it with `evfs volume trust {uuid} --reset`",
+                disk.device().info().name
+            )))
+        })
+    }
+
     /// Whether `volume`, which `unlocked` has opened, is what this machine remembers, and may be
     /// used for `what`.
     ///
     /// # Errors
     /// [`Error::Untrusted`], which says what is different, and a seal that does not hold.
-    pub(crate) fn judge(&self, volume: &Volume, unlocked: &Unlocked, what: Action) -> Result<()> {
+    pub(crate) fn judge(
+        &self,
+        volume: &Volume,
+        unlocked: &Unlocked,
+        disk: &Disk,
+        what: Action,
+    ) -> Result<()> {
         let (name, uuid) = (volume.name(), volume.uuid());
         let untrusted = |why: String| Err(Error::Untrusted(format!("{name}: {why}")));
         let entry = self.volumes.get(uuid);
@@ -282,6 +344,14 @@ impl Known {
                  key: it is another volume, made by somebody who wants it taken for yours, or by a \
                  reencryption. What is written to it, its maker can read.{changes} If you made it, \
                  accept it with `evfs volume trust {name} --reset`"
+            ));
+        }
+        let expected = disk.place().and_then(|place| self.at(&place));
+        if let Some((other, _)) = expected.filter(|(other, _)| *other != uuid) {
+            return untrusted(format!(
+                "it is volume {uuid}, and this machine knows volume {other} there: somebody \
+                 exchanged it, and may be able to read what is written to it. If that was you, \
+                 accept it with `evfs volume trust {other} --reset`"
             ));
         }
         let (known, now) = (entry.and_then(|e| e.seal.as_ref()), seal_of(volume));

@@ -50,7 +50,13 @@ impl Held {
         what: crypt::Action,
     ) -> Result<Unlocked> {
         // The store is written under the header lock, which is held: it is not ahead of the header.
-        opener.unlock(&self.volume, &opener.trust.load()?, source, what)
+        opener.unlock(
+            &self.volume,
+            &self.disk,
+            &opener.trust.load()?,
+            source,
+            what,
+        )
     }
 
     /// Unlocks the volume for a change of its header, makes the change, and remembers the header as
@@ -67,7 +73,7 @@ impl Held {
     ) -> Result<T> {
         let unlocked = self.unlock(opener, source, what)?;
         let result = change(&mut self.volume, &unlocked)?;
-        opener.trust.record(&self.volume, &unlocked)?;
+        opener.trust.record(&self.volume, &unlocked, &self.disk)?;
         Ok(result)
     }
 
@@ -176,7 +182,9 @@ pub(crate) fn open_or_make(
         ))),
         (false, Some(size)) => {
             let file = FileDevice::create(path, size, &path_file::Options::default())?;
-            Ok((Disk::File(file), true))
+            let disk = Disk::File(file);
+            settings.trust_store().clear_place(&disk)?;
+            Ok((disk, true))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
             "--size makes files; the size of a LUN is its target's to give".into(),
@@ -231,7 +239,9 @@ fn format_over(
     let keep = || save_head(settings, create.path, disk, overwritten);
     let backup = found.map(|_| keep()).transpose()?;
     let (volume, unlocked) = Volume::create(device, &create.format, owner, recovery)?;
-    settings.trust_store().record(&volume, &unlocked)?;
+    let trust = settings.trust_store();
+    trust.clear_place(disk)?;
+    trust.record(&volume, &unlocked, disk)?;
     Ok((
         Held {
             volume,
@@ -391,6 +401,7 @@ impl Opener {
     fn unlock(
         &self,
         volume: &Volume,
+        disk: &Disk,
         known: &Known,
         source: &KeySource,
         what: crypt::Action,
@@ -403,9 +414,9 @@ impl Opener {
             }
             KeySource::Any => self.with_any(volume, what)?,
         };
-        known.judge(volume, &unlocked, what)?;
+        known.judge(volume, &unlocked, disk, what)?;
         unlocked.role.allow(what)?;
-        if unlocked.seal.holds() && self.trust.record(volume, &unlocked)? {
+        if unlocked.seal.holds() && self.trust.record(volume, &unlocked, disk)? {
             (self.tell)(&first_use(volume, &unlocked));
         }
         Ok(unlocked)
@@ -571,6 +582,7 @@ pub(crate) fn of_disk(
     if signature::find(&*device)?.is_some_and(signature::is_volume) {
         return decipher(disk, opener, &source()?, options);
     }
+    opener.trust.load()?.judge_clear(&disk)?;
     Ok(Open {
         device,
         cipher: None,
@@ -594,7 +606,7 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         let _guard = disk.header_lock(false)?;
         Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
-    let unlocked = opener.unlock(&volume, &known, source, crypt::Action::Attach)?;
+    let unlocked = opener.unlock(&volume, &disk, &known, source, crypt::Action::Attach)?;
     let crypt_options = crypt::Options {
         read_only: options.read_only,
         allow_discards: options.allow_discards || volume.persistent_discards(),

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::output;
 use serde_json::{Value, json};
-use stack::trust::{Entry, SeenSeal, epoch_of, seal_of};
+use stack::trust::{Entry, epoch_of, seal_of};
 use stack::volume::{Intent, hold};
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
@@ -47,8 +47,14 @@ fn all(context: &Context) -> Result<u8> {
 }
 
 fn one(context: &Context, device: &Path) -> Result<u8> {
-    let (uuid, states) = find(context, device)?;
     let known = context.settings.trust_store().load()?;
+    let (uuid, states) = match known.named(device) {
+        Some(uuid) => (uuid, None),
+        None => {
+            let held = hold(device, Intent::Look, &context.settings)?;
+            (held.volume.uuid().to_owned(), Some(seal_of(&held.volume)))
+        }
+    };
     let entry = known.volumes.get(&uuid).ok_or_else(|| unknown(&uuid))?;
     let mut shown = value(&uuid, entry);
     if let Some(states) = &states {
@@ -73,24 +79,21 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
 }
 
 fn reset(context: &Context, device: &Path) -> Result<u8> {
-    let (uuid, _) = find(context, device)?;
-    if !context.settings.trust_store().forget(&uuid)? {
+    let store = context.settings.trust_store();
+    let uuid = match store.load()?.named(device) {
+        Some(uuid) => uuid,
+        None => hold(device, Intent::Look, &context.settings)?
+            .volume
+            .uuid()
+            .to_owned(),
+    };
+    if !store.forget(&uuid)? {
         return Err(unknown(&uuid));
     }
     output::show(context.json, &json!({ "forgotten": uuid }), || {
         format!("forgot volume {uuid}; its next use is trusted as a first one")
     });
     Ok(exit::OK)
-}
-
-/// The UUID that is meant, and the seal that the header states if it was a device.
-fn find(context: &Context, device: &Path) -> Result<(String, Option<Option<SeenSeal>>)> {
-    let known = context.settings.trust_store().load()?;
-    if let Some(uuid) = device.to_str().filter(|d| known.volumes.contains_key(*d)) {
-        return Ok((uuid.to_owned(), None));
-    }
-    let held = hold(device, Intent::Look, &context.settings)?;
-    Ok((held.volume.uuid().to_owned(), Some(seal_of(&held.volume))))
 }
 
 fn unknown(uuid: &str) -> Error {
@@ -105,6 +108,7 @@ fn value(uuid: &str, entry: &Entry) -> Value {
         "sealed": entry.seal.is_some(),
         "epoch": entry.seal.as_ref().map(|s| s.epoch),
         "first_used": entry.first_used,
+        "places": entry.places,
         "keys": entry.keys.iter().map(|(keyslot, key)| json!({ "keyslot": keyslot, "key": key })).collect::<Vec<_>>(),
     })
 }
@@ -114,6 +118,9 @@ fn text(uuid: &str, entry: &Entry) -> String {
         "UUID          {uuid}\nremembered    {}\n",
         epoch_of(entry.seal.as_ref())
     );
+    for place in &entry.places {
+        let _ = writeln!(text, "found at      {}", place.escape_debug());
+    }
     for (keyslot, key) in &entry.keys {
         let _ = writeln!(text, "keyslot {keyslot:<3}   {key}");
     }
