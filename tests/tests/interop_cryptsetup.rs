@@ -222,6 +222,7 @@ fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
     with(&["luksAddKey", "--key-file", &p1, &image, &p2]);
     s.attach(&["c.img", "--key-file", "p2"]);
     s.detach("c");
+    let before = fs::read(&image).unwrap();
     s.key("bob");
     let add = ["volume", "key", "add", "c.img", "--user", "bob"];
     s.run(&[&add[..], &["--unlock-key-file", "p2"]].concat())
@@ -238,6 +239,13 @@ fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
     s.run(&[&reseal[..], &["--unlock-key-file", "p2"]].concat())
         .ok();
     s.attach(&["c.img", "--key", "bob"]);
+    s.detach("c");
+    // Nor is the header believed that it had before it was sealed.
+    fs::write(&image, before).unwrap();
+    let said = s.run(&["attach", "c.img", "--key-file", "p2"]).code(14);
+    assert!(said.stderr.contains("no seal"), "{}", said.stderr);
+    s.run(&["volume", "trust", "c.img", "--reset"]).ok();
+    s.attach(&["c.img", "--key-file", "p2"]);
     s.detach("c");
 }
 

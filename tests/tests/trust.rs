@@ -357,6 +357,24 @@ fn trust_is_shown_and_reset() {
     assert!(said.contains("later version"), "{said}");
 }
 
+#[test]
+fn a_copy_is_fine_until_the_keys_of_both_were_changed() {
+    let s = Sandbox::new();
+    volume(&s);
+    fs::copy(s.path("a.img"), s.path("b.img")).unwrap();
+    s.attach(&["b.img"]);
+    s.detach("b");
+    s.run(&["volume", "key", "add", "a.img", "--user", "eve"])
+        .ok();
+    let remove = ["volume", "key", "remove", "b.img", "bob"];
+    s.run(&remove).code(14);
+    elsewhere(&s, &remove).ok();
+    let said = s.run(&["attach", "b.img"]).code(14).stderr;
+    assert!(said.contains("changed apart"), "{said}");
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
 /// A process that dies between writing the header and writing the store leaves a store that lags.
 #[test]
 fn a_store_that_lags_behind_the_header_catches_up() {
