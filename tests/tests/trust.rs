@@ -166,7 +166,8 @@ fn a_forged_role_is_named_and_sealed_only_on_the_owners_word() {
     let sealed = s.json(&["volume", "repair", "a.img", "--reseal", "--key", "owner"]);
     let done = sealed["repaired"].to_string();
     assert!(done.contains("owner     key pair bob"), "{done}");
-    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"]).ok();
+    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
+        .ok();
     s.attach(&["a.img"]);
     s.detach("a");
 }
@@ -179,8 +180,10 @@ fn a_recovery_key_gets_past_a_broken_seal_and_a_user_does_not() {
     let reseal = |key: &str| s.run(&["volume", "repair", "a.img", "--reseal", "--key", key]);
     reseal("bob").code(13);
     reseal("safe").ok();
-    s.run(&["volume", "owner", "set", "a.img", "eve", "--key", "safe", "--yes"])
-        .ok();
+    s.run(&[
+        "volume", "owner", "set", "a.img", "eve", "--key", "safe", "--yes",
+    ])
+    .ok();
 }
 
 #[test]
@@ -190,7 +193,8 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     let old = fs::read(s.path("a.img")).unwrap();
     s.run(&["volume", "header", "backup", "a.img", "old.header"])
         .ok();
-    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"]).ok();
+    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
+        .ok();
     let new = fs::read(s.path("a.img")).unwrap();
     fs::write(s.path("a.img"), &old).unwrap();
     for verb in VERBS {
@@ -221,16 +225,24 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     s.run(&["attach", "a.img"]).code(14);
 
     // A restore of an older header has to be wanted.
-    let restore = ["volume", "header", "restore", "a.img", "old.header"];
+    let restore = [
+        "volume",
+        "header",
+        "restore",
+        "a.img",
+        "old.header",
+        "--yes",
+    ];
     let said = s.run(&restore).code(14).stderr;
     assert!(said.contains("--older"), "{said}");
     let mut wanted = restore.to_vec();
-    wanted.extend(["--older", "--yes"]);
+    wanted.push("--older");
     s.run(&wanted).ok();
     s.attach(&["a.img", "--key", "bob"]);
     s.detach("a");
     // And so has an old image that was put back in another way.
-    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"]).ok();
+    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
+        .ok();
     fs::write(s.path("a.img"), &old).unwrap();
     s.run(&["attach", "a.img"]).code(14);
     s.run(&["volume", "trust", "a.img", "--reset"]).ok();
@@ -264,6 +276,7 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
     fs::write(s.path("a.img"), &forged).unwrap();
     mallory(&["volume", "trust", "m.img", "--reset"]);
     mallory(&["volume", "repair", "a.img", "--reseal", "--key", "mallory"]);
+    let forged = fs::read(s.path("a.img")).unwrap();
     for args in [
         &["attach", "a.img", "--key", "owner", "--background"][..],
         &["format", "a.img", "--key", "owner"],
@@ -376,7 +389,8 @@ fn a_store_that_lags_behind_the_header_catches_up() {
     let s = Sandbox::new();
     volume(&s);
     let store = fs::read(s.path("state/trust.json")).unwrap();
-    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"]).ok();
+    s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
+        .ok();
     let after = fs::read(s.path("state/trust.json")).unwrap();
     assert_ne!(store, after);
     fs::write(s.path("state/trust.json"), &store).unwrap();
