@@ -136,6 +136,14 @@ pub trait Lunpath: Send + Sync {
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] where the transport or the target has no such thing.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
+
+    /// Takes back what connections that were lost, and fences, have left at the other end. For when
+    /// no connection of the LUN is in use any more; called for all its paths, and then once more,
+    /// because what one path left may be needed until another has taken back its own. Waits no longer
+    /// than `within`.
+    fn close(&self, within: Duration) {
+        let _ = within;
+    }
 }
 
 /// A connection that is ready, on its way to the thread that will use it.

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Seconds that a path may stay silent when the LUN is about to be closed by force.
 const HURRY_SECS: u32 = 5;
+/// How long a path may take to clean up at its other end.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// One path, as a LUN is opened with it.
 pub struct PathSpec {
@@ -571,6 +573,10 @@ impl Drop for Lun {
     fn drop(&mut self) {
         self.shared.closing.store(true, Release);
         self.shared.wake_monitor();
+        let paths = self.shared.paths();
+        for path in paths.iter().chain(&paths) {
+            path.path.close(CLOSE_WITHIN);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::address::Portal;
 use crate::errors::of_protocol;
 use crate::link::{Data, Link};
+use crate::nexus::random_isid;
 use crate::options::Options;
 use crate::wire::Wire;
 use block::{Error, ErrorKind, Result};
@@ -48,6 +49,7 @@ pub fn discover(portal: &str, options: &Options, within: Duration) -> Result<Vec
         &Portal::parse(portal)?,
         &access,
         Kind::Discovery,
+        random_isid(),
         deadline,
     )?;
     let text = link.send_targets(deadline)?;
@@ -75,7 +77,14 @@ pub fn luns(portal: &str, iqn: &str, options: &Options, within: Duration) -> Res
         target: iqn,
         lun: [0; 8],
     };
-    let mut link = log_in(portal, &Portal::parse(portal)?, &access, kind, deadline)?;
+    let mut link = log_in(
+        portal,
+        &Portal::parse(portal)?,
+        &access,
+        kind,
+        random_isid(),
+        deadline,
+    )?;
     let cdb = cdb::report_luns(LUNS_BYTES);
     let data = link.command(&cdb, &Data::In(LUNS_BYTES), deadline)?;
     Ok(parse_luns(&data)
@@ -162,6 +171,7 @@ pub(crate) fn log_in(
     portal: &Portal,
     access: &Access<'_>,
     kind: Kind<'_>,
+    isid: [u8; 6],
     deadline: Instant,
 ) -> Result<Link> {
     let (mut portal, mut md5_only) = (portal.clone(), false);
@@ -171,13 +181,13 @@ pub(crate) fn log_in(
         let mut login = Login::new(LoginConfig {
             initiator: &access.options.initiator_name,
             kind,
-            isid: random_isid(),
+            isid,
             credentials: access.credentials(md5_only),
             wanted: &wanted,
         });
         match negotiate(name, &mut stream, &mut login, deadline) {
             Ok(Step::Session(session, early)) => {
-                return Ok(Link::new(Wire::new(stream, *session, &early), name));
+                return Ok(Link::new(Wire::new(stream, *session, &early), name, isid));
             }
             Ok(Step::Elsewhere(address)) => portal = Portal::parse(&address)?,
             // Some targets take the number of SHA-256 for SHA-1, and call the response malformed.
@@ -291,14 +301,6 @@ fn wait(name: &str, stream: &TcpStream, flags: PollFlags, deadline: Instant) -> 
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(Error::from_io(name, e.into())),
     }
-}
-
-/// An identifier of the "random" format (RFC 7143, section 11.12.5).
-fn random_isid() -> [u8; 6] {
-    let mut isid = [0; 6];
-    getrandom::fill(&mut isid).expect("the kernel gives random bytes");
-    isid[0] = 0x80;
-    isid
 }
 
 /// The field of a LUN that [`crate::address::Address`] has checked.

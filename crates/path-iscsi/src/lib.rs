@@ -18,6 +18,7 @@ mod device;
 mod errors;
 mod job;
 mod link;
+mod nexus;
 mod options;
 mod path;
 mod queue;

@@ -1,12 +1,14 @@
 //! A session that waits: control-plane commands, each within a deadline, and the clean end of it.
 
 use crate::errors::{of_fault, of_protocol};
+use crate::nexus::{self, Leavings, Left};
 use crate::reserve;
 use crate::wire::{Memory, Wire};
 use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::cdb::Cdb;
 use iscsi_proto::scsi::{Action, Fault, judge};
 use iscsi_proto::{Event, Function, TaskId, Transfer};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Times a control-plane command is sent again: a new session may have several unit attentions
@@ -15,7 +17,7 @@ const AGAIN_MAX: u32 = 8;
 /// Delay after BUSY where the target names none.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
 /// How long the clean end of a session may take.
-const CLOSE_TIME: Duration = Duration::from_millis(500);
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// The data of one command.
 #[derive(Default)]
@@ -60,18 +62,24 @@ pub(crate) struct Link {
     pub(crate) wire: Wire,
     /// For messages.
     pub(crate) name: String,
-    /// Key that is registered by this session.
+    /// Name of the session at the target.
+    pub(crate) isid: [u8; 6],
+    /// Key that is registered by this session, or was by the one that it takes the place of.
     pub(crate) key: Option<u64>,
+    /// Where it is noted that the registration was left behind.
+    pub(crate) leavings: Arc<Leavings>,
     /// The connection is lost: nothing is said on it any more.
     pub(crate) dead: bool,
 }
 
 impl Link {
-    pub(crate) fn new(wire: Wire, name: &str) -> Link {
+    pub(crate) fn new(wire: Wire, name: &str, isid: [u8; 6]) -> Link {
         Link {
             wire,
             name: name.into(),
+            isid,
             key: None,
+            leavings: Arc::default(),
             dead: false,
         }
     }
@@ -246,25 +254,41 @@ impl Link {
     }
 }
 
-impl Drop for Link {
-    /// Takes the registration back and logs out, where nothing else is under way.
-    fn drop(&mut self) {
+impl Link {
+    /// Takes the registration back and logs out; says whether nothing is left of the session.
+    fn end(&mut self, deadline: Instant) -> bool {
         if self.dead || !self.wire.is_idle() {
-            return;
+            return false;
         }
-        let deadline = Instant::now() + CLOSE_TIME;
-        if let Some(key) = self.key.take()
-            && let Err(error) = reserve::unregister(self, key, deadline)
-        {
-            tracing::warn!(%error, "a registration was left behind");
+        let mut left = false;
+        if let Some(key) = self.key {
+            // The reservation may be this session's, and goes with its registration.
+            left = self.leavings.guards();
+            if !left && let Err(error) = reserve::unregister(self, key, deadline) {
+                tracing::debug!(%error, "a registration is not taken back");
+                left = true;
+            }
         }
         if self.dead {
-            return;
+            return false;
         }
         self.wire.session.logout();
         let gone = |event| matches!(event, Event::LoggedOut).then_some(());
         if let Err(failure) = self.until(&mut One::default(), deadline, gone) {
             tracing::debug!(error = %failure.error, "no answer to the logout");
+        }
+        !left
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let ended = self.end(Instant::now() + CLOSE_TIME);
+        let isid = self.isid;
+        match self.key.take() {
+            Some(key) if ended => nexus::ended(key),
+            Some(key) => self.leavings.keep(Left { isid, key }),
+            None => {}
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::address::Address;
 use crate::connect::{Access, field, log_in};
 use crate::device::IscsiDevice;
 use crate::link::Link;
+use crate::nexus::{self, Leavings, random_isid};
 use crate::options::Options;
 use crate::queue::{IscsiQueue, Retries};
 use crate::reserve;
@@ -12,18 +13,28 @@ use block::{
     Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Result, Transport,
 };
 use iscsi_proto::Kind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How long a path that is dropped may take to clean up at the target.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// One way to a logical unit of an iSCSI target.
 pub struct IscsiPath {
     name: String,
     address: Address,
     pub(crate) options: Options,
-    /// The session that fences go through, once there was one, and its key.
-    control: Mutex<Option<(Link, u64)>>,
+    /// The session that fences go through, once there was one.
+    control: Mutex<Option<Link>>,
     /// The session that access is asked on, once there was one.
     watch: Mutex<Option<Link>>,
+    /// Sessions that did not end in order.
+    leavings: Arc<Leavings>,
+    /// It was looked for what processes that died have left.
+    swept: AtomicBool,
+    closed: AtomicBool,
 }
 
 impl IscsiPath {
@@ -38,6 +49,9 @@ impl IscsiPath {
             options,
             control: Mutex::new(None),
             watch: Mutex::new(None),
+            leavings: Arc::default(),
+            swept: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -60,7 +74,26 @@ impl IscsiPath {
         self.link(deadline)?.reset_unit(deadline)
     }
 
+    /// Logs in: in the place of a session that was lost, if there is one.
     fn link(&self, deadline: Instant) -> Result<Link> {
+        let left = self.leavings.take();
+        let isid = left.map_or_else(random_isid, |left| left.isid);
+        match self.log_in(isid, deadline) {
+            Ok(mut link) => {
+                link.leavings = Arc::clone(&self.leavings);
+                link.key = left.map(|left| left.key);
+                // The target has ended the session that had this name.
+                link.key.into_iter().for_each(nexus::ended);
+                Ok(link)
+            }
+            Err(error) => {
+                left.into_iter().for_each(|left| self.leavings.keep(left));
+                Err(error)
+            }
+        }
+    }
+
+    fn log_in(&self, isid: [u8; 6], deadline: Instant) -> Result<Link> {
         let user = self.address.user.clone();
         let user = user.or_else(|| self.options.chap_user.clone());
         let access = Access::of(&self.options, user)?;
@@ -68,7 +101,14 @@ impl IscsiPath {
             target: &self.address.target,
             lun: field(self.address.lun),
         };
-        log_in(&self.name, &self.address.portal, &access, kind, deadline)
+        log_in(
+            &self.name,
+            &self.address.portal,
+            &access,
+            kind,
+            isid,
+            deadline,
+        )
     }
 
     fn find(&self, link: &mut Link, deadline: Instant) -> Result<Found> {
@@ -81,7 +121,7 @@ impl IscsiPath {
         let mut link = self.link(deadline)?;
         // Who has not registered may not even ask for everything.
         if self.options.persistent_reservations && !self.options.read_only {
-            reserve::register(&mut link, deadline)?;
+            self.register(&mut link, deadline)?;
         }
         let found = self.find(&mut link, deadline)?;
         Ok(IscsiConnection {
@@ -91,31 +131,61 @@ impl IscsiPath {
         })
     }
 
-    fn fence_through(
-        &self,
-        control: &mut Option<(Link, u64)>,
-        key: u64,
-        deadline: Instant,
-    ) -> Result<()> {
+    fn register(&self, link: &mut Link, deadline: Instant) -> Result<u64> {
+        let initiator = &self.options.initiator_name;
+        let key = reserve::register(link, initiator, deadline)?;
+        if !self.swept.swap(true, Relaxed)
+            && let Err(error) = reserve::sweep(link, key, initiator, deadline)
+        {
+            tracing::warn!(%error, "registrations that were left behind may still be there");
+        }
+        Ok(key)
+    }
+
+    fn control(&self) -> MutexGuard<'_, Option<Link>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session for fences and cleaning up, with its key.
+    fn controller(&self, earlier: Option<Link>, deadline: Instant) -> Result<(Link, u64)> {
         let third = deadline.saturating_duration_since(Instant::now()) / 3;
-        let earlier = control.take().and_then(|(mut link, own)| {
-            let answers = link.ping(Instant::now() + third).is_ok();
-            answers.then_some((link, own))
-        });
-        let (mut link, own) = match earlier {
-            Some(control) => control,
-            None => {
-                let mut link = self.link(deadline)?;
-                let own = reserve::register(&mut link, deadline)?;
-                (link, own)
-            }
-        };
-        // The reservation may be this session's from now on, and has to outlive it: something of
-        // the lost connection may be on its way for longer than this process lives.
-        link.key = None;
-        reserve::preempt(&mut link, own, key, deadline)?;
-        *control = Some((link, own));
+        if let Some(mut link) = earlier
+            && let Some(key) = link.key
+            && link.ping(Instant::now() + third).is_ok()
+        {
+            return Ok((link, key));
+        }
+        let mut link = self.link(deadline)?;
+        let key = self.register(&mut link, deadline)?;
+        Ok((link, key))
+    }
+
+    /// Takes back what lost sessions have left: those of this path by taking their place, others by
+    /// their keys. Where a session was fenced and could not be ended, the registration that keeps it
+    /// out has to stay, with the reservation.
+    fn clean_up(&self, deadline: Instant) -> Result<()> {
+        let again = std::iter::from_fn(|| self.leavings.any().then(|| self.link(deadline)));
+        drop(again.collect::<Result<Vec<Link>>>()?);
+        let mut control = self.control();
+        let guards = self.leavings.guards();
+        if guards || nexus::any_lost() {
+            let (mut link, own) = self.controller(control.take(), deadline)?;
+            reserve::hold(&mut link, own, deadline)?;
+            reserve::sweep(&mut link, own, &self.options.initiator_name, deadline)?;
+            *control = Some(link);
+        }
+        if !guards {
+            *control = None;
+        }
         Ok(())
+    }
+}
+
+impl Drop for IscsiPath {
+    fn drop(&mut self) {
+        if !self.closed.load(Relaxed) {
+            self.close(LEAVE_WITHIN);
+        }
     }
 }
 
@@ -159,16 +229,38 @@ impl Lunpath for IscsiPath {
         Ok(access)
     }
 
-    /// Preempts the key. The registration that does it stays at the target, with the reservation,
-    /// until somebody clears them: what was sent under the key may arrive at any later time.
+    /// Preempts the key. The session that does it stays registered until [`Lunpath::close`].
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
         if !self.options.persistent_reservations {
             let why = "fencing needs persistent reservations, which are switched off for this path";
             return Err(Error::new(ErrorKind::Unsupported, &self.name, why));
         }
         let deadline = Instant::now() + within;
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.fence_through(&mut control, key, deadline)
+        let mut control = self.control();
+        let (mut link, own) = self.controller(control.take(), deadline)?;
+        reserve::preempt(&mut link, own, key, deadline)?;
+        self.leavings.fenced(key);
+        *control = Some(link);
+        Ok(())
+    }
+
+    fn close(&self, within: Duration) {
+        let again = self.closed.swap(true, Relaxed);
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if !self.options.persistent_reservations || self.options.read_only {
+            return;
+        }
+        if let Err(error) = self.clean_up(Instant::now() + within) {
+            tracing::info!(%error, "registrations may be left behind at the target");
+        }
+        if again && self.leavings.guards() {
+            tracing::warn!(
+                path = self.name,
+                "a registration and the reservation stay at the target: another path was lost with \
+                 writes under way, and the target may still carry them out; the next attach on this \
+                 machine takes them over"
+            );
+        }
     }
 }
 

@@ -1,8 +1,12 @@
 //! The fence: each connection registers a key of its own, and the unit takes writes only from
 //! sessions with a registered key. Preempting a key stops what its session has sent and the target
 //! has not carried out (SPC-4, section 5.12.11).
+//!
+//! On targets that keep a registration beyond its session, what is left of lost sessions and of
+//! processes that died is preempted by the next that registers, or by the last that leaves.
 
 use crate::link::{Data, Failure, Link};
+use crate::nexus;
 use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::cdb::{
     ReserveIn, ReserveOut, WRITE_EXCLUSIVE_REGISTRANTS_ONLY, persistent_reserve_in,
@@ -14,13 +18,35 @@ use std::time::Instant;
 /// Bytes for the list of keys: 1,023 of them.
 const KEYS_BYTES: u16 = 8 + 1023 * 8;
 
-/// Registers a random key, and makes sure that the reservation is there.
-pub(crate) fn register(link: &mut Link, deadline: Instant) -> Result<u64> {
-    let key = random_key();
-    out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
+/// Registers a key of its own, whatever the session before had, and makes sure that the reservation
+/// is there.
+pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> Result<u64> {
+    let before = link.key;
+    let key = nexus::new_key(initiator);
+    // From here on it may be there, whatever is heard.
     link.key = Some(key);
+    out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
+    before.into_iter().for_each(nexus::ended);
     hold(link, key, deadline)?;
     Ok(key)
+}
+
+/// Removes the registrations that nobody uses any more. `own` is this session's key.
+pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instant) -> Result<()> {
+    for key in keys(link, deadline)? {
+        if key != own && nexus::is_left_over(key, initiator) {
+            match out(link, ReserveOut::Preempt, own, key, deadline) {
+                // Another of our connections was faster.
+                Err(failure) if failure.fault == Some(Fault::ReservationConflict) => {}
+                result => drop(result?),
+            }
+            tracing::info!(
+                path = link.name,
+                "a registration that was left behind is removed"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Removes the registration of `key`, which is this session's.
@@ -49,7 +75,7 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
 }
 
 /// Makes sure that the unit takes writes only from who has registered.
-fn hold(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
+pub(crate) fn hold(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     if reservation(link, deadline)?.is_none() {
         match out(link, ReserveOut::Reserve, key, 0, deadline) {
             // Another of our connections was faster.
@@ -91,11 +117,4 @@ fn reservation(link: &mut Link, deadline: Instant) -> Result<Option<Reservation>
     let cdb = persistent_reserve_in(ReserveIn::ReadReservation, 24);
     let data = link.command(&cdb, &Data::In(24), deadline)?;
     parse_reservation(&data).ok_or_else(|| link.senseless("PERSISTENT RESERVE IN"))
-}
-
-/// Not zero, which stands for no key.
-fn random_key() -> u64 {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
-    u64::from_be_bytes(bytes).max(1)
 }

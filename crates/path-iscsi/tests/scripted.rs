@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::disk::{self, Disk};
+use target::reserve::Reservations;
 use target::{Manner, Reply, Script, Scripted, start, start_moved};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -325,4 +326,136 @@ fn a_silent_target_is_waited_for_no_longer_than_allowed() {
     let error = path.identify(Duration::from_millis(100)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+/// Two ports of a unit whose registrations outlive sessions. A write of three blocks ends the
+/// connection.
+fn reserving() -> (Arc<Reservations>, [Scripted; 2]) {
+    let reservations = Arc::new(Reservations::default());
+    let ports = [0, 1].map(|port| {
+        let manner = Manner {
+            reservations: Some((Arc::clone(&reservations), port)),
+            ..Manner::default()
+        };
+        let script = |cdb: &[u8; 16]| match (cdb[0], cdb[13]) {
+            (0x8a, 3) => Reply::Leave,
+            _ => Reply::Good,
+        };
+        start(manner, Box::new(script))
+    });
+    (reservations, ports)
+}
+
+fn reserved(target: &Scripted) -> IscsiPath {
+    let options = Options {
+        persistent_reservations: true,
+        ..Options::default()
+    };
+    IscsiPath::parse(&target.uri, options).unwrap()
+}
+
+/// Loses the connection of a queue.
+fn lose(queue: &mut dyn Queue) {
+    let bufs = Buf::zeroed(3 * 512).into();
+    let (offset, fua) = (0, false);
+    let error = run(queue, Op::Write { offset, bufs, fua }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+}
+
+#[test]
+fn registrations_of_lost_connections_do_not_multiply_and_none_is_left_at_the_end() {
+    let (reservations, ports) = reserving();
+    let [a, b] = [0, 1].map(|port| reserved(&ports[port]));
+    let mut good = b.connect(LONG).unwrap().open().unwrap();
+    for round in 0..10 {
+        let connection = a.connect(LONG).unwrap();
+        let key = connection.fence_key().unwrap();
+        let mut queue = connection.open().unwrap();
+        run(&mut *queue, write(false)).unwrap();
+        lose(&mut *queue);
+        drop(queue);
+        if round % 2 == 0 {
+            b.fence(key, LONG).unwrap();
+            assert!(!reservations.keys().contains(&key));
+        }
+        // One for each connection that is open or was lost, and one for the fences.
+        assert!(reservations.keys().len() <= 3, "{:?}", reservations.keys());
+        run(&mut *good, write(false)).unwrap();
+    }
+    assert!(!reservations.is_free());
+    drop(good);
+    for path in [&a, &b, &a, &b] {
+        path.close(LONG);
+    }
+    assert_eq!(reservations.keys(), []);
+    assert!(reservations.is_free());
+}
+
+#[test]
+fn what_a_lost_path_leaves_is_taken_back_through_another_unless_it_guards() {
+    let (reservations, ports) = reserving();
+    for fenced in [false, true] {
+        let [a, b] = [0, 1].map(|port| reserved(&ports[port]));
+        let connection = a.connect(LONG).unwrap();
+        let key = connection.fence_key().unwrap();
+        let mut queue = connection.open().unwrap();
+        lose(&mut *queue);
+        drop(queue);
+        if fenced {
+            b.fence(key, LONG).unwrap();
+        }
+        // Only the other path is closed, as if the target could not be reached by this one.
+        b.close(LONG);
+        b.close(LONG);
+        assert!(!reservations.keys().contains(&key));
+        assert_eq!(reservations.keys().len(), usize::from(fenced), "{fenced}");
+        assert_eq!(reservations.is_free(), !fenced);
+        // The lost session is ended at the target: nothing has to be guarded against any more.
+        a.close(LONG);
+        b.close(LONG);
+        assert_eq!(reservations.keys(), []);
+        assert!(reservations.is_free());
+    }
+}
+
+#[test]
+fn what_a_process_that_died_has_left_is_taken_back_by_the_next() {
+    const URI: &str = "EVFS_TEST_DIES_AT";
+    let options = || Options {
+        persistent_reservations: true,
+        ..Options::default()
+    };
+    if let Ok(uri) = std::env::var(URI) {
+        let path = IscsiPath::parse(&uri, options()).unwrap();
+        let _connection = path.connect(LONG).unwrap();
+        std::process::abort();
+    }
+    let (reservations, ports) = reserving();
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "what_a_process_that_died_has_left_is_taken_back_by_the_next",
+        ])
+        .env(URI, &ports[0].uri)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(!status.success(), "it aborts");
+    let left = reservations.keys();
+    assert_eq!(left.len(), 1);
+    // Somebody else's stays.
+    let mut data = [0; 24];
+    data[8..16].copy_from_slice(&7u64.to_be_bytes());
+    let mut register = [0; 16];
+    register[1] = 6;
+    reservations.change(([9; 6], 0), &register, &data);
+    let path = reserved(&ports[1]);
+    let connection = path.connect(LONG).unwrap();
+    let own = connection.fence_key().unwrap();
+    if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
+        assert_eq!(reservations.keys(), [7, own]);
+    }
+    drop(connection);
+    assert!(reservations.is_free());
 }

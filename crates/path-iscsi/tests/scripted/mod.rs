@@ -2,8 +2,10 @@
 //! zeros, or is a [`Disk`] that several targets can be ports of.
 
 pub mod disk;
+pub mod reserve;
 
 use disk::{Disk, End};
+use reserve::{Reservations, Told};
 use std::io::{Read, Result, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -39,6 +41,8 @@ pub struct Manner {
     pub narrow: bool,
     /// The disk, and which of its ports this target is.
     pub port: Option<(Arc<Disk>, usize)>,
+    /// Reservations of the unit, and which of its ports this target is.
+    pub reservations: Option<(Arc<Reservations>, usize)>,
     /// Reads and writes that each session may have under way, and how long each takes; more end in
     /// TASK SET FULL.
     pub tasks: Option<(usize, Duration)>,
@@ -84,6 +88,7 @@ pub fn start(manner: Manner, script: Script) -> Scripted {
                     seen: Arc::clone(&seen),
                     full: Arc::clone(&full),
                     under_way: Arc::default(),
+                    isid: [0; 6],
                 },
             };
             // An initiator that leaves is no fault here.
@@ -145,6 +150,8 @@ struct Shared {
     seen: Arc<Mutex<Vec<u8>>>,
     full: Arc<AtomicUsize>,
     under_way: Arc<AtomicUsize>,
+    /// The name that the initiator gave the session.
+    isid: [u8; 6],
 }
 
 impl Session {
@@ -180,6 +187,7 @@ impl Session {
                     };
                     self.command(command, slow.as_ref())?;
                 }
+                0x00 if task != [0xff; 4] => self.shared.send(0x20, 0x80, task, &[], &[])?,
                 0x06 => return self.shared.send(0x26, 0x80, task, &[], &[]),
                 _ => {}
             }
@@ -187,7 +195,8 @@ impl Session {
     }
 
     fn log_in(&mut self) -> Result<()> {
-        self.receive()?;
+        let (login, _) = self.receive()?;
+        self.shared.isid.copy_from_slice(&login[8..14]);
         let auth = b"AuthMethod=None\0";
         self.shared.send(0x23, 0x81, [0; 4], &[], auth)?;
         self.receive()?;
@@ -205,6 +214,20 @@ impl Session {
     fn command(&mut self, command: Command, slow: Option<&Sender<Command>>) -> Result<()> {
         let Command { task, cdb, .. } = &command;
         let shared = &self.shared;
+        if let Some((reservations, port)) = &shared.manner.reservations {
+            let nexus = (shared.isid, *port);
+            let told = match cdb[0] {
+                0x5e => reservations.tell(cdb),
+                0x5f => reservations.change(nexus, cdb, &command.data),
+                0x8a | 0x93 if !reservations.lets_write(nexus) => Told::Conflict,
+                _ => return shared.plain(&mut self.input, &command),
+            };
+            return match told {
+                Told::Data(data) => shared.end(&command, End::Data(data)),
+                Told::Good => shared.end(&command, End::Good),
+                Told::Conflict => shared.status(*task, 0x18, 0, &[]),
+            };
+        }
         let Some((disk, port)) = &shared.manner.port else {
             return shared.plain(&mut self.input, &command);
         };

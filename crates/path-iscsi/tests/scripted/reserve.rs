@@ -1,0 +1,91 @@
+//! Persistent reservations of a scripted target, which outlive connections: a registration belongs
+//! to an initiator port and a target port, and stays when the session is lost.
+
+use std::sync::Mutex;
+
+/// An initiator's session name, and the target port that it came by.
+pub type Nexus = ([u8; 6], usize);
+
+/// The registrations of one unit, and who holds the reservation.
+#[derive(Default)]
+pub struct Reservations(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    keys: Vec<(Nexus, u64)>,
+    holder: Option<Nexus>,
+}
+
+/// How a command ends.
+pub enum Told {
+    Data(Vec<u8>),
+    Good,
+    Conflict,
+}
+
+impl Reservations {
+    /// The keys that are registered.
+    pub fn keys(&self) -> Vec<u64> {
+        let state = self.0.lock().expect("nobody panicked");
+        state.keys.iter().map(|(_, key)| *key).collect()
+    }
+
+    /// Whether strangers may write.
+    pub fn is_free(&self) -> bool {
+        self.0.lock().expect("nobody panicked").holder.is_none()
+    }
+
+    /// Whether a session may write.
+    pub fn lets_write(&self, nexus: Nexus) -> bool {
+        let state = self.0.lock().expect("nobody panicked");
+        state.holder.is_none() || state.keys.iter().any(|(n, _)| *n == nexus)
+    }
+
+    /// PERSISTENT RESERVE IN.
+    pub fn tell(&self, cdb: &[u8; 16]) -> Told {
+        let state = self.0.lock().expect("nobody panicked");
+        let mut data = vec![0; 8];
+        match (cdb[1] & 0x1f, state.holder) {
+            (0, _) => data.extend(state.keys.iter().flat_map(|(_, key)| key.to_be_bytes())),
+            (_, None) => {}
+            (_, Some(holder)) => {
+                let key = state.keys.iter().find(|(n, _)| *n == holder);
+                data.extend(key.map_or(0, |(_, key)| *key).to_be_bytes());
+                data.extend([0, 0, 0, 0, 0, 5, 0, 0]);
+            }
+        }
+        let len = data.len() as u32 - 8;
+        data[4..8].copy_from_slice(&len.to_be_bytes());
+        Told::Data(data)
+    }
+
+    /// PERSISTENT RESERVE OUT.
+    pub fn change(&self, nexus: Nexus, cdb: &[u8; 16], data: &[u8]) -> Told {
+        let state = &mut *self.0.lock().expect("nobody panicked");
+        let word = |at: usize| u64::from_be_bytes(data[at..at + 8].try_into().expect("8 bytes"));
+        let (key, new) = (word(0), word(8));
+        let own = state.keys.iter().position(|(n, _)| *n == nexus);
+        let proven = own.is_some_and(|at| state.keys[at].1 == key);
+        match (cdb[1] & 0x1f, own) {
+            (6, Some(at)) => state.keys[at].1 = new,
+            (6, None) => state.keys.push((nexus, new)),
+            _ if !proven => return Told::Conflict,
+            (0, Some(at)) if new == 0 => {
+                state.keys.remove(at);
+                state.holder = state.holder.filter(|holder| *holder != nexus);
+            }
+            (1, _) if state.holder.is_none_or(|holder| holder == nexus) => {
+                state.holder = Some(nexus);
+            }
+            (4, _) if state.keys.iter().any(|(_, key)| *key == new) => {
+                let gone = |n: Nexus| state.keys.iter().any(|k| *k == (n, new));
+                if state.holder.is_some_and(gone) {
+                    state.holder = Some(nexus);
+                }
+                state.keys.retain(|(n, key)| *key != new || *n == nexus);
+            }
+            _ => return Told::Conflict,
+        }
+        Told::Good
+    }
+}
