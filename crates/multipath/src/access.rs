@@ -159,7 +159,7 @@ pub(crate) fn ask(shared: &Shared, path: &SharedPath) {
         Err(error) => {
             tracing::debug!(path = path.path.name(), "no word of its access: {error}");
             if unlinked {
-                path.failing.store(true, Relaxed);
+                path.fails(error.to_string());
             }
         }
     }

@@ -112,7 +112,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                     queue.links[path.id].store(LINK_DOWN, Release);
                 }
                 Err(error) => {
-                    path.failing.store(true, Relaxed);
+                    path.fails(error.to_string());
                     pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
                     tracing::debug!(path = path.path.name(), "not connected: {error}");

@@ -244,6 +244,8 @@ pub(crate) struct SharedPath {
     /// One admission at a time.
     pub(crate) admission: Mutex<()>,
     admin: AtomicU8,
+    /// Why the last connection was lost, or could not be made.
+    trouble: Mutex<Option<String>>,
     refused: Mutex<Option<Refusal>>,
     is_refused: AtomicBool,
     /// Times that it was refused, when it is examined next, and whether it is examined now.
@@ -284,6 +286,7 @@ impl SharedPath {
             counters: Counters::default(),
             admission: Mutex::new(()),
             admin: AtomicU8::new(Admin::Enabled as u8),
+            trouble: Mutex::new(None),
             refused: Mutex::new(None),
             is_refused: AtomicBool::new(false),
             refusals: AtomicU32::new(0),
@@ -325,6 +328,21 @@ impl SharedPath {
     pub(crate) fn accept(&self) {
         *lock(&self.refused) = None;
         self.is_refused.store(false, Release);
+    }
+
+    /// No connection, and why; the next that is made makes it good.
+    pub(crate) fn fails(&self, why: String) {
+        self.failing.store(true, Relaxed);
+        *lock(&self.trouble) = Some(why);
+    }
+
+    /// Why it carries nothing.
+    pub(crate) fn why(&self, state: PathState) -> Option<String> {
+        match state {
+            PathState::AuthFailed => self.refusal().map(|r| r.why),
+            PathState::Failed | PathState::Recovering => lock(&self.trouble).clone(),
+            _ => None,
+        }
     }
 
     pub(crate) fn refusal(&self) -> Option<Refusal> {

@@ -53,7 +53,7 @@ pub struct PathStatus {
     pub port: String,
     /// State.
     pub state: PathState,
-    /// Why it is refused.
+    /// Why it is refused, or has failed.
     pub why: Option<String>,
     /// Access that its target port gives (ALUA): `optimized`, `non_optimized`, `standby`,
     /// `unavailable` or `transitioning`.
@@ -94,13 +94,14 @@ pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
     let c = &path.counters;
     let get = |counter: &AtomicU64| counter.load(Relaxed);
     let counts = path.latency_counts();
+    let state = path.state(queues);
     PathStatus {
         name: path.path.name().to_owned(),
         legacy: path.legacy.clone(),
         transport: path.path.transport().name(),
         port: path.port.name.clone(),
-        state: path.state(queues),
-        why: path.refusal().map(|r| r.why),
+        state,
+        why: path.why(state),
         access: path.access.get().name(),
         in_flight: path.in_flight.load(Relaxed),
         reads: get(&c.reads),

@@ -125,7 +125,7 @@ impl Disk {
 }
 
 /// A lock between the processes of this machine.
-fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
+pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
     let path = base.with_extension(what);
     let failed = |e| Error::io("cannot lock", &path, e);
     let file = std::fs::OpenOptions::new()

@@ -1,7 +1,7 @@
 //! What an administrator does with LUNs: those that are open somewhere are asked through the control
 //! socket of the process that has them; of the others the registry knows.
 
-use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath};
+use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, take};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::{Error, Result, Settings, control};
 use block::{Identity, Lunpath};
@@ -336,6 +336,55 @@ pub fn save(
         };
         Ok(())
     })
+}
+
+/// Forgets a LUN: its name, its paths and the attributes that were saved for it. The disk is left as
+/// it is. Gives what is forgotten; with `only_look` nothing is, yet.
+///
+/// # Errors
+/// There is none of this name, or it is open.
+pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownLun> {
+    let lun = known(settings, name)?;
+    if lun.name != name {
+        return Err(Error::Usage(format!(
+            "`{name}` is a path of {0}: `evfs lun forget {0}` forgets the LUN, `evfs path remove {0} \
+             {name}` only the path",
+            lun.name
+        )));
+    }
+    if let Some(holder) = holder(settings, name) {
+        return Err(Error::Busy(format!(
+            "{name} is open: `{holder}` uses it; `evfs detach {holder}` first"
+        )));
+    }
+    if only_look {
+        return Ok(lun);
+    }
+    let folder = control::run_dir(&settings.run_dir())?;
+    let lock = folder.join(format!("lun-{name}.lock"));
+    let _open = take(&lock, "open", true)?;
+    let _header = take(&lock, "header", true)?;
+    let forgotten = Registry::update(&settings.lun_registry(), |r| r.forget(name))?;
+    for what in ["open", "header"] {
+        let _ = std::fs::remove_file(lock.with_extension(what));
+    }
+    Ok(forgotten)
+}
+
+/// State of the LUN below something that is attached: its health, and its paths with what is wrong of
+/// them.
+///
+/// # Errors
+/// It is on no LUN, or does not answer.
+pub fn health(settings: &Settings, attached: &str) -> Result<Value> {
+    let ask = control::Ask::Lun(Ask::Show);
+    let lun = control::ask(&settings.run_dir(), attached, &ask)?;
+    let keys = ["name", "legacy", "state", "why"];
+    let paths = lun["paths"].as_array().into_iter().flatten().map(|path| {
+        let part = |key: &str| (key.to_owned(), path[key].clone());
+        Value::from_iter(keys.map(part))
+    });
+    Ok(json!({ "health": lun["health"], "paths": paths.collect::<Vec<_>>() }))
 }
 
 /// What is done to a path.

@@ -181,14 +181,17 @@ impl Registry {
         if self.luns[at].paths.iter().any(|p| p.address == address) {
             return;
         }
-        let number = self
-            .ports
-            .iter()
-            .position(|p| p == port)
-            .unwrap_or_else(|| {
+        let at_port = |wanted: &str| self.ports.iter().position(|p| p == wanted);
+        let number = match at_port(port).or_else(|| at_port("")) {
+            Some(number) => {
+                self.ports[number] = port.to_owned();
+                number
+            }
+            None => {
                 self.ports.push(port.to_owned());
                 self.ports.len() - 1
-            });
+            }
+        };
         let disk = self.luns[at].name.trim_start_matches("disk").to_owned();
         let taken = |t: usize| {
             let legacy = format!("c{number}t{t}d{disk}");
@@ -223,6 +226,28 @@ impl Registry {
         }
         let path = self.luns[at].paths.iter().find(|p| p.address == address);
         Ok(path.expect("it was added").clone())
+    }
+
+    /// Forgets a LUN, and target ports that no other has: nothing of it stays. Its number is not given
+    /// again.
+    ///
+    /// # Errors
+    /// The LUN is not known.
+    pub fn forget(&mut self, lun: &str) -> Result<KnownLun> {
+        let at = self.luns.iter().position(|l| l.name == lun);
+        let forgotten = self.luns.remove(at.ok_or_else(|| unknown(lun))?);
+        let used = |number: usize| {
+            let prefix = format!("c{number}t");
+            let mut paths = self.luns.iter().flat_map(|l| &l.paths);
+            paths.any(|p| p.legacy.starts_with(&prefix))
+        };
+        // The others keep their numbers.
+        let unused: Vec<usize> = (0..self.ports.len()).filter(|n| !used(*n)).collect();
+        unused.into_iter().for_each(|n| self.ports[n].clear());
+        while self.ports.last().is_some_and(String::is_empty) {
+            self.ports.pop();
+        }
+        Ok(forgotten)
     }
 
     /// The values that hold for a LUN, and where each comes from; the most specific scope counts.
@@ -308,6 +333,32 @@ mod tests {
         );
         assert_eq!(registry.find("c1t0d1").unwrap().name, "disk1");
         assert!(registry.add("disk1", "iscsi://x", "x:1").is_err());
+    }
+
+    #[test]
+    fn a_lun_that_is_forgotten_leaves_nothing_and_changes_no_other_name() {
+        let mut registry = Registry::default();
+        for (n, wwid) in ["naa.5000c500a1b2c301", "naa.5000c500a1b2c302"]
+            .iter()
+            .enumerate()
+        {
+            let paths = [0, 1].map(|p| path(&format!("nbd://{n}{p}/"), &format!("host{n}{p}")));
+            registry.enrol(&identity(Some(wwid)), &paths);
+        }
+        let kept = registry.find("disk2").unwrap().clone();
+        assert_eq!(registry.forget("disk1").unwrap().name, "disk1");
+        assert!(registry.forget("disk1").is_err() && registry.find("nbd://00/").is_none());
+        assert_eq!(registry.find("disk2"), Some(&kept));
+        let text = serde_json::to_string(&registry).unwrap();
+        for word in ["disk1", "host0", "nbd://0", "a1b2c301"] {
+            assert!(!text.contains(word), "{word} in {text}");
+        }
+        // A number is free again, the name is not.
+        let third = identity(Some("naa.5000c500a1b2c303"));
+        let third = registry.enrol(&third, &[path("nbd://x/", "x"), path("nbd://y/", "host10")]);
+        assert_eq!(third.name, "disk3");
+        let legacy: Vec<_> = third.paths.iter().map(|p| p.legacy.as_str()).collect();
+        assert_eq!(legacy, ["c0t0d3", "c2t0d3"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
 use super::Context;
+use super::confirm::{Answer, Yes, confirm};
 use crate::output;
 use serde_json::{Value, json};
 use stack::{Result, exit, lun};
@@ -59,6 +60,19 @@ default) makes nobody the same: join such paths by hand, A+B, and they are prove
         #[arg(long)]
         scope: Option<String>,
     },
+    /// Forget a LUN that is not open: its name, its paths and the attributes saved for it
+    #[command(
+        after_help = "The disk is left as it is; `evfs lun scan` finds it again, under another name.
+
+Examples:
+  evfs lun forget disk1 --yes"
+    )]
+    Forget {
+        /// Name of the LUN, as `evfs lun list` shows it
+        lun: String,
+        #[command(flatten)]
+        yes: Yes,
+    },
     /// Replay the recorded I/O through every policy, and say what each would gain
     Advise { lun: String },
     /// List the I/O that waits, and for what
@@ -111,6 +125,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
             output::show(context.json, &json!({ "saved": value.0 }), String::new);
         }
+        Command::Forget { lun, yes } => forget(context, &lun, yes.yes)?,
         Command::Advise { lun } => {
             let value = lun::advise(settings, &lun)?;
             let text = value["text"].as_str().unwrap_or_default().to_owned();
@@ -124,6 +139,27 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
     }
     Ok(exit::OK)
+}
+
+fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
+    let known = lun::forget(&context.settings, name, true)?;
+    let (paths, values) = (known.paths.len(), known.attributes.len());
+    let what = format!("{name} is forgotten with its {paths} paths and {values} saved attributes");
+    confirm(yes, &what, Answer::Yes)?;
+    let known = lun::forget(&context.settings, name, false)?;
+    let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
+    let value = json!({ "forgotten": name, "paths": addresses, "attributes": known.attributes });
+    output::show(context.json, &value, || {
+        let mut text = format!("{name} is forgotten, with\n");
+        for address in &addresses {
+            let _ = writeln!(text, "  path {address}");
+        }
+        for (name, value) in &known.attributes {
+            let _ = writeln!(text, "  saved {name}={value}");
+        }
+        text
+    });
+    Ok(())
 }
 
 /// Places asked before words are said about how far it is.

@@ -39,7 +39,7 @@ impl LunQueue {
         let (since, useful) = (link.since, link.wrote || now - link.since > STEADY);
         let shared = &link.path;
         shared.counters.offline_events.fetch_add(1, Relaxed);
-        shared.failing.store(true, Relaxed);
+        shared.fails(why.to_owned());
         if shared.links_up.fetch_sub(1, Relaxed) == 1 {
             shared.proven.store(false, Release);
             let unflushed = shared.written.load(Acquire) != shared.flushed.load(Acquire);
