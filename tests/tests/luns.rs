@@ -196,6 +196,14 @@ fn all_paths_may_be_gone_for_a_minute() {
         std::thread::sleep(Duration::from_secs(30));
         let lun = s.json(&["lun", "show", "disk1"]);
         assert_eq!(lun["health"], "offline", "{lun}");
+        // Whoever looks at what is attached sees it, too.
+        let status = s.json(&["status"]);
+        let state = &status["volumes"][0]["lun_state"];
+        assert_eq!(state["health"], "offline", "{status}");
+        let why = state["paths"][0]["why"].as_str();
+        assert!(why.is_some_and(|why| !why.is_empty()), "{status}");
+        let text = s.run(&["status"]).ok().stdout;
+        assert!(text.contains("lun   disk1  offline"), "{text}");
         let waits = s.json(&["lun", "waiting", "disk1"]);
         assert!(!waits["waiting"].as_array().unwrap().is_empty(), "{waits}");
         std::thread::sleep(Duration::from_secs(30));
@@ -350,4 +358,25 @@ fn names_attributes_and_paths_outlive_the_process() {
     s.run(&["path", "enable", "disk1", "c0t0d1"]).ok();
     becomes(&s, 0, &["active"]);
     s.detach("disk1");
+}
+
+#[test]
+fn a_lun_is_forgotten_when_it_is_closed_and_somebody_says_so() {
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", SIZE);
+    let port = free_port();
+    let _server = nbdkit(&disk, port);
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    s.volume(&uri, "32M", &[]);
+    s.attach(&["disk1", "--name", "d"]);
+    s.run(&["lun", "forget", "disk1", "--yes"]).code(11);
+    s.detach("d");
+    s.run(&["lun", "forget", "disk1"]).code(2);
+    let said = s.json(&["lun", "forget", "disk1", "--yes"]);
+    assert_eq!(said["paths"][0], uri.as_str(), "{said}");
+    s.run(&["lun", "show", "disk1"]).code(10);
+    s.run(&["lun", "forget", "disk1", "--yes"]).code(10);
+    // The disk itself is as it was.
+    s.attach(&[&uri, "--name", "d"]);
+    s.detach("d");
 }

@@ -371,20 +371,19 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     Ok(forgotten)
 }
 
-/// State of the LUN below something that is attached: its health, and its paths with what is wrong of
-/// them.
-///
-/// # Errors
-/// It is on no LUN, or does not answer.
-pub fn health(settings: &Settings, attached: &str) -> Result<Value> {
-    let ask = control::Ask::Lun(Ask::Show);
-    let lun = control::ask(&settings.run_dir(), attached, &ask)?;
+/// State of an open LUN, for `evfs status`: its health, and each path with its state and what is wrong.
+pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
+    let status = json_of(&lun.lun().status());
     let keys = ["name", "legacy", "state", "why"];
-    let paths = lun["paths"].as_array().into_iter().flatten().map(|path| {
-        let part = |key: &str| (key.to_owned(), path[key].clone());
-        Value::from_iter(keys.map(part))
-    });
-    Ok(json!({ "health": lun["health"], "paths": paths.collect::<Vec<_>>() }))
+    let paths = status["paths"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|path| {
+            let part = |key: &str| (key.to_owned(), path[key].clone());
+            Value::from_iter(keys.map(part))
+        });
+    json!({ "health": status["health"], "paths": paths.collect::<Vec<_>>() })
 }
 
 /// What is done to a path.

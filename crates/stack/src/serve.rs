@@ -376,6 +376,10 @@ impl Slot {
             status["state"] = "detaching".into();
             Ok(status)
         })?;
+        let health = |serving: &dyn Serving| serving.lun().map(|lun| crate::lun::health(lun));
+        if let Some(health) = self.with(health).flatten() {
+            status["lun_state"] = health;
+        }
         if let Some(note) = &*lock(&self.note) {
             let before = status["warning"]
                 .as_str()

@@ -51,6 +51,25 @@ fn describe(v: &Value) -> String {
     if let Some(cell) = v["cell"].as_str() {
         let _ = writeln!(out, "    cell  {cell}");
     }
+    if let Some(lun) = v["lun"].as_str() {
+        let _ = writeln!(
+            out,
+            "    lun   {lun}  {}",
+            v["lun_state"]["health"].as_str().unwrap_or("-")
+        );
+    }
+    for path in v["lun_state"]["paths"].as_array().into_iter().flatten() {
+        let text = |key: &str| path[key].as_str().unwrap_or_default();
+        if !matches!(text("state"), "active" | "standby") {
+            let _ = writeln!(
+                out,
+                "    path  {}  {}  {}",
+                text("name"),
+                text("state"),
+                text("why")
+            );
+        }
+    }
     for export in v["exports"].as_array().into_iter().flatten() {
         let _ = writeln!(
             out,
