@@ -367,7 +367,8 @@ fn a_lun_is_forgotten_when_it_is_closed_and_somebody_says_so() {
     let port = free_port();
     let _server = nbdkit(&disk, port);
     let uri = format!("nbd://127.0.0.1:{port}/e");
-    s.volume(&uri, "32M", &[]);
+    s.key("owner");
+    s.run(&["volume", "create", &uri, "--owner", "owner"]).ok();
     s.attach(&["disk1", "--name", "d"]);
     s.run(&["lun", "forget", "disk1", "--yes"]).code(11);
     s.detach("d");
