@@ -284,6 +284,17 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
         client.disconnect().unwrap();
         s.detach("a");
     }
+    for verb in [
+        "evfs volume info a.img",
+        "evfs volume check a.img",
+        "evfs volume header backup a.img header",
+        "evfs key list",
+        "evfs format a.img --key plain --force",
+        "evfs fsck a.img --key plain",
+        "evfs volume key remove a.img plain --yes --key owner --unlock-passphrase-fd 4 4< pair-phrase",
+    ] {
+        shell(verb);
+    }
     let logged = fs::read(&log).unwrap();
     assert!(!logged.is_empty(), "the log at its most verbose is empty");
     canaries

@@ -187,6 +187,17 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     must_hold(&s, 4);
 }
 
+/// No program that a server starts gains privileges by its set-user-ID bit.
+#[test]
+fn a_server_gains_no_new_privileges() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let pid = s.attach(&["a.img"])["pid"].to_string();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    s.detach("a");
+}
+
 /// Somebody who asks one byte at a time holds up neither other questions nor TERM.
 #[test]
 fn a_slow_asker_holds_up_nobody() {

@@ -1,6 +1,6 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::attach::{in_background, serve, service_signals};
+use super::attach::{in_background, no_new_privileges, serve, service_signals};
 use super::confirm::or_force;
 use super::unlock::UnlockArgs;
 use super::{Context, volume::volume_name};
@@ -251,6 +251,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 
 fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
+    no_new_privileges(true);
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let mut spec = MountSpec::new(&args.on.device, &args.dir);
     if let Some(name) = &args.name {

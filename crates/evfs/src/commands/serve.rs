@@ -1,7 +1,7 @@
 //! `evfs serve`: a file system for AFS clients.
 
 use super::Context;
-use super::attach::{in_background, serve, service_signals};
+use super::attach::{in_background, no_new_privileges, serve, service_signals};
 use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
@@ -73,6 +73,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
+    no_new_privileges(false);
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let defaults = ServeSpec::new(args.on.device());
     let spec = ServeSpec {

@@ -1,7 +1,9 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
 use super::Context;
-use super::attach::{announce, end, in_background, reload_settings, service_signals, start};
+use super::attach::{
+    announce, end, in_background, no_new_privileges, reload_settings, service_signals, start,
+};
 use super::files::mount_as;
 use super::serve::serve_as;
 use super::unlock::UnlockArgs;
@@ -55,6 +57,7 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
+    no_new_privileges(true);
     let up = Up {
         context: context.clone(),
         config: args.config.clone(),
