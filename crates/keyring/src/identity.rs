@@ -1,7 +1,7 @@
 //! The private half of a key pair, in memory.
 
 use crate::recipient::Recipient;
-use crate::{Error, Result, openssh};
+use crate::{Error, Result, openssh, ssh};
 use age::secrecy::{ExposeSecret, SecretString};
 use secret::SecretBytes;
 use std::io::Read;
@@ -25,7 +25,7 @@ pub struct Identity {
 
 enum Inner {
     X25519(age::x25519::Identity),
-    Ssh(age::ssh::Identity),
+    Ssh(ssh::Identity),
 }
 
 impl std::fmt::Debug for Identity {
@@ -120,26 +120,24 @@ impl Identity {
                 clear.rounds
             )));
         }
-        let parsed = age::ssh::Identity::from_buffer(text, None);
-        let inner = match parsed.map_err(|_| malformed("not an OpenSSH private key"))? {
-            age::ssh::Identity::Encrypted(key) => {
-                let passphrase = secret_string(&passphrase()?, what)?;
-                let key = key.decrypt(passphrase);
-                key.map_err(|_| Error::WrongPassphrase(what.to_owned()))?
-                    .into()
-            }
-            age::ssh::Identity::Unsupported(_) => {
-                return Err(Error::Unsupported(format!(
+        let not_one = || malformed("not an OpenSSH ed25519 private key");
+        let mut key = ssh_key::PrivateKey::from_openssh(text).map_err(|_| not_one())?;
+        if key.is_encrypted() {
+            key = key.decrypt(&*passphrase()?).map_err(|e| match e {
+                ssh_key::Error::Crypto | ssh_key::Error::Encoding(_) => {
+                    Error::WrongPassphrase(what.to_owned())
+                }
+                _ => Error::Unsupported(format!(
                     "{what} is protected in a way that is not supported; `ssh-keygen -p` changes it"
-                )));
-            }
-            plain => plain,
-        };
+                )),
+            })?;
+        }
+        let pair = key.key_data().ed25519().ok_or_else(not_one)?;
+        let public = recipient.ssh().ok_or_else(not_one)?.clone();
+        let inner = ssh::Identity::of_seed(public, pair.private.as_ref());
+        let inner = Inner::Ssh(inner.ok_or_else(not_one)?);
         secret::burn_stack();
-        Ok(Identity {
-            recipient,
-            inner: Inner::Ssh(inner),
-        })
+        Ok(Identity { recipient, inner })
     }
 }
 

@@ -12,12 +12,14 @@
 //! memory only while an [`Identity`] lives; a file is there whole or not at all.
 //!
 //! Absent on purpose: RSA. The only implementation at hand leaks through its timing
-//! (RUSTSEC-2023-0071), so ssh-rsa keys are refused.
+//! (RUSTSEC-2023-0071), so ssh-rsa keys are refused, and no crate that knows RSA is linked: age's support of ssh keys
+//! is left out, and `ssh.rs` takes its place for ed25519.
 
 mod error;
 mod identity;
 mod openssh;
 mod recipient;
+mod ssh;
 mod store;
 
 pub use error::{Error, Result};

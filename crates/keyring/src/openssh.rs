@@ -53,7 +53,7 @@ pub(crate) fn clear(text: &str) -> Option<Clear> {
 }
 
 /// A length and that many bytes.
-fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_be_bytes(*len) as usize)
 }

@@ -1,6 +1,8 @@
 //! The public half of a key pair.
 
-use crate::{Error, Result};
+use crate::{Error, Result, ssh};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use secret::SecretBytes;
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +35,7 @@ pub struct Recipient {
 #[derive(Clone)]
 enum Inner {
     X25519(age::x25519::Recipient),
-    Ssh(age::ssh::Recipient),
+    Ssh(ssh::Recipient),
 }
 
 impl Recipient {
@@ -42,6 +44,14 @@ impl Recipient {
         match self.inner {
             Inner::X25519(_) => KeyKind::X25519,
             Inner::Ssh(_) => KeyKind::SshEd25519,
+        }
+    }
+
+    /// The ssh key that it is, if it is one.
+    pub(crate) fn ssh(&self) -> Option<&ssh::Recipient> {
+        match &self.inner {
+            Inner::X25519(_) => None,
+            Inner::Ssh(recipient) => Some(recipient),
         }
     }
 
@@ -84,12 +94,14 @@ impl FromStr for Recipient {
                 .flatten()
                 .collect::<Vec<_>>()
                 .join(" ");
-            return match line.parse() {
-                Ok(inner @ age::ssh::Recipient::SshEd25519(..)) => Ok(Recipient {
+            let blob = line.split_once(' ').map(|(_, text)| STANDARD.decode(text));
+            let inner = blob.and_then(|blob| ssh::Recipient::of_blob(&blob.ok()?));
+            return match inner {
+                Some(inner) => Ok(Recipient {
                     text: line,
                     inner: Inner::Ssh(inner),
                 }),
-                _ => Err(Error::malformed(shown(), "not an ssh-ed25519 public key")),
+                None => Err(Error::malformed(shown(), "not an ssh-ed25519 public key")),
             };
         }
         match text.parse::<age::x25519::Recipient>() {

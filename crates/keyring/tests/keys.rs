@@ -205,6 +205,14 @@ fn keys_of_age_and_of_ssh_are_taken_over() {
         let envelope = info.recipient.wrap(&secret).unwrap();
         let identity = keys.identity(name, &mut phrase("sesame")).unwrap();
         assert!(identity.unwrap(&envelope).unwrap() == secret);
+        // age opens ours and we open its.
+        let public = folder.path(&format!("{name}.pub"));
+        let theirs = tool("age", &["-R", public.to_str().unwrap()], &secret);
+        assert!(identity.unwrap(&theirs).unwrap() == secret);
+        if passphrase.is_empty() {
+            let opened = tool("age", &["-d", "-i", file.to_str().unwrap()], &envelope);
+            assert_eq!(opened, secret[..]);
+        }
         // Somebody else's half of it.
         let other = format!("{name}-public");
         assert_eq!(

@@ -1,0 +1,138 @@
+//! age's recipient type `ssh-ed25519`, both halves: a file key wrapped to an OpenSSH ed25519 key
+//! (C2SP `age-ssh`). The ed25519 key is used as the X25519 key that it corresponds to.
+
+use age_core::format::{FILE_KEY_BYTES, FileKey, Stanza};
+use age_core::primitives::{aead_decrypt, aead_encrypt, hkdf};
+use age_core::secrecy::ExposeSecret;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use curve25519_dalek::edwards::CompressedEdwardsY;
+use secret::SecretBytes;
+use sha2::{Digest, Sha256, Sha512};
+use std::collections::HashSet;
+use x25519_dalek::{PublicKey, StaticSecret};
+use zeroize::Zeroize;
+
+const KIND: &str = "ssh-ed25519";
+const LABEL: &[u8] = b"age-encryption.org/v1/ssh-ed25519";
+/// A file key and the tag of its AEAD.
+const BODY_BYTES: usize = FILE_KEY_BYTES + 16;
+
+/// The public half: the key as it stands in `.pub` files, and as a point for X25519.
+#[derive(Clone)]
+pub(crate) struct Recipient {
+    blob: Vec<u8>,
+    point: PublicKey,
+}
+
+impl Recipient {
+    /// Of the bytes that a `.pub` file has in base64; `None` if they are no ed25519 key.
+    pub(crate) fn of_blob(blob: &[u8]) -> Option<Recipient> {
+        let (kind, rest) = crate::openssh::string(blob)?;
+        let (key, rest) = crate::openssh::string(rest)?;
+        if kind != KIND.as_bytes() || !rest.is_empty() {
+            return None;
+        }
+        let point = CompressedEdwardsY::from_slice(key).ok()?.decompress()?;
+        // A point of small order would make a key that anybody knows.
+        let good = !point.is_small_order();
+        good.then(|| Recipient {
+            blob: blob.to_vec(),
+            point: PublicKey::from(point.to_montgomery().to_bytes()),
+        })
+    }
+
+    /// Four bytes by which a stanza names its key.
+    fn tag(&self) -> String {
+        STANDARD_NO_PAD.encode(&Sha256::digest(&self.blob)[..4])
+    }
+
+    /// What binds the exchanged secret to the whole ssh key.
+    fn tweak(&self) -> StaticSecret {
+        StaticSecret::from(hkdf(&self.blob, LABEL, &[]))
+    }
+
+    /// The key that wraps the file key, from the secret that both sides come to.
+    fn wrap_key(&self, ephemeral: &PublicKey, shared: &PublicKey) -> [u8; 32] {
+        let mut salt = [0; 64];
+        salt[..32].copy_from_slice(ephemeral.as_bytes());
+        salt[32..].copy_from_slice(self.point.as_bytes());
+        let secret = self.tweak().diffie_hellman(shared);
+        hkdf(&salt, LABEL, secret.as_bytes())
+    }
+}
+
+impl age::Recipient for Recipient {
+    fn wrap_file_key(
+        &self,
+        file_key: &FileKey,
+    ) -> Result<(Vec<Stanza>, HashSet<String>), age::EncryptError> {
+        let own = scalar(&SecretBytes::random(32));
+        let ephemeral = PublicKey::from(&own);
+        let shared = PublicKey::from(*own.diffie_hellman(&self.point).as_bytes());
+        let mut key = self.wrap_key(&ephemeral, &shared);
+        let body = aead_encrypt(&key, file_key.expose_secret());
+        key.zeroize();
+        let stanza = Stanza {
+            tag: KIND.to_owned(),
+            args: vec![self.tag(), STANDARD_NO_PAD.encode(ephemeral.as_bytes())],
+            body,
+        };
+        Ok((vec![stanza], HashSet::new()))
+    }
+}
+
+/// The private half.
+pub(crate) struct Identity {
+    recipient: Recipient,
+    /// The X25519 key: what ed25519 makes of the seed before it signs.
+    key: SecretBytes,
+}
+
+impl Identity {
+    /// Of an ed25519 seed; `None` if it does not belong to the public half.
+    pub(crate) fn of_seed(recipient: Recipient, seed: &[u8; 32]) -> Option<Identity> {
+        let mut hash = Sha512::digest(seed);
+        let key = SecretBytes::from_slice(&hash[..32]);
+        hash.as_mut_slice().zeroize();
+        let belongs = PublicKey::from(&scalar(&key)) == recipient.point;
+        belongs.then_some(Identity { recipient, key })
+    }
+
+    fn unwrap(&self, stanza: &Stanza) -> Result<FileKey, age::DecryptError> {
+        let damaged = || age::DecryptError::InvalidHeader;
+        let ephemeral = stanza.args.get(1).ok_or_else(damaged)?;
+        let ephemeral = STANDARD_NO_PAD.decode(ephemeral).map_err(|_| damaged())?;
+        let ephemeral: [u8; 32] = ephemeral.try_into().map_err(|_| damaged())?;
+        if stanza.body.len() != BODY_BYTES {
+            return Err(damaged());
+        }
+        let ephemeral = PublicKey::from(ephemeral);
+        let shared = scalar(&self.key).diffie_hellman(&ephemeral);
+        let shared = PublicKey::from(*shared.as_bytes());
+        let mut key = self.recipient.wrap_key(&ephemeral, &shared);
+        let opened = aead_decrypt(&key, FILE_KEY_BYTES, &stanza.body);
+        key.zeroize();
+        let mut opened = opened.map_err(|_| age::DecryptError::DecryptionFailed)?;
+        Ok(FileKey::init_with_mut(|file_key| {
+            file_key.copy_from_slice(&opened);
+            opened.zeroize();
+        }))
+    }
+}
+
+impl age::Identity for Identity {
+    fn unwrap_stanza(&self, stanza: &Stanza) -> Option<Result<FileKey, age::DecryptError>> {
+        let ours = stanza.tag == KIND && stanza.args.first() == Some(&self.recipient.tag());
+        ours.then(|| self.unwrap(stanza))
+    }
+}
+
+/// 32 secret bytes as a scalar; it is zeroed when it is dropped.
+fn scalar(bytes: &SecretBytes) -> StaticSecret {
+    let mut copy = [0; 32];
+    copy.copy_from_slice(bytes);
+    let scalar = StaticSecret::from(copy);
+    copy.zeroize();
+    scalar
+}
