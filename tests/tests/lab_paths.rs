@@ -206,11 +206,18 @@ fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
         }
     }
     // Its name stands for it as well, and for one who looks at it alone.
-    let alone = ["lab", "run", "devmix", "--target", "device:disk1"];
+    let alone = [
+        "lab",
+        "run",
+        "devmix",
+        "--force",
+        "--target",
+        "device:disk1",
+    ];
     let alone: Vec<&str> = alone.iter().chain(&work[..9]).copied().collect();
     s.run(&alone).ok();
     // A guest has no way to it.
-    let guest = [&all[..], &["--env", "guest"]].concat();
+    let guest = [&all[..], &["--env", "guest", "--force"]].concat();
     let refused = s.run(&guest).code(2);
     assert!(
         refused.stderr.contains("which a guest does not reach"),

@@ -263,3 +263,31 @@ fn a_command_line_that_makes_no_sense_is_json_too_when_asked_for() {
     let ran = s.run(&["--json", "attach", "--help"]).ok();
     assert!(ran.stdout.contains("Usage:"), "{}", ran.stdout);
 }
+
+#[test]
+fn what_was_meant_by_a_wrong_use_is_named() {
+    let s = Sandbox::new();
+    fs::write(s.path("text.txt"), "some words\n".repeat(1000)).unwrap();
+    s.run(&["format", "disk.img", "--size", "64M"]).ok();
+    fs::write(s.path("up.toml"), "[volume.gone]\ndevice = \"gone.img\"\n").unwrap();
+    for (args, code, word) in [
+        (&["fsck", "text.txt"][..], 10, "no EVFS file system"),
+        (&["up", "up.toml"], 10, "[volume.gone]"),
+        (&["fileset", "create", "disk.img", "a/b"], 2, "no `/`"),
+        (&["lun", "scan", "foo://bar"], 2, "iscsi://"),
+        (&["volume", "info", "foo://bar"], 2, "iscsi://"),
+        (&["key", "generate", "x"], 2, "--no-passphrase"),
+    ] {
+        let mut command = s.evfs();
+        // Without a terminal of the tests' own to ask at.
+        // SAFETY: only the child leaves its session.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            });
+        }
+        let ran = Ran::of(command.args(args)).code(code);
+        assert!(ran.stderr.contains(word), "{args:?}: {}", ran.stderr);
+    }
+}

@@ -80,7 +80,14 @@ impl LoopDevice {
             .read(true)
             .write(true)
             .open("/dev/loop-control")
-            .map_err(failed)?;
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    let file = file.display();
+                    let what = format!("only root makes loop devices, so none of {file}; --nbd and --fuse need no root");
+                    Error::io(what, e)
+                }
+                _ => failed(e),
+            })?;
         let mut config = LoopConfig {
             fd: backing.as_raw_fd() as u32,
             block_size,

@@ -70,8 +70,11 @@ impl SuperblockFile {
         let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
         match (superblock, unread) {
             (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
-            (Err(_), Some(unread)) => Err(unread.into()),
-            (Err(error), None) => Err(error),
+            // A device that ends before the second copy is none of ours, whatever else is wrong with it.
+            (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
+                Err(unread.into())
+            }
+            (Err(error), _) => Err(error),
         }
     }
 

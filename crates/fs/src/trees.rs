@@ -191,7 +191,9 @@ impl Fs {
 
 fn check_name(state: &State, name: &str) -> Result<()> {
     if !is_tree_name(name) {
-        return Err(Error::new(Kind::Invalid, "no name for a fileset"));
+        let text =
+            "a name has 1 to 255 bytes, no `/` and no control characters, and is not `.` or `..`";
+        return Err(Error::new(Kind::Invalid, text));
     }
     match state
         .trees

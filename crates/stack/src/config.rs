@@ -173,6 +173,15 @@ impl Entry {
             What::Mount(spec) => &spec.name,
         }
     }
+
+    /// The table of the file.
+    pub fn table(&self) -> String {
+        match &self.what {
+            What::Serve(spec) => format!("[serve.{}]", spec.name),
+            What::Attach(spec) => format!("[volume.{}]", spec.name),
+            What::Mount(spec) => format!("[mount.{}]", spec.name),
+        }
+    }
 }
 
 /// Reads the file.

@@ -254,6 +254,7 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
         let options = iscsi_options(settings, read_only);
         return Ok(Arc::new(IscsiPath::parse(address, options)?));
     }
+    known_scheme(address)?;
     let options = path_file::Options {
         read_only,
         lock: match read_only {
@@ -263,6 +264,16 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
         ..path_file::Options::default()
     };
     Ok(Arc::new(FilePath::new(address.into(), options)))
+}
+
+/// What looks like a URI is one of those that lead to a disk.
+fn known_scheme(address: &str) -> Result<()> {
+    match address.contains("://") && !Path::new(address).exists() {
+        false => Ok(()),
+        true => Err(Error::Usage(format!(
+            "{address}: there is no such kind of address; nbd://, nbds://, nbd+unix://, nbds+unix:// and iscsi:// lead to disks"
+        ))),
+    }
 }
 
 /// How this host logs in to iSCSI targets.
@@ -290,6 +301,9 @@ pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -
     if let Some(addresses) = addresses(device) {
         let open = open_lun(&addresses, settings, read_only, share)?;
         return Ok(Disk::Lun(Arc::new(open)));
+    }
+    if let Some(text) = device.to_str().filter(|_| !device.exists()) {
+        known_scheme(text)?;
     }
     let options = path_file::Options {
         read_only,

@@ -94,6 +94,14 @@ pub enum Error {
     /// What was acknowledged had to be given up.
     #[error("{0}")]
     DataLost(String),
+    /// An error of one of several things that were to be done.
+    #[error("{place}: {source}")]
+    Within {
+        /// Which one.
+        place: String,
+        /// What went wrong with it.
+        source: Box<Error>,
+    },
     /// Anything else, said in full.
     #[error("{0}")]
     Failed(String),
@@ -186,6 +194,7 @@ impl Error {
             Error::Key(e) => of_key(e),
             Error::Files { source, .. } => of_files(source),
             Error::Cell(e) => of_cell(e),
+            Error::Within { source, .. } => source.exit_code(),
             Error::BeyondRepair { .. } => exit::NOT_REPAIRABLE,
             Error::DataLost(_) => exit::DATA_LOST,
             Error::NotFound(_) => exit::NOT_FOUND,

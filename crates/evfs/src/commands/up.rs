@@ -68,7 +68,11 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     let mut attached: Vec<Box<dyn Serving>> = Vec::new();
     for entry in config::read(&up.config, context.settings.threads())? {
         // When one fails, dropping the others closes what they had opened.
-        attached.push(up.start(&entry)?);
+        let within = |error| Error::Within {
+            place: format!("{}: {}", args.config.display(), entry.table()),
+            source: Box::new(error),
+        };
+        attached.push(up.start(&entry).map_err(within)?);
         lock(&up.running).push(entry);
     }
     announce(context.json, &attached, ready);

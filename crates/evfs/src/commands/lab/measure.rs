@@ -96,7 +96,7 @@ pub struct MeasureArgs {
     /// Requests in flight of each thread, for seq-read and the like
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     depth: u32,
-    /// Overwrite a device that carries a known signature
+    /// Overwrite a device that is not empty, for good
     #[arg(long)]
     force: bool,
     #[command(flatten)]
