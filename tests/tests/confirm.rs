@@ -128,8 +128,8 @@ fn without_a_terminal_what_destroys_needs_yes_or_force() {
     s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
     let before = fs::read(s.path("a.img")).unwrap();
     let all: &[&[&str]] = &[
-        &["volume", "key", "remove", "a.img", "bob"],
         &["volume", "header", "restore", "a.img", "h"],
+        &["volume", "key", "remove", "a.img", "bob"],
         &["volume", "owner", "set", "a.img", "bob"],
         &["volume", "erase", "a.img"],
         &["key", "remove", "bob"],
