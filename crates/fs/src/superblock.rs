@@ -8,6 +8,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out};
 use crate::space::Run;
+use block::{BlockDevice, Blocking};
 
 /// Bytes of a copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
@@ -267,6 +268,18 @@ impl Superblock {
             (Err(one), Err(two)) if one.kind() == Kind::Invalid => Err(two),
             (Err(one), Err(_)) => Err(one),
         }
+    }
+
+    /// The superblock on a device, if one is there that can be used.
+    pub fn on(device: &dyn BlockDevice) -> Option<Superblock> {
+        let mut below = Blocking::open(device).ok()?;
+        let mut copies = [vec![0; SUPERBLOCK_BYTES], vec![0; SUPERBLOCK_BYTES]];
+        for (offset, out) in COPIES.into_iter().zip(&mut copies) {
+            // One copy that cannot be read is what the other one is for.
+            let _ = below.read_at(offset, out);
+        }
+        let device_blocks = device.info().size / BLOCK_BYTES;
+        Superblock::choose([&copies[0], &copies[1]], device_blocks).ok()
     }
 
     /// Whether an unknown feature forbids writing.

@@ -1,8 +1,9 @@
 //! DEVICE, everywhere: a file, a block device, `nbd://...`, `nbd+unix://...`,
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
 
+use crate::claim::Claim;
 use crate::registry::{KnownLun, Registry, unknown};
-use crate::{Error, Result, Settings};
+use crate::{Error, Result, Settings, filesystem};
 use block::topology::Topology;
 use block::{BlockDevice, Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
@@ -12,7 +13,7 @@ use path_nbd::{NbdPath, NbdUri};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long one attempt at a connection may take.
@@ -33,9 +34,25 @@ pub enum Share {
 #[derive(Clone)]
 pub enum Disk {
     /// A file or block device, by itself.
-    File(Arc<FileDevice>),
+    File(Arc<OpenFile>),
     /// A LUN.
     Lun(Arc<OpenLun>),
+}
+
+/// A file or block device that is open here.
+pub struct OpenFile {
+    file: Arc<FileDevice>,
+    claim: OnceLock<Claim>,
+}
+
+impl BlockDevice for OpenFile {
+    fn info(&self) -> &block::DeviceInfo {
+        self.file.info()
+    }
+
+    fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
+        self.file.queue()
+    }
 }
 
 /// A LUN that is open here.
@@ -44,6 +61,7 @@ pub struct OpenLun {
     /// The whole LUN, or what a legacy name of it gives.
     view: Option<multipath::LegacyLun>,
     lock: PathBuf,
+    claim: OnceLock<Claim>,
     _open: Option<File>,
 }
 
@@ -73,6 +91,13 @@ pub enum Guard {
     File(HeaderGuard),
     /// On a LUN.
     Lun(File),
+}
+
+impl From<Arc<FileDevice>> for Disk {
+    fn from(file: Arc<FileDevice>) -> Disk {
+        let claim = OnceLock::new();
+        Disk::File(Arc::new(OpenFile { file, claim }))
+    }
 }
 
 impl Disk {
@@ -107,7 +132,7 @@ impl Disk {
     /// Whether the page cache is passed by. A LUN has none on this side.
     pub fn direct(&self) -> bool {
         match self {
-            Disk::File(file) => file.direct(),
+            Disk::File(file) => file.file.direct(),
             Disk::Lun(_) => true,
         }
     }
@@ -118,9 +143,36 @@ impl Disk {
     /// Somebody holds it.
     pub fn header_lock(&self, exclusive: bool) -> Result<Guard> {
         match self {
-            Disk::File(file) => Ok(Guard::File(file.header_lock(exclusive)?)),
+            Disk::File(file) => Ok(Guard::File(file.file.header_lock(exclusive)?)),
             Disk::Lun(lun) => Ok(Guard::Lun(take(&lun.lock, "header", exclusive)?)),
         }
+    }
+
+    /// Claims what lies on it, for as long as it is open. What has no UUID is told apart by the locks
+    /// of its name alone.
+    fn claim(&self, name: &Path, write: bool) -> Result<()> {
+        let Some(uuid) = self.uuid() else {
+            return Ok(());
+        };
+        let claim = Claim::take(&uuid, &name.display().to_string(), write)?;
+        let place = match self {
+            Disk::File(file) => &file.claim,
+            Disk::Lun(lun) => &lun.claim,
+        };
+        let _ = place.set(claim);
+        Ok(())
+    }
+
+    /// The UUID of the volume or file system that it holds, if it holds one that can be opened.
+    fn uuid(&self) -> Option<String> {
+        let device = self.device();
+        // Who may not take the lock of a disk may still read what lies on it in the clear.
+        let _guard = self.header_lock(false).ok();
+        if let Ok(volume) = crypt::Volume::open(Arc::clone(&device)) {
+            return Some(volume.uuid().to_ascii_lowercase());
+        }
+        let superblock = fs::Superblock::on(&*device)?;
+        Some(filesystem::uuid_text(&superblock.uuid))
     }
 }
 
@@ -298,6 +350,21 @@ pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Option
 /// # Errors
 /// There is no such file or LUN, somebody else has it, or no path leads to it.
 pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -> Result<Disk> {
+    let disk = open_unclaimed(device, settings, read_only, share)?;
+    match share {
+        Share::Exclusive => disk.claim(device, true)?,
+        Share::Readers => disk.claim(device, false)?,
+        Share::All => {}
+    }
+    Ok(disk)
+}
+
+fn open_unclaimed(
+    device: &Path,
+    settings: &Settings,
+    read_only: bool,
+    share: Share,
+) -> Result<Disk> {
     if let Some(addresses) = addresses(device) {
         let open = open_lun(&addresses, settings, read_only, share)?;
         return Ok(Disk::Lun(Arc::new(open)));
@@ -314,7 +381,7 @@ pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -
         },
         ..path_file::Options::default()
     };
-    Ok(Disk::File(FileDevice::open(device, &options)?))
+    Ok(FileDevice::open(device, &options)?.into())
 }
 
 fn open_lun(
@@ -351,6 +418,7 @@ fn open_lun(
         lun,
         view,
         lock,
+        claim: OnceLock::new(),
         _open: held,
     })
 }

@@ -10,6 +10,7 @@ pub mod arms;
 pub mod attach;
 pub mod cache;
 pub mod cell;
+mod claim;
 pub mod config;
 pub mod control;
 pub mod device;

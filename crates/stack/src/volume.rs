@@ -182,7 +182,7 @@ pub(crate) fn open_or_make(
         ))),
         (false, Some(size)) => {
             let file = FileDevice::create(path, size, &path_file::Options::default())?;
-            let disk = Disk::File(file);
+            let disk = Disk::from(file);
             settings.trust_store().clear_place(&disk)?;
             Ok((disk, true))
         }

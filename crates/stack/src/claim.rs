@@ -1,0 +1,233 @@
+//! Who has a volume open on this machine, whatever name it is reached by.
+//!
+//! The lock of a file, or of a LUN's name, does not see that a loop device, another address or another
+//! user's registry leads to the same bytes. The UUID on them does: who opens a volume binds an abstract
+//! Unix socket that is named after it. The kernel keeps such names for all users of a network namespace, and
+//! removes one when its process dies, however that happens.
+//!
+//! **Invariant:** of one UUID there is one [`Claim`] to write, or any number to read. A writer takes its name
+//! and then looks for readers; a reader takes a name and then looks for a writer. Whoever comes second sees
+//! the other.
+
+use crate::{Error, Result};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The names of all sockets of a network namespace, abstract ones with an `@` for the zero.
+const SOCKETS: &str = "/proc/net/unix";
+/// How long a claim waits for another to go: a process that was killed may take a moment.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many may ask who holds a claim before nobody is told any more.
+const ASKERS: i32 = 128;
+
+/// A volume is open here. It ends with this value, or with the process.
+pub(crate) struct Claim {
+    _name: OwnedFd,
+}
+
+impl Claim {
+    /// Claims the volume with this UUID, on `device`, to write or to read.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], with the process that has it.
+    pub(crate) fn take(uuid: &str, device: &str, write: bool) -> Result<Claim> {
+        let until = Instant::now() + PATIENCE;
+        let claim = match write {
+            true => Claim::write(uuid, until),
+            false => Claim::read(uuid, until),
+        };
+        claim
+            .map_err(|e| Error::Failed(format!("cannot claim {device} for this process: {e}")))?
+            .map_err(|holder| {
+                let (how, writes) = match write {
+                    true => ("for writing", holder.name == writer(uuid)),
+                    false => ("for reading", true),
+                };
+                let theirs = match writes {
+                    true => "writing",
+                    false => "reading",
+                };
+                Error::Busy(format!(
+                    "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}; a device and a \
+                     copy of it have the same UUID and count as one volume. Detach the other one first \
+                     (`evfs status` lists what this user has attached)",
+                    holder.who()
+                ))
+            })
+    }
+
+    fn write(uuid: &str, until: Instant) -> Tried {
+        let name = writer(uuid);
+        let own = loop {
+            match bind(&name)? {
+                Some(own) => break own,
+                None if Instant::now() < until => pause(),
+                None => return Ok(Err(Holder { name })),
+            }
+        };
+        // Readers that come from now on see this one.
+        let prefix = readers(uuid);
+        loop {
+            match bound()?.into_iter().find(|n| n.starts_with(&prefix)) {
+                None => return Ok(Ok(Claim { _name: own })),
+                Some(_) if Instant::now() < until => pause(),
+                Some(name) => return Ok(Err(Holder { name })),
+            }
+        }
+    }
+
+    fn read(uuid: &str, until: Instant) -> Tried {
+        let theirs = writer(uuid);
+        loop {
+            let mut number = [0; 8];
+            getrandom::fill(&mut number).map_err(|e| std::io::Error::other(e.to_string()))?;
+            let name = format!("{}{:016x}", readers(uuid), u64::from_le_bytes(number));
+            let own = bind(&name)?;
+            let written = bound()?.contains(&theirs);
+            match own {
+                Some(own) if !written => return Ok(Ok(Claim { _name: own })),
+                _ if Instant::now() < until => drop(own),
+                _ => return Ok(Err(Holder { name: theirs })),
+            }
+            pause();
+        }
+    }
+}
+
+/// A claim, or who is in its way.
+type Tried = std::io::Result<std::result::Result<Claim, Holder>>;
+
+fn writer(uuid: &str) -> String {
+    format!("evfs/volume/{uuid}")
+}
+
+fn readers(uuid: &str) -> String {
+    format!("evfs/volume/{uuid}/reader/")
+}
+
+fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+/// Somebody with a claim.
+struct Holder {
+    /// The name of the socket.
+    name: String,
+}
+
+impl Holder {
+    /// The process, as far as the kernel tells.
+    fn who(&self) -> String {
+        let asked = || -> rustix::io::Result<_> {
+            let socket = socket()?;
+            let address = SocketAddrUnix::new_abstract_name(self.name.as_bytes())?;
+            rustix::net::connect(&socket, &address)?;
+            sockopt::socket_peercred(&socket)
+        };
+        let Ok(cred) = asked() else {
+            return "another process".into();
+        };
+        let (pid, user) = (cred.pid.as_raw_nonzero(), cred.uid.as_raw());
+        if cred.pid == rustix::process::getpid() {
+            return "this very process".into();
+        }
+        match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {
+            Ok(program) => format!("process {pid} ({}) of user {user}", program.trim()),
+            Err(_) => format!("process {pid} of user {user}"),
+        }
+    }
+}
+
+fn socket() -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Takes a name; `None` when somebody has it.
+fn bind(name: &str) -> std::io::Result<Option<OwnedFd>> {
+    let socket = socket()?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    match rustix::net::bind(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::ADDRINUSE) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    }
+    // Nobody is ever answered; whoever connects learns whose it is.
+    rustix::net::listen(&socket, ASKERS)?;
+    Ok(Some(socket))
+}
+
+/// The abstract names that are bound.
+fn bound() -> std::io::Result<Vec<String>> {
+    let text = std::fs::read(SOCKETS)?;
+    let text = String::from_utf8_lossy(&text);
+    let name = |line: &str| Some(line.rsplit_once(' ')?.1.strip_prefix('@')?.to_owned());
+    Ok(text.lines().filter_map(name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uuid(test: &str) -> String {
+        format!("{test}-{}", std::process::id())
+    }
+
+    #[test]
+    fn one_writes_or_many_read() {
+        let (one, other) = (uuid("one"), uuid("other"));
+        let writer = Claim::take(&one, "a", true).unwrap();
+        let _other = Claim::take(&other, "b", true).unwrap();
+        for write in [true, false] {
+            let refused = Claim::take(&one, "a", write).err().unwrap();
+            assert!(matches!(&refused, Error::Busy(why) if why.contains("this very process")));
+        }
+        drop(writer);
+        let readers = [(); 3].map(|()| Claim::take(&one, "a", false).unwrap());
+        let refused = Claim::take(&one, "a", true).err().unwrap();
+        assert!(matches!(&refused, Error::Busy(why) if why.contains("open for reading")));
+        drop(readers);
+        Claim::take(&one, "a", true).unwrap();
+    }
+
+    #[test]
+    fn of_many_that_come_at_once_no_writer_meets_anybody() {
+        use std::sync::atomic::{AtomicI32, Ordering};
+        let uuid = uuid("crowd");
+        // Readers that are in, or -1 for a writer.
+        let inside = AtomicI32::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..6 {
+                let (uuid, inside) = (&uuid, &inside);
+                scope.spawn(move || {
+                    for round in 0..5 {
+                        let write = (thread + round) % 3 == 0;
+                        let Ok(claim) = Claim::take(uuid, "a", write) else {
+                            continue;
+                        };
+                        let before = match write {
+                            true => {
+                                inside.compare_exchange(0, -1, Ordering::SeqCst, Ordering::SeqCst)
+                            }
+                            false => Ok(inside.fetch_add(1, Ordering::SeqCst)),
+                        };
+                        assert!(before.is_ok_and(|n| n >= 0), "{before:?}");
+                        std::thread::yield_now();
+                        match write {
+                            true => inside.store(0, Ordering::SeqCst),
+                            false => drop(inside.fetch_sub(1, Ordering::SeqCst)),
+                        }
+                        drop(claim);
+                    }
+                });
+            }
+        });
+    }
+}

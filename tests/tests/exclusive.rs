@@ -1,0 +1,203 @@
+//! One volume has one writer, whatever name it is reached by.
+
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use tests::mounts::take_away;
+use tests::targets::{free_port, qemu_nbd};
+use tests::{Ran, Sandbox, is_root, peer, program};
+
+const NOBODY: u32 = 65534;
+
+/// A loop device over a file, which another program set up.
+struct Loop(String);
+
+impl Loop {
+    fn over(image: &Path) -> Loop {
+        let made = peer("losetup", &["-f", "--show", image.to_str().unwrap()]);
+        Loop(made.trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+fn uuid_of(s: &Sandbox, image: &str) -> String {
+    let info = s.json(&["volume", "info", image]);
+    info["uuid"].as_str().unwrap().to_owned()
+}
+
+/// Refused because somebody has the volume, and told who.
+#[track_caller]
+fn refused(ran: Ran, uuid: &str, pid: &Value) {
+    let ran = ran.code(11);
+    for word in [uuid, &format!("process {pid} (evfs)"), "detach"] {
+        let says = ran.stderr.to_lowercase();
+        assert!(says.contains(word), "{word}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_loop_device_over_an_attached_file_is_refused() {
+    if !is_root("loop devices") {
+        return;
+    }
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    let uuid = uuid_of(&s, "a.img");
+    let device = Loop::over(&image);
+    let there = device.0.as_str();
+    let pid = &s.attach(&["a.img", "--name", "file"])["pid"];
+    for args in [
+        &["attach", there, "--name", "b", "--background"][..],
+        &[
+            "attach",
+            there,
+            "--name",
+            "b",
+            "--read-only",
+            "--background",
+        ],
+        &["volume", "create", there, "--owner", "owner", "--force"],
+        &["volume", "erase", there, "--force"],
+        &["format", there, "--force"],
+    ] {
+        refused(s.run(args), &uuid, pid);
+    }
+    // Keys change while a volume is attached, through either name.
+    s.key("guest");
+    s.run(&["volume", "key", "add", there, "--user", "guest"])
+        .ok();
+    // Killed, it is free at once.
+    let pid = pid.as_i64().unwrap() as i32;
+    // SAFETY: a signal to a process that this test started.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    s.attach(&[there, "--name", "b"]);
+    s.detach("b");
+    s.attach(&["a.img", "--name", "file"]);
+}
+
+#[test]
+fn readers_share_a_volume_and_keep_writers_out() {
+    if !is_root("loop devices") {
+        return;
+    }
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    let uuid = uuid_of(&s, "a.img");
+    let device = Loop::over(&image);
+    let there = device.0.as_str();
+    let first = s.attach(&["a.img", "--name", "file", "--read-only"]);
+    s.attach(&[there, "--name", "loop", "--read-only"]);
+    s.detach("loop");
+    let write = ["attach", there, "--name", "loop", "--background"];
+    refused(s.run(&write), &uuid, &first["pid"]);
+    s.detach("file");
+    s.run(&write).ok();
+}
+
+#[test]
+fn a_file_system_in_the_clear_is_mounted_once() {
+    if !is_root("loop devices") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.run(&["format", "a.img", "--size", "32M"]).ok();
+    let device = Loop::over(&s.path("a.img"));
+    fs::create_dir(s.path("one")).unwrap();
+    fs::create_dir(s.path("two")).unwrap();
+    let mounted = s.json(&["mount", "a.img", "one", "--background"]);
+    let uuid = mounted["uuid"].as_str().unwrap();
+    for args in [
+        &["mount", &device.0, "two", "--background"][..],
+        &["mount", &device.0, "two", "--read-only", "--background"],
+        &["fsck", &device.0],
+        &["fileset", "create", &device.0, "x"],
+    ] {
+        refused(s.run(args), uuid, &mounted["pid"]);
+    }
+    // A copy has the same UUID. One of them at a time can be used.
+    fs::copy(s.path("a.img"), s.path("b.img")).unwrap();
+    refused(
+        s.run(&["mount", "b.img", "two", "--background"]),
+        uuid,
+        &mounted["pid"],
+    );
+    s.detach(mounted["name"].as_str().unwrap());
+    s.run(&["mount", "b.img", "two", "--background"]).ok();
+    s.run(&["detach", "b"]).ok();
+    take_away(&s.path("two"));
+}
+
+#[test]
+fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    let uuid = uuid_of(&s, "a.img");
+    // Two servers that do not say that they serve the same.
+    let servers = [(); 2].map(|()| {
+        let port = free_port();
+        (qemu_nbd(&image, port), port)
+    });
+    let [one, two] = servers
+        .each_ref()
+        .map(|(_, p)| format!("nbd://127.0.0.1:{p}/e"));
+    // Two registries and folders of sockets, so that neither knows what the other calls the LUN.
+    let other = Sandbox::new();
+    fs::create_dir(other.path("keys")).unwrap();
+    for file in ["owner.key", "owner.pub"] {
+        if s.path("keys").join(file).exists() {
+            fs::copy(s.path("keys").join(file), other.path("keys").join(file)).unwrap();
+        }
+    }
+    let pid = &s.attach(&[&one, "--name", "one"])["pid"];
+    for address in [&one, &two] {
+        let attach = ["attach", address, "--name", "two", "--background"];
+        refused(other.run(&attach), &uuid, pid);
+    }
+    if !is_root("becoming another user") {
+        return;
+    }
+    // Another user, with a program that he may run.
+    let home = tempfile::tempdir().unwrap();
+    fs::copy(program(), home.path().join("evfs")).unwrap();
+    let own = |path: &Path| chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    for dir in ["run", "keys"] {
+        let dir = home.path().join(dir);
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+        own(&dir);
+    }
+    own(home.path());
+    for entry in fs::read_dir(other.path("keys")).unwrap() {
+        let entry = entry.unwrap();
+        let to = home.path().join("keys").join(entry.file_name());
+        fs::copy(entry.path(), &to).unwrap();
+        own(&to);
+    }
+    let run = |args: &[&str]| {
+        let mut command = Command::new(home.path().join("evfs"));
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", home.path())
+            .env("EVFS_RUN_DIR", home.path().join("run"))
+            .env("EVFS_KEYS_DIR", home.path().join("keys"))
+            .env("EVFS_LUN_REGISTRY", home.path().join("luns.json"))
+            .current_dir(home.path())
+            .uid(NOBODY)
+            .gid(NOBODY);
+        Ran::of(command.args(args))
+    };
+    let attach = ["attach", &two, "--name", "two", "--background"];
+    refused(run(&attach), &uuid, pid);
+    s.detach("one");
+    run(&attach).ok();
+    run(&["detach", "two"]).ok();
+}
