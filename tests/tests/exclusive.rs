@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use tests::mounts::take_away;
 use tests::targets::{free_port, qemu_nbd};
-use tests::{Ran, Sandbox, is_root, peer, program};
+use tests::{Ran, Sandbox, is_root, peer, program, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -200,4 +200,82 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
     s.detach("one");
     run(&attach).ok();
     run(&["detach", "two"]).ok();
+}
+
+/// As a machine would that shares the device: in a network namespace of its own no claim is seen.
+fn elsewhere(s: &Sandbox, args: &[&str]) -> Ran {
+    let mut command = Command::new("unshare");
+    command.arg("-n").arg(program()).args(args);
+    s.environment(&mut command);
+    Ran::of(command.env("EVFS_VOLUME_HEARTBEAT_MS", "300"))
+}
+
+#[test]
+fn another_machine_is_kept_out_while_the_record_moves_and_takes_over_when_it_stops() {
+    if !is_root("loop devices and network namespaces") {
+        return;
+    }
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    let device = Loop::over(&image);
+    let there = device.0.as_str();
+    let theirs = ["attach", there, "--name", "b", "--background"];
+    let mut ours = s.evfs();
+    ours.env("EVFS_VOLUME_HEARTBEAT_MS", "300");
+    ours.args([
+        "--json",
+        "attach",
+        "a.img",
+        "--name",
+        "a",
+        "--direct",
+        "--background",
+    ]);
+    let status: Value = serde_json::from_str(&Ran::of(&mut ours).ok().stdout).unwrap();
+    let ran = elsewhere(&s, &theirs).code(11);
+    assert!(ran.stderr.contains("on machine"), "{}", ran.stderr);
+    // A process that does not answer for so long has lost the volume, and finds that out before it writes.
+    let pid = status["pid"].as_i64().unwrap() as i32;
+    // SAFETY: signals to a process that this test started.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    // The kernel may hold a disk for a moment longer than the process that was refused.
+    let mut ran = elsewhere(&s, &theirs);
+    wait_until("the kernel has let the disk go", || {
+        let held = ran.stderr.contains("another process has it open");
+        if held {
+            ran = elsewhere(&s, &theirs);
+        }
+        !held
+    });
+    let ran = ran.ok();
+    assert!(ran.stderr.contains("taking it over"), "{}", ran.stderr);
+    // SAFETY: as before.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    let uri = format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display());
+    let written = Ran::of(Command::new("qemu-io").args([
+        "-f",
+        "raw",
+        "-t",
+        "none",
+        "-c",
+        "write 0 64k",
+        &uri,
+    ]));
+    let said = format!("{}{}", written.stdout, written.stderr);
+    assert!(said.contains("error") || said.contains("failed"), "{said}");
+    let ran = s.run(&["detach", "a", "--force"]).code(30);
+    assert!(
+        ran.stderr.contains("taken the device over"),
+        "{}",
+        ran.stderr
+    );
+    s.detach("b");
+    // Closed by both: nobody has to wait, and after a crash on this machine neither.
+    let again = s.attach(&["a.img", "--name", "a"]);
+    // SAFETY: a signal to a process that this test started.
+    unsafe { libc::kill(again["pid"].as_i64().unwrap() as i32, libc::SIGKILL) };
+    let ran = s
+        .run(&["attach", there, "--name", "a", "--background"])
+        .ok();
+    assert!(!ran.stderr.contains("waiting"), "{}", ran.stderr);
 }

@@ -156,6 +156,7 @@ impl Volume {
             key_bits: format.key_bits,
             sector_size: format.sector_size,
             label: format.label.clone(),
+            reserved: RESERVED_BYTES,
             ..luks2::FormatOptions::new(device.info().size)
         };
         let volume_key = luks2::generate_volume_key(format.key_bits).map_err(header_error)?;
@@ -217,6 +218,14 @@ impl Volume {
             .segment()
             .data_len(self.device.info().size)
             .unwrap_or(0)
+    }
+
+    /// First byte of 4096 that neither keyslots nor data can have, whoever changes the header: where EVFS
+    /// keeps the record of who has the volume open. `None` where the keyslots area ends at the data.
+    pub fn reserved_block(&self) -> Option<u64> {
+        let start = self.header.segment().offset().checked_sub(RESERVED_BYTES)?;
+        let free = self.header.backup_len() <= start && start.is_multiple_of(FREE_BLOCK_BYTES);
+        free.then_some(start)
     }
 
     /// Whether one copy of the header is damaged.
@@ -716,6 +725,9 @@ pub(crate) fn read_header_alone(device: &dyn BlockDevice) -> Result<(Opened, boo
 
 /// Bytes of [`free_header_block`].
 const FREE_BLOCK_BYTES: u64 = 4096;
+/// Bytes before the data that are left out of the keyslots area: that of [`Volume::reserved_block`], and the
+/// one of [`free_header_block`], which so stays free.
+const RESERVED_BYTES: u64 = 2 * FREE_BLOCK_BYTES;
 
 /// First byte of 4096 before the data segment that no keyslot has and no copy of the header, of the
 /// volume on `device`; `None` without a volume, or when there are none. What lies there means

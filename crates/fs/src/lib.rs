@@ -60,5 +60,7 @@ pub use fsck::{Finding, FindingKind, Repair, Report};
 pub use key::{Ino, TreeId};
 pub use namespace::{DirEntry, INHERITED, New, ROOT, Rename};
 pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
-pub use superblock::{DEVICE_BYTES_MIN, FIELDS, SUPERBLOCK_BYTES, Segment, Superblock};
+pub use superblock::{
+    DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
+};
 pub use trees::Quota;

@@ -16,6 +16,9 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 pub const COPIES: [u64; 2] = [0, (1 << 20) - SUPERBLOCK_BYTES as u64];
 /// Blocks before the journal: the copies, and room between them that stays as it was found.
 pub const HEAD_BLOCKS: u64 = (1 << 20) / BLOCK_BYTES;
+/// First byte of a block before the second copy that the file system has no use for: whoever opens the
+/// device keeps the record there that says so.
+pub const RESERVED_BYTE: u64 = COPIES[1] - BLOCK_BYTES;
 /// What the first eight bytes are.
 pub const MAGIC: [u8; 8] = *b"EVFS\xf5\r\n\x1a";
 /// The version that this code writes. Another one is refused; see the feature flags for less.

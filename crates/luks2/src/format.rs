@@ -30,6 +30,8 @@ pub struct FormatOptions {
     pub header_size: u64,
     /// First byte of the data, a multiple of 4,096. Default 16 MiB, as `cryptsetup`.
     pub data_offset: u64,
+    /// Bytes before the data that no keyslot gets, a multiple of 4,096. Default 0, as `cryptsetup`.
+    pub reserved: u64,
     /// PBKDF2 iterations of the digest. The volume key is random, so they do not have to be many.
     pub digest_iterations: u32,
 }
@@ -46,6 +48,7 @@ impl FormatOptions {
             uuid: None,
             header_size: HEADER_SIZE_MIN,
             data_offset: 16 * 1024 * 1024,
+            reserved: 0,
             digest_iterations: 100_000,
         }
     }
@@ -76,7 +79,7 @@ impl FormatOptions {
             "the header size is 16 KiB, or that doubled, up to 4 MiB",
         )?;
         argument(
-            self.data_offset.is_multiple_of(4096),
+            self.data_offset.is_multiple_of(4096) && self.reserved.is_multiple_of(4096),
             "the data offset is a multiple of 4096",
         )?;
         argument(
@@ -86,7 +89,7 @@ impl FormatOptions {
         let key_len = u32::try_from(self.volume_key_len()).unwrap_or(u32::MAX);
         let smallest = 2 * self.header_size + area_len(key_len);
         argument(
-            self.data_offset >= smallest,
+            self.data_offset.saturating_sub(self.reserved) >= smallest,
             "the data offset leaves no room for a keyslot",
         )?;
         check_label("label", &self.label)?;
@@ -97,7 +100,7 @@ impl FormatOptions {
 
     fn keyslots_size(&self) -> u64 {
         self.data_offset
-            .saturating_sub(2 * self.header_size)
+            .saturating_sub(2 * self.header_size + self.reserved)
             .min(KEYSLOTS_SIZE_MAX)
     }
 }

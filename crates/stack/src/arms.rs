@@ -79,7 +79,7 @@ impl Bench {
         settings: &Settings,
     ) -> Result<Bench> {
         if let Some(name) = device.filter(|name| device::is_a_lun(name)) {
-            let disk = device::open(name, settings, false, Share::Exclusive)?;
+            let disk = device::open(name, settings, false, Share::Replace)?;
             let bench = Bench {
                 lower: disk.device(),
                 direct: disk.direct(),

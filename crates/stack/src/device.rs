@@ -2,6 +2,7 @@
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
 
 use crate::claim::Claim;
+use crate::in_use::{self, InUse};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::{Error, Result, Settings, filesystem};
 use block::topology::Topology;
@@ -22,8 +23,12 @@ pub const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Who else may have the device open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// Nobody.
+    /// Nobody, on this machine or another.
     Exclusive,
+    /// Nobody, while what lies on it is replaced: nothing is noted there.
+    Replace,
+    /// Nobody by this name: its bytes are served, and who is served may open what lies on it.
+    Bytes,
     /// Readers.
     Readers,
     /// Anybody.
@@ -41,8 +46,21 @@ pub enum Disk {
 
 /// A file or block device that is open here.
 pub struct OpenFile {
+    hold: OnceLock<Hold>,
     file: Arc<FileDevice>,
-    claim: OnceLock<Claim>,
+}
+
+/// What keeps others away from a volume; the record on it ends before the claim.
+struct Hold {
+    in_use: Option<InUse>,
+    _claim: Claim,
+}
+
+impl OpenFile {
+    /// The file or block device itself.
+    pub(crate) fn file(&self) -> &FileDevice {
+        &self.file
+    }
 }
 
 impl BlockDevice for OpenFile {
@@ -51,17 +69,24 @@ impl BlockDevice for OpenFile {
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
-        self.file.queue()
+        Ok(guarded(&self.hold, self.file.queue()?))
+    }
+}
+
+fn guarded(hold: &OnceLock<Hold>, queue: Box<dyn block::Queue>) -> Box<dyn block::Queue> {
+    match hold.get().and_then(|hold| hold.in_use.as_ref()) {
+        Some(in_use) => in_use.queue(queue),
+        None => queue,
     }
 }
 
 /// A LUN that is open here.
 pub struct OpenLun {
-    lun: Lun,
+    hold: OnceLock<Hold>,
+    lun: Arc<Lun>,
     /// The whole LUN, or what a legacy name of it gives.
-    view: Option<multipath::LegacyLun>,
+    view: Arc<dyn BlockDevice>,
     lock: PathBuf,
-    claim: OnceLock<Claim>,
     _open: Option<File>,
 }
 
@@ -78,10 +103,7 @@ impl BlockDevice for OpenLun {
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
-        match &self.view {
-            Some(view) => view.queue(),
-            None => self.lun.queue(),
-        }
+        Ok(guarded(&self.hold, self.view.queue()?))
     }
 }
 
@@ -95,8 +117,8 @@ pub enum Guard {
 
 impl From<Arc<FileDevice>> for Disk {
     fn from(file: Arc<FileDevice>) -> Disk {
-        let claim = OnceLock::new();
-        Disk::File(Arc::new(OpenFile { file, claim }))
+        let hold = OnceLock::new();
+        Disk::File(Arc::new(OpenFile { hold, file }))
     }
 }
 
@@ -148,32 +170,62 @@ impl Disk {
         }
     }
 
-    /// Claims what lies on it, for as long as it is open. What has no UUID is told apart by the locks
-    /// of its name alone.
-    fn claim(&self, name: &Path, write: bool) -> Result<()> {
-        let Some(uuid) = self.uuid() else {
+    /// Keeps others away from what lies on it, for as long as it is open. What has no UUID is told apart by
+    /// the locks of its name alone.
+    fn hold(&self, name: &Path, share: Share, settings: &Settings) -> Result<()> {
+        let Some(content) = self.content() else {
             return Ok(());
         };
-        let claim = Claim::take(&uuid, &name.display().to_string(), write)?;
-        let place = match self {
-            Disk::File(file) => &file.claim,
-            Disk::Lun(lun) => &lun.claim,
+        let shown = name.display().to_string();
+        let claim = Claim::take(&content.uuid, &shown, share != Share::Readers)?;
+        let (below, place) = match self {
+            Disk::File(file) => (Arc::clone(&file.file) as Arc<dyn BlockDevice>, &file.hold),
+            Disk::Lun(lun) => (Arc::clone(&lun.view), &lun.hold),
         };
-        let _ = place.set(claim);
+        let in_use = match content.record {
+            Some(at) if share == Share::Exclusive && !below.info().read_only => {
+                let interval = settings.volume_heartbeat();
+                Some(InUse::begin(below, at, &shown, interval)?)
+            }
+            Some(at) => {
+                in_use::check(&*below, at, &shown)?;
+                None
+            }
+            None => None,
+        };
+        let _ = place.set(Hold {
+            in_use,
+            _claim: claim,
+        });
         Ok(())
     }
 
-    /// The UUID of the volume or file system that it holds, if it holds one that can be opened.
-    fn uuid(&self) -> Option<String> {
+    /// The volume or file system that it holds, if it holds one that can be opened.
+    fn content(&self) -> Option<Content> {
         let device = self.device();
         // Who may not take the lock of a disk may still read what lies on it in the clear.
         let _guard = self.header_lock(false).ok();
         if let Ok(volume) = crypt::Volume::open(Arc::clone(&device)) {
-            return Some(volume.uuid().to_ascii_lowercase());
+            let record = volume.reserved_block();
+            return Some(Content {
+                uuid: volume.uuid().to_ascii_lowercase(),
+                // Another program may mean something else by a gap before its data.
+                record: record.filter(|at| in_use::is_there(&*device, *at)),
+            });
         }
         let superblock = fs::Superblock::on(&*device)?;
-        Some(filesystem::uuid_text(&superblock.uuid))
+        Some(Content {
+            uuid: filesystem::uuid_text(&superblock.uuid),
+            record: Some(fs::RESERVED_BYTE),
+        })
     }
+}
+
+/// What lies on a disk.
+struct Content {
+    uuid: String,
+    /// Where its record is that says who uses it.
+    record: Option<u64>,
 }
 
 /// A lock between the processes of this machine.
@@ -352,9 +404,8 @@ pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Option
 pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -> Result<Disk> {
     let disk = open_unclaimed(device, settings, read_only, share)?;
     match share {
-        Share::Exclusive => disk.claim(device, true)?,
-        Share::Readers => disk.claim(device, false)?,
-        Share::All => {}
+        Share::All | Share::Bytes => {}
+        share => disk.hold(device, share, settings)?,
     }
     Ok(disk)
 }
@@ -375,7 +426,7 @@ fn open_unclaimed(
     let options = path_file::Options {
         read_only,
         lock: match share {
-            Share::Exclusive => path_file::Lock::Exclusive,
+            Share::Exclusive | Share::Replace | Share::Bytes => path_file::Lock::Exclusive,
             Share::Readers => path_file::Lock::Shared,
             Share::All => path_file::Lock::None,
         },
@@ -404,21 +455,21 @@ fn open_lun(
     let lock = settings.run_dir().join(format!("lun-{}.lock", known.name));
     crate::control::run_dir(&settings.run_dir())?;
     let held = match share {
-        Share::Exclusive => Some(take(&lock, "open", true)?),
+        Share::Exclusive | Share::Replace | Share::Bytes => Some(take(&lock, "open", true)?),
         Share::Readers => Some(take(&lock, "open", false)?),
         Share::All => None,
     };
-    let lun = start(&known, &Registry::load(&file)?, settings, read_only)?;
+    let lun = Arc::new(start(&known, &Registry::load(&file)?, settings, read_only)?);
     // A legacy name, or an address that is not the whole LUN: multi-pathed or not, as it is set.
-    let view = match addresses {
-        [one] if *one != known.name => Some(lun.legacy(one)?),
-        _ => None,
+    let view: Arc<dyn BlockDevice> = match addresses {
+        [one] if *one != known.name => Arc::new(lun.legacy(one)?),
+        _ => Arc::clone(&lun) as _,
     };
     Ok(OpenLun {
+        hold: OnceLock::new(),
         lun,
         view,
         lock,
-        claim: OnceLock::new(),
         _open: held,
     })
 }

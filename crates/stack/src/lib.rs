@@ -16,6 +16,7 @@ pub mod control;
 pub mod device;
 mod error;
 pub mod filesystem;
+mod in_use;
 pub mod lun;
 mod memory;
 mod mounted;

@@ -184,6 +184,14 @@ const TABLE: &[Row] = &[
         default: |p| p.trust.display().to_string(),
         check: absolute,
     },
+    Row {
+        key: "volume.heartbeat-ms",
+        env: "EVFS_VOLUME_HEARTBEAT_MS",
+        unit: "ms",
+        reason: "how often a volume that is open for writing says so to other machines; after four of them a dead one's is free",
+        default: |_| "5000".into(),
+        check: |v| within(v, 100, 60_000),
+    },
 ];
 
 fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
@@ -387,6 +395,11 @@ impl Settings {
     /// How long a change of a file system may wait for its commit.
     pub fn fs_commit_interval(&self) -> std::time::Duration {
         std::time::Duration::from_millis(self.number("fs.commit-interval-ms"))
+    }
+
+    /// How often a volume that is open for writing says so.
+    pub fn volume_heartbeat(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(self.number("volume.heartbeat-ms"))
     }
 
     /// Folder of control sockets.

@@ -111,7 +111,7 @@ pub fn content(device: &dyn BlockDevice, view: View) -> block::Result<Option<Con
 pub fn content_of(disk: &Disk) -> block::Result<Option<Content>> {
     let device = disk.device();
     match disk {
-        Disk::File(file) => look(&*device, View::Stored, &|from| file.next_data(from)),
+        Disk::File(file) => look(&*device, View::Stored, &|from| file.file().next_data(from)),
         Disk::Lun(_) => content(&*device, View::Stored),
     }
 }

@@ -7,7 +7,7 @@
 use crate::device::{self, Disk, Guard, Share};
 use crate::error::Left;
 use crate::trust::{Known, Store};
-use crate::{Error, Result, Settings, signature};
+use crate::{Error, Result, Settings, in_use, signature};
 use block::BlockDevice;
 use crypt::{Identified, Role, Seal, Unlocked, Volume};
 use keyring::{Keyring, Private};
@@ -97,7 +97,7 @@ impl Held {
 /// Those of [`device::open`].
 pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Disk> {
     let share = match intent {
-        Intent::Replace => Share::Exclusive,
+        Intent::Replace => Share::Replace,
         Intent::Look | Intent::ChangeHeader => Share::All,
     };
     device::open(path, settings, intent == Intent::Look, share)
@@ -238,7 +238,10 @@ fn format_over(
     let overwritten = crypt::overwritten_by_format(device.info().size);
     let keep = || save_head(settings, create.path, disk, overwritten);
     let backup = found.map(|_| keep()).transpose()?;
-    let (volume, unlocked) = Volume::create(device, &create.format, owner, recovery)?;
+    let (volume, unlocked) = Volume::create(Arc::clone(&device), &create.format, owner, recovery)?;
+    if let Some(at) = volume.reserved_block() {
+        in_use::prepare(&*device, at)?;
+    }
     let trust = settings.trust_store();
     trust.clear_place(disk)?;
     trust.record(&volume, &unlocked, disk)?;

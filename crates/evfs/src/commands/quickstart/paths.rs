@@ -15,7 +15,7 @@ impl Served {
     /// Serves `NAME.img` in `dir` on two Unix sockets.
     pub fn start(dir: &Path, name: &str, settings: &Settings) -> Result<Served> {
         let image = dir.join(format!("{name}.img"));
-        let device = open(&image, settings, false, Share::Exclusive)?.device();
+        let device = open(&image, settings, false, Share::Bytes)?.device();
         let mut servers = Vec::new();
         let mut uris = Vec::new();
         let mut id = [0; 8];

@@ -1,0 +1,550 @@
+//! The record on a device that says which machine has it open for writing, and the heart that beats in it.
+//!
+//! A [`crate::claim`] is seen on one machine only. Machines share the device itself, so there a writer keeps
+//! a record of 4 KiB with a random number of its own and a count that it raises every few seconds, as ext4's
+//! multi-mount protection does. `docs/format/in-use.md` is its layout.
+//!
+//! **Invariant:** a record that changes is never taken over. Who finds another's record where its own was, or
+//! has not seen its own for [`FRESH`] intervals, writes nothing more before it has looked; and whoever waits
+//! for a record to be dead waits [`DEAD`] intervals, which is more.
+
+use crate::{Error, Result};
+use block::{
+    BlockDevice, Blocking, Buf, BufPool, Completion, DeviceInfo, ErrorKind, Op, Queue, Request,
+    Wait,
+};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Bytes of a record, and of the block that it has for itself.
+pub(crate) const BYTES: usize = 4096;
+const MAGIC: [u8; 8] = *b"EVFSUSE\x1a";
+const VERSION: u16 = 1;
+const HOST_BYTES: usize = 64;
+/// Intervals for which what was seen of the own record counts.
+const FRESH: u32 = 2;
+/// Intervals after which a record that does not change is dead.
+const DEAD: u32 = 4;
+/// What an interval may be, whatever a record says.
+const INTERVAL_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
+/// Between writing a record and looking whether somebody else did so in the same moment.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How long the end of a use waits for a device that does not answer.
+const LAST_WORD: Duration = Duration::from_secs(3);
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Record {
+    in_use: bool,
+    interval_ms: u32,
+    /// Random, of this use.
+    owner: [u8; 16],
+    count: u64,
+    /// The machine since it was started, and the network namespace in it: where claims are seen.
+    boot: [u8; 16],
+    namespace: u64,
+    pid: u32,
+    host: String,
+}
+
+impl Record {
+    fn of_this_process(interval: Duration) -> Result<Record> {
+        let mut owner = [0; 16];
+        getrandom::fill(&mut owner).map_err(|e| Error::Failed(e.to_string()))?;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino());
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        Ok(Record {
+            in_use: true,
+            interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX),
+            owner,
+            count: 0,
+            boot: of_hex(&boot),
+            namespace,
+            pid: std::process::id(),
+            host: printable(host.bytes()),
+        })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BYTES);
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend(u16::from(self.in_use).to_le_bytes());
+        out.extend(self.interval_ms.to_le_bytes());
+        out.extend(self.owner);
+        out.extend(self.count.to_le_bytes());
+        out.extend(self.boot);
+        out.extend(self.namespace.to_le_bytes());
+        out.extend(self.pid.to_le_bytes());
+        out.extend([0; 12]);
+        let host = self.host.as_bytes();
+        out.extend(&host[..host.len().min(HOST_BYTES)]);
+        out.resize(BYTES - 4, 0);
+        out.extend(crc32c::crc32c(&out).to_le_bytes());
+        out
+    }
+
+    /// Reads one; one that is damaged is in the use of nobody who is known.
+    fn decode(bytes: &[u8]) -> Option<Record> {
+        fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+            bytes[at..at + N]
+                .try_into()
+                .expect("a record has its length")
+        }
+        if bytes.len() != BYTES || bytes[..8] != MAGIC {
+            return None;
+        }
+        let (content, checksum) = bytes.split_at(BYTES - 4);
+        let whole = crc32c::crc32c(content).to_le_bytes() == checksum
+            && u16::from_le_bytes(take(bytes, 8)) == VERSION;
+        let interval_ms = u32::from_le_bytes(take(bytes, 12));
+        let host = bytes[80..80 + HOST_BYTES].iter();
+        Some(Record {
+            in_use: !whole || u16::from_le_bytes(take(bytes, 10)) != 0,
+            interval_ms: match whole {
+                true => interval_ms.clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end()),
+                false => 5000,
+            },
+            owner: take(bytes, 16),
+            count: u64::from_le_bytes(take(bytes, 32)),
+            boot: match whole {
+                true => take(bytes, 40),
+                false => [0; 16],
+            },
+            namespace: u64::from_le_bytes(take(bytes, 56)),
+            pid: u32::from_le_bytes(take(bytes, 64)),
+            host: printable(host.copied().take_while(|b| *b != 0)),
+        })
+    }
+
+    /// Whether claims of its writer would be seen by this process.
+    fn is_near(&self, own: &Record) -> bool {
+        self.boot != [0; 16] && self.boot == own.boot && self.namespace == own.namespace
+    }
+}
+
+fn printable(bytes: impl Iterator<Item = u8>) -> String {
+    let host: String = bytes
+        .filter(u8::is_ascii_graphic)
+        .take(HOST_BYTES)
+        .map(char::from)
+        .collect();
+    match host.is_empty() {
+        true => "unknown".into(),
+        false => host,
+    }
+}
+
+fn of_hex(text: &str) -> [u8; 16] {
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
+}
+
+/// Milliseconds, of which those count in which the machine sleeps.
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+fn read(device: &dyn BlockDevice, at: u64) -> block::Result<Vec<u8>> {
+    let mut bytes = vec![0; BYTES];
+    Blocking::open(device)?.read_at(at, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn write(device: &dyn BlockDevice, at: u64, record: &Record) -> block::Result<()> {
+    let bufs = Buf::copy_of(&record.encode()).into();
+    let fua = true;
+    let op = Op::Write {
+        offset: at,
+        bufs,
+        fua,
+    };
+    Blocking::open(device)?.run(op).map(drop)
+}
+
+/// Writes the record of a device that nobody uses.
+///
+/// # Errors
+/// The device fails.
+pub(crate) fn prepare(device: &dyn BlockDevice, at: u64) -> Result<()> {
+    let mut record = Record::of_this_process(Duration::ZERO)?;
+    record.in_use = false;
+    Ok(write(device, at, &record)?)
+}
+
+/// Whether there is a record.
+pub(crate) fn is_there(device: &dyn BlockDevice, at: u64) -> bool {
+    read(device, at).is_ok_and(|bytes| Record::decode(&bytes).is_some())
+}
+
+/// Waits until it is known that nobody on another machine writes.
+///
+/// # Errors
+/// [`Error::Busy`]: somebody does.
+pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()> {
+    let own = Record::of_this_process(Duration::ZERO)?;
+    let first = read(device, at)?;
+    let Some(found) = Record::decode(&first).filter(|r| r.in_use && !r.is_near(&own)) else {
+        return Ok(());
+    };
+    let interval = Duration::from_millis(found.interval_ms.into());
+    tracing::warn!(
+        "{name} was not closed by process {} of machine {}; waiting {:.0?} to see whether it is still in use there",
+        found.pid,
+        found.host,
+        interval * DEAD
+    );
+    let until = now_ms() + u64::from(found.interval_ms) * u64::from(DEAD);
+    while now_ms() < until {
+        std::thread::sleep(interval / 2);
+        let bytes = read(device, at)?;
+        if bytes == first {
+            continue;
+        }
+        return match Record::decode(&bytes) {
+            Some(now) if now.in_use => Err(Error::Busy(format!(
+                "cannot open {name}: it is open for writing on machine {} (process {}); detach it there first",
+                now.host, now.pid
+            ))),
+            _ => Ok(()),
+        };
+    }
+    tracing::warn!(
+        "{name} is not in use on machine {} any more; taking it over",
+        found.host
+    );
+    Ok(())
+}
+
+/// A device is in use by this process, and its record says so.
+pub(crate) struct InUse {
+    shared: Arc<Shared>,
+    stop: Option<Sender<()>>,
+    stopped: Mutex<Receiver<()>>,
+}
+
+struct Shared {
+    device: Arc<dyn BlockDevice>,
+    at: u64,
+    interval_ms: u64,
+    /// The own record as it was last written; whoever holds it looks after it.
+    record: Mutex<Record>,
+    /// When the record was last known to be our own.
+    seen: AtomicU64,
+    lost: AtomicBool,
+}
+
+impl InUse {
+    /// Takes the record and keeps it.
+    ///
+    /// # Errors
+    /// Those of [`check`]; the device fails.
+    pub(crate) fn begin(
+        device: Arc<dyn BlockDevice>,
+        at: u64,
+        name: &str,
+        interval: Duration,
+    ) -> Result<InUse> {
+        check(&*device, at, name)?;
+        let record = Record::of_this_process(interval)?;
+        let seen = now_ms();
+        write(&*device, at, &record)?;
+        std::thread::sleep(SETTLE);
+        if read(&*device, at)? != record.encode() {
+            return Err(Error::Busy(format!(
+                "cannot open {name}: another machine opens it in this moment; try again"
+            )));
+        }
+        let shared = Arc::new(Shared {
+            device,
+            at,
+            interval_ms: interval.as_millis() as u64,
+            record: Mutex::new(record),
+            seen: AtomicU64::new(seen),
+            lost: AtomicBool::new(false),
+        });
+        let (stop, stops) = channel();
+        let (ends, stopped) = channel();
+        let beating = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("in-use".into())
+            .spawn(move || {
+                beating.beat(interval, &stops);
+                drop(ends);
+            })
+            .map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
+        Ok(InUse {
+            shared,
+            stop: Some(stop),
+            stopped: Mutex::new(stopped),
+        })
+    }
+
+    /// A queue that does nothing more once the device is another's.
+    pub(crate) fn queue(&self, lower: Box<dyn Queue>) -> Box<dyn Queue> {
+        Box::new(Guarded {
+            lower,
+            shared: Arc::clone(&self.shared),
+            refused: VecDeque::new(),
+        })
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A device that is gone must not keep its user: the record is then left to die.
+        let stopped = self.stopped.get_mut().expect("no panic under this lock");
+        let _ = stopped.recv_timeout(LAST_WORD);
+    }
+}
+
+impl Shared {
+    fn beat(&self, interval: Duration, stops: &Receiver<()>) {
+        while let Err(RecvTimeoutError::Timeout) = stops.recv_timeout(interval) {
+            let mut record = self.lock();
+            if let Err(error) = self.look(&mut record) {
+                let name = &self.device.info().name;
+                tracing::warn!("{name}: cannot renew the record that it is in use: {error}");
+            }
+            if self.lost.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+        let mut record = self.lock();
+        record.in_use = false;
+        let _ = self.look(&mut record);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().expect("no panic under this lock")
+    }
+
+    /// Looks whether the record is still our own, and renews it.
+    fn look(&self, record: &mut Record) -> block::Result<()> {
+        let began = now_ms();
+        let found = Record::decode(&read(&*self.device, self.at)?);
+        if found.as_ref().is_none_or(|r| r.owner != record.owner) {
+            let by = found.map_or("somebody".into(), |r| format!("machine {}", r.host));
+            self.lost.store(true, Ordering::SeqCst);
+            let name = &self.device.info().name;
+            tracing::error!(
+                "{name} was taken over by {by} while this process did not answer; nothing more is read or written, \
+                 detach it with --force"
+            );
+            return Ok(());
+        }
+        record.count += 1;
+        write(&*self.device, self.at, record)?;
+        self.seen.store(began, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Why an operation may not go on.
+    fn refuses(&self, op: &Op) -> Option<&'static str> {
+        const LOST: &str = "another machine has taken the device over";
+        const SILENT: &str = "the record that the device is in use cannot be renewed";
+        let fresh = || {
+            let age = now_ms().saturating_sub(self.seen.load(Ordering::SeqCst));
+            age <= self.interval_ms * u64::from(FRESH)
+        };
+        if op.changes_data() && !fresh() {
+            let mut record = self.lock();
+            // Another thread may have looked meanwhile.
+            if !fresh() && self.look(&mut record).is_err() {
+                return Some(SILENT);
+            }
+        }
+        self.lost.load(Ordering::SeqCst).then_some(LOST)
+    }
+}
+
+/// See [`InUse::queue`].
+struct Guarded {
+    lower: Box<dyn Queue>,
+    shared: Arc<Shared>,
+    /// Requests that were refused and not yet reaped. A caller that sleeps on the descriptor below has
+    /// polled once before, and so has them.
+    refused: VecDeque<Completion>,
+}
+
+impl Queue for Guarded {
+    fn info(&self) -> &DeviceInfo {
+        self.lower.info()
+    }
+
+    fn capacity(&self) -> usize {
+        self.lower.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lower.in_flight() + self.refused.len()
+    }
+
+    fn room(&self) -> usize {
+        self.lower.room().saturating_sub(self.refused.len())
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        if self.in_flight() >= self.capacity() {
+            return Err(request);
+        }
+        let Some(why) = self.shared.refuses(&request.op) else {
+            return self.lower.submit(request);
+        };
+        let Request { tag, op } = request;
+        let error = block::Error::new(ErrorKind::Io, &self.info().name, why).in_op(&op);
+        let result = Err(error);
+        self.refused.push_back(Completion { tag, op, result });
+        Ok(())
+    }
+
+    fn kick(&mut self) -> block::Result<()> {
+        self.lower.kick()
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
+        let own = self.refused.len();
+        done.extend(self.refused.drain(..));
+        let wait = if own > 0 { Wait::Poll } else { wait };
+        Ok(own + self.lower.reap(wait, done)?)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.lower.wait_fd()
+    }
+
+    fn holds_answers(&self) -> bool {
+        !self.refused.is_empty() || self.lower.holds_answers()
+    }
+
+    fn take_back(&mut self, tag: u64) -> Option<Request> {
+        self.lower.take_back(tag)
+    }
+
+    fn late(&mut self, tags: &mut Vec<u64>) {
+        self.lower.late(tags);
+    }
+
+    fn access_sign(&mut self) -> Option<block::AccessSign> {
+        self.lower.access_sign()
+    }
+
+    fn lost(&self) -> Option<&str> {
+        self.lower.lost()
+    }
+
+    fn register(&mut self, pool: &BufPool) {
+        self.lower.register(pool);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Mem, Random};
+
+    const TICK: Duration = Duration::from_millis(100);
+
+    fn sample() -> Record {
+        let mut record = Record::of_this_process(TICK).unwrap();
+        record.boot = [7; 16];
+        record
+    }
+
+    fn device() -> Arc<Mem> {
+        Arc::new(Mem::new(64 << 10, 512))
+    }
+
+    fn until(what: impl Fn() -> bool) {
+        let end = now_ms() + 60_000;
+        while !what() {
+            assert!(now_ms() < end, "waited a minute");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_record_comes_back_and_a_damaged_one_is_in_use() {
+        let whole = sample();
+        let bytes = whole.encode();
+        assert_eq!((bytes.len(), Record::decode(&bytes)), (BYTES, Some(whole)));
+        assert_eq!(Record::decode(&[0; BYTES]), None);
+        let mut random = Random::new(1);
+        for _ in 0..2000 {
+            let mut bytes = bytes.clone();
+            bytes[8 + random.below(4088) as usize] ^= 1 + random.below(255) as u8;
+            let read = Record::decode(&bytes).expect("the magic is there");
+            assert!(read.in_use && read.boot == [0; 16]);
+        }
+    }
+
+    #[test]
+    fn what_this_machine_left_is_free_at_once_and_a_dead_record_of_another_later() {
+        let device = device();
+        let mut left = Record::of_this_process(Duration::from_secs(60)).unwrap();
+        write(&*device, 4096, &left).unwrap();
+        drop(InUse::begin(device.clone(), 4096, "d", TICK).unwrap());
+        let clean = Record::decode(&read(&*device, 4096).unwrap()).unwrap();
+        assert!(!clean.in_use);
+        left = sample();
+        write(&*device, 4096, &left).unwrap();
+        InUse::begin(device, 4096, "d", TICK).unwrap();
+    }
+
+    #[test]
+    fn a_record_of_another_machine_that_moves_is_refused() {
+        let device = device();
+        let mut theirs = sample();
+        theirs.interval_ms = 2000;
+        write(&*device, 0, &theirs).unwrap();
+        let (stop, stops) = channel::<()>();
+        let at = device.clone();
+        let heart = std::thread::spawn(move || {
+            while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                theirs.count += 1;
+                write(&*at, 0, &theirs).unwrap();
+            }
+        });
+        let refused = InUse::begin(device, 0, "d", TICK).err().unwrap();
+        assert!(matches!(refused, Error::Busy(_)), "{refused}");
+        drop(stop);
+        heart.join().unwrap();
+    }
+
+    #[test]
+    fn whoever_lost_the_record_does_nothing_more() {
+        let device = device();
+        let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
+        let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
+        blocking.write_at(8192, &[1; 512]).unwrap();
+        // A heart that beats late is asked to look first, and is still the owner.
+        own.shared.seen.store(0, Ordering::SeqCst);
+        blocking.write_at(8192, &[2; 512]).unwrap();
+        let theirs = sample();
+        write(&*device, 0, &theirs).unwrap();
+        until(|| own.shared.lost.load(Ordering::SeqCst) || write(&*device, 0, &theirs).is_err());
+        assert!(blocking.write_at(8192, &[3; 512]).is_err());
+        assert!(blocking.flush().is_err());
+        assert!(blocking.read_at(8192, &mut [0; 512]).is_err());
+        drop(own);
+        assert_eq!(Record::decode(&read(&*device, 0).unwrap()), Some(theirs));
+        let mut data = [0; 512];
+        Blocking::open(&*device)
+            .unwrap()
+            .read_at(8192, &mut data)
+            .unwrap();
+        assert_eq!(data, [2; 512]);
+    }
+}
