@@ -30,7 +30,8 @@ pub use buf::{BUF_ALIGN, Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
 pub use devices::{
     Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, KindStats, Mem, MemConfig,
-    PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, Tear, Volatile,
+    PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, StickyFlush,
+    Tear, Volatile,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use lunpath::{Access, AccessSign, Connection, Identity, Lunpath, Transport};

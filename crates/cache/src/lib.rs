@@ -28,6 +28,7 @@ mod core;
 mod device;
 mod device_pager;
 mod errors;
+mod flushes;
 mod frames;
 mod index;
 mod keeper;

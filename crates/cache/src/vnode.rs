@@ -7,6 +7,7 @@
 use crate::attributes::{Attributes, FlushBehind};
 use crate::core::Below;
 use crate::errors::ErrorSequence;
+use crate::flushes::Flushes;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
 use crate::latch::Latch;
@@ -44,6 +45,7 @@ pub struct Vnode {
     dirty_pages: AtomicU64,
     pub(crate) ranges: Ranges,
     pub(crate) errors: ErrorSequence,
+    pub(crate) flushes: Flushes,
     /// Sessions that wait for pages on their way below.
     pub(crate) written: WaitList,
     attributes: Mutex<Attributes>,
@@ -112,6 +114,7 @@ impl Vnode {
             dirty_pages: AtomicU64::new(0),
             ranges: Ranges::default(),
             errors: ErrorSequence::default(),
+            flushes: Flushes::default(),
             written: WaitList::default(),
             attributes: Mutex::default(),
             quick: AtomicU8::new(0),

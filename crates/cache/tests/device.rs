@@ -1,9 +1,13 @@
 //! A device behind the cache is a device: the conformance suite, cached and direct, over a disk in
 //! memory and over one whose power can be cut.
 
-use block::{BlockDevice, ErrorDevice, Mem, MemConfig, PowerCut, conformance};
+use block::{
+    BlockDevice, Buf, ErrorDevice, ErrorKind, Mem, MemConfig, Op, PowerCut, Queue, Request, Wait,
+    conformance,
+};
 use cache::{Cache, CachedDevice, Config};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 fn cache(bytes: u64) -> Arc<Cache> {
     Cache::new(Config::new(bytes)).unwrap()
@@ -63,4 +67,154 @@ fn what_was_flushed_survives_power_cuts() {
         let layer = |lower| Arc::new(over(lower, bytes)) as Arc<dyn BlockDevice>;
         conformance::run_with_power_cuts(&disk, &layer, seed, 100);
     }
+}
+
+/// A device whose flushes are answered when the test says so.
+mod slow_flush {
+    use block::{
+        BlockDevice, Completion, DeviceInfo, Error, ErrorKind, Mem, Op, Queue, Request, Wait,
+    };
+    use std::os::fd::BorrowedFd;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::sync::{Arc, Mutex};
+
+    /// What the flushes end with, in the order in which they came; `None`: it is not known yet.
+    pub type Answers = Arc<Mutex<Vec<Option<Result<(), ErrorKind>>>>>;
+
+    /// At its end every flush is answered, so that the device can be closed.
+    pub struct Over(pub Arc<AtomicBool>);
+
+    impl Drop for Over {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    pub struct SlowFlush {
+        pub mem: Mem,
+        pub answers: Answers,
+        pub over: Arc<AtomicBool>,
+    }
+
+    impl BlockDevice for SlowFlush {
+        fn info(&self) -> &DeviceInfo {
+            self.mem.info()
+        }
+
+        fn queue(&self) -> block::Result<Box<dyn Queue>> {
+            Ok(Box::new(SlowQueue {
+                lower: self.mem.queue()?,
+                answers: Arc::clone(&self.answers),
+                over: Arc::clone(&self.over),
+                held: Vec::new(),
+            }))
+        }
+    }
+
+    struct SlowQueue {
+        lower: Box<dyn Queue>,
+        answers: Answers,
+        over: Arc<AtomicBool>,
+        /// Flushes in flight, with their places among the answers.
+        held: Vec<(usize, Request)>,
+    }
+
+    impl Queue for SlowQueue {
+        fn info(&self) -> &DeviceInfo {
+            self.lower.info()
+        }
+
+        fn capacity(&self) -> usize {
+            self.lower.capacity()
+        }
+
+        fn in_flight(&self) -> usize {
+            self.held.len() + self.lower.in_flight()
+        }
+
+        fn submit(&mut self, request: Request) -> Result<(), Request> {
+            if !matches!(request.op, Op::Flush) {
+                return self.lower.submit(request);
+            }
+            let mut answers = self.answers.lock().unwrap();
+            self.held.push((answers.len(), request));
+            answers.push(None);
+            Ok(())
+        }
+
+        fn kick(&mut self) -> block::Result<()> {
+            self.lower.kick()
+        }
+
+        fn reap(&mut self, _: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
+            let had = done.len();
+            self.lower.reap(Wait::Poll, done)?;
+            let answers = self.answers.lock().unwrap();
+            for (place, request) in std::mem::take(&mut self.held) {
+                let over = self.over.load(SeqCst).then_some(Ok(()));
+                let Some(answer) = answers[place].or(over) else {
+                    self.held.push((place, request));
+                    continue;
+                };
+                let result = answer.map_err(|kind| Error::new(kind, "slow", ""));
+                let Request { tag, op } = request;
+                done.push(Completion { tag, op, result });
+            }
+            Ok(done.len() - had)
+        }
+
+        fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+}
+
+#[test]
+fn a_flush_does_not_overtake_one_that_is_about_to_fail() {
+    let answers = slow_flush::Answers::default();
+    let over_now = Arc::new(AtomicBool::new(false));
+    let slow = Arc::new(slow_flush::SlowFlush {
+        mem: Mem::new(16 << 20, 512),
+        answers: Arc::clone(&answers),
+        over: Arc::clone(&over_now),
+    });
+    let device = over(slow, 2 << 20);
+    let (mut one, mut two) = (device.queue().unwrap(), device.queue().unwrap());
+    let _over = slow_flush::Over(over_now);
+    let reap = |queue: &mut Box<dyn Queue>| {
+        let mut done = Vec::new();
+        queue.reap(Wait::Poll, &mut done).unwrap();
+        done.pop()
+    };
+    let finish = |queue: &mut Box<dyn Queue>, op: Op| {
+        queue.submit(Request { tag: 1, op }).unwrap();
+        loop {
+            if let Some(done) = reap(queue) {
+                return done.result;
+            }
+        }
+    };
+    for (queue, offset) in [(&mut one, 0), (&mut two, 8192)] {
+        let bufs = Buf::copy_of(&[7; 4096]).into();
+        let fua = false;
+        finish(queue, Op::Write { offset, bufs, fua }).unwrap();
+    }
+    for queue in [&mut one, &mut two] {
+        let op = Op::Flush;
+        queue.submit(Request { tag: 2, op }).unwrap();
+        for _ in 0..100 {
+            assert!(reap(queue).is_none());
+        }
+    }
+    assert_eq!(answers.lock().unwrap().len(), 1, "one flush at a time");
+    for _ in 0..100 {
+        assert!(reap(&mut two).is_none());
+    }
+    answers.lock().unwrap()[0] = Some(Err(ErrorKind::Media));
+    assert!(reap(&mut one).unwrap().result.is_err());
+    // The second begins now, so a device that remembers its failure can tell.
+    assert!(reap(&mut two).is_none());
+    assert_eq!(answers.lock().unwrap().len(), 2);
+    answers.lock().unwrap()[1] = Some(Err(ErrorKind::Media));
+    assert!(reap(&mut two).unwrap().result.is_err());
 }

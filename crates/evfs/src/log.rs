@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
 /// Changes the level; nothing where the command line has set it.
-static CHANGE: OnceLock<Box<dyn Fn(&str) + Send + Sync>> = OnceLock::new();
+static CHANGE: OnceLock<Change> = OnceLock::new();
+
+type Change = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Begins with the level of the command line, or that of the settings.
 pub fn start(given: Option<&str>, settings: &str) {

@@ -4,6 +4,7 @@ use block::BlockDevice;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -47,8 +48,39 @@ pub struct Config {
     pub threads: usize,
     /// TLS on all TCP connections.
     pub tls: Option<Tls>,
-    /// Connections at a time, over all workers; more are closed at once.
-    pub max_connections: usize,
+    /// Serve TCP clients that prove nothing about themselves. Without it a TCP client needs a
+    /// certificate of [`Tls::client_ca`], or comes from this machine and its socket belongs to root
+    /// or to the user of this process.
+    pub anonymous: bool,
+    /// What connections may take of numbers and of time.
+    pub limits: Limits,
+}
+
+/// What connections may take of numbers and of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that have chosen an export, over all workers.
+    pub connections: usize,
+    /// As many of them from one address of another machine.
+    pub connections_per_address: usize,
+    /// Connections that have not chosen one yet; one more takes the place of the oldest.
+    pub strangers: usize,
+    /// How long a connection may take until it has chosen an export, TLS included.
+    pub handshake: Duration,
+    /// How long a payload or a reply that has begun may stand still.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections: 256,
+            connections_per_address: 128,
+            strangers: 128,
+            handshake: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
+        }
+    }
 }
 
 impl Default for Config {
@@ -57,7 +89,8 @@ impl Default for Config {
             listen: Vec::new(),
             threads: 1,
             tls: None,
-            max_connections: 256,
+            anonymous: false,
+            limits: Limits::default(),
         }
     }
 }

@@ -1,8 +1,11 @@
 //! One client: what it sends becomes requests, what the device answers becomes replies.
 
+use crate::Limits;
+use crate::door::Guest;
+use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
 use crate::session::{Fence, Session};
 use crate::socket::{Raw, Socket};
-use crate::worker::{Hub, REQUEST_BYTES_MAX, REQUESTS_MAX};
+use crate::worker::{Hub, Newcomer, REQUESTS_MAX};
 use block::{Buf, Bufs};
 use nbd_proto::{
     Command, Errno, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy, constants as c,
@@ -22,6 +25,8 @@ const HEAD_BYTES: usize = 8 * 1024;
 const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
 /// Longest that a client's goodbye is waited for.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// A payload or reply that has moved by so many bytes has not stood still.
+const PROGRESS_BYTES: usize = 128 * 1024;
 /// Slices of one write to the socket.
 const SLICES: usize = 64;
 
@@ -66,6 +71,10 @@ enum Phase {
 struct Incoming {
     header: RequestHeader,
     bufs: Vec<Buf>,
+    /// Bytes that the buffers hold: none before payload arrives, then a share, then all.
+    room: usize,
+    /// Its connection held no other buffers when it began.
+    empty_handed: bool,
     /// Bytes that have arrived, or that are thrown away when there are no buffers.
     got: usize,
     refused: Option<Errno>,
@@ -88,8 +97,17 @@ impl Out {
     }
 }
 
+/// Gives buffers for so many bytes, or nothing for now. The flag says that the connection holds no
+/// others, and so may have what is kept back.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
+
 pub(crate) struct Connection {
     socket: Socket,
+    guest: Guest,
+    began: Instant,
+    /// Since when a payload or reply has stood still, and how many bytes have moved since.
+    still_since: Instant,
+    moved: usize,
     phase: Phase,
     hub: Arc<Hub>,
     /// What the client named it by, if it did.
@@ -112,16 +130,21 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(raw: Raw, forced_tls: bool, hub: Arc<Hub>) -> Connection {
-        let policy = if forced_tls {
+    pub(crate) fn new(newcomer: Newcomer, hub: Arc<Hub>) -> Connection {
+        let policy = if newcomer.forced_tls {
             TlsPolicy::Required
         } else {
             TlsPolicy::Never
         };
         let mut handshake = Handshake::new(Arc::clone(hub.infos()), policy);
         let greeting = handshake.take_output();
+        let began = Instant::now();
         Connection {
-            socket: Socket::Plain(raw),
+            socket: Socket::Plain(newcomer.raw),
+            guest: newcomer.guest,
+            began,
+            still_since: began,
+            moved: 0,
             phase: Phase::Handshake(Box::new(handshake)),
             hub,
             session: None,
@@ -167,6 +190,43 @@ impl Connection {
         fenced
     }
 
+    /// Ends it if its place is another stranger's now, and says so.
+    pub(crate) fn obey_door(&mut self) -> bool {
+        let leaves = self.guest.must_leave();
+        if leaves && !self.broken {
+            self.break_off("it negotiates, and others wait for its place");
+        }
+        leaves
+    }
+
+    /// Ends it if its negotiation takes too long, or a payload or a reply stands still, and says so.
+    pub(crate) fn is_overdue(&mut self, now: Instant, limits: &Limits) -> bool {
+        if self.broken {
+            return true;
+        }
+        if matches!(self.phase, Phase::Handshake(_)) {
+            let over = now.duration_since(self.began) >= limits.handshake;
+            if over && self.fence.is_none() {
+                self.break_off("its negotiation took too long");
+            }
+            return self.broken;
+        }
+        let receives = matches!(
+            self.phase,
+            Phase::Transmission {
+                incoming: Some(_),
+                ..
+            }
+        );
+        let waits = receives && !self.held || self.has_output();
+        if !waits || self.moved >= PROGRESS_BYTES {
+            (self.still_since, self.moved) = (now, 0);
+        } else if now.duration_since(self.still_since) >= limits.stall {
+            self.break_off("a payload or a reply stands still");
+        }
+        self.broken
+    }
+
     /// The other side is gone, so nobody waits for the answer to a fence.
     pub(crate) fn hung_up(&mut self) {
         if self.is_fencing() {
@@ -184,8 +244,8 @@ impl Connection {
         !self.broken && (!self.out.is_empty() || self.socket.wants_write())
     }
 
-    /// The next request, as far as the socket has it. `take` gives buffers, or nothing for now.
-    pub(crate) fn next(&mut self, take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>) -> Next {
+    /// The next request, as far as the socket has it.
+    pub(crate) fn next(&mut self, take: Take<'_>) -> Next {
         self.held = false;
         loop {
             if self.obey_fence() || self.broken {
@@ -199,7 +259,7 @@ impl Connection {
                 Phase::Handshake(_) => self.negotiate(),
                 Phase::Transmission {
                     incoming: Some(_), ..
-                } => self.receive_payload(),
+                } => self.receive_payload(take),
                 Phase::Transmission { .. } => self.take_header(take),
                 Phase::Closing => return Next::Nothing,
                 Phase::Lingering { .. } => {
@@ -297,13 +357,17 @@ impl Connection {
                 structured,
                 session,
             }) => {
-                if let Some(key) = session {
-                    self.session = self.hub.session(key);
-                    if self.session.is_none() {
-                        self.break_off("its session was fenced before it began");
+                let session = session.map(|key| self.hub.session(key, self.guest.address()));
+                let session = session.transpose();
+                match session.and_then(|session| self.guest.establish().map(|()| session)) {
+                    Ok(session) => self.session = session,
+                    Err(why) => {
+                        tracing::warn!("an NBD client was refused: {why}");
+                        self.break_off(why);
                         return Step::Wait;
                     }
                 }
+                self.still_since = Instant::now();
                 self.phase = Phase::Transmission {
                     export,
                     structured,
@@ -335,7 +399,8 @@ impl Connection {
         }
     }
 
-    fn take_header(&mut self, take: &mut dyn FnMut(usize) -> Option<Vec<Buf>>) -> Step {
+    fn take_header(&mut self, take: Take<'_>) -> Step {
+        let empty_handed = self.in_flight == 0 && self.out.is_empty();
         let Phase::Transmission {
             export, incoming, ..
         } = &mut self.phase
@@ -354,6 +419,14 @@ impl Connection {
         };
         let export = *export;
         match header.command {
+            _ if header.unknown_flags
+                && !matches!(header.command, Command::Write | Command::Disconnect) =>
+            {
+                self.used += REQUEST_BYTES;
+                self.in_flight += 1;
+                self.reply(&header, Some(Errno::Invalid), Vec::new());
+                Step::Again
+            }
             Command::Disconnect => {
                 self.phase = Phase::Closing;
                 Step::Wait
@@ -362,20 +435,16 @@ impl Connection {
                 let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
                 let refused = match header.len {
                     _ if read_only => Some(Errno::Permission),
+                    _ if header.unknown_flags => Some(Errno::Invalid),
                     len if len > REQUEST_BYTES_MAX => Some(Errno::Overflow),
                     _ => None,
                 };
-                let bufs = match refused {
-                    Some(_) => Vec::new(),
-                    None => match take(header.len as usize) {
-                        Some(bufs) => bufs,
-                        None => return Step::Starved,
-                    },
-                };
                 *incoming = Some(Incoming {
                     header,
-                    bufs,
+                    bufs: Vec::new(),
+                    room: 0,
                     got: 0,
+                    empty_handed,
                     refused,
                 });
                 self.used += REQUEST_BYTES;
@@ -390,7 +459,7 @@ impl Connection {
             Command::Read => {
                 let end = header.offset.checked_add(u64::from(header.len));
                 let sane = end.is_some_and(|end| end <= self.hub.infos()[export].size);
-                let payload = match take(if sane { header.len as usize } else { 0 }) {
+                let payload = match take(if sane { header.len as usize } else { 0 }, empty_handed) {
                     Some(bufs) => bufs,
                     None => return Step::Starved,
                 };
@@ -419,7 +488,7 @@ impl Connection {
     }
 
     /// Moves payload to its buffers: first what came with the header, then from the socket.
-    fn receive_payload(&mut self) -> Step {
+    fn receive_payload(&mut self, take: Take<'_>) -> Step {
         let Phase::Transmission {
             export, incoming, ..
         } = &mut self.phase
@@ -433,6 +502,23 @@ impl Connection {
         let total = write.header.len as usize;
         while write.got < total {
             let here = &self.head[self.used..];
+            if write.refused.is_none() && write.got == write.room {
+                // Buffers are for payload that arrives: a header alone costs nothing, and more than
+                // a share is for those who have sent one.
+                let (len, step) = match write.room {
+                    0 if here.is_empty() => (0, Step::NeedBytes),
+                    0 => (total.min(SHARE_BYTES), Step::Starved),
+                    room => (total - room, Step::Starved),
+                };
+                match take(len, write.empty_handed).filter(|bufs| !bufs.is_empty()) {
+                    Some(bufs) => write.bufs.extend(bufs),
+                    None => {
+                        *incoming = Some(write);
+                        return step;
+                    }
+                }
+                write.room += len;
+            }
             let step = if !here.is_empty() {
                 let len = here.len().min(total - write.got);
                 let len = match write.place() {
@@ -457,7 +543,10 @@ impl Connection {
                     self.end();
                     return Step::Wait;
                 }
-                Ok(n) => write.got += n,
+                Ok(n) => {
+                    write.got += n;
+                    self.moved = self.moved.saturating_add(n);
+                }
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -480,6 +569,7 @@ impl Connection {
             self.reply(&write.header, Some(error), Vec::new());
             return Step::Again;
         }
+        self.moved = PROGRESS_BYTES;
         Step::Request(Next::Request {
             export,
             header: write.header,
@@ -570,6 +660,7 @@ impl Connection {
             }
             self.sent -= len;
             self.out.pop_front();
+            self.moved = PROGRESS_BYTES;
         }
     }
 

@@ -10,6 +10,11 @@ pub enum Error {
         "{0} can be reached from other machines, and NBD carries clear data: give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1 or a Unix socket"
     )]
     Insecure(std::net::SocketAddr),
+    /// A TCP address that others can reach, and no proof of who they are.
+    #[error(
+        "{0} can be reached from other machines, and the clients prove nothing: give the authority of their certificates (--tls-ca), or --anonymous to serve the data in the clear to whoever connects"
+    )]
+    Anonymous(std::net::SocketAddr),
     /// Somebody listens there already.
     #[error("{0} is in use by another server")]
     Busy(String),

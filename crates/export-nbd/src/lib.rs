@@ -13,6 +13,10 @@
 //! only when the device has answered. A connection that was fenced is never read from again, and the
 //! fence is answered only when its last request has ended (module `session`).
 //!
+//! Connections have limits of number and of time ([`Limits`]): one that has not chosen an export may be
+//! asked to leave for another, and one whose payload or reply stands still is closed. Buffers are for
+//! payload that arrives, and some are kept for connections that hold none.
+//!
 //! Memory: [`WORKER_MEMORY_BYTES`] for each worker at most, mapped when the worker starts and taken
 //! from the system as it is used. A client that sends requests faster than they are served is not
 //! read from until there are buffers again.
@@ -22,14 +26,17 @@
 pub mod client;
 mod config;
 mod connection;
+mod door;
+mod engine;
 mod error;
+mod peer;
 mod server;
 mod session;
 mod socket;
 mod tls;
 mod worker;
 
-pub use config::{Config, Export, Listen, Tls};
+pub use config::{Config, Export, Limits, Listen, Tls};
+pub use engine::WORKER_MEMORY_BYTES;
 pub use error::Error;
 pub use server::Server;
-pub use worker::WORKER_MEMORY_BYTES;

@@ -1,11 +1,12 @@
 //! The server as its owner sees it: start, addresses, stop.
 
+use crate::door::Door;
 use crate::socket::Raw;
-use crate::worker::{Hub, Worker};
-use crate::{Config, Error, Export, Listen, tls};
+use crate::worker::{Hub, Newcomer, Worker};
+use crate::{Config, Error, Export, Listen, peer, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,24 +25,32 @@ pub struct Server {
 
 enum Listener {
     Unix(UnixListener),
-    Tcp(TcpListener),
+    /// `own_user`: only sockets of root and of this process' user are served.
+    Tcp {
+        listener: TcpListener,
+        own_user: bool,
+    },
 }
 
 impl Listener {
     fn fd(&self) -> rustix::fd::BorrowedFd<'_> {
         match self {
             Listener::Unix(l) => l.as_fd(),
-            Listener::Tcp(l) => l.as_fd(),
+            Listener::Tcp { listener, .. } => listener.as_fd(),
         }
     }
 
-    fn accept(&self) -> io::Result<Raw> {
-        let raw = match self {
-            Listener::Unix(l) => Raw::Unix(l.accept()?.0),
-            Listener::Tcp(l) => {
-                let stream = l.accept()?.0;
+    /// The next client; `None` for one that is not served.
+    fn accept(&self) -> io::Result<Option<(Raw, Option<IpAddr>)>> {
+        let (raw, address) = match self {
+            Listener::Unix(l) => (Raw::Unix(l.accept()?.0), None),
+            Listener::Tcp { listener, own_user } => {
+                let (stream, peer) = listener.accept()?;
+                if *own_user && !is_own(&stream, peer) {
+                    return Ok(None);
+                }
                 stream.set_nodelay(true)?;
-                Raw::Tcp(stream)
+                (Raw::Tcp(stream), Some(peer.ip()))
             }
         };
         match &raw {
@@ -51,7 +60,31 @@ impl Listener {
         // Room for a few large replies, so that one writev takes all of them. Refused is fine.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&raw, SOCKET_BUFFER_BYTES);
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&raw, SOCKET_BUFFER_BYTES);
-        Ok(raw)
+        Ok(Some((raw, address)))
+    }
+}
+
+/// Whether the other end is a socket of root or of this process' user.
+fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
+    let uid = stream
+        .local_addr()
+        .and_then(|local| peer::uid(local, address));
+    match uid {
+        Ok(Some(uid)) if uid == 0 || uid == rustix::process::geteuid().as_raw() => true,
+        Ok(Some(uid)) => {
+            tracing::warn!(
+                "an NBD client of user {uid} was refused: without client certificates only root and the user of this process are served"
+            );
+            false
+        }
+        Ok(None) => {
+            tracing::warn!("an NBD client was refused: no user has its socket open");
+            false
+        }
+        Err(e) => {
+            tracing::warn!("an NBD client was refused: its user cannot be found out: {e}");
+            false
+        }
     }
 }
 
@@ -66,15 +99,28 @@ impl Server {
     /// Nothing is left behind.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Server, Error> {
         for listen in &config.listen {
-            if let Listen::Tcp(address) = listen
-                && !address.ip().is_loopback()
-                && config.tls.is_none()
-            {
-                return Err(Error::Insecure(*address));
+            let Listen::Tcp(address) = listen else {
+                continue;
+            };
+            if address.ip().is_loopback() {
+                continue;
+            }
+            match &config.tls {
+                None => return Err(Error::Insecure(*address)),
+                Some(tls) if tls.client_ca.is_none() && !config.anonymous => {
+                    return Err(Error::Anonymous(*address));
+                }
+                Some(_) => {}
             }
         }
         let tls = config.tls.as_ref().map(tls::config).transpose()?;
-        let hub = Arc::new(Hub::new(exports, tls, config.max_connections));
+        let door = Door::new(config.limits.clone());
+        let hub = Arc::new(Hub::new(exports, tls, door, config.limits.clone()));
+        let proven = config
+            .tls
+            .as_ref()
+            .is_some_and(|tls| tls.client_ca.is_some());
+        let own_user = !proven && !config.anonymous;
         let mut server = Server {
             addresses: Vec::new(),
             tls: config.tls.is_some(),
@@ -84,7 +130,7 @@ impl Server {
         };
         let mut listeners = Vec::new();
         for listen in &config.listen {
-            listeners.push(server.listen(listen)?);
+            listeners.push(server.listen(listen, own_user)?);
         }
         let mut wakers = Vec::new();
         for number in 0..config.threads.max(1) {
@@ -117,7 +163,7 @@ impl Server {
         Ok(server)
     }
 
-    fn listen(&mut self, listen: &Listen) -> Result<Listener, Error> {
+    fn listen(&mut self, listen: &Listen, own_user: bool) -> Result<Listener, Error> {
         match listen {
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address)
@@ -125,7 +171,7 @@ impl Server {
                     .map_err(|e| Error::io(format!("cannot listen on {address}"), e))?;
                 let real = listener.local_addr().unwrap_or(*address);
                 self.addresses.push(Listen::Tcp(real));
-                Ok(Listener::Tcp(listener))
+                Ok(Listener::Tcp { listener, own_user })
             }
             Listen::Unix(path) => {
                 let listener = listen_unix(path)?;
@@ -158,7 +204,7 @@ impl Server {
 
     /// Connections at the moment.
     pub fn connections(&self) -> usize {
-        self.hub.connections()
+        self.hub.door().open()
     }
 
     /// Finishes the requests in flight, closes all connections and waits for the threads.
@@ -245,11 +291,31 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
         }
         for listener in listeners {
             match listener.accept() {
-                Ok(raw) => {
-                    if hub.admit() {
-                        let forced_tls = matches!(raw, Raw::Tcp(_)) && hub.tls().is_some();
-                        workers[next % workers.len()].give(raw, forced_tls);
+                Ok(None) => {}
+                Ok(Some((raw, address))) => {
+                    let Some((guest, pushed)) = hub.door().admit(address) else {
+                        tracing::warn!("an NBD client was refused: too many connections are open");
+                        continue;
+                    };
+                    let mut newcomer = Some(Newcomer {
+                        forced_tls: matches!(raw, Raw::Tcp(_)) && hub.tls().is_some(),
+                        raw,
+                        guest,
+                    });
+                    // A worker that has lost its devices takes nobody; another one does.
+                    for _ in 0..workers.len() {
+                        let worker = &workers[next % workers.len()];
                         next += 1;
+                        newcomer = newcomer.and_then(|newcomer| worker.give(newcomer).err());
+                        if newcomer.is_none() {
+                            break;
+                        }
+                    }
+                    if newcomer.is_some() {
+                        tracing::error!("an NBD client was refused: no worker has a device left");
+                    }
+                    if pushed {
+                        hub.wake_workers();
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

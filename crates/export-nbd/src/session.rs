@@ -3,17 +3,28 @@
 //! A connection holds its [`Session`], and so does every request that came by it until the device
 //! has answered. A session that nobody holds any more is therefore at its end: nothing of it is being
 //! carried out, and there is no socket left from which more could come.
+//!
+//! **Invariant:** a key that had a session is remembered until it is [`KEY_AGE`] after its end, fenced or
+//! not. Whoever invents keys takes no memory from those: where there is none left, new sessions are
+//! refused.
 
 use crate::worker::Hub;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a fence waits for the device.
 const FENCE_PATIENCE: Duration = Duration::from_secs(4);
-/// Keys that are remembered; the oldest makes room.
-const REMEMBERED_MAX: usize = 65_536;
+/// How long the key of a session that ended is remembered: far longer than a connection can be late.
+const KEY_AGE: Duration = Duration::from_secs(3600);
+/// Keys of sessions that are remembered.
+const KEYS_MAX: usize = 65_536;
+/// As many of them of clients at one address of another machine.
+const KEYS_PER_CLIENT: usize = KEYS_MAX / 4;
+/// Fenced keys that are remembered though they had no session; the oldest makes room.
+const UNKNOWN_MAX: usize = 4096;
 
 /// What connections and requests of one key hold.
 pub(crate) struct Session {
@@ -31,7 +42,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.hub.sessions.forget(self.key);
+        self.hub.sessions.end(self.key, Instant::now());
         if self.is_fenced() {
             self.hub.wake_workers();
         }
@@ -53,36 +64,78 @@ pub(crate) struct Sessions(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Sessions that somebody holds.
-    live: HashMap<u64, Weak<Session>>,
-    fenced: Remembered,
-    /// Keys of sessions there were.
-    known: Remembered,
+    known: HashMap<u64, Known>,
+    /// Keys known by the address of their client.
+    by_client: HashMap<IpAddr, usize>,
+    /// Keys in the order in which their sessions ended; one that has begun again since is known to
+    /// have ended at another time, or not at all.
+    ended: VecDeque<(Instant, u64)>,
+    /// Fenced keys that had no session.
+    unknown: Unknown,
 }
 
-/// Keys that are remembered, as many as [`REMEMBERED_MAX`].
+/// A key that had a session.
+struct Known {
+    session: Weak<Session>,
+    client: Option<IpAddr>,
+    fenced: bool,
+    ended: Option<Instant>,
+}
+
 #[derive(Default)]
-struct Remembered {
+struct Unknown {
     keys: HashSet<u64>,
     /// The same, the oldest first.
     order: VecDeque<u64>,
 }
 
-impl Remembered {
+impl Unknown {
     fn add(&mut self, key: u64) {
         if !self.keys.insert(key) {
             return;
         }
         self.order.push_back(key);
-        if self.order.len() > REMEMBERED_MAX
+        if self.order.len() > UNKNOWN_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.keys.remove(&oldest);
         }
     }
+}
 
-    fn has(&self, key: u64) -> bool {
-        self.keys.contains(&key)
+impl State {
+    /// Forgets the keys whose sessions ended long ago.
+    fn forget_old(&mut self, now: Instant) {
+        while let Some(&(ended, key)) = self.ended.front()
+            && now.duration_since(ended) >= KEY_AGE
+        {
+            self.ended.pop_front();
+            if self.known.get(&key).is_none_or(|k| k.ended != Some(ended)) {
+                continue;
+            }
+            let client = self.known.remove(&key).and_then(|known| known.client);
+            if let Some(client) = client
+                && let Some(count) = self.by_client.get_mut(&client)
+            {
+                *count -= 1;
+                if *count == 0 {
+                    self.by_client.remove(&client);
+                }
+            }
+        }
+    }
+
+    /// Whether there is room for one more key of this client; counts it in.
+    fn has_room(&mut self, client: Option<IpAddr>) -> bool {
+        if self.known.len() >= KEYS_MAX {
+            return false;
+        }
+        let Some(client) = client else { return true };
+        let count = self.by_client.entry(client).or_default();
+        *count += 1;
+        let has = *count <= KEYS_PER_CLIENT;
+        *count -= usize::from(!has);
+        has
     }
 }
 
@@ -91,17 +144,22 @@ impl Sessions {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// Forgets a session, unless another of the same key has begun.
-    fn forget(&self, key: u64) {
+    /// Notes the end of a session, unless another of the same key has begun.
+    fn end(&self, key: u64, now: Instant) {
         let mut state = self.lock();
-        if state.live.get(&key).is_some_and(|s| s.strong_count() == 0) {
-            state.live.remove(&key);
+        if let Some(known) = state.known.get_mut(&key)
+            && known.session.strong_count() == 0
+        {
+            known.ended = Some(now);
+            state.ended.push_back((now, key));
         }
     }
 
     /// How a fence went; `None` while it may still go well.
     pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
-        match self.lock().live.contains_key(&fence.key) {
+        let state = self.lock();
+        let live = |known: &Known| known.ended.is_none();
+        match state.known.get(&fence.key).is_some_and(live) {
             false => Some(fence.known),
             true => (Instant::now() >= fence.until).then_some(false),
         }
@@ -109,34 +167,74 @@ impl Sessions {
 }
 
 impl Hub {
-    /// The session of a key, for one more connection; `None` when the key is fenced.
-    pub(crate) fn session(self: &Arc<Hub>, key: u64) -> Option<Arc<Session>> {
+    /// The session of a key, for one more connection of this client.
+    ///
+    /// # Errors
+    /// Why it does not begin.
+    pub(crate) fn session(
+        self: &Arc<Hub>,
+        key: u64,
+        client: Option<IpAddr>,
+    ) -> Result<Arc<Session>, &'static str> {
+        self.session_at(key, client, Instant::now())
+    }
+
+    fn session_at(
+        self: &Arc<Hub>,
+        key: u64,
+        client: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<Arc<Session>, &'static str> {
+        let fenced = "its session was fenced before it began";
         let mut state = self.sessions.lock();
-        if state.fenced.has(key) {
-            return None;
+        state.forget_old(now);
+        if state.unknown.keys.contains(&key) {
+            return Err(fenced);
         }
-        state.known.add(key);
-        let held = state.live.get(&key).and_then(Weak::upgrade);
-        Some(held.unwrap_or_else(|| {
-            let session = Arc::new(Session {
-                hub: Arc::clone(self),
-                key,
-                fenced: AtomicBool::new(false),
-            });
-            state.live.insert(key, Arc::downgrade(&session));
-            session
-        }))
+        if let Some(known) = state.known.get(&key) {
+            if known.fenced {
+                return Err(fenced);
+            }
+            if let Some(session) = known.session.upgrade() {
+                return Ok(session);
+            }
+        } else if !state.has_room(client) {
+            return Err("too many sessions are remembered");
+        }
+        let session = Arc::new(Session {
+            hub: Arc::clone(self),
+            key,
+            fenced: AtomicBool::new(false),
+        });
+        let weak = Arc::downgrade(&session);
+        let known = state.known.entry(key).or_insert(Known {
+            session: Weak::new(),
+            client,
+            fenced: false,
+            ended: None,
+        });
+        known.session = weak;
+        known.ended = None;
+        Ok(session)
     }
 
     /// Lets no connection begin under the key any more, and has the workers close those there are.
     pub(crate) fn fence(&self, key: u64) -> Fence {
         let mut state = self.sessions.lock();
-        state.fenced.add(key);
-        let known = state.known.has(key);
-        let session = state.live.get(&key).and_then(Weak::upgrade);
+        let session = match state.known.get_mut(&key) {
+            Some(known) => {
+                known.fenced = true;
+                Some(known.session.upgrade())
+            }
+            None => {
+                state.unknown.add(key);
+                None
+            }
+        };
         // The last holder may be this one, and its end takes the lock.
         drop(state);
-        if let Some(session) = session {
+        let known = session.is_some();
+        if let Some(Some(session)) = session {
             session.fenced.store(true, Ordering::SeqCst);
             self.wake_workers();
         }
@@ -151,30 +249,33 @@ impl Hub {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Limits;
+    use crate::door::Door;
 
     fn hub() -> Arc<Hub> {
-        Arc::new(Hub::new(Vec::new(), None, 1))
+        let door = Door::new(Limits::default());
+        Arc::new(Hub::new(Vec::new(), None, door, Limits::default()))
     }
 
     #[test]
     fn a_fence_waits_for_every_holder_and_no_longer() {
         let hub = hub();
-        let one = hub.session(7).unwrap();
-        let two = hub.session(7).unwrap();
+        let one = hub.session(7, None).unwrap();
+        let two = hub.session(7, None).unwrap();
         let fence = hub.fence(7);
-        assert!(one.is_fenced() && two.is_fenced() && hub.session(7).is_none());
+        assert!(one.is_fenced() && two.is_fenced() && hub.session(7, None).is_err());
         drop(one);
         assert_eq!(hub.sessions.outcome(&fence), None);
         drop(two);
         assert_eq!(hub.sessions.outcome(&fence), Some(true));
         assert_eq!(hub.sessions.outcome(&hub.fence(8)), Some(false), "unknown");
-        assert!(hub.session(8).is_none() && hub.session(9).is_some());
+        assert!(hub.session(8, None).is_err() && hub.session(9, None).is_ok());
     }
 
     #[test]
     fn a_fence_fails_when_its_time_is_over_and_may_be_tried_again() {
         let hub = hub();
-        let session = hub.session(7).unwrap();
+        let session = hub.session(7, None).unwrap();
         let late = Fence {
             until: Instant::now(),
             ..hub.fence(7)
@@ -185,17 +286,46 @@ mod tests {
     }
 
     #[test]
-    fn fenced_keys_are_bounded_and_the_oldest_goes() {
+    fn invented_keys_push_out_neither_a_fence_nor_a_session() {
         let hub = hub();
-        for key in 0..=REMEMBERED_MAX as u64 {
-            hub.fence(key);
-            hub.fence(key);
+        let live = hub.session(1, None).unwrap();
+        drop(hub.session(2, None).unwrap());
+        assert_eq!(hub.sessions.outcome(&hub.fence(2)), Some(true));
+        for key in 0..2 * KEYS_MAX as u64 {
+            hub.fence(1 << 40 | key);
         }
-        assert!(hub.session(0).is_some() && hub.session(1).is_none());
-        let state = hub.sessions.lock();
+        assert!(hub.session(2, None).is_err(), "it is fenced still");
+        drop(live);
+        assert_eq!(hub.sessions.outcome(&hub.fence(1)), Some(true), "known");
+        let unknown = &hub.sessions.lock().unknown;
         assert_eq!(
-            (state.fenced.keys.len(), state.fenced.order.len()),
-            (REMEMBERED_MAX, REMEMBERED_MAX)
+            (unknown.keys.len(), unknown.order.len()),
+            (UNKNOWN_MAX, UNKNOWN_MAX)
         );
+    }
+
+    #[test]
+    fn keys_are_forgotten_by_age_alone_and_where_none_can_be_new_sessions_are_refused() {
+        let hub = hub();
+        let client = Some(IpAddr::from([192, 0, 2, 1]));
+        let now = Instant::now();
+        for key in 0..KEYS_PER_CLIENT as u64 {
+            drop(hub.session_at(key, client, now).unwrap());
+        }
+        assert!(
+            hub.session_at(1 << 40, client, now).is_err(),
+            "one client's share"
+        );
+        let other = hub.session_at(1 << 40, None, now).unwrap();
+        for key in KEYS_PER_CLIENT as u64..KEYS_MAX as u64 - 1 {
+            drop(hub.session_at(key, None, now).unwrap());
+        }
+        assert!(hub.session_at(1 << 41, None, now).is_err(), "it is full");
+        assert!(hub.session_at(5, client, now).is_ok(), "it is known");
+        let later = Instant::now() + KEY_AGE;
+        drop(hub.session_at(1 << 41, client, later).unwrap());
+        let left: Vec<u64> = hub.sessions.lock().known.keys().copied().collect();
+        assert!(left.len() == 2 && left.contains(&(1 << 40)), "{left:?}");
+        drop(other);
     }
 }

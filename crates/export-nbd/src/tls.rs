@@ -6,6 +6,7 @@ use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
 use std::fs::File;
 use std::io::BufReader;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,7 +35,20 @@ pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
         }
     };
     let chain = certificates(&tls.certificate)?;
-    let key = rustls_pemfile::private_key(&mut open(&tls.key)?).map_err(|e| bad(&tls.key, e))?;
+    let key = open(&tls.key)?;
+    let mode = key
+        .get_ref()
+        .metadata()
+        .map_err(|e| bad(&tls.key, e))?
+        .mode();
+    if mode & 0o077 != 0 {
+        let why = format!(
+            "other users may use this private key (mode {:04o}): chmod 600 it",
+            mode & 0o7777
+        );
+        return Err(bad(&tls.key, why));
+    }
+    let key = rustls_pemfile::private_key(&mut { key }).map_err(|e| bad(&tls.key, e))?;
     let key = key.ok_or_else(|| bad(&tls.key, "it holds no private key (PEM)"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))

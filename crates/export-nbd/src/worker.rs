@@ -1,37 +1,27 @@
 //! A worker: one thread, its connections, its device queues, one epoll.
 
-use crate::Export;
 use crate::connection::{Connection, Next, Status};
-use crate::session::{Session, Sessions};
+use crate::door::{Door, Guest};
+use crate::engine::{Engine, REQUEST_BYTES_MAX};
+use crate::session::Sessions;
 use crate::socket::Raw;
+use crate::{Export, Limits};
 use block::layer::{Layer, home};
-use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
-use nbd_proto::{Command, Errno, ExportInfo, RequestHeader, constants as c};
+use nbd_proto::{ExportInfo, constants as c};
 use rustix::event::{EventfdFlags, epoll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rustls::ServerConfig;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Bytes of a payload buffer: a 64 KiB or 128 KiB request fits one.
-pub(crate) const BUF_BYTES: usize = 128 * 1024;
-/// Payload buffers of a worker: one request of the largest size, and as much again.
-const BUFS: usize = 512;
-/// Longest request that is served, in bytes: what every server has to take from a client that was
-/// told nothing ("Block size constraints").
-pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// Requests of one connection in flight; more stay in its socket.
 pub(crate) const REQUESTS_MAX: usize = 128;
 /// How long a stopping server waits for clients to take their last replies.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Memory of one worker, in bytes: its payload buffers.
-pub const WORKER_MEMORY_BYTES: usize = BUF_BYTES * BUFS;
-
-const _: () = assert!(REQUEST_BYTES_MAX as usize <= WORKER_MEMORY_BYTES / 2);
 
 /// How often a worker looks again at what ends by time alone.
 const TICK: rustix::event::Timespec = rustix::event::Timespec {
@@ -39,7 +29,12 @@ const TICK: rustix::event::Timespec = rustix::event::Timespec {
     tv_nsec: 50_000_000,
 };
 
+/// Bounds of the time between two looks for connections that take too long.
+const TIMER_SHORTEST: Duration = Duration::from_millis(10);
+const TIMER_LONGEST: Duration = Duration::from_secs(5);
+
 const WAKE: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
 const DEVICE: u64 = 1 << 32;
 
 /// What workers, acceptor and owner share.
@@ -50,8 +45,8 @@ pub(crate) struct Hub {
     stopping: AtomicBool,
     stop: OwnedFd,
     wakes: Mutex<Vec<Arc<OwnedFd>>>,
-    connections: AtomicUsize,
-    max_connections: usize,
+    door: Arc<Door>,
+    limits: Limits,
     pub(crate) sessions: Sessions,
 }
 
@@ -61,7 +56,12 @@ fn eventfd() -> OwnedFd {
 }
 
 impl Hub {
-    pub(crate) fn new(exports: Vec<Export>, tls: Option<Arc<ServerConfig>>, max: usize) -> Hub {
+    pub(crate) fn new(
+        exports: Vec<Export>,
+        tls: Option<Arc<ServerConfig>>,
+        door: Arc<Door>,
+        limits: Limits,
+    ) -> Hub {
         let infos = exports.iter().map(export_info).collect();
         Hub {
             exports,
@@ -70,8 +70,8 @@ impl Hub {
             stopping: AtomicBool::new(false),
             stop: eventfd(),
             wakes: Mutex::new(Vec::new()),
-            connections: AtomicUsize::new(0),
-            max_connections: max,
+            door,
+            limits,
             sessions: Sessions::default(),
         }
     }
@@ -105,21 +105,8 @@ impl Hub {
         &self.infos
     }
 
-    pub(crate) fn connections(&self) -> usize {
-        self.connections.load(Ordering::SeqCst)
-    }
-
-    /// Counts a connection in; false when there are too many.
-    pub(crate) fn admit(&self) -> bool {
-        if self.connections.fetch_add(1, Ordering::SeqCst) < self.max_connections {
-            return true;
-        }
-        self.connections.fetch_sub(1, Ordering::SeqCst);
-        tracing::warn!(
-            "a connection was closed: {} are open already",
-            self.max_connections
-        );
-        false
+    pub(crate) fn door(&self) -> &Arc<Door> {
+        &self.door
     }
 }
 
@@ -151,33 +138,42 @@ fn export_info(export: &Export) -> ExportInfo {
 #[derive(Clone)]
 pub(crate) struct Inbox {
     wake: Arc<OwnedFd>,
-    waiting: Arc<Mutex<Vec<(Raw, bool)>>>,
+    /// `None` once the worker has ended.
+    waiting: Arc<Mutex<Option<Vec<Newcomer>>>>,
+}
+
+/// A connection that no worker has taken yet.
+pub(crate) struct Newcomer {
+    pub(crate) raw: Raw,
+    pub(crate) guest: Guest,
+    pub(crate) forced_tls: bool,
 }
 
 impl Inbox {
-    pub(crate) fn give(&self, raw: Raw, forced_tls: bool) {
-        self.waiting
+    /// Leaves a connection for the worker; gives it back when the worker has ended.
+    pub(crate) fn give(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
+        match &mut *self.waiting.lock().expect("no panic under this lock") {
+            Some(waiting) => waiting.push(newcomer),
+            None => return Err(newcomer),
+        }
+        let _ = rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes());
+        Ok(())
+    }
+
+    fn take(&self) -> Vec<Newcomer> {
+        let mut waiting = self.waiting.lock().expect("no panic under this lock");
+        waiting.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Nobody takes connections from here any more; those that wait are closed.
+    fn close(&self) {
+        let waiting = self
+            .waiting
             .lock()
             .expect("no panic under this lock")
-            .push((raw, forced_tls));
-        let _ = rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes());
+            .take();
+        drop(waiting);
     }
-}
-
-/// A request of a client, while the device works on it.
-struct Pending {
-    connection: u64,
-    header: RequestHeader,
-    /// Operations below that have not come back.
-    left: usize,
-    error: Option<Errno>,
-    /// The buffers of a read, by the offset of their operation.
-    data: Vec<(u64, Bufs)>,
-    /// A flush follows when the rest is done (FUA on something that has none).
-    then_flush: bool,
-    export: usize,
-    /// Held for its end: a fence waits for this request.
-    _session: Option<Arc<Session>>,
 }
 
 pub(crate) struct Worker {
@@ -190,7 +186,7 @@ impl Worker {
     pub(crate) fn new(hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
         let inbox = Inbox {
             wake: Arc::new(eventfd()),
-            waiting: Arc::default(),
+            waiting: Arc::new(Mutex::new(Some(Vec::new()))),
         };
         hub.wakes
             .lock()
@@ -205,21 +201,18 @@ impl Worker {
     /// Serves until the hub stops. Says first whether the queues could be opened.
     pub(crate) fn run(self, opened: &Sender<block::Result<()>>) {
         home(Layer::Protocol);
-        let pool = BufPool::new(BUF_BYTES, BUFS);
         let mut queues = Vec::new();
         for export in &self.hub.exports {
             match export.device.queue() {
-                Ok(mut queue) => {
-                    queue.register(&pool);
-                    queues.push(queue);
-                }
+                Ok(queue) => queues.push(queue),
                 Err(e) => {
                     let _ = opened.send(Err(e));
                     return;
                 }
             }
         }
-        for (index, queue) in queues.iter().enumerate() {
+        let engine = Engine::new(queues);
+        for (index, queue) in engine.queues().iter().enumerate() {
             if let Some(fd) = queue.wait_fd() {
                 let data = epoll::EventData::new_u64(DEVICE + index as u64);
                 if let Err(e) = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
@@ -229,18 +222,19 @@ impl Worker {
                 }
             }
         }
+        let timer = match self.timer() {
+            Ok(timer) => timer,
+            Err(e) => {
+                let _ = opened.send(Err(block::Error::from_io("a worker", e)));
+                return;
+            }
+        };
         let _ = opened.send(Ok(()));
         let mut service = Service {
             hub: &self.hub,
             epoll: self.epoll.as_fd(),
-            engine: Engine {
-                pool,
-                backlog: queues.iter().map(|_| VecDeque::new()).collect(),
-                queues,
-                pending: HashMap::new(),
-                next_tag: 0,
-                done: Vec::new(),
-            },
+            engine,
+            timer,
             connections: HashMap::new(),
             fencing: Vec::new(),
             held: Vec::new(),
@@ -249,6 +243,21 @@ impl Worker {
         };
         service.serve(&self.inbox);
     }
+
+    /// A timer that epoll waits for.
+    fn timer(&self) -> std::io::Result<OwnedFd> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let data = epoll::EventData::new_u64(TIMER);
+        epoll::add(&self.epoll, &timer, data, epoll::EventFlags::IN)?;
+        Ok(timer)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
 }
 
 /// The loop of a worker.
@@ -256,6 +265,8 @@ struct Service<'a> {
     hub: &'a Arc<Hub>,
     epoll: BorrowedFd<'a>,
     engine: Engine,
+    /// Runs while there are connections, to look for those that take too long.
+    timer: OwnedFd,
     connections: HashMap<u64, Connection>,
     /// Connections that wait for the end of another session.
     fencing: Vec<u64>,
@@ -289,12 +300,13 @@ impl Service<'_> {
                 let data = event.data.u64();
                 if data == WAKE {
                     let _ = rustix::io::read(inbox.wake.as_ref(), &mut [0u8; 8]);
-                    let new = std::mem::take(
-                        &mut *inbox.waiting.lock().expect("no panic under this lock"),
-                    );
-                    new.into_iter()
-                        .for_each(|(raw, forced_tls)| self.welcome(raw, forced_tls));
-                    self.close_fenced();
+                    for newcomer in inbox.take() {
+                        self.welcome(newcomer);
+                    }
+                    self.close_unwanted();
+                } else if data == TIMER {
+                    let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                    self.close_overdue();
                 } else if data < DEVICE {
                     let flags = event.flags;
                     self.socket_ready(data, flags);
@@ -309,8 +321,8 @@ impl Service<'_> {
             }
             if self.hub.is_stopping() {
                 let end = *stop_at.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
-                let busy = !self.engine.pending.is_empty()
-                    || self.connections.values().any(Connection::has_output);
+                let busy =
+                    self.engine.is_busy() || self.connections.values().any(Connection::has_output);
                 if !busy || Instant::now() >= end {
                     return;
                 }
@@ -318,16 +330,18 @@ impl Service<'_> {
         }
     }
 
-    fn welcome(&mut self, raw: Raw, forced_tls: bool) {
+    fn welcome(&mut self, newcomer: Newcomer) {
         let id = self.next_connection;
         self.next_connection = (self.next_connection + 1) % DEVICE;
-        let connection = Connection::new(raw, forced_tls, Arc::clone(self.hub));
+        let connection = Connection::new(newcomer, Arc::clone(self.hub));
         let data = epoll::EventData::new_u64(id);
         if epoll::add(self.epoll, connection.fd(), data, epoll::EventFlags::IN).is_err() {
-            self.hub.connections.fetch_sub(1, Ordering::SeqCst);
             return;
         }
         self.connections.insert(id, connection);
+        if self.connections.len() == 1 {
+            self.set_timer(true);
+        }
         self.after(id);
     }
 
@@ -353,7 +367,7 @@ impl Service<'_> {
         let mut had = false;
         while !self.hub.is_stopping() {
             let engine = &mut self.engine;
-            match connection.next(&mut |len| engine.take(len)) {
+            match connection.next(&mut |len, empty_handed| engine.take(len, empty_handed)) {
                 Next::Request {
                     export,
                     header,
@@ -374,14 +388,48 @@ impl Service<'_> {
         had
     }
 
-    /// Closes the connections whose session is fenced.
-    fn close_fenced(&mut self) {
-        let fenced: Vec<u64> = self
+    /// Closes the connections whose session is fenced, and those that make room for others.
+    fn close_unwanted(&mut self) {
+        self.close_those(|connection| connection.obey_fence() | connection.obey_door());
+    }
+
+    /// Closes the connections that take too long.
+    fn close_overdue(&mut self) {
+        let (now, hub) = (Instant::now(), self.hub);
+        self.close_those(|connection| connection.is_overdue(now, &hub.limits));
+        if self.connections.is_empty() {
+            self.set_timer(false);
+        }
+    }
+
+    fn close_those(&mut self, unwanted: impl Fn(&mut Connection) -> bool) {
+        let over: Vec<u64> = self
             .connections
             .iter_mut()
-            .filter_map(|(id, connection)| connection.obey_fence().then_some(*id))
+            .filter_map(|(id, connection)| unwanted(connection).then_some(*id))
             .collect();
-        fenced.into_iter().for_each(|id| self.after(id));
+        over.into_iter().for_each(|id| self.after(id));
+    }
+
+    /// Starts or stops the looks for connections that take too long.
+    fn set_timer(&self, runs: bool) {
+        let limits = &self.hub.limits;
+        let shortest = limits.handshake.min(limits.stall) / 4;
+        let every = match runs {
+            true => shortest.clamp(TIMER_SHORTEST, TIMER_LONGEST),
+            false => Duration::ZERO,
+        };
+        let every = Timespec {
+            tv_sec: every.as_secs() as i64,
+            tv_nsec: i64::from(every.subsec_nanos()),
+        };
+        let setting = Itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        // A timer that was made can be set.
+        let flags = TimerfdTimerFlags::empty();
+        let _ = rustix::time::timerfd_settime(&self.timer, flags, &setting);
     }
 
     /// Lets connections go on whose fence has come to its end.
@@ -447,7 +495,6 @@ impl Service<'_> {
             Status::Closed => {
                 let _ = epoll::delete(self.epoll, connection.fd());
                 self.connections.remove(&id);
-                self.hub.connections.fetch_sub(1, Ordering::SeqCst);
             }
             Status::Waiting {
                 changed: Some((read, write)),
@@ -460,226 +507,5 @@ impl Service<'_> {
             }
             Status::Waiting { changed: None } => {}
         }
-    }
-}
-
-impl Drop for Service<'_> {
-    fn drop(&mut self) {
-        self.hub
-            .connections
-            .fetch_sub(self.connections.len(), Ordering::SeqCst);
-    }
-}
-
-/// Requests on their way through the device queues.
-struct Engine {
-    pool: BufPool,
-    queues: Vec<Box<dyn Queue>>,
-    /// Requests that a queue had no room for.
-    backlog: Vec<VecDeque<Request>>,
-    pending: HashMap<u64, Pending>,
-    next_tag: u64,
-    done: Vec<Completion>,
-}
-
-impl Engine {
-    /// Buffers for `len` bytes: all or none.
-    fn take(&self, len: usize) -> Option<Vec<Buf>> {
-        let mut bufs = Vec::with_capacity(len.div_ceil(BUF_BYTES));
-        let mut left = len;
-        while left > 0 {
-            let part = left.min(BUF_BYTES);
-            bufs.push(self.pool.take(part)?);
-            left -= part;
-        }
-        Some(bufs)
-    }
-
-    /// Hands a request to its device; gives the error that it ends with at once.
-    fn begin(
-        &mut self,
-        connection: u64,
-        export: usize,
-        header: RequestHeader,
-        bufs: Vec<Buf>,
-        session: Option<Arc<Session>>,
-    ) -> Option<Errno> {
-        let info = self.queues[export].info();
-        let (offset, len) = (header.offset, u64::from(header.len));
-        let block = u64::from(info.logical_block_size);
-        let flush = matches!(header.command, Command::Flush);
-        if !flush {
-            if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-                return Some(Errno::Invalid);
-            }
-            if offset.checked_add(len).is_none_or(|end| end > info.size) {
-                let writes = !matches!(header.command, Command::Read);
-                // "NBD_CMD_WRITE": ENOSPC beyond the end; for reads EINVAL.
-                return Some(if writes {
-                    Errno::NoSpace
-                } else {
-                    Errno::Invalid
-                });
-            }
-        }
-        let unmap = !header.no_hole;
-        let ops: Vec<Op> = match header.command {
-            Command::Read => split(bufs, offset, info.max_transfer, |offset, bufs| Op::Read {
-                offset,
-                bufs,
-            }),
-            Command::Write => {
-                let fua = header.fua;
-                split(bufs, offset, info.max_transfer, |offset, bufs| Op::Write {
-                    offset,
-                    bufs,
-                    fua,
-                })
-            }
-            Command::Flush => vec![Op::Flush],
-            Command::Trim => vec![Op::Discard { offset, len }],
-            Command::WriteZeroes => vec![Op::WriteZeroes {
-                offset,
-                len,
-                fua: header.fua,
-                unmap,
-            }],
-            Command::Disconnect | Command::Unknown(_) => return Some(Errno::Invalid),
-        };
-        let tag = self.next_tag;
-        self.next_tag += 1;
-        let then_flush = header.fua && matches!(header.command, Command::Trim);
-        let left = ops.len();
-        let data = Vec::new();
-        let pending = Pending {
-            connection,
-            header,
-            left,
-            error: None,
-            data,
-            then_flush,
-            export,
-            _session: session,
-        };
-        self.pending.insert(tag, pending);
-        if left == 0 {
-            // Nothing to transfer: let the device say yes to it in its own time.
-            self.submit(
-                export,
-                Request {
-                    tag,
-                    op: Op::Read {
-                        offset,
-                        bufs: Vec::new().into(),
-                    },
-                },
-            );
-            self.pending.entry(tag).and_modify(|p| p.left = 1);
-        }
-        for op in ops {
-            self.submit(export, Request { tag, op });
-        }
-        None
-    }
-
-    fn submit(&mut self, export: usize, request: Request) {
-        let backlog = &mut self.backlog[export];
-        if !backlog.is_empty() {
-            backlog.push_back(request);
-        } else if let Err(request) = self.queues[export].submit(request) {
-            backlog.push_back(request);
-        }
-    }
-
-    /// Kicks and reaps all queues once; gives the requests that are complete.
-    fn turn(&mut self) -> block::Result<Vec<Pending>> {
-        let mut finished = Vec::new();
-        for export in 0..self.queues.len() {
-            while let Some(request) = self.backlog[export].pop_front() {
-                if let Err(request) = self.queues[export].submit(request) {
-                    self.backlog[export].push_front(request);
-                    break;
-                }
-            }
-            let mut done = std::mem::take(&mut self.done);
-            self.queues[export].reap(Wait::Poll, &mut done)?;
-            for completion in done.drain(..) {
-                finished.extend(self.settle(completion));
-            }
-            self.done = done;
-        }
-        Ok(finished)
-    }
-
-    fn settle(&mut self, completion: Completion) -> Option<Pending> {
-        let Completion { tag, op, result } = completion;
-        let pending = self.pending.get_mut(&tag)?;
-        pending.left -= 1;
-        if let Err(e) = &result {
-            tracing::warn!("{e}");
-            pending.error = pending.error.or(Some(errno(e)));
-        }
-        let kind = op.kind();
-        if let (Op::Read { offset, bufs }, Ok(())) = (op, &result) {
-            pending.data.push((offset, bufs));
-        }
-        if pending.left > 0 {
-            return None;
-        }
-        if pending.then_flush && kind != OpKind::Flush && pending.error.is_none() {
-            pending.left = 1;
-            let export = pending.export;
-            self.submit(export, Request { tag, op: Op::Flush });
-            return None;
-        }
-        let mut pending = self.pending.remove(&tag)?;
-        pending.data.sort_by_key(|(offset, _)| *offset);
-        Some(pending)
-    }
-}
-
-/// Groups buffers into operations of at most `max` bytes.
-fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) -> Vec<Op> {
-    let total: usize = bufs.iter().map(|b| b.len()).sum();
-    let mut bufs = bufs;
-    match bufs.len() {
-        0 => return Vec::new(),
-        1 if total <= max as usize => {
-            return bufs
-                .pop()
-                .map(|b| make(offset, b.into()))
-                .into_iter()
-                .collect();
-        }
-        _ => {}
-    }
-    let mut ops = Vec::new();
-    let (mut group, mut len, mut at) = (Vec::new(), 0, offset);
-    for buf in bufs {
-        // A buffer longer than the device takes would need to be cut; no device here is that small.
-        if len + buf.len() > max as usize && !group.is_empty() {
-            ops.push(make(at, std::mem::take(&mut group).into()));
-            at += len as u64;
-            len = 0;
-        }
-        len += buf.len();
-        group.push(buf);
-    }
-    if !group.is_empty() {
-        ops.push(make(at, group.into()));
-    }
-    ops
-}
-
-/// The protocol has few errors; what has none of its own is an I/O error.
-fn errno(error: &block::Error) -> Errno {
-    use block::ErrorKind as K;
-    match error.kind() {
-        K::ReadOnly | K::Permission => Errno::Permission,
-        K::NoSpace => Errno::NoSpace,
-        K::OutOfRange | K::Misaligned | K::TooLarge | K::Invalid => Errno::Invalid,
-        K::Unsupported => Errno::NotSupported,
-        K::Cancelled => Errno::Shutdown,
-        _ => Errno::Io,
     }
 }

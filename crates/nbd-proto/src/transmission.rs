@@ -34,6 +34,8 @@ pub struct RequestHeader {
     pub fua: bool,
     /// Write-zeroes must not punch a hole.
     pub no_hole: bool,
+    /// It has a flag that the command does not know, and is to be refused (`EINVAL`).
+    pub unknown_flags: bool,
     /// The client's name for it.
     pub cookie: u64,
     /// First byte.
@@ -73,8 +75,15 @@ impl RequestHeader {
             c::CMD_WRITE_ZEROES => Command::WriteZeroes,
             other => Command::Unknown(other),
         };
+        let known = c::CMD_FLAG_FUA
+            | match command {
+                Command::Read => c::CMD_FLAG_DF,
+                Command::WriteZeroes => c::CMD_FLAG_NO_HOLE,
+                _ => 0,
+            };
         Ok(RequestHeader {
             command,
+            unknown_flags: flags & !known != 0,
             fua: flags & c::CMD_FLAG_FUA != 0,
             no_hole: flags & c::CMD_FLAG_NO_HOLE != 0,
             cookie: u64::from_be_bytes(cookie),

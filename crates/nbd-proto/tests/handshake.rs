@@ -231,6 +231,7 @@ fn a_request_is_these_bytes() {
         command: Command::Write,
         fua: true,
         no_hole: false,
+        unknown_flags: false,
         cookie: 7,
         offset: 4096,
         len: 512,

@@ -1,8 +1,8 @@
 //! An attached volume: the graph from a file to its exports, and its orderly end.
 //!
 //! ```text
-//!   FileDevice ── CryptDevice ── CachedDevice ── Stats ──┬── NBD server
-//!                                                        └── FUSE folder ── loop device
+//!   FileDevice ── CryptDevice ── StickyFlush ── CachedDevice ── Stats ──┬── NBD server
+//!                                                                       └── FUSE folder ── loop device
 //! ```
 
 use crate::cache::ProcessCache;
@@ -11,12 +11,12 @@ use crate::device::OpenLun;
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, volume::Open};
-use block::{BlockDevice, Blocking, Stats, StatsHandle};
+use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
 use cache::CachedDevice;
 use export_fuse::loopdev::LoopDevice;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What to attach, and how to give it out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct AttachSpec {
     pub nbd_unix: Option<PathBuf>,
     /// Certificates for NBD over TCP.
     pub tls: Option<export_nbd::Tls>,
+    /// Serve TCP clients that prove nothing about themselves.
+    pub anonymous: bool,
     /// Folder to mount with one file, the volume.
     pub fuse: Option<PathBuf>,
     /// Make a loop device of the file in the folder.
@@ -56,6 +58,7 @@ impl AttachSpec {
             nbd: None,
             nbd_unix: None,
             tls: None,
+            anonymous: false,
             fuse: None,
             loop_device: false,
             threads,
@@ -92,6 +95,8 @@ pub struct Attachment {
     run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
+    /// The first flush of the device that failed.
+    lost: Arc<OnceLock<block::Error>>,
     cached: Option<(CachedDevice, Arc<ProcessCache>)>,
     stats: StatsHandle,
     lun: Option<Arc<OpenLun>>,
@@ -112,7 +117,9 @@ impl Attachment {
     ) -> Result<Attachment> {
         let listener = Listener::bind(run_dir, &spec.name)?;
         let lun = open.disk.lun().cloned();
-        let mut device = Arc::clone(&open.device);
+        let sticky = StickyFlush::new(Arc::clone(&open.device));
+        let lost = sticky.failure();
+        let mut device: Arc<dyn BlockDevice> = Arc::new(sticky);
         let mut cached = None;
         if spec.cached {
             let over = cache.device(device)?;
@@ -136,6 +143,7 @@ impl Attachment {
             run_dir: run_dir.to_owned(),
             nbd: None,
             device,
+            lost,
             cached,
             stats,
             lun,
@@ -180,6 +188,7 @@ impl Attachment {
             listen,
             threads: spec.threads,
             tls: spec.tls.clone(),
+            anonymous: spec.anonymous,
             ..export_nbd::Config::default()
         };
         let server = export_nbd::Server::start(config, vec![export])?;
@@ -187,6 +196,22 @@ impl Attachment {
         self.status
             .exports
             .extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
+        let proven = spec.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        if let (Some(address), true, false) = (spec.nbd, spec.anonymous, proven) {
+            let whoever = match address.ip().is_loopback() {
+                true => "every user of this machine",
+                false => "everybody who can reach this machine",
+            };
+            let may = match self.status.read_only {
+                true => "read",
+                false => "read and change",
+            };
+            let warning = format!(
+                "--anonymous: {whoever} may {may} the data in the clear at {address}; --tls-ca lets in \
+                 only clients with a certificate"
+            );
+            join(&mut self.status.warning, warning);
+        }
         self.nbd = Some(server);
         Ok(())
     }
@@ -244,6 +269,19 @@ impl Attachment {
         }
         self.loop_device = Some(device);
         Ok(())
+    }
+
+    /// The status, with what has become of the device since.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        if let Some(error) = self.lost.get() {
+            let lost = format!(
+                "a flush failed, and every flush fails from now on: {error}; data that clients wrote may \
+                 be lost: detach with --force, check the device and the data, and attach again"
+            );
+            join(&mut status.warning, lost);
+        }
+        status
     }
 
     /// Makes everything durable, and wipes what the cache has of it.
@@ -304,6 +342,14 @@ impl Attachment {
     }
 }
 
+/// Adds a warning to those there are.
+fn join(warnings: &mut Option<String>, warning: String) {
+    *warnings = Some(match warnings.take() {
+        Some(others) => format!("{others}; {warning}"),
+        None => warning,
+    });
+}
+
 impl Serving for Attachment {
     fn status(&self) -> &Status {
         &self.status
@@ -322,7 +368,7 @@ impl Serving for Attachment {
             Ask::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status.to_value()),
+            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status_now().to_value()),
             Ask::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }

@@ -43,6 +43,7 @@ const KEYS: &[&str] = &[
     "tls-cert",
     "tls-key",
     "tls-ca",
+    "anonymous",
     "fuse",
     "loop",
     "threads",
@@ -85,6 +86,8 @@ struct Volume {
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     tls_ca: Option<PathBuf>,
+    #[serde(default)]
+    anonymous: bool,
     fuse: Option<PathBuf>,
     #[serde(default)]
     r#loop: bool,
@@ -299,9 +302,10 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
             key,
             client_ca: v.tls_ca,
         }),
-        (None, None) => None,
+        (None, None) if v.tls_ca.is_none() => None,
         _ => {
-            let detail = format!("volume.{name}: tls-cert and tls-key go together");
+            let detail =
+                format!("volume.{name}: tls-cert and tls-key go together, and tls-ca needs both");
             return Err(Error::config(path, detail));
         }
     };
@@ -311,6 +315,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         nbd: v.nbd,
         nbd_unix: v.nbd_unix,
         tls,
+        anonymous: v.anonymous,
         fuse: v.fuse,
         loop_device: v.r#loop,
         read_only: v.read_only,

@@ -7,6 +7,7 @@ mod mem;
 mod powercut;
 mod rate;
 mod stats;
+mod sticky;
 
 pub use delay::{Delay, DelayConfig};
 pub use error::{ErrorDevice, ErrorHandle, Failure};
@@ -15,6 +16,7 @@ pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
 pub use rate::{Rate, RateConfig};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
+pub use sticky::StickyFlush;
 
 use crate::{Bufs, Completion};
 use std::collections::VecDeque;

@@ -20,8 +20,8 @@ pub(super) enum Io {
     Load(Load),
     /// Pages that are sent below.
     Store(Store),
-    /// A flush below, for a job.
-    Flush(usize),
+    /// A flush below of this file, for a job.
+    Flush(usize, Arc<Vnode>),
     /// A flush below for what was written behind everybody's back.
     FlushBehind(Vec<Arc<Vnode>>),
     /// A request of a job that goes past the cache.
@@ -105,20 +105,8 @@ impl Session {
                 drop(op);
                 self.stored(store, result);
             }
-            Io::Flush(id) => {
-                let job = self.jobs.get_mut(id).expect("it waits for this");
-                job.in_flight -= 1;
-                if let Err(error) = result {
-                    // Only who flushes is told: what others wrote is covered by their own flush.
-                    job.fail(error);
-                }
-                self.runnable.push(id);
-            }
-            Io::FlushBehind(vnodes) => {
-                if let Err(error) = result {
-                    self.not_flushed(&vnodes, &error);
-                }
-            }
+            Io::Flush(id, vnode) => self.flushed(id, &vnode, result),
+            Io::FlushBehind(vnodes) => self.flushed_behind(&vnodes, &result),
             Io::Through(id) => {
                 let job = self.jobs.get_mut(id).expect("it waits for this");
                 job.in_flight -= 1;
@@ -152,10 +140,9 @@ impl Session {
             match self.ios.remove(id) {
                 Some(Io::Load(load)) => self.load_lost(load, error),
                 Some(Io::Store(store)) => self.store_lost(store, error),
-                Some(Io::Flush(job) | Io::Through(job)) => {
-                    self.job_io_done(Some(job), Err(error.clone()));
-                }
-                Some(Io::FlushBehind(vnodes)) => self.not_flushed(&vnodes, error),
+                Some(Io::Flush(job, vnode)) => self.flushed(job, &vnode, Err(error.clone())),
+                Some(Io::Through(job)) => self.job_io_done(Some(job), Err(error.clone())),
+                Some(Io::FlushBehind(vnodes)) => self.flushed_behind(&vnodes, &Err(error.clone())),
                 None => {}
             }
         }

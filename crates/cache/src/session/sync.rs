@@ -7,6 +7,7 @@
 use super::io::{Io, Store, bufs_over};
 use super::job::Job;
 use super::{PAGE, Session};
+use crate::flushes::Turn;
 use crate::frames::ones;
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
@@ -39,6 +40,8 @@ enum Flush {
     /// Only if pages arrived that another sync has sent, without FUA.
     IfOthers,
     Yes,
+    /// Waits for the flush of this number.
+    Shared(u64),
     Sent,
 }
 
@@ -138,11 +141,26 @@ impl Session {
         }
         match sync.flush {
             Flush::Yes if job.error.is_none() => {
-                sync.flush = Flush::Sent;
-                job.in_flight += 1;
-                self.submit_below(vnode.file(), Io::Flush(id), Op::Flush);
-                false
+                sync.flush = Flush::Shared(vnode.flushes.next());
+                self.step_sync(id, job, sync)
             }
+            Flush::Shared(number) => match self.turn_to_flush(id, &vnode, number) {
+                Turn::Begin => {
+                    sync.flush = Flush::Sent;
+                    job.in_flight += 1;
+                    let io = Io::Flush(id, Arc::clone(&vnode));
+                    self.submit_below(vnode.file(), io, Op::Flush);
+                    false
+                }
+                Turn::Wait => false,
+                Turn::Over(result) => {
+                    sync.flush = Flush::Sent;
+                    if let Err(error) = result {
+                        job.fail(error);
+                    }
+                    self.step_sync(id, job, sync)
+                }
+            },
             Flush::Yes | Flush::Sent => {
                 // The opener is told of every error there was, once; this job's are among them.
                 if sync.told {
@@ -153,6 +171,24 @@ impl Session {
             }
             Flush::No | Flush::IfOthers => true,
         }
+    }
+
+    /// How far a flush below is; parks the job while another one runs.
+    fn turn_to_flush(&mut self, id: usize, vnode: &Vnode, number: u64) -> Turn {
+        let turn = vnode.flushes.turn(number);
+        if !matches!(turn, Turn::Wait) {
+            return turn;
+        }
+        vnode.written.register(&self.waker);
+        self.park(id);
+        vnode.flushes.turn(number)
+    }
+
+    /// The flush below of a job has ended.
+    pub(super) fn flushed(&mut self, id: usize, vnode: &Vnode, result: Result<()>) {
+        vnode.flushes.ended(&result);
+        vnode.written.wake_all();
+        self.job_io_done(Some(id), result);
     }
 
     /// Sends what can be sent now, and forgets what has arrived. Says whether there was no frame to
@@ -337,16 +373,26 @@ impl Session {
     /// Makes what was written behind everybody's back survive a power cut: of one file, or of several
     /// where the flush of one covers all.
     pub(crate) fn flush_behind(&mut self, vnodes: Vec<Arc<Vnode>>) {
-        if let Some(vnode) = vnodes.first() {
-            let file = vnode.file();
-            self.submit_below(file, Io::FlushBehind(vnodes), Op::Flush);
+        let Some(vnode) = vnodes.first() else { return };
+        let file = vnode.file();
+        if vnodes.len() == 1 && !matches!(vnode.flushes.turn(vnode.flushes.next()), Turn::Begin) {
+            // Another one runs; the next round comes after it.
+            self.below.errands.unflushed(vnode.number());
+            return;
         }
+        self.submit_below(file, Io::FlushBehind(vnodes), Op::Flush);
     }
 
-    pub(super) fn not_flushed(&self, vnodes: &[Arc<Vnode>], error: &Error) {
-        for vnode in vnodes {
-            vnode.errors.record(error.clone());
-            self.below.errands.unflushed(vnode.number());
+    pub(super) fn flushed_behind(&self, vnodes: &[Arc<Vnode>], result: &Result<()>) {
+        if let [vnode] = vnodes {
+            vnode.flushes.ended(result);
+            vnode.written.wake_all();
+        }
+        if let Err(error) = result {
+            for vnode in vnodes {
+                vnode.errors.record(error.clone());
+                self.below.errands.unflushed(vnode.number());
+            }
         }
     }
 

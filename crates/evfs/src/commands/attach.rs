@@ -31,7 +31,8 @@ pub struct Args {
     /// Name of the attached volume [default: from the device's]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// NBD over TCP at this address; anything but loopback needs --tls-cert
+    /// NBD over TCP at this address. On loopback only this user and root are served; any other
+    /// address needs --tls-cert and --tls-ca
     #[arg(long, value_name = "ADDR")]
     nbd: Option<SocketAddr>,
     /// NBD over a Unix socket
@@ -46,6 +47,10 @@ pub struct Args {
     /// Accept only clients with a certificate of this authority (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
+    /// Serve TCP clients that prove nothing: every user of this machine, and beyond loopback whoever
+    /// connects (TLS is still needed there)
+    #[arg(long, requires = "nbd", conflicts_with = "tls_ca")]
+    anonymous: bool,
     /// Mount a folder with one file, the volume
     #[arg(long, value_name = "DIR")]
     fuse: Option<PathBuf>,
@@ -113,6 +118,7 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
         }),
         _ => None,
     };
+    spec.anonymous = args.anonymous;
     spec.fuse = args.fuse;
     spec.loop_device = args.loop_device;
     spec.read_only = args.read_only;

@@ -37,7 +37,7 @@ All share one file cache, but for volumes with `direct = true`.
 
 A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other, \
 exclusive, suid, dev, atime and allow-discards. A serve table takes device, key, key-file, listen, announce, allow, \
-rxdebug, anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, fuse, loop, \
+rxdebug, anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, \
 threads, read-only, allow-discards and direct.
 
 HUP makes everything durable and reads the configuration again: `evfs up` starts what is new in it and detaches what is \

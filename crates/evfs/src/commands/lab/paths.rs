@@ -310,7 +310,11 @@ fn serve(lower: &Arc<dyn BlockDevice>, sockets: &[PathBuf]) -> Result<Server> {
     };
     let config = ServerConfig {
         listen: sockets.iter().cloned().map(Listen::Unix).collect(),
-        max_connections: 4096,
+        limits: export_nbd::Limits {
+            connections: 4096,
+            connections_per_address: 4096,
+            ..export_nbd::Limits::default()
+        },
         ..ServerConfig::default()
     };
     Ok(Server::start(config, vec![export])?)

@@ -1,0 +1,208 @@
+//! Who may have a connection: limits on strangers, and on those who have chosen an export.
+//!
+//! A connection is a stranger's until its negotiation, TLS included, has ended. Strangers have places of
+//! their own, so however many they are, a client that negotiates in time gets in: a new stranger takes
+//! the place of the oldest one, of the same address first. Clients that are established are never
+//! asked to leave.
+//!
+//! **Invariant:** every place that was taken is given back when its [`Guest`] is dropped.
+
+use crate::Limits;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The places of a server.
+pub(crate) struct Door {
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Connections that are open, those included that were asked to leave.
+    open: usize,
+    established: usize,
+    /// Those established by address; of clients on this machine nobody counts the address.
+    by_address: HashMap<IpAddr, usize>,
+    /// Strangers, the oldest first.
+    strangers: VecDeque<Arc<Stranger>>,
+}
+
+struct Stranger {
+    address: Option<IpAddr>,
+    leaves: AtomicBool,
+}
+
+/// The place of one connection.
+pub(crate) struct Guest {
+    door: Arc<Door>,
+    stranger: Arc<Stranger>,
+    established: bool,
+}
+
+impl Door {
+    pub(crate) fn new(limits: Limits) -> Arc<Door> {
+        let state = Mutex::default();
+        Arc::new(Door { limits, state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// Connections at the moment.
+    pub(crate) fn open(&self) -> usize {
+        self.lock().open
+    }
+
+    /// Gives a new connection a stranger's place; `None` when more than all places are taken.
+    /// The flag says whether another stranger has to leave for it, which the workers see to.
+    pub(crate) fn admit(self: &Arc<Door>, address: Option<IpAddr>) -> Option<(Guest, bool)> {
+        let most = self.limits.strangers.max(1);
+        let mut state = self.lock();
+        if state.open >= self.limits.connections + 2 * most {
+            return None;
+        }
+        let same = |other: &Arc<Stranger>| other.address == address;
+        let crowd = state.strangers.iter().filter(|other| same(other)).count();
+        let leaves = if state.strangers.len() < most && crowd < most.div_ceil(2) {
+            None
+        } else if crowd >= most.div_ceil(2) {
+            state.strangers.iter().position(same)
+        } else {
+            Some(0)
+        };
+        if let Some(oldest) = leaves.and_then(|place| state.strangers.remove(place)) {
+            oldest.leaves.store(true, Ordering::SeqCst);
+        }
+        let stranger = Arc::new(Stranger {
+            address,
+            leaves: AtomicBool::new(false),
+        });
+        state.open += 1;
+        state.strangers.push_back(Arc::clone(&stranger));
+        let guest = Guest {
+            door: Arc::clone(self),
+            stranger,
+            established: false,
+        };
+        Some((guest, leaves.is_some()))
+    }
+}
+
+/// Whether clients at this address are counted together. Those on this machine are the server's own
+/// user and root.
+fn counted(address: Option<IpAddr>) -> Option<IpAddr> {
+    address.filter(|address| !address.is_loopback())
+}
+
+impl Guest {
+    /// The negotiation has ended well: takes an established client's place.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn establish(&mut self) -> Result<(), &'static str> {
+        let limits = &self.door.limits;
+        let mut state = self.door.lock();
+        if state.established >= limits.connections {
+            return Err("all connections are in use");
+        }
+        if let Some(address) = counted(self.stranger.address) {
+            let count = state.by_address.entry(address).or_default();
+            if *count >= limits.connections_per_address {
+                return Err("the connections of its address are in use");
+            }
+            *count += 1;
+        }
+        state.established += 1;
+        state.strangers.retain(|s| !Arc::ptr_eq(s, &self.stranger));
+        self.established = true;
+        Ok(())
+    }
+
+    /// Whether it has to leave for another stranger.
+    pub(crate) fn must_leave(&self) -> bool {
+        !self.established && self.stranger.leaves.load(Ordering::SeqCst)
+    }
+
+    /// The client, as far as clients are counted.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        counted(self.stranger.address)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let mut state = self.door.lock();
+        state.open -= 1;
+        if !self.established {
+            state.strangers.retain(|s| !Arc::ptr_eq(s, &self.stranger));
+            return;
+        }
+        state.established -= 1;
+        if let Some(address) = counted(self.stranger.address)
+            && let Some(count) = state.by_address.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                state.by_address.remove(&address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn door(connections: usize, strangers: usize) -> Arc<Door> {
+        Door::new(Limits {
+            connections,
+            strangers,
+            connections_per_address: 2,
+            ..Limits::default()
+        })
+    }
+
+    fn at(last: u8) -> Option<IpAddr> {
+        Some([192, 0, 2, last].into())
+    }
+
+    #[test]
+    fn a_new_stranger_takes_the_place_of_the_oldest_of_its_address_or_of_all() {
+        let door = door(8, 4);
+        let (one, _) = door.admit(at(1)).unwrap();
+        let (two, _) = door.admit(at(2)).unwrap();
+        let (three, _) = door.admit(at(2)).unwrap();
+        let (four, pushed) = door.admit(at(2)).unwrap();
+        assert!(pushed && two.must_leave() && !one.must_leave() && !three.must_leave());
+        let (five, pushed) = door.admit(at(3)).unwrap();
+        assert!(!pushed);
+        let (_six, pushed) = door.admit(at(4)).unwrap();
+        assert!(pushed && one.must_leave());
+        assert!(!three.must_leave() && !four.must_leave() && !five.must_leave());
+        assert_eq!(door.open(), 6);
+        drop((one, two, three, four, five));
+        assert_eq!((door.open(), door.lock().strangers.len()), (1, 1));
+    }
+
+    #[test]
+    fn strangers_never_keep_an_established_client_out() {
+        let door = door(3, 2);
+        let mut all: Vec<Guest> = (0..7).map(|n| door.admit(at(n)).unwrap().0).collect();
+        assert!(door.admit(at(9)).is_none(), "descriptors have a limit");
+        assert!(all[6].establish().is_ok() && !all[6].must_leave());
+        all.truncate(0);
+        let mut two: Vec<Guest> = (0..3).map(|_| door.admit(at(1)).unwrap().0).collect();
+        assert!(two[0].establish().is_ok() && two[1].establish().is_ok());
+        assert!(two[2].establish().is_err(), "a limit per address");
+        let (mut local, _) = door.admit(Some([127, 0, 0, 1].into())).unwrap();
+        assert!(local.establish().is_ok());
+        let (mut unix, _) = door.admit(None).unwrap();
+        assert!(unix.establish().is_err(), "a limit for all");
+        drop(two);
+        assert!(unix.establish().is_ok());
+    }
+}

@@ -1,0 +1,315 @@
+//! Requests on their way through the device queues of a worker, and the buffers that they use.
+
+use crate::session::Session;
+use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
+use nbd_proto::{Command, Errno, RequestHeader};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Longest payload buffer, in bytes: a 64 KiB or 128 KiB request fits one.
+const BUF_BYTES: usize = 128 * 1024;
+/// Payload of a worker, in bytes: one request of the largest size, and as much again.
+const POOL_BYTES: usize = 64 << 20;
+/// Payload that is kept back for connections that hold none, in bytes.
+const RESERVE_BYTES: usize = 16 << 20;
+/// Most that one connection gets of what is kept back, in bytes.
+pub(crate) const SHARE_BYTES: usize = 256 * 1024;
+/// Longest request that is served, in bytes: what every server has to take from a client that was
+/// told nothing ("Block size constraints").
+pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
+
+/// Memory of one worker, in bytes: its payload buffers.
+pub const WORKER_MEMORY_BYTES: usize = POOL_BYTES + RESERVE_BYTES;
+
+const _: () = assert!(REQUEST_BYTES_MAX as usize <= POOL_BYTES / 2);
+
+/// A request of a client, while the device works on it.
+pub(crate) struct Pending {
+    pub(crate) connection: u64,
+    pub(crate) header: RequestHeader,
+    /// Operations below that have not come back.
+    left: usize,
+    pub(crate) error: Option<Errno>,
+    /// The buffers of a read, by the offset of their operation.
+    pub(crate) data: Vec<(u64, Bufs)>,
+    /// A flush follows when the rest is done (FUA on something that has none).
+    then_flush: bool,
+    export: usize,
+    /// Held for its end: a fence waits for this request.
+    _session: Option<Arc<Session>>,
+}
+
+/// Requests on their way through the device queues.
+pub(crate) struct Engine {
+    pool: BufPool,
+    /// Bytes of a buffer.
+    piece: usize,
+    /// Used when `pool` is empty, in shares, by connections that hold no payload.
+    reserve: BufPool,
+    queues: Vec<Box<dyn Queue>>,
+    /// Requests that a queue had no room for.
+    backlog: Vec<VecDeque<Request>>,
+    pending: HashMap<u64, Pending>,
+    next_tag: u64,
+    done: Vec<Completion>,
+    /// A completion has led to another request.
+    followed: bool,
+}
+
+impl Engine {
+    /// Over queues that have had no request yet.
+    pub(crate) fn new(mut queues: Vec<Box<dyn Queue>>) -> Engine {
+        // No buffer is longer than the shortest transfer of the devices, so a request is split
+        // between buffers and never inside one.
+        let limits = queues.iter().map(|queue| buf_bytes(queue.info()));
+        let bytes = limits.min().unwrap_or(BUF_BYTES);
+        let pool = BufPool::new(bytes, POOL_BYTES / bytes);
+        let reserve = BufPool::new(bytes, RESERVE_BYTES / bytes);
+        for queue in &mut queues {
+            queue.register(&pool);
+        }
+        Engine {
+            pool,
+            piece: bytes,
+            reserve,
+            backlog: queues.iter().map(|_| VecDeque::new()).collect(),
+            queues,
+            pending: HashMap::new(),
+            next_tag: 0,
+            done: Vec::new(),
+            followed: false,
+        }
+    }
+
+    pub(crate) fn queues(&self) -> &[Box<dyn Queue>] {
+        &self.queues
+    }
+
+    /// Whether requests are with the devices.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Buffers for `len` bytes: all or none. `empty_handed`: the connection holds no others.
+    pub(crate) fn take(&self, len: usize, empty_handed: bool) -> Option<Vec<Buf>> {
+        let from_pool = take_from(&self.pool, self.piece, len);
+        if from_pool.is_none() && empty_handed && len <= SHARE_BYTES {
+            return take_from(&self.reserve, self.piece, len);
+        }
+        from_pool
+    }
+
+    /// Hands a request to its device; gives the error that it ends with at once.
+    pub(crate) fn begin(
+        &mut self,
+        connection: u64,
+        export: usize,
+        header: RequestHeader,
+        bufs: Vec<Buf>,
+        session: Option<Arc<Session>>,
+    ) -> Option<Errno> {
+        let info = self.queues[export].info();
+        let (offset, len) = (header.offset, u64::from(header.len));
+        let block = u64::from(info.logical_block_size);
+        let flush = matches!(header.command, Command::Flush);
+        if !flush {
+            if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+                return Some(Errno::Invalid);
+            }
+            if offset.checked_add(len).is_none_or(|end| end > info.size) {
+                let writes = !matches!(header.command, Command::Read);
+                // "NBD_CMD_WRITE": ENOSPC beyond the end; for reads EINVAL.
+                return Some(if writes {
+                    Errno::NoSpace
+                } else {
+                    Errno::Invalid
+                });
+            }
+        }
+        let unmap = !header.no_hole;
+        let ops: Vec<Op> = match header.command {
+            Command::Read => split(bufs, offset, info.max_transfer, |offset, bufs| Op::Read {
+                offset,
+                bufs,
+            }),
+            Command::Write => {
+                let fua = header.fua;
+                split(bufs, offset, info.max_transfer, |offset, bufs| Op::Write {
+                    offset,
+                    bufs,
+                    fua,
+                })
+            }
+            Command::Flush => vec![Op::Flush],
+            Command::Trim => vec![Op::Discard { offset, len }],
+            Command::WriteZeroes => vec![Op::WriteZeroes {
+                offset,
+                len,
+                fua: header.fua,
+                unmap,
+            }],
+            Command::Disconnect | Command::Unknown(_) => return Some(Errno::Invalid),
+        };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let then_flush = header.fua && matches!(header.command, Command::Trim);
+        let left = ops.len();
+        let data = Vec::new();
+        let pending = Pending {
+            connection,
+            header,
+            left,
+            error: None,
+            data,
+            then_flush,
+            export,
+            _session: session,
+        };
+        self.pending.insert(tag, pending);
+        if left == 0 {
+            // Nothing to transfer: let the device say yes to it in its own time.
+            self.submit(
+                export,
+                Request {
+                    tag,
+                    op: Op::Read {
+                        offset,
+                        bufs: Vec::new().into(),
+                    },
+                },
+            );
+            self.pending.entry(tag).and_modify(|p| p.left = 1);
+        }
+        for op in ops {
+            self.submit(export, Request { tag, op });
+        }
+        None
+    }
+
+    fn submit(&mut self, export: usize, request: Request) {
+        let backlog = &mut self.backlog[export];
+        if !backlog.is_empty() {
+            backlog.push_back(request);
+        } else if let Err(request) = self.queues[export].submit(request) {
+            backlog.push_back(request);
+        }
+    }
+
+    /// Kicks and reaps all queues; gives the requests that are complete.
+    pub(crate) fn turn(&mut self) -> block::Result<Vec<Pending>> {
+        let mut finished = Vec::new();
+        for export in 0..self.queues.len() {
+            while let Some(request) = self.backlog[export].pop_front() {
+                if let Err(request) = self.queues[export].submit(request) {
+                    self.backlog[export].push_front(request);
+                    break;
+                }
+            }
+            loop {
+                let mut done = std::mem::take(&mut self.done);
+                self.queues[export].reap(Wait::Poll, &mut done)?;
+                for completion in done.drain(..) {
+                    finished.extend(self.settle(completion));
+                }
+                self.done = done;
+                // What has followed waits for the kick of another reap.
+                if !std::mem::take(&mut self.followed) {
+                    break;
+                }
+            }
+        }
+        Ok(finished)
+    }
+
+    fn settle(&mut self, completion: Completion) -> Option<Pending> {
+        let Completion { tag, op, result } = completion;
+        let pending = self.pending.get_mut(&tag)?;
+        pending.left -= 1;
+        if let Err(e) = &result {
+            tracing::warn!("{e}");
+            pending.error = pending.error.or(Some(errno(e)));
+        }
+        let kind = op.kind();
+        if let (Op::Read { offset, bufs }, Ok(())) = (op, &result) {
+            pending.data.push((offset, bufs));
+        }
+        if pending.left > 0 {
+            return None;
+        }
+        if pending.then_flush && kind != OpKind::Flush && pending.error.is_none() {
+            pending.left = 1;
+            let export = pending.export;
+            self.submit(export, Request { tag, op: Op::Flush });
+            self.followed = true;
+            return None;
+        }
+        let mut pending = self.pending.remove(&tag)?;
+        pending.data.sort_by_key(|(offset, _)| *offset);
+        Some(pending)
+    }
+}
+
+/// Bytes of a buffer that a device takes in one transfer: whole pages, if a page is not too long.
+fn buf_bytes(info: &block::DeviceInfo) -> usize {
+    let most = (info.max_transfer as usize).min(BUF_BYTES);
+    match most - most % block::BUF_ALIGN {
+        0 => most,
+        pages => pages,
+    }
+}
+
+fn take_from(pool: &BufPool, size: usize, len: usize) -> Option<Vec<Buf>> {
+    let mut bufs = Vec::with_capacity(len.div_ceil(size));
+    let mut left = len;
+    while left > 0 {
+        let part = left.min(size);
+        bufs.push(pool.take(part)?);
+        left -= part;
+    }
+    Some(bufs)
+}
+
+/// Groups buffers into operations of at most `max` bytes.
+fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) -> Vec<Op> {
+    let total: usize = bufs.iter().map(|b| b.len()).sum();
+    let mut bufs = bufs;
+    match bufs.len() {
+        0 => return Vec::new(),
+        1 if total <= max as usize => {
+            return bufs
+                .pop()
+                .map(|b| make(offset, b.into()))
+                .into_iter()
+                .collect();
+        }
+        _ => {}
+    }
+    let mut ops = Vec::new();
+    let (mut group, mut len, mut at) = (Vec::new(), 0, offset);
+    for buf in bufs {
+        if len + buf.len() > max as usize && !group.is_empty() {
+            ops.push(make(at, std::mem::take(&mut group).into()));
+            at += len as u64;
+            len = 0;
+        }
+        len += buf.len();
+        group.push(buf);
+    }
+    if !group.is_empty() {
+        ops.push(make(at, group.into()));
+    }
+    ops
+}
+
+/// The protocol has few errors; what has none of its own is an I/O error.
+fn errno(error: &block::Error) -> Errno {
+    use block::ErrorKind as K;
+    match error.kind() {
+        K::ReadOnly | K::Permission => Errno::Permission,
+        K::NoSpace => Errno::NoSpace,
+        K::OutOfRange | K::Misaligned | K::TooLarge | K::Invalid => Errno::Invalid,
+        K::Unsupported => Errno::NotSupported,
+        K::Cancelled => Errno::Shutdown,
+        _ => Errno::Io,
+    }
+}

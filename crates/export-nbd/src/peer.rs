@@ -1,0 +1,88 @@
+//! Whose socket is at the other end of a TCP connection within this machine.
+
+use std::io::{self, BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+
+/// State of a connection that is open, in `/proc/net/tcp`.
+const ESTABLISHED: &str = "01";
+
+/// The user whose socket `peer` is, connected to our `local`; `None` when no open socket of this
+/// machine is. A socket that its program has closed has no user any more, and counts as none.
+pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
+    let table = match peer {
+        SocketAddr::V4(_) => "/proc/net/tcp",
+        SocketAddr::V6(_) => "/proc/net/tcp6",
+    };
+    let (peer, local) = (shown(peer), shown(local));
+    for line in BufReader::new(std::fs::File::open(table)?).lines().skip(1) {
+        if let Some(uid) = uid_in(&line?, &peer, &local) {
+            return Ok(Some(uid));
+        }
+    }
+    Ok(None)
+}
+
+/// The user in a line of the table, if it is the line of this connection.
+///
+/// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ...`
+fn uid_in(line: &str, own: &str, other: &str) -> Option<u32> {
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [_, at, to, state, _, _, _, uid, _, inode, ..] = fields[..] else {
+        return None;
+    };
+    let open = state == ESTABLISHED && inode != "0";
+    (open && at == own && to == other)
+        .then(|| uid.parse().ok())
+        .flatten()
+}
+
+/// An address as the table shows it: 32 bits at a time in the byte order of the machine.
+fn shown(address: SocketAddr) -> String {
+    let bytes = match address.ip() {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let words = bytes.chunks_exact(4).map(|word| {
+        let word = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+        format!("{word:08X}")
+    });
+    format!("{}:{:04X}", words.collect::<String>(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn an_open_socket_has_its_user_and_a_closed_one_has_none() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                assert!(address.starts_with('['), "every machine has 127.0.0.1");
+                continue;
+            };
+            let local = listener.local_addr().unwrap();
+            let client = TcpStream::connect(local).unwrap();
+            let peer = client.local_addr().unwrap();
+            let own = rustix::process::geteuid().as_raw();
+            assert_eq!(uid(local, peer).unwrap(), Some(own));
+            let _server = listener.accept().unwrap();
+            drop(client);
+            assert_eq!(uid(local, peer).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn lines_of_others_and_of_closed_sockets_do_not_count() {
+        let (own, other) = ("0100007F:8A3C", "0100007F:2A3A");
+        let line = |rest: &str| format!("  5: {own} {other} {rest}");
+        let at = |state: &str, inode: &str| {
+            let rest = format!("{state} 00000000:00000000 00:00000000 00000000  1000 0 {inode} 1");
+            uid_in(&line(&rest), own, other)
+        };
+        assert_eq!(at("01", "71"), Some(1000));
+        assert_eq!(at("01", "0"), None);
+        assert_eq!(at("05", "71"), None);
+        assert_eq!(uid_in(&line("01"), own, other), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! The NBD export as its clients see it: what a failed flush means for each of them, and what
+//! strangers can do to others.
+
+use block::{ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use export_nbd::client::Client;
+use export_nbd::{Config, Export, Listen, Server};
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tests::{Ran, Sandbox, is_root};
+
+#[test]
+fn a_flush_that_the_disk_failed_fails_for_every_client_and_for_good() {
+    for (how, threads) in [("--cached", "1"), ("--cached", "2"), ("--direct", "2")] {
+        let s = Sandbox::new();
+        let (disk, errors) = ErrorDevice::new(Arc::new(Mem::new(64 << 20, 512)));
+        let socket = s.path("disk.sock");
+        let disk = Export {
+            name: "e".into(),
+            description: String::new(),
+            device: Arc::new(disk),
+            read_only: false,
+        };
+        let config = Config {
+            listen: vec![Listen::Unix(socket.clone())],
+            ..Config::default()
+        };
+        let _disk = Server::start(config, vec![disk]).unwrap();
+        let uri = format!("nbd+unix:///e?socket={}", socket.display());
+        s.key("owner");
+        s.run(&["volume", "create", &uri, "--owner", "owner"]).ok();
+        let front = s.path("f.sock");
+        let front_name = front.to_str().unwrap();
+        s.attach(&[
+            &uri,
+            "--name",
+            "f",
+            "--nbd-unix",
+            front_name,
+            how,
+            "--threads",
+            threads,
+        ]);
+        let connect = || Client::connect(&front, "f").unwrap();
+        let (mut one, mut two) = (connect(), connect());
+        one.write_at(0, &[b'A'; 4096]).unwrap();
+        two.write_at(8192, &[b'B'; 4096]).unwrap();
+        let once = Failure::nth(1, ErrorKind::Media).of(OpKind::Flush);
+        errors.set(Some(once));
+        assert!(one.flush().is_err(), "{how}: the client whose flush failed");
+        assert!(two.flush().is_err(), "{how}: its data was in that flush");
+        assert!(one.flush().is_err(), "{how}: nothing was written again");
+        assert!(
+            connect().flush().is_err(),
+            "{how}: a client that came later"
+        );
+        let status = s.run(&["status"]).ok().stdout;
+        assert!(status.contains("a flush failed"), "{status}");
+        s.run(&["detach", "f"]).code(1);
+        // The data of the flush that failed may be lost, and so it is said.
+        s.run(&["detach", "f", "--force"]).code(30);
+    }
+}
+
+/// A certificate of its own, `cert.pem` and `key.pem`.
+fn certificate(s: &Sandbox) {
+    let mut openssl = Command::new("openssl");
+    openssl
+        .args([
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+        ])
+        .args([
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+        ])
+        .current_dir(s.path(""));
+    Ran::of(&mut openssl).ok();
+}
+
+/// Whether a client with the rights of this user is greeted. The user of a thread is its own.
+fn is_greeted(port: u16, uid: Option<u32>) -> bool {
+    let connect = move || {
+        if let Some(uid) = uid {
+            // SAFETY: the system call changes the user of the calling thread and touches no memory.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+            assert_eq!(changed, 0, "root may be anybody");
+        }
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        stream.read_exact(&mut [0; 18]).is_ok()
+    };
+    std::thread::spawn(connect).join().unwrap()
+}
+
+fn port_of(status: &serde_json::Value) -> u16 {
+    let at = status["exports"][0]["at"].as_str().unwrap();
+    let port = at.trim_end_matches("/a").rsplit(':').next().unwrap();
+    port.parse().unwrap()
+}
+
+#[test]
+fn on_loopback_only_root_and_the_own_user_are_served_unless_all_are() {
+    if !is_root("to connect as another user") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let port = port_of(&s.attach(&["a.img", "--nbd", "127.0.0.1:0"]));
+    assert!(is_greeted(port, None), "the own user");
+    assert!(!is_greeted(port, Some(65_534)), "another user was served");
+    s.detach("a");
+    let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--anonymous"]);
+    assert!(is_greeted(port_of(&status), Some(65_534)));
+    let shown = s.run(&["status"]).ok().stdout;
+    assert!(
+        shown.contains("--anonymous: every user of this machine"),
+        "{shown}"
+    );
+    s.detach("a");
+}
+
+#[test]
+fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
+    let s = Sandbox::new();
+    certificate(&s);
+    s.volume("a.img", "32M", &[]);
+    let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"];
+    let with = |more: &[&str]| {
+        let all = [
+            &["attach", "a.img", "--nbd", "0.0.0.0:0"],
+            more,
+            &["--background"],
+        ]
+        .concat();
+        s.run(&all)
+    };
+    let refused = with(&tls).code(1).stderr;
+    assert!(
+        refused.contains("--tls-ca") && refused.contains("--anonymous"),
+        "{refused}"
+    );
+    with(&["--anonymous"]).code(1);
+    let warned = with(&[&tls[..], &["--anonymous"]].concat()).ok();
+    assert!(
+        warned.stderr.contains("everybody who can reach"),
+        "{}",
+        warned.stderr
+    );
+    s.detach("a");
+    with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat()).ok();
+    s.detach("a");
+    // The same from a configuration file.
+    let table = "[volume.a]\ndevice = \"a.img\"\nkey = \"owner\"\nnbd = \"0.0.0.0:0\"\ntls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n";
+    std::fs::write(s.path("up.toml"), table).unwrap();
+    let refused = s.run(&["up", "up.toml", "--background"]).code(1).stderr;
+    assert!(refused.contains("--tls-ca"), "{refused}");
+    std::fs::write(s.path("up.toml"), format!("{table}anonymous = true\n")).unwrap();
+    s.run(&["up", "up.toml", "--background"]).ok();
+    let status = s.json(&["status"]);
+    let warning = status["volumes"][0]["warning"].as_str().unwrap();
+    assert!(warning.contains("everybody who can reach"), "{warning}");
+    s.run(&["down"]).ok();
+    let readable = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(s.path("key.pem"), readable).unwrap();
+    let refused = with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat())
+        .code(1)
+        .stderr;
+    assert!(refused.contains("chmod 600"), "{refused}");
+}
