@@ -3,6 +3,7 @@
 //! ```text
 //!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings (as root)
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo), fetch the kernels of the guests
+//!   cargo xtask test [ARG...]    the tests alone; ARG goes to `cargo nextest run`
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
 //! ```
@@ -10,6 +11,7 @@
 mod fuzz;
 mod layers;
 mod setup;
+mod suite;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -26,8 +28,9 @@ fn main() -> ExitCode {
         Some("layers") => layers::check(&root()),
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
+        Some("test") => suite::run(&root(), &args[1..]),
         _ => Err(
-            "usage: cargo xtask check | setup | layers | tidy | fuzz [--seconds N] [TARGET...]"
+            "usage: cargo xtask check | setup | test [ARG...] | layers | tidy | fuzz [--seconds N] [TARGET...]"
                 .into(),
         ),
     };
@@ -62,10 +65,9 @@ fn check() -> Outcome {
     )?;
     // The tests start the program as a user would, so it is built first, as it is shipped.
     cargo(&root, &["build", "--release", "--package", "evfs"])?;
-    cargo(
-        &root,
-        &["test", "--workspace", "--release", "--no-fail-fast"],
-    )?;
+    suite::run(&root, &[])?;
+    // nextest does not run the examples of the documentation.
+    cargo(&root, &["test", "--workspace", "--release", "--doc"])?;
     interleavings(&root)
 }
 

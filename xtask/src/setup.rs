@@ -18,6 +18,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("getcap", "libcap2-bin"),
     ("gdb", "gdb"),
     ("git", "git"),
+    ("ip", "iproute2"),
     ("losetup", "mount"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
@@ -75,10 +76,14 @@ const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 /// Suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
+/// The version of `cargo-nextest` that is installed where there is none.
+const NEXTEST: &str = "0.9.111";
+
 /// Installs the programs that are missing, for which it takes root, builds the suites, and fetches the
 /// kernels that the tests boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
+    nextest()?;
     suites()?;
     kernels(root)
 }
@@ -136,6 +141,22 @@ fn answer_questions() -> Outcome {
         true => Ok(()),
         false => Err(String::from("debconf-set-selections failed")),
     }
+}
+
+/// Installs the program that runs the tests, where there is none.
+fn nextest() -> Outcome {
+    let there = Command::new(env!("CARGO"))
+        .args(["nextest", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if there {
+        return Ok(());
+    }
+    run(Command::new(env!("CARGO"))
+        .args(["install", "--locked", "--quiet", "cargo-nextest"])
+        .args(["--version", NEXTEST]))
 }
 
 /// Builds the suites that are missing into the folder where the tests look for them.
