@@ -75,7 +75,14 @@ fn check() -> Outcome {
 /// standard library's atomics: a build of its own.
 fn interleavings(root: &Path) -> Outcome {
     run(Command::new(env!("CARGO"))
-        .args(["test", "--release", "--package", "evfs-cache", "--test", "loom"])
+        .args([
+            "test",
+            "--release",
+            "--package",
+            "evfs-cache",
+            "--test",
+            "loom",
+        ])
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", root.join("target/loom"))
         .current_dir(root))
