@@ -51,6 +51,7 @@ fn check() -> Outcome {
     layers::check(&root)?;
     cargo(&root, &["fmt", "--all", "--", "--check"])?;
     setup::require(&root)?;
+    dependencies(&root)?;
     cargo(
         &root,
         &[
@@ -69,6 +70,12 @@ fn check() -> Outcome {
     // nextest does not run the examples of the documentation.
     cargo(&root, &["test", "--workspace", "--release", "--doc"])?;
     interleavings(&root)
+}
+
+/// What `deny.toml` says of dependencies, but for advisories: their database is on GitHub, and not every
+/// machine that runs the check reaches it.
+fn dependencies(root: &Path) -> Outcome {
+    cargo(root, &["deny", "check", "bans", "licenses", "sources"])
 }
 
 /// Every interleaving of what threads share without a lock, tried by loom, which stands in for the

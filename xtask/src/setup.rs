@@ -76,15 +76,15 @@ const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 /// Suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
-/// The version of `cargo-nextest` that is installed where there is none.
-const NEXTEST: &str = "0.9.111";
+/// Subcommands of cargo that the check runs, and the versions that are installed where there is none.
+const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
 
 /// Installs the programs that are missing, for which it takes root, builds the suites, and fetches the
 /// kernels that the tests boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     fuse()?;
-    nextest()?;
+    subcommands()?;
     suites()?;
     kernels(root)
 }
@@ -159,20 +159,23 @@ fn fuse() -> Outcome {
     std::fs::set_permissions(device, PermissionsExt::from_mode(0o666)).map_err(failed)
 }
 
-/// Installs the program that runs the tests, where there is none.
-fn nextest() -> Outcome {
-    let there = Command::new(env!("CARGO"))
-        .args(["nextest", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    if there {
-        return Ok(());
+/// Installs the subcommands of cargo that are missing.
+fn subcommands() -> Outcome {
+    for (name, version) in SUBCOMMANDS {
+        let there = Command::new(env!("CARGO"))
+            .args([name, "--version"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        if there {
+            continue;
+        }
+        run(Command::new(env!("CARGO"))
+            .args(["install", "--locked", "--quiet", "--version", version])
+            .arg(format!("cargo-{name}")))?;
     }
-    run(Command::new(env!("CARGO"))
-        .args(["install", "--locked", "--quiet", "cargo-nextest"])
-        .args(["--version", NEXTEST]))
+    Ok(())
 }
 
 /// Builds the suites that are missing into the folder where the tests look for them.
