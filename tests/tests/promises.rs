@@ -1,14 +1,14 @@
 //! Every promise of the guide names the test that holds it, and that test exists.
 //!
-//! `docs/guide/security.md` and `docs/guide/durability.md` state promises in list items and table rows
-//! below headings that contain the word "promise". Each ends with `(test: FILE::NAME)`: NAME is a test
-//! function in FILE.rs, in a directory FILE, or in the crate FILE.
+//! A promise is a list item, or a row of a table whose last column is `tests`, on the pages about
+//! security and durability. It says `(test: PLACE::NAME)`, or several of them with commas between: NAME is
+//! a test function and PLACE its file in `tests/tests`, or `CRATE/FILE`. What stands below `Not promised:`,
+//! or in a section about what is trusted, is no promise.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The pages that state promises.
+/// The pages that consist of promises.
 const PAGES: [&str; 2] = ["security.md", "durability.md"];
 
 fn repository() -> &'static Path {
@@ -17,102 +17,102 @@ fn repository() -> &'static Path {
 
 #[test]
 fn every_promise_of_the_guide_names_a_test_that_exists() {
-    let tests = tests_by_file();
+    let tests = all_tests();
+    let guide = repository().join("docs/guide");
     let mut wrong = Vec::new();
     for page in PAGES {
-        let text = fs::read_to_string(repository().join("docs/guide").join(page)).unwrap();
+        let text = fs::read_to_string(guide.join(page)).unwrap();
         let promises = promises(&text);
-        assert!(promises.len() >= 8, "{page}: only {promises:?}");
-        for promise in promises {
-            let named = named_tests(&promise);
-            if named.is_empty() {
-                wrong.push(format!("{page}: no test is named: {promise}"));
-            }
-            for (file, name) in named {
-                if !tests.get(&file).is_some_and(|names| names.contains(&name)) {
-                    wrong.push(format!("{page}: there is no test {file}::{name}"));
-                }
+        assert!(promises.len() >= 10, "{page}: only {promises:#?}");
+        let without = promises.iter().filter(|p| named_tests(p).is_empty());
+        wrong.extend(without.map(|p| format!("{page}: names no test: {p}")));
+    }
+    for page in fs::read_dir(guide).unwrap().flatten() {
+        let text = fs::read_to_string(page.path()).unwrap();
+        for (place, name) in named_tests(&text) {
+            if !exists(&tests, &place, &name) {
+                let page = page.path();
+                wrong.push(format!("{page:?}: there is no test {place}::{name}"));
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The list items and table rows in the sections of promises, each on one line.
+/// The promises of a page, each on one line.
 fn promises(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
-    let (mut promising, mut level, mut table_row) = (false, 0, 0);
-    let mut open = false;
+    let (mut counts, mut rows_count, mut item_is_open) = (true, false, false);
+    let mut before = "";
     for line in text.lines() {
-        let depth = line.bytes().take_while(|b| *b == b'#').count();
-        if depth > 0 {
-            // A heading below one of promises stays among them.
-            if !promising || depth <= level {
-                promising = line.to_lowercase().contains("promise");
-                level = depth;
-            }
-            open = false;
-            continue;
+        if line.starts_with('#') {
+            counts = !line.contains("trusted");
+        } else if line.starts_with("Not promised") {
+            counts = false;
         }
-        if !promising {
-            continue;
+        let row = line.starts_with('|');
+        if row && !before.starts_with('|') {
+            rows_count = line.trim_end_matches(['|', ' ']).ends_with("tests");
         }
-        table_row = if line.starts_with('|') {
-            table_row + 1
-        } else {
-            0
-        };
-        if line.starts_with("- ") || table_row > 2 {
+        let item = line.starts_with("- ");
+        let is_body = row && rows_count && before.starts_with('|') && !line.starts_with("|--");
+        if counts && (item || is_body) {
             found.push(line.to_owned());
-            open = table_row == 0;
-        } else if open && line.starts_with("  ") {
+        } else if counts && item_is_open && line.starts_with("  ") {
             let last = found.last_mut().expect("an item is open");
-            *last += " ";
-            *last += line.trim();
-        } else {
-            open = false;
+            *last = format!("{last} {}", line.trim());
         }
+        item_is_open = item || (item_is_open && line.starts_with("  "));
+        before = line;
     }
     found
 }
 
-/// The tests that a promise names, as file and function.
-fn named_tests(promise: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for part in promise.split("(test: ").skip(1) {
-        let inside = part.split(')').next().unwrap_or_default();
-        for one in inside.split(',') {
-            if let Some((file, name)) = one.trim().trim_matches('`').split_once("::") {
-                found.push((file.to_owned(), name.to_owned()));
-            }
-        }
-    }
-    found
+/// The tests that a text names, as place and name.
+fn named_tests(text: &str) -> Vec<(String, String)> {
+    let lists = text
+        .split("(test: ")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
+    lists
+        .flat_map(|list| list.split(','))
+        .filter_map(|one| one.trim().rsplit_once("::"))
+        .map(|(place, name)| (place.to_owned(), name.to_owned()))
+        .collect()
 }
 
-/// The names of all test functions, by the file, the directory or the crate that they are in.
-fn tests_by_file() -> BTreeMap<String, BTreeSet<String>> {
-    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+/// A source file and the names of the test functions in it.
+type Tests = Vec<(PathBuf, Vec<String>)>;
+
+fn exists(tests: &Tests, place: &str, name: &str) -> bool {
+    let in_place = |file: &Path| {
+        place
+            .split('/')
+            .all(|part| file.iter().any(|f| f.to_str() == Some(part)))
+    };
+    tests
+        .iter()
+        .any(|(file, names)| in_place(file) && names.iter().any(|n| n == name))
+}
+
+fn all_tests() -> Tests {
+    let mut files = Vec::new();
     for top in ["crates", "tests"] {
-        for file in sources(&repository().join(top)) {
-            let text = fs::read_to_string(&file).unwrap();
-            let names = test_functions(&text);
-            let relative = file.strip_prefix(repository()).unwrap().with_extension("");
-            for part in relative.iter().filter_map(|part| part.to_str()) {
-                all.entry(part.to_owned())
-                    .or_default()
-                    .extend(names.iter().cloned());
-            }
-        }
+        sources(&repository().join(top), &mut files);
     }
-    all
+    let read = |file: PathBuf| {
+        let names = test_functions(&fs::read_to_string(&file).unwrap());
+        let file = file.strip_prefix(repository()).unwrap().with_extension("");
+        (file, names)
+    };
+    files.into_iter().map(read).collect()
 }
 
 /// The functions that follow a test attribute.
-fn test_functions(text: &str) -> Vec<String> {
+fn test_functions(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut is_test = false;
-    for line in text.lines().map(str::trim_start) {
+    for line in source.lines().map(str::trim_start) {
         if line.starts_with("#[test]") {
             is_test = true;
         } else if let Some(rest) = line.strip_prefix("fn ") {
@@ -125,32 +125,34 @@ fn test_functions(text: &str) -> Vec<String> {
     found
 }
 
-fn sources(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).unwrap().flatten();
-    let mut found = Vec::new();
-    for path in entries.map(|entry| entry.path()) {
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
         if path.is_dir() {
-            found.extend(sources(&path));
+            sources(&path, found);
         } else if path.extension().is_some_and(|e| e == "rs") {
             found.push(path);
         }
     }
-    found
 }
 
 #[test]
 fn a_promise_without_a_test_and_a_test_that_is_none_are_found() {
-    let page = "# A\n- no promise\n## What is promised\n- kept (test: a::b)\n- broken\n  over two lines\n\
-                | x | y |\n|---|---|\n| row | (test: c::d, e::f) |\n### Below\n- deep (test: g::h)\n## Else\n- free\n";
+    let page = "# A page\n## What is trusted\n- the kernel\n## Disks\n- kept (test: a::b)\n- broken\n  over two lines\n\
+                | x | tests |\n|---|---|\n| row | (test: c/x::d, e::f) |\n\n| x | other |\n|---|---|\n| row | free |\n\
+                Not promised:\n- free\n## More\n- deep (test: g::h)\n";
     let found = promises(page);
-    assert_eq!(found.len(), 4, "{found:?}");
+    assert_eq!(found.len(), 4, "{found:#?}");
     assert_eq!(found[1], "- broken over two lines");
     assert!(named_tests(&found[1]).is_empty());
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-    assert_eq!(named_tests(&found[2]), [pair("c", "d"), pair("e", "f")]);
-    let source = "#[test]\nfn one() {\n}\nfn two() {}\n";
-    assert_eq!(test_functions(source), ["one"]);
-    let all = tests_by_file();
+    assert_eq!(named_tests(&found[2]), [pair("c/x", "d"), pair("e", "f")]);
+    assert_eq!(
+        test_functions("#[test]\nfn one() {\n}\nfn two() {}\n"),
+        ["one"]
+    );
+    let tests = all_tests();
     let own = "a_promise_without_a_test_and_a_test_that_is_none_are_found";
-    assert!(all["promises"].contains(own));
+    assert!(exists(&tests, "promises", own));
+    assert!(!exists(&tests, "docs_run", own) && !exists(&tests, "promises", "sources"));
 }
