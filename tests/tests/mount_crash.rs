@@ -452,3 +452,44 @@ fn a_server_that_goes_and_comes_back_is_only_a_pause() {
     lun.check();
     drop(server);
 }
+
+#[test]
+fn what_a_flush_of_the_cache_covered_survives_kill_9_though_sync_promises_nothing() {
+    if !is_root("a mount that is killed") {
+        return;
+    }
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Encrypted, "64M");
+    let mounted = disk.mount(&[]);
+    fs::write(mounted.dir().join("precious"), "content").unwrap();
+    s.run(&["cache", "flush", "encrypted"]).ok();
+    mounted.kill();
+    let mounted = disk.mount(&[]);
+    let kept = fs::read(mounted.dir().join("precious")).unwrap();
+    assert_eq!(kept, b"content");
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn what_nobody_synced_survives_kill_9_soon_after_the_last_change() {
+    if !is_root("a mount that is killed") {
+        return;
+    }
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    // While changes go on a name takes 5 s and content 30 s: 4 s are too few for either.
+    let kept = [500, 1000, 2000, 4000].into_iter().any(|pause| {
+        let mounted = disk.mount(&[]);
+        let file = mounted.dir().join(format!("after {pause} ms"));
+        fs::write(&file, "content").unwrap();
+        std::thread::sleep(Duration::from_millis(pause));
+        mounted.kill();
+        let mounted = disk.mount(&[]);
+        let kept = fs::read(&file).is_ok_and(|content| content == b"content");
+        mounted.unmount(&s);
+        kept
+    });
+    assert!(kept, "nothing was written out in 4 s without a change");
+    disk.check();
+}
