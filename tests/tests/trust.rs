@@ -9,6 +9,9 @@ use tests::{Ran, Sandbox};
 const COPY: usize = 16 * 1024;
 const JSON: usize = 4096;
 
+/// A change of the header's JSON.
+type Forgery = fn(&mut Value);
+
 /// Changes the header as somebody without a key can: the JSON of both copies, and their checksums.
 fn forge(image: &Path, change: impl Fn(&mut Value)) {
     let mut bytes = fs::read(image).unwrap();
@@ -84,7 +87,7 @@ fn no_verb_uses_a_header_that_was_changed_without_a_key() {
     let s = Sandbox::new();
     volume(&s);
     let whole = fs::read(s.path("a.img")).unwrap();
-    let forgeries: &[(&str, fn(&mut Value))] = &[
+    let forgeries: &[(&str, Forgery)] = &[
         ("core", core),
         ("role", role),
         ("no seal", |j| strip(j, "evfs-seal")),

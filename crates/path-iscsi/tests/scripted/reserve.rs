@@ -78,7 +78,7 @@ impl Reservations {
                 state.holder = Some(nexus);
             }
             (4, _) if state.keys.iter().any(|(_, key)| *key == new) => {
-                let gone = |n: Nexus| state.keys.iter().any(|k| *k == (n, new));
+                let gone = |n: Nexus| state.keys.contains(&(n, new));
                 if state.holder.is_some_and(gone) {
                     state.holder = Some(nexus);
                 }
