@@ -451,7 +451,7 @@ fn formatting_over_an_older_volume_leaves_no_copy_of_it() {
         image.write(0, &[0; 4096]);
         image.write(new.header_size, &[0; 4096]);
         let lost = image.open().expect_err("both copies lost");
-        assert_eq!(lost.kind(), ErrorKind::NotLuks, "{uuid}: {lost}");
+        assert_eq!(lost.kind(), ErrorKind::Damaged, "{uuid}: {lost}");
     }
 }
 
