@@ -9,10 +9,10 @@
 //! and then looks for readers; a reader takes a name and then looks for a writer. Whoever comes second sees
 //! the other.
 
-use crate::{Error, Result};
+use crate::{Error, Result, control};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -121,17 +121,20 @@ struct Holder {
 impl Holder {
     /// The process, as far as the kernel tells.
     fn who(&self) -> String {
-        let asked = || -> rustix::io::Result<_> {
+        let asked = || -> std::io::Result<_> {
             let socket = socket()?;
             let address = SocketAddrUnix::new_abstract_name(self.name.as_bytes())?;
             rustix::net::connect(&socket, &address)?;
-            sockopt::socket_peercred(&socket)
+            control::peer(&socket)
         };
         let Ok(cred) = asked() else {
             return "another process".into();
         };
-        let (pid, user) = (cred.pid.as_raw_nonzero(), cred.uid.as_raw());
-        if cred.pid == rustix::process::getpid() {
+        let (pid, user) = (cred.pid, cred.uid);
+        if pid == 0 {
+            return format!("a process of user {user} in another PID namespace");
+        }
+        if i64::from(pid) == i64::from(std::process::id()) {
             return "this very process".into();
         }
         match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {

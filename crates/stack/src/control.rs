@@ -7,12 +7,13 @@
 
 use crate::{Error, Result, exit};
 use rustix::fs::{FlockOperation, flock};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -105,16 +106,19 @@ fn is_trusted_user(uid: u32) -> bool {
 }
 
 /// The process at the other end of a connection.
-struct Peer {
-    pid: i32,
-    uid: u32,
+pub(crate) struct Peer {
+    /// 0 for a process of another PID namespace.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
 }
 
-fn peer(stream: &UnixStream) -> io::Result<Peer> {
-    let peer = socket_peercred(stream)?;
+/// Returns who is at the other end, as the kernel says (`SO_PEERCRED`). rustix has no word for a process
+/// without a number.
+pub(crate) fn peer(socket: &impl AsFd) -> io::Result<Peer> {
+    let peer = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials)?;
     Ok(Peer {
-        pid: rustix::process::Pid::as_raw(Some(peer.pid)),
-        uid: peer.uid.as_raw(),
+        pid: peer.pid(),
+        uid: peer.uid(),
     })
 }
 
@@ -406,7 +410,7 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
         end,
     };
     let failed = |e: io::Error| match is_late(&e) {
-        true => silent(name, Some(peer.pid)),
+        true => silent(name, (peer.pid != 0).then_some(peer.pid)),
         false => failed(e),
     };
     let question = serde_json::to_string(ask).expect("an enum becomes JSON");
