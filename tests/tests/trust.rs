@@ -9,6 +9,14 @@ use tests::{Ran, Sandbox};
 const COPY: usize = 16 * 1024;
 const JSON: usize = 4096;
 
+/// What an image holds, but for the record of who has it open (`docs/format/in-use.md`).
+fn content(image: &Path) -> Vec<u8> {
+    let mut bytes = fs::read(image).unwrap();
+    let record = (16 << 20) - 8192;
+    bytes[record..record + 4096].fill(0);
+    bytes
+}
+
 /// A change of the header's JSON.
 type Forgery = fn(&mut Value);
 
@@ -106,13 +114,13 @@ fn no_verb_uses_a_header_that_was_changed_without_a_key() {
     for (what, forgery) in forgeries {
         fs::write(s.path("a.img"), &whole).unwrap();
         forge(&s.path("a.img"), forgery);
-        let forged = fs::read(s.path("a.img")).unwrap();
+        let forged = content(&s.path("a.img"));
         for verb in VERBS {
             for ran in [s.run(verb), elsewhere(&s, verb)] {
                 let said = ran.code(14).stderr;
                 assert!(said.contains("seal"), "{what}: {said}");
             }
-            let now = fs::read(s.path("a.img")).unwrap();
+            let now = content(&s.path("a.img"));
             assert!(now == forged, "{what}: {verb:?} has changed the image");
         }
     }
