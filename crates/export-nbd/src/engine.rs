@@ -199,21 +199,23 @@ impl Engine {
     pub(crate) fn turn(&mut self) -> block::Result<Vec<Pending>> {
         let mut finished = Vec::new();
         for export in 0..self.queues.len() {
-            while let Some(request) = self.backlog[export].pop_front() {
-                if let Err(request) = self.queues[export].submit(request) {
-                    self.backlog[export].push_front(request);
-                    break;
-                }
-            }
             loop {
+                while let Some(request) = self.backlog[export].pop_front() {
+                    if let Err(request) = self.queues[export].submit(request) {
+                        self.backlog[export].push_front(request);
+                        break;
+                    }
+                }
                 let mut done = std::mem::take(&mut self.done);
                 self.queues[export].reap(Wait::Poll, &mut done)?;
+                let made_room = !done.is_empty();
                 for completion in done.drain(..) {
                     finished.extend(self.settle(completion));
                 }
                 self.done = done;
-                // What has followed waits for the kick of another reap.
-                if !std::mem::take(&mut self.followed) {
+                // What has followed, or has room now, waits for the kick of another reap.
+                let waits = made_room && !self.backlog[export].is_empty();
+                if !std::mem::take(&mut self.followed) && !waits {
                     break;
                 }
             }
