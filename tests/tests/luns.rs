@@ -2,11 +2,12 @@
 //! killed, silenced and restored under load; and the commands that show and change them.
 
 use pathsim::Pathsim;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
 use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
 
@@ -213,6 +214,81 @@ fn all_paths_may_be_gone_for_a_minute() {
         becomes(s, 0, &["active"]);
         becomes(s, 1, &["active"]);
     });
+}
+
+/// A volume over two proxies, attached as `disk1`, with data that were written and not flushed.
+fn unflushed(s: &Sandbox) -> (Killed, [Pathsim; 2]) {
+    let disk = image(s, "disk", 64 << 20);
+    let port = free_port();
+    let server = nbdkit(&disk, port);
+    let [(a, a_port), (b, b_port)] = [port, port].map(proxy);
+    let uri = |port| format!("nbd://127.0.0.1:{port}/e");
+    let device = format!("{}+{}", uri(a_port), uri(b_port));
+    s.key("owner");
+    s.run(&["volume", "create", &device, "--owner", "owner"])
+        .ok();
+    let attached = s.attach(&["disk1", "--nbd-unix", "x.sock"]);
+    let nbd = attached["exports"][0]["at"].as_str().unwrap();
+    // It ends in the middle, and flushes nothing.
+    let write = ["-f", "raw", "-c", "write -P 7 0 4M", "-c", "abort", nbd];
+    let wrote = Ran::of(Command::new("qemu-io").args(write));
+    assert_eq!(wrote.status.signal(), Some(libc::SIGABRT), "{wrote:?}");
+    (server, [a, b])
+}
+
+/// Detaches `disk1` by force, and gives how long that took, and what was shown meanwhile.
+fn forced(s: &Sandbox) -> (Duration, Vec<serde_json::Value>) {
+    let began = Instant::now();
+    let mut detach = s.evfs();
+    detach.args(["detach", "disk1", "--force"]);
+    detach.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut detach = Killed(detach.spawn().unwrap());
+    let mut shown = Vec::new();
+    wait_until("it is detached", || {
+        let status = s.json(&["status"]);
+        shown.extend(status["volumes"].as_array().unwrap().iter().cloned());
+        detach.0.try_wait().unwrap().is_some()
+    });
+    let took = began.elapsed();
+    let code = detach.0.wait().unwrap().code();
+    assert_eq!(code, Some(30), "data are lost, and it says so");
+    (took, shown)
+}
+
+#[test]
+fn a_volume_whose_paths_are_all_cut_is_detached_by_force_at_once() {
+    let s = Sandbox::new();
+    let (_server, sims) = unflushed(&s);
+    for sim in &sims {
+        sim.run("refuse").unwrap();
+        sim.run("rst").unwrap();
+    }
+    let (took, _) = forced(&s);
+    // One wait for a connection alone takes five seconds.
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn a_volume_whose_paths_are_silent_shows_them_while_it_is_detached() {
+    let s = Sandbox::new();
+    let (_server, sims) = unflushed(&s);
+    for sim in &sims {
+        sim.run("hole").unwrap();
+    }
+    let (took, shown) = forced(&s);
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let ending: Vec<_> = shown
+        .iter()
+        .filter(|volume| volume["state"] == "detaching")
+        .collect();
+    assert!(!ending.is_empty(), "{shown:?}");
+    for volume in ending {
+        assert_eq!(
+            volume["lun_state"]["paths"].as_array().map(Vec::len),
+            Some(2),
+            "{volume}"
+        );
+    }
 }
 
 #[test]

@@ -222,7 +222,8 @@ impl Shared {
         Ok(path)
     }
 
-    /// Opens a queue; waits for the first connections, not for all.
+    /// Opens a queue; waits for the first connections, not for all, and for none where the LUN is
+    /// being closed by force and every path is known to be lost.
     fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
         let id = self.next_queue.fetch_add(1, Relaxed);
         let made = QueueShared::new(id, only);
@@ -243,16 +244,21 @@ impl Shared {
             let wants = |p: &&Arc<SharedPath>| {
                 crate::monitor::wants_link(p, only) && (p.access.carries() || !heeded)
             };
-            let wanted = paths.iter().filter(wants);
-            let states: Vec<u8> = wanted.map(|p| queue.links[p.id].load(Acquire)).collect();
+            let wanted: Vec<_> = paths.iter().filter(wants).collect();
+            let states = wanted.iter().map(|p| queue.links[p.id].load(Acquire));
+            let states: Vec<u8> = states.collect();
             let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
             let up = opened.links_up();
             if up > 0 {
                 first.get_or_insert_with(Instant::now);
             }
             let all = up == states.len();
+            let given_up = up == 0
+                && self.abandoned.load(Acquire)
+                && wanted.iter().all(|p| p.failing.load(Relaxed));
             let rest = first.is_some_and(|f: Instant| f.elapsed() > crate::contact::STRAGGLERS);
-            if all || rest || Instant::now() > until || (up > 0 && !states.iter().any(tried)) {
+            let late = given_up || Instant::now() > until;
+            if all || rest || late || (up > 0 && !states.iter().any(tried)) {
                 return Ok(Box::new(opened));
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -376,9 +376,9 @@ impl Slot {
             status["state"] = "detaching".into();
             Ok(status)
         })?;
-        let health = |serving: &dyn Serving| serving.lun().map(|lun| crate::lun::health(lun));
-        if let Some(health) = self.with(health).flatten() {
-            status["lun_state"] = health;
+        // Also while it is being detached: that waits for the LUN.
+        if let Some(lun) = &self.lun {
+            status["lun_state"] = crate::lun::health(lun);
         }
         if let Some(note) = &*lock(&self.note) {
             let before = status["warning"]
