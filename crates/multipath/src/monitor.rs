@@ -147,6 +147,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
         let _one = lock(&path.admission);
         observe(shared, path)?;
         connection = path.path.connect(shared.connect_within)?;
+        fits(shared, &*connection)?;
         if !path.proven.load(Acquire) {
             let _alone = lock(&shared.proving);
             if let Some(refusal) = compare(shared, path, connection.identity())? {
@@ -168,9 +169,25 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
 /// Why a connection is none to this LUN, by what its other end says of itself.
 fn differs(shared: &Shared, connection: &dyn Connection) -> Option<String> {
     let wanted = lock(&shared.identity).clone();
-    let too_short = (connection.info().max_transfer < shared.info.max_transfer)
-        .then(|| "its largest transfer is shorter than that of the LUN".to_owned());
-    identity::differs(&wanted, connection.identity()).or(too_short)
+    identity::differs(&wanted, connection.identity())
+}
+
+/// Whether a connection takes all that the LUN has promised to take. One that does not may well lead
+/// to the LUN: it is tried again, and of use again when its limits are.
+fn fits(shared: &Shared, connection: &dyn Connection) -> Result<()> {
+    let (takes, promised) = (connection.info().max_transfer, shared.info.max_transfer);
+    if takes >= promised {
+        return Ok(());
+    }
+    let why = format!(
+        "its limits changed: it takes {takes} bytes in one transfer, and the LUN was opened for \
+         {promised}; raise the limit at its server, or open the LUN anew"
+    );
+    Err(Error::new(
+        ErrorKind::PathLost,
+        &connection.info().name,
+        why,
+    ))
 }
 
 /// The path to compare another with: proven, open, and at best one that is in use and not silent.

@@ -160,6 +160,46 @@ fn a_block_size_that_changes_is_refused_and_carries_nothing() {
 }
 
 #[test]
+fn a_path_whose_limits_shrank_has_failed_and_says_why_until_they_are_as_before() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::nbdkit(dir.path(), "disk", 1, &[]);
+    let lun = Arc::new(lun(&[&a, &b], |x| x.quiesce_secs = 0));
+    assert!(lun.info().max_transfer > 65536);
+    let load = Load::start(Arc::clone(&lun) as _, 512, 32);
+    goes_on(&lun, 1, 100);
+    b.kill();
+    let small = [
+        "--filter=blocksize-policy",
+        "--",
+        "blocksize-maximum=65536",
+        "blocksize-error-policy=error",
+    ];
+    b.extra = small.map(Into::into).into();
+    until("it failed", || states(&lun)[1] == PathState::Failed);
+    let before = carried(&lun, 1);
+    b.start();
+    // It is the LUN, so nobody has to accept it; it only cannot carry what the LUN has promised.
+    until("it says why", || {
+        let path = &lun.status().paths[1];
+        assert_ne!(path.state, PathState::AuthFailed, "{:?}", path.why);
+        let why = path.why.as_deref().unwrap_or_default();
+        why.contains("limits changed") && why.contains("65536")
+    });
+    goes_on(&lun, 0, 100);
+    assert_eq!(states(&lun)[1], PathState::Failed);
+    assert_eq!(carried(&lun, 1), before);
+    b.kill();
+    b.extra.clear();
+    b.start();
+    until("it is in use again", || {
+        states(&lun)[1] == PathState::Active
+    });
+    goes_on(&lun, 1, 100);
+    assert!(load.end() > 100);
+}
+
+#[test]
 fn a_path_with_other_content_is_refused_when_it_comes_back() {
     let dir = TempDir::new().unwrap();
     let a = Server::new(dir.path(), "disk", 0, WWID);
