@@ -182,7 +182,8 @@ fn keyslots_added_by_either_open_in_the_other() {
         // The change by another program is refused until an owner seals it.
         let said = s.run(&["attach", "a.img", "--key-file", file]).code(14);
         assert!(said.stderr.contains("--reseal"), "{}", said.stderr);
-        s.run(&["volume", "repair", "a.img", "--reseal"]).ok();
+        s.run(&["volume", "repair", "a.img", "--reseal", "--yes"])
+            .ok();
         s.attach(&["a.img", "--key-file", file]);
         s.detach("a");
     }
@@ -235,7 +236,7 @@ fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
     }
     cryptsetup(&["luksRemoveKey", &image, &p1]);
     s.run(&["attach", "c.img", "--key-file", "p2"]).code(14);
-    let reseal = ["volume", "repair", "c.img", "--reseal"];
+    let reseal = ["volume", "repair", "c.img", "--reseal", "--yes"];
     s.run(&[&reseal[..], &["--unlock-key-file", "p2"]].concat())
         .ok();
     s.attach(&["c.img", "--key", "bob"]);

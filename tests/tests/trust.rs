@@ -3,7 +3,9 @@
 
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use tests::targets::{free_port, image, nbdkit};
 use tests::{Ran, Sandbox};
 
 const COPY: usize = 16 * 1024;
@@ -151,6 +153,7 @@ fn no_verb_uses_a_header_that_was_changed_without_a_key() {
             "repair",
             "a.img",
             "--reseal",
+            "--yes",
             "--unlock-key-file",
             "phrase",
         ];
@@ -174,7 +177,10 @@ fn a_forged_role_is_named_and_sealed_only_on_the_owners_word() {
     );
     let info = s.json(&["volume", "info", "a.img"]);
     assert_eq!(info["keys"][2]["role"], "owner", "as forged: {info}");
-    let sealed = s.json(&["volume", "repair", "a.img", "--reseal", "--key", "owner"]);
+    let reseal = ["volume", "repair", "a.img", "--reseal", "--key", "owner"];
+    let said = s.run(&reseal).code(2).stderr;
+    assert!(said.contains("(owner, key pair bob)"), "{said}");
+    let sealed = s.json(&[&reseal[..], &["--yes"]].concat());
     let done = sealed["repaired"].to_string();
     assert!(done.contains("owner     key pair bob"), "{done}");
     s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
@@ -188,7 +194,8 @@ fn a_recovery_key_gets_past_a_broken_seal_and_a_user_does_not() {
     let s = Sandbox::new();
     volume(&s);
     forge(&s.path("a.img"), |j| strip(j, "evfs-seal"));
-    let reseal = |key: &str| s.run(&["volume", "repair", "a.img", "--reseal", "--key", key]);
+    let reseal = ["volume", "repair", "a.img", "--reseal", "--yes"];
+    let reseal = |key: &str| s.run(&[&reseal[..], &["--key", key]].concat());
     reseal("bob").code(13);
     reseal("safe").ok();
     s.run(&[
@@ -235,20 +242,25 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     fs::write(s.path("a.img"), &new).unwrap();
     s.run(&["attach", "a.img"]).code(14);
 
-    // A restore of an older header has to be wanted.
-    let restore = [
-        "volume",
-        "header",
-        "restore",
-        "a.img",
-        "old.header",
-        "--yes",
-    ];
-    let said = s.run(&restore).code(14).stderr;
-    assert!(said.contains("--older"), "{said}");
-    let mut wanted = restore.to_vec();
-    wanted.push("--older");
-    s.run(&wanted).ok();
+    // A restore of an older header has to be wanted: nobody is asked about one that is refused.
+    let before = content(&s.path("a.img"));
+    let restore = ["volume", "header", "restore", "a.img", "old.header"];
+    for more in [&[][..], &["--yes"], &["--force"]] {
+        let said = s.run(&[&restore[..], more].concat()).code(14).stderr;
+        assert!(said.contains("older") && said.contains("--older"), "{said}");
+        assert!(said.contains("and seal 5 is known"), "{said}");
+    }
+    let said = s.run(&[&restore[..], &["--older"]].concat()).code(2).stderr;
+    assert!(
+        said.contains("--yes") && said.contains("keys that were removed"),
+        "{said}"
+    );
+    assert!(content(&s.path("a.img")) == before);
+    s.run(&[&restore[..], &["--older", "--yes"]].concat()).ok();
+    assert_eq!(
+        s.json(&["volume", "trust", "a.img"])["header"]["same"],
+        true
+    );
     s.attach(&["a.img", "--key", "bob"]);
     s.detach("a");
     // And so has an old image that was put back in another way.
@@ -259,6 +271,91 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     s.run(&["volume", "trust", "a.img", "--reset"]).ok();
     s.attach(&["a.img"]);
     s.detach("a");
+}
+
+#[test]
+fn a_header_that_was_restored_by_force_is_expected_there_from_then_on() {
+    let s = Sandbox::new();
+    s.volume("a.img", "64M", &[]);
+    s.volume("b.img", "64M", &[]);
+    s.run(&["volume", "header", "backup", "b.img", "b.header"])
+        .ok();
+    let uuid = |image: &str| s.json(&["volume", "info", image])["uuid"].clone();
+    let (old, new) = (uuid("a.img"), uuid("b.img"));
+    let restore = ["volume", "header", "restore", "a.img", "b.header"];
+    s.run(&[&restore[..], &["--yes"]].concat()).code(2);
+    s.run(&[&restore[..], &["--force"]].concat()).ok();
+    assert_eq!(uuid("a.img"), new);
+    s.attach(&["a.img"]);
+    s.detach("a");
+    let places = |uuid: &Value| {
+        let known = s.json(&["volume", "trust", uuid.as_str().unwrap()]);
+        known["places"].as_array().unwrap().len()
+    };
+    assert_eq!((places(&old), places(&new)), (0, 2));
+}
+
+#[test]
+fn luns_of_two_registries_with_one_name_are_two() {
+    let s = Sandbox::new();
+    s.key("owner");
+    let servers = ["one", "two"].map(|name| {
+        let (disk, port) = (image(&s, name, 32 << 20), free_port());
+        (nbdkit(&disk, port), format!("nbd://127.0.0.1:{port}/e"))
+    });
+    let at = |registry: usize, args: &[&str]| {
+        let registry = s.path(&format!("state/luns{registry}.json"));
+        Ran::of(s.evfs().env("EVFS_LUN_REGISTRY", registry).args(args))
+    };
+    for (n, (_server, uri)) in servers.iter().enumerate() {
+        at(n, &["volume", "create", uri, "--owner", "owner"]).ok();
+        at(n, &["format", "disk1"]).ok();
+    }
+    // Each is `disk1`, and each is where it was.
+    for n in [0, 1, 0] {
+        at(n, &["fsck", "disk1"]).ok();
+    }
+    // What is forgotten takes nothing from the other, and leaves nothing.
+    let store = || fs::read_to_string(s.path("state/trust.json")).unwrap();
+    assert_eq!(store().matches(":disk1").count(), 2);
+    at(0, &["lun", "forget", "disk1", "--yes"]).ok();
+    assert_eq!(store().matches(":disk1").count(), 1);
+    assert!(store().contains("luns1.json:disk1"), "{}", store());
+    at(1, &["fsck", "disk1"]).ok();
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_named_with_its_own_variable() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let (disk, port) = (image(&s, "disk", 32 << 20), free_port());
+    let _server = nbdkit(&disk, port);
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    let open = s.path("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("EVFS_TRUST_STORE", "open/trust.json", &["fsck", "a.img"]),
+        (
+            "EVFS_LUN_REGISTRY",
+            "open/luns.json",
+            &["lun", "scan", &uri],
+        ),
+        (
+            "EVFS_BACKUP_DIR",
+            "open",
+            &["key", "remove", "owner", "--yes"],
+        ),
+        ("EVFS_RUN_DIR", "open", &["attach", "a.img", "--background"]),
+    ];
+    for (variable, value, args) in cases {
+        let ran = Ran::of(s.evfs().env(variable, s.path(value)).args(args));
+        assert!(!ran.status.success(), "{ran:?}");
+        assert!(ran.stderr.contains("others cannot write to"), "{ran:?}");
+        for (other, ..) in cases {
+            assert_eq!(ran.stderr.contains(other), other == variable, "{ran:?}");
+        }
+    }
 }
 
 #[test]
@@ -286,7 +383,9 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
     }
     fs::write(s.path("a.img"), &forged).unwrap();
     mallory(&["volume", "trust", "m.img", "--reset"]);
-    mallory(&["volume", "repair", "a.img", "--reseal", "--key", "mallory"]);
+    mallory(&[
+        "volume", "repair", "a.img", "--reseal", "--yes", "--key", "mallory",
+    ]);
     let forged = fs::read(s.path("a.img")).unwrap();
     for args in [
         &["attach", "a.img", "--key", "owner", "--background"][..],
@@ -349,7 +448,6 @@ fn trust_is_shown_and_reset() {
         "{keys}"
     );
     let store = fs::read_to_string(s.path("state/trust.json")).unwrap();
-    use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(s.path("state/trust.json")).unwrap();
     assert_eq!(mode.permissions().mode() & 0o777, 0o600);
     s.run(&["volume", "trust", uuid.as_str().unwrap(), "--reset"])
@@ -363,6 +461,18 @@ fn trust_is_shown_and_reset() {
         "{said}"
     );
     assert!(!s.run(&["fsck", "a.img"]).ok().stderr.contains("first time"));
+    // A program is told as well.
+    s.run(&["volume", "trust", "a.img", "--reset"]).ok();
+    let attached = s.attach(&["a.img"]);
+    let said = attached["first_use"].as_str().unwrap_or_default();
+    assert!(
+        said.contains("for the first time") && said.contains("owner owner"),
+        "{attached}"
+    );
+    s.detach("a");
+    let attached = s.attach(&["a.img"]);
+    assert!(attached.get("first_use").is_none(), "{attached}");
+    s.detach("a");
     // A store that cannot be read is no reason to trust.
     fs::write(s.path("state/trust.json"), &store[..store.len() / 2]).unwrap();
     let said = s.run(&["attach", "a.img"]).code(2).stderr;

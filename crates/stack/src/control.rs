@@ -55,12 +55,23 @@ pub enum Ask {
     Cell(crate::cell::Ask),
 }
 
+/// Names the folder of control sockets.
+const RUN_DIR: &str = "EVFS_RUN_DIR";
+
 /// The folder of control sockets, made if it is missing.
 ///
 /// # Errors
 /// When it belongs to somebody else or others may enter it: a stranger's socket must not be able
 /// to pose as a volume.
 pub fn run_dir(dir: &Path) -> Result<PathBuf> {
+    own_dir(dir, RUN_DIR)
+}
+
+/// A folder of this user alone, made if it is missing; `variable` sets what lies there.
+///
+/// # Errors
+/// When it belongs to somebody else or others may enter it.
+pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
     let made = std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -69,7 +80,7 @@ pub fn run_dir(dir: &Path) -> Result<PathBuf> {
     let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot look at", dir, e))?;
     match meta.uid() == me() && only_for_its_owner(&meta) {
         true => Ok(dir.to_owned()),
-        false => Err(not_safe(dir)),
+        false => Err(not_safe(dir, variable)),
     }
 }
 
@@ -77,7 +88,7 @@ pub fn run_dir(dir: &Path) -> Result<PathBuf> {
 fn is_trusted(dir: &Path) -> Result<bool> {
     match std::fs::symlink_metadata(dir) {
         Ok(meta) if is_trusted_user(meta.uid()) && only_for_its_owner(&meta) => Ok(true),
-        Ok(_) => Err(not_safe(dir)),
+        Ok(_) => Err(not_safe(dir, RUN_DIR)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(Error::io("cannot look at", dir, e)),
     }
@@ -87,12 +98,13 @@ fn only_for_its_owner(meta: &std::fs::Metadata) -> bool {
     meta.is_dir() && meta.permissions().mode() & 0o022 == 0
 }
 
-fn not_safe(dir: &Path) -> Error {
+fn not_safe(dir: &Path, variable: &str) -> Error {
     Error::Unsafe {
         path: dir.to_owned(),
-        detail: "it must be a folder of this user that others cannot write to; \
-                 remove it, or set EVFS_RUN_DIR to another"
-            .into(),
+        detail: format!(
+            "it must be a folder of this user that others cannot write to; make it one, or choose \
+             another with {variable}"
+        ),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What an administrator does with LUNs: those that are open somewhere are asked through the control
 //! socket of the process that has them; of the others the registry knows.
 
-use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, take};
+use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, place_of_lun, take};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::{Error, Result, Settings, control};
 use block::{Identity, Lunpath};
@@ -338,8 +338,9 @@ pub fn save(
     })
 }
 
-/// Forgets a LUN: its name, its paths and the attributes that were saved for it. The disk is left as
-/// it is. Gives what is forgotten; with `only_look` nothing is, yet.
+/// Forgets a LUN: its name, its paths, the attributes that were saved for it, and that a volume is
+/// expected there. The disk is left as it is. Gives what is forgotten; with `only_look` nothing is,
+/// yet.
 ///
 /// # Errors
 /// There is none of this name, or it is open.
@@ -364,7 +365,11 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     let lock = folder.join(format!("lun-{name}.lock"));
     let _open = take(&lock, "open", true)?;
     let _header = take(&lock, "header", true)?;
-    let forgotten = Registry::update(&settings.lun_registry(), |r| r.forget(name))?;
+    let registry = settings.lun_registry();
+    let forgotten = Registry::update(&registry, |r| r.forget(name))?;
+    // Last: while the LUN is known, what lies on it is not to be exchanged.
+    let store = settings.trust_store();
+    store.clear_place(Some(place_of_lun(&registry, name)))?;
     for what in ["open", "header"] {
         let _ = std::fs::remove_file(lock.with_extension(what));
     }

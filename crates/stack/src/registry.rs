@@ -114,7 +114,7 @@ impl Registry {
     pub fn update<T>(path: &Path, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
         state_file::update(
             path,
-            "cannot write the registry of LUNs",
+            ("cannot write the registry of LUNs", "EVFS_LUN_REGISTRY"),
             Registry::load,
             change,
         )

@@ -8,13 +8,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Changes the file `path`, which `load` reads: under a lock, and so that a crash leaves the old one
-/// or the new one. `failed` begins the error of a file that cannot be written.
+/// or the new one. `failed` begins the error of a file that cannot be written; `variable` sets its
+/// path.
 ///
 /// # Errors
 /// Those of `load`, of `change`, and of the files; nothing is changed then.
 pub(crate) fn update<F, T>(
     path: &Path,
-    failed: &'static str,
+    (failed, variable): (&'static str, &str),
     load: impl FnOnce(&Path) -> Result<F>,
     change: impl FnOnce(&mut F) -> Result<T>,
 ) -> Result<T>
@@ -23,7 +24,7 @@ where
 {
     let failed = |e| Error::io(failed, path, e);
     let folder = path.parent().unwrap_or(Path::new("/"));
-    crate::control::run_dir(folder)?;
+    crate::control::own_dir(folder, variable)?;
     let lock = std::fs::OpenOptions::new()
         .write(true)
         .create(true)

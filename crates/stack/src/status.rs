@@ -62,6 +62,9 @@ pub struct Status {
     pub config: Option<PathBuf>,
     /// What its user should know.
     pub warning: Option<String>,
+    /// That this machine opened the volume for the first time, and whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_use: Option<String>,
 }
 
 /// The part of [`Status`] that an encrypted volume has.
@@ -122,6 +125,7 @@ impl Status {
             exports: Vec::new(),
             config: None,
             warning: cipher.and_then(|_| memory_warning()),
+            first_use: open.first_use.clone(),
         }
     }
 

@@ -10,8 +10,8 @@
 //! never runs ahead. It is read before the header (or under the header lock), so that a change that
 //! another process makes in between is never taken for an old header.
 
-use crate::device::Disk;
-use crate::{Error, Result, state_file};
+use crate::device::{Disk, lun_at};
+use crate::{Error, Result, Settings, state_file};
 use crypt::{Action, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,8 +41,8 @@ pub struct Entry {
     pub keys: BTreeMap<u32, String>,
     /// Seconds since 1970 when this machine first opened the volume.
     pub first_used: u64,
-    /// Where it was found, of places that stay the same: files by their paths, LUNs by their names.
-    /// One volume is known at a place.
+    /// Where it was found, of places that stay the same: files by their paths, LUNs by their
+    /// registries and names. One volume is known at a place.
     #[serde(default)]
     pub places: BTreeSet<String>,
 }
@@ -120,22 +120,17 @@ impl Store {
         })
     }
 
-    /// What was known at the place of `disk` is not expected there any more: it is about to be made
-    /// anew.
+    /// What was known at a place is not expected there any more.
     ///
     /// # Errors
     /// Those of the file.
-    pub(crate) fn clear_place(&self, disk: &Disk) -> Result<()> {
-        let Some(place) = disk.place() else {
+    pub(crate) fn clear_place(&self, place: Option<String>) -> Result<()> {
+        let known = self.load()?;
+        let Some(place) = place.filter(|place| known.at(place).is_some()) else {
             return Ok(());
         };
-        if self.load()?.at(&place).is_none() {
-            return Ok(());
-        }
         self.update(|known| {
-            for entry in known.volumes.values_mut() {
-                entry.places.remove(&place);
-            }
+            known.clear(&place);
             Ok(())
         })
     }
@@ -148,50 +143,58 @@ impl Store {
         self.update(|known| Ok(known.volumes.remove(uuid).is_some()))
     }
 
-    /// Prepares for a header backup to be put back by an administrator. An older header than the
-    /// one that this machine knows has to be wanted; from then on it is the one that is known, with
-    /// the same volume key.
+    /// Whether a header backup is older than the header that this machine knows, or may be: then
+    /// `wanted` has to say that it is to be put back all the same.
     ///
     /// # Errors
     /// [`Error::Untrusted`] for an older header that is not wanted.
-    pub fn before_restore(&self, device: &str, plan: &crypt::Restore, older: bool) -> Result<()> {
-        let mark = plan.mark.as_ref();
-        let backup = mark.map(|m| SeenSeal {
-            epoch: m.epoch,
-            digest: m.digest.clone(),
-        });
-        let goes_back = |e: &Entry| match (&e.seal, &backup) {
-            (Some(known), Some(new)) => {
-                new.epoch < known.epoch || (new.epoch == known.epoch && new.digest != known.digest)
-            }
-            (known, None) => known.is_some(),
-            (None, Some(_)) => false,
-        };
+    pub fn judge_restore(&self, device: &str, plan: &crypt::Restore, wanted: bool) -> Result<bool> {
         let known = self.load()?;
-        let entry = known.volumes.get(&plan.uuid).filter(|e| goes_back(e));
-        let Some(entry) = entry else {
-            return Ok(());
+        let backup = seal_in(plan);
+        let Some(entry) = known.volumes.get(&plan.uuid) else {
+            return Ok(false);
         };
-        if !older {
-            return Err(Error::Untrusted(format!(
+        let older = entry.is_newer_than(backup.as_ref());
+        match older && !wanted {
+            false => Ok(older),
+            true => Err(Error::Untrusted(format!(
                 "{device}: the backup is older than the header that this machine knows ({}, and {} \
                  is known): keys that were removed since would open the volume again. If that is \
-                 meant, add --older",
+                 meant, add --older; `evfs volume trust {}` shows what is known",
                 epoch_of(backup.as_ref()),
                 epoch_of(entry.seal.as_ref()),
-            )));
+                plan.uuid,
+            ))),
         }
+    }
+
+    /// Before a header backup is put back by an administrator: an older one is from then on the one
+    /// that is known, with the same volume key, and its volume is the one that is expected at the
+    /// place of `disk`.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn before_restore(&self, disk: &Disk, plan: &crypt::Restore) -> Result<()> {
         self.update(|known| {
+            let place = disk.place();
+            if let Some(place) = &place {
+                known.clear(place);
+            }
             if let Some(entry) = known.volumes.get_mut(&plan.uuid) {
-                entry.seal = backup;
-                entry.keys.clear();
+                let backup = seal_in(plan);
+                if entry.is_newer_than(backup.as_ref()) {
+                    entry.seal = backup;
+                    entry.keys.clear();
+                }
+                entry.places.extend(place);
             }
             Ok(())
         })
     }
 
     fn update<T>(&self, change: impl FnOnce(&mut Known) -> Result<T>) -> Result<T> {
-        state_file::update(&self.path, "cannot write the trust store", load, change)
+        let words = ("cannot write the trust store", "EVFS_TRUST_STORE");
+        state_file::update(&self.path, words, load, change)
     }
 }
 
@@ -221,6 +224,14 @@ fn load(path: &Path) -> Result<Known> {
     })
 }
 
+/// The seal that a header backup states.
+fn seal_in(plan: &crypt::Restore) -> Option<SeenSeal> {
+    plan.mark.as_ref().map(|m| SeenSeal {
+        epoch: m.epoch,
+        digest: m.digest.clone(),
+    })
+}
+
 /// A seal as it is shown.
 pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
     match seal {
@@ -247,6 +258,19 @@ impl Entry {
         self.volume_key == new.volume_key
             && self.places.is_superset(&new.places)
             && (epoch(self) > epoch(new) || (&self.seal, &self.keys) == (&new.seal, &new.keys))
+    }
+
+    /// Whether a header with the seal `other` is older than the one that is remembered, or another
+    /// with the same number.
+    fn is_newer_than(&self, other: Option<&SeenSeal>) -> bool {
+        match (&self.seal, other) {
+            (Some(known), Some(other)) => {
+                other.epoch < known.epoch
+                    || (other.epoch == known.epoch && other.digest != known.digest)
+            }
+            (known, None) => known.is_some(),
+            (None, Some(_)) => false,
+        }
     }
 
     /// How the keys of `volume` differ from those that are remembered; empty if they do not.
@@ -292,6 +316,24 @@ impl Known {
     pub fn at(&self, place: &str) -> Option<(&String, &Entry)> {
         let mut all = self.volumes.iter();
         all.find(|(_, entry)| entry.places.contains(place))
+    }
+
+    /// Where volumes are expected, as DEVICEs: files, and LUNs of this user's registry.
+    pub fn devices(&self, settings: &Settings) -> Vec<String> {
+        let registry = settings.lun_registry();
+        let places = self.volumes.values().flat_map(|entry| &entry.places);
+        let device = |place: &String| match place.starts_with('/') {
+            true => Some(place.clone()),
+            false => lun_at(place, &registry).map(str::to_owned),
+        };
+        places.filter_map(device).collect()
+    }
+
+    /// Nothing is expected at a place any more.
+    fn clear(&mut self, place: &str) {
+        for entry in self.volumes.values_mut() {
+            entry.places.remove(place);
+        }
     }
 
     /// The UUID that `name` is, if such a volume is known.

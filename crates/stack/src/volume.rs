@@ -50,13 +50,9 @@ impl Held {
         what: crypt::Action,
     ) -> Result<Unlocked> {
         // The store is written under the header lock, which is held: it is not ahead of the header.
-        opener.unlock(
-            &self.volume,
-            &self.disk,
-            &opener.trust.load()?,
-            source,
-            what,
-        )
+        let known = opener.trust.load()?;
+        let unlocked = opener.unlock(&self.volume, &self.disk, &known, source, what);
+        unlocked.map(|(unlocked, _)| unlocked)
     }
 
     /// Unlocks the volume for a change of its header, makes the change, and remembers the header as
@@ -77,15 +73,21 @@ impl Held {
         Ok(result)
     }
 
-    /// Seals the header as it is, if one of the keys that may do so accepts it.
+    /// Seals the header as it is, if one of the keys that may do so accepts it, and `ask` does.
     ///
     /// # Errors
-    /// Those of [`Held::change`].
-    pub fn reseal(&mut self, opener: &Opener, source: &KeySource) -> Result<()> {
+    /// Those of [`Held::change`] and of `ask`.
+    pub fn reseal(
+        &mut self,
+        opener: &Opener,
+        source: &KeySource,
+        ask: impl FnOnce(&Volume) -> Result<()>,
+    ) -> Result<()> {
         let known = opener.trust.load()?;
         let known = known.volumes.get(self.volume.uuid());
         let epoch = known.and_then(|e| e.seal.as_ref()).map_or(0, |s| s.epoch);
         self.change(opener, source, crypt::Action::Reseal, |volume, unlocked| {
+            ask(volume)?;
             Ok(volume.reseal(unlocked, epoch)?)
         })
     }
@@ -183,7 +185,7 @@ pub(crate) fn open_or_make(
         (false, Some(size)) => {
             let file = FileDevice::create(path, size, &path_file::Options::default())?;
             let disk = Disk::from(file);
-            settings.trust_store().clear_place(&disk)?;
+            settings.trust_store().clear_place(disk.place())?;
             Ok((disk, true))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
@@ -243,7 +245,7 @@ fn format_over(
         in_use::prepare(&*device, at)?;
     }
     let trust = settings.trust_store();
-    trust.clear_place(disk)?;
+    trust.clear_place(disk.place())?;
     trust.record(&volume, &unlocked, disk)?;
     Ok((
         Held {
@@ -273,7 +275,7 @@ pub(crate) fn save_head(
 /// Writes a backup into the backup folder: 0600, durable before anything is destroyed.
 pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
     let dir = settings.backup_dir();
-    crate::control::run_dir(&dir)?;
+    crate::control::own_dir(&dir, "EVFS_BACKUP_DIR")?;
     let stem = path
         .file_name()
         .map(|n| n.to_string_lossy().into_owned())
@@ -394,7 +396,8 @@ impl Opener {
     }
 
     /// The volume key, if `source` opens it in a role that may do `what`, and the volume is what
-    /// `known` says. A volume that is opened for the first time is remembered.
+    /// `known` says. A volume that is opened for the first time is remembered; gives what was told
+    /// of it then.
     ///
     /// `known` has to be read before the header, or under the header lock.
     ///
@@ -408,7 +411,7 @@ impl Opener {
         known: &Known,
         source: &KeySource,
         what: crypt::Action,
-    ) -> Result<Unlocked> {
+    ) -> Result<(Unlocked, Option<String>)> {
         volume.refuse_erased()?;
         let unlocked = match source {
             KeySource::Secret(secret) => volume.unlock_secret(secret)?,
@@ -419,10 +422,12 @@ impl Opener {
         };
         known.judge(volume, &unlocked, disk, what)?;
         unlocked.role.allow(what)?;
-        if unlocked.seal.holds() && self.trust.record(volume, &unlocked, disk)? {
-            (self.tell)(&first_use(volume, &unlocked));
+        let is_first = unlocked.seal.holds() && self.trust.record(volume, &unlocked, disk)?;
+        let notice = is_first.then(|| first_use(volume, &unlocked));
+        if let Some(notice) = &notice {
+            (self.tell)(notice);
         }
-        Ok(unlocked)
+        Ok((unlocked, notice))
     }
 
     fn with_pair(
@@ -511,6 +516,8 @@ pub struct Open {
     pub direct: bool,
     /// What it lies on.
     pub disk: Disk,
+    /// What was told of a volume that this machine opens for the first time.
+    pub first_use: Option<String>,
 }
 
 /// What there is to say about an encrypted volume that is open.
@@ -591,6 +598,7 @@ pub(crate) fn of_disk(
         cipher: None,
         direct: disk.direct(),
         disk,
+        first_use: None,
     })
 }
 
@@ -609,7 +617,8 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         let _guard = disk.header_lock(false)?;
         Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
-    let unlocked = opener.unlock(&volume, &disk, &known, source, crypt::Action::Attach)?;
+    let action = crypt::Action::Attach;
+    let (unlocked, first_use) = opener.unlock(&volume, &disk, &known, source, action)?;
     let crypt_options = crypt::Options {
         read_only: options.read_only,
         allow_discards: options.allow_discards || volume.persistent_discards(),
@@ -631,5 +640,6 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         cipher: Some(cipher),
         direct: disk.direct(),
         disk,
+        first_use,
     })
 }

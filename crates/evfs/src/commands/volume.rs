@@ -39,6 +39,8 @@ pub enum Command {
         reseal: bool,
         #[command(flatten)]
         unlock: OwnerArgs,
+        #[command(flatten)]
+        yes: Yes,
     },
     /// Manage the keys that open a volume
     #[command(subcommand)]
@@ -143,7 +145,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             device,
             reseal,
             unlock,
-        } => repair(context, &device, reseal, &unlock),
+            yes,
+        } => repair(context, &device, reseal, &unlock, yes),
         Command::Key(command) => volume_key::run(context, command),
         Command::Owner(OwnerCommand::Set {
             device,
@@ -258,7 +261,13 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
     })
 }
 
-fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) -> Result<u8> {
+fn repair(
+    context: &Context,
+    device: &Path,
+    reseal: bool,
+    unlock: &OwnerArgs,
+    yes: Yes,
+) -> Result<u8> {
     let mut done = {
         let disk = open_disk(device, Intent::ChangeHeader, &context.settings)?;
         let _guard = disk.header_lock(true)?;
@@ -267,7 +276,18 @@ fn repair(context: &Context, device: &Path, reseal: bool, unlock: &OwnerArgs) ->
     if reseal {
         let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
         let source = unlock.source(&volume_name(device))?;
-        held.reseal(&context.opener(), &source)?;
+        let ask = |volume: &crypt::Volume| {
+            let keys = volume.keys();
+            let keys: Vec<String> = keys.iter().map(volume_key::short).collect();
+            let what = format!(
+                "This seals the header of {} as it is: from then on {} count as its own, whoever put \
+                 them there",
+                device.display(),
+                keys.join(" and ")
+            );
+            confirm(yes.yes, &what, Answer::Yes)
+        };
+        held.reseal(&context.opener(), &source, ask)?;
         done.push("sealed the header as it is, with these keys:".into());
         done.extend(held.volume.keys().iter().map(volume_key::line));
     }
@@ -359,15 +379,22 @@ fn restore(
             kept: Left::All,
         });
     }
+    let store = context.settings.trust_store();
+    let older = store.judge_restore(&device.display().to_string(), &plan, older)?;
+    let older = match older {
+        true => {
+            ", which are older than what this machine knows: keys that were removed since open it again"
+        }
+        false => "",
+    };
     let what = format!(
-        "This replaces the header and all keyslots of {} by those of {}",
+        "This replaces the header and all keyslots of {} by those of {}{older}",
         device.display(),
         from.display()
     );
     confirm(yes.yes || force, &what, Answer::Yes)?;
     // The store first: after a crash in between it knows less than it could, and refuses nothing.
-    let store = context.settings.trust_store();
-    store.before_restore(&device.display().to_string(), &plan, older)?;
+    store.before_restore(&disk, &plan)?;
     let undo = save_backup(
         &context.settings,
         device,
