@@ -129,6 +129,7 @@ fn without_a_terminal_what_destroys_needs_yes_or_force() {
     let before = fs::read(s.path("a.img")).unwrap();
     let all: &[&[&str]] = &[
         &["volume", "header", "restore", "a.img", "h"],
+        &["volume", "repair", "a.img", "--reseal"],
         &["volume", "key", "remove", "a.img", "bob"],
         &["volume", "owner", "set", "a.img", "bob"],
         &["volume", "erase", "a.img"],
@@ -140,7 +141,7 @@ fn without_a_terminal_what_destroys_needs_yes_or_force() {
     }
     assert!(fs::read(s.path("a.img")).unwrap() == before);
     for args in all {
-        // Who may do it: the owner, who is bob from the third on.
+        // Who may do it: the owner, who is bob from the fourth on.
         s.run(&[args, &["--yes"][..]].concat()).ok();
     }
 }
@@ -182,6 +183,22 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
         ran.stderr
     );
     s.detach("a");
+    // Also while it is not attached, and once however often it is known.
+    fs::copy(s.path("a.img"), s.path("copy.img")).unwrap();
+    s.run(&["fsck", "copy.img"]);
+    let ran = s.run(&["key", "remove", "owner"]).code(2);
+    let told = ran.stderr.matches("No other key").count();
+    assert!(ran.stderr.contains("a.img") && told == 1, "{}", ran.stderr);
+    // What cannot be read any more is not named, and what another key opens is not either.
+    fs::remove_file(s.path("copy.img")).unwrap();
+    s.key("second");
+    s.run(&["volume", "key", "add", "a.img", "--user", "second"])
+        .ok();
+    let ran = s.run(&["key", "remove", "owner"]).code(2);
+    assert!(!ran.stderr.contains("is lost"), "{}", ran.stderr);
+    s.run(&["volume", "key", "remove", "a.img", "second", "--yes"])
+        .ok();
+    s.run(&["key", "remove", "second", "--yes"]).ok();
     let before = fs::read(s.path("keys/owner.key")).unwrap();
     let removed = s.json(&["key", "remove", "owner", "--yes"]);
     let kept = Path::new(removed["undo"].as_str().unwrap());
@@ -211,6 +228,36 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
     ];
     let ran = s.run(&create).ok();
     assert!(ran.stderr.contains("--recovery"), "{}", ran.stderr);
+}
+
+#[test]
+fn whoever_makes_a_key_is_told_of_a_second_one() {
+    let s = Sandbox::new();
+    let generate = ["key", "generate", "alice", "--no-passphrase"];
+    let said = s.run(&generate).ok().stderr;
+    let words = ["loses this key", "keep a copy", "--recovery"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    let said = Ran::of(
+        s.evfs()
+            .args(["--json", "key", "generate", "bob", "--no-passphrase"]),
+    )
+    .ok();
+    assert_eq!(said.stderr, "", "a program has no use for it");
+}
+
+#[test]
+fn the_keys_that_would_be_sealed_are_named_first() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let before = fs::read(s.path("a.img")).unwrap();
+    let reseal = ["volume", "repair", "a.img", "--reseal"];
+    let (code, said) = at_a_terminal(&s, &reseal, "no\n");
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("keyslot 0 (owner, key pair owner)"), "{said}");
+    assert!(fs::read(s.path("a.img")).unwrap() == before);
+    let (code, said) = at_a_terminal(&s, &reseal, "yes\n");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("sealed the header"), "{said}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use keyring::{KeyInfo, Private};
 use serde_json::{Value, json};
 use stack::volume::{Intent, hold, save_backup, write_new};
 use stack::{Error, Result, control, exit};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -152,7 +153,8 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     Ok(())
 }
 
-/// The volumes that are served now and that no other key pair of this user opens.
+/// The volumes that no other key pair of this user opens, of those that are served now and those that
+/// this machine remembers, as far as their headers can be read.
 fn only_key_of(context: &Context, name: &str) -> Vec<String> {
     let run_dir = context.settings.run_dir();
     let own = context.keyring().list().map_or_else(|_| vec![], |l| l.keys);
@@ -161,8 +163,11 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
         .filter(|info| info.private != Private::Absent)
         .map(|info| (info.name, info.recipient.to_string()))
         .collect();
-    let only = |device: &Path| {
+    let mut seen = BTreeSet::new();
+    let mut only = |device: &Path| {
         let held = hold(device, Intent::Look, &context.settings).ok()?;
+        // Each once, though it may be found in several places.
+        let is_new = seen.insert(held.volume.uuid().to_owned());
         let keys = held.volume.keys();
         let by_secret = keys.iter().any(|k| k.bound && k.recipient.is_none());
         let mut pairs = own.iter().filter(|(_, public)| {
@@ -170,12 +175,16 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
                 .any(|k| k.recipient.as_deref() == Some(public) && k.role != Role::Recovery)
         });
         let first = pairs.next()?;
-        (!by_secret && first.0 == name && pairs.next().is_none()).then_some(())
+        (is_new && !by_secret && first.0 == name && pairs.next().is_none()).then_some(())
     };
     let names = control::names(&run_dir).into_iter();
-    names
+    let served = names
         .filter_map(|name| control::ask(&run_dir, &name, &control::Ask::Status).ok())
-        .filter_map(|status| Some(status["device"].as_str()?.to_owned()))
+        .filter_map(|status| Some(status["device"].as_str()?.to_owned()));
+    let known = context.settings.trust_store().load();
+    let known = known.map_or_else(|_| vec![], |known| known.devices(&context.settings));
+    served
+        .chain(known)
         .filter(|device| only(Path::new(device)).is_some())
         .collect()
 }
