@@ -14,6 +14,7 @@
 //! **Invariant:** nobody waits for a client longer than for two calls: the one under way, and the next;
 //! and for none after one that was not answered.
 
+use crate::again::Repeat;
 use crate::hosts::{Host, Hosts};
 use afs_proto::{AfsFid, FIDS_MAX, List, cb, to_bytes};
 use std::collections::{HashMap, VecDeque};
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Breaks {
     /// By the address in memory, which is the client's as long as it is referred to.
     by_host: HashMap<usize, (Arc<Host>, Vec<Broken>)>,
+    /// Those that were promised it so shortly before that they may not know yet.
+    again: Vec<Repeat>,
 }
 
 /// A file that has changed, and the era of the promise to tell of it.
@@ -87,6 +90,23 @@ impl Breaks {
         if files.last() != Some(&broken) {
             files.push(broken);
         }
+    }
+
+    /// The same of a client that may not have seen the promise yet.
+    pub(crate) fn add_recent(&mut self, host: &Arc<Host>, era: u32, fid: AfsFid) {
+        self.add(host, era, fid);
+        let host = Arc::clone(host);
+        self.again.push(Repeat { host, era, fid });
+    }
+
+    /// Who is to be told again after [`Breaks::tell`].
+    pub(crate) fn take_again(&mut self) -> Vec<Repeat> {
+        std::mem::take(&mut self.again)
+    }
+
+    /// Whether nobody is to be told anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_host.is_empty()
     }
 
     /// Tells everybody, and waits until they have answered, or for the time there is. Gives how many calls
@@ -221,5 +241,13 @@ impl Drop for Taken<'_> {
         queue.done += self.files;
         drop(queue);
         self.outbox.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+impl Breaks {
+    /// Of how many files clients are told.
+    pub(crate) fn count(&self) -> usize {
+        self.by_host.values().map(|(_, files)| files.len()).sum()
     }
 }

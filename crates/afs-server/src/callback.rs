@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   a client looks:   give() ──► then the file is read, so that a later change finds the promise
+//!                                ──► told() just before the answer, which says whether it still holds
 //!   a file changes:   the change ──► take() ──► tell() everybody ──► the answer to the change
 //! ```
 //!
@@ -25,6 +26,9 @@ const SHARDS: usize = 64;
 /// Seconds between two searches for promises that are over, where there is no room.
 const SEARCH_SECONDS: u32 = 10;
 
+/// Full seconds after which a client has seen the answer that made it a promise.
+const RECENT_SECONDS: u32 = 1;
+
 /// One client has at most this part of all promises there may be.
 const SHARE: usize = 16;
 
@@ -40,6 +44,8 @@ pub(crate) struct Promises {
     seconds: u32,
     started: Instant,
     searched: AtomicU32,
+    /// How many were ever made.
+    made: AtomicU32,
 }
 
 struct Promise {
@@ -47,13 +53,15 @@ struct Promise {
     era: u32,
     /// In seconds of the server's run.
     until: u32,
+    /// Which of all that were made it is; the same when it is prolonged.
+    number: u32,
 }
 
 /// A promise that was made, to be told to the client.
 pub(crate) struct Given {
-    /// To whom and in which era; none was made otherwise.
-    to: Option<(Arc<Host>, u32)>,
-    seconds: u32,
+    file: File,
+    /// To whom, in which era, and its number; none was made otherwise.
+    to: Option<(Arc<Host>, u32, u32)>,
 }
 
 impl Promises {
@@ -66,6 +74,7 @@ impl Promises {
             seconds: config.promise_seconds,
             started: Instant::now(),
             searched: AtomicU32::new(0),
+            made: AtomicU32::new(0),
         }
     }
 
@@ -80,10 +89,7 @@ impl Promises {
 
     /// Promises a client to tell it when a file changes. To be called before the file is looked at.
     pub(crate) fn give(&self, host: &Arc<Host>, file: File) -> Given {
-        let mut given = Given {
-            to: None,
-            seconds: self.seconds,
-        };
+        let mut given = Given { file, to: None };
         let until = self.now().saturating_add(with_slack(self.seconds));
         if !self.has_room(host) {
             return given;
@@ -95,17 +101,43 @@ impl Promises {
         // Most files have one.
         let place = shard.entry(file);
         let promises = place.or_insert_with(|| Vec::with_capacity(1));
-        match promises.iter_mut().find(|p| Arc::ptr_eq(&p.host, host)) {
-            Some(promise) => (promise.era, promise.until) = (era, until),
+        let number = match promises.iter_mut().find(|p| Arc::ptr_eq(&p.host, host)) {
+            Some(promise) => {
+                (promise.era, promise.until) = (era, until);
+                promise.number
+            }
             None => {
                 self.count.fetch_add(1, Relaxed);
                 host.promises.fetch_add(1, Relaxed);
                 let host = Arc::clone(host);
-                promises.push(Promise { host, era, until });
+                let number = self.made.fetch_add(1, Relaxed);
+                promises.push(Promise {
+                    host,
+                    era,
+                    until,
+                    number,
+                });
+                number
             }
-        }
-        given.to = Some((Arc::clone(host), era));
+        };
+        given.to = Some((Arc::clone(host), era, number));
         given
+    }
+
+    /// What to tell the client, at the moment at which it is told: a promise that was over before that is
+    /// none. A client that has none of a file yet may ignore that the file has changed (Linux 6.12
+    /// `fs/afs/callback.c`), and would trust what it is told afterwards.
+    pub(crate) fn told(&self, given: &Given) -> AfsCallBack {
+        let Some((host, era, number)) = &given.to else {
+            return AfsCallBack::dropped();
+        };
+        let shard = self.shard(given.file);
+        let promises = shard.get(&given.file).map_or(&[][..], Vec::as_slice);
+        let is_it = |p: &Promise| p.number == *number && Arc::ptr_eq(&p.host, host);
+        match host.is_of(*era) && promises.iter().any(is_it) {
+            true => AfsCallBack::promise(self.seconds),
+            false => AfsCallBack::dropped(),
+        }
     }
 
     fn has_room(&self, host: &Host) -> bool {
@@ -176,7 +208,12 @@ impl Promises {
         for promise in promises.extract_if(.., is_told) {
             self.forget(&promise);
             if promise.until > now && promise.host.is_of(promise.era) {
-                breaks.add(&promise.host, promise.era, fid.within(file.0));
+                let made = promise.until.saturating_sub(with_slack(self.seconds));
+                let (host, era, fid) = (&promise.host, promise.era, fid.within(file.0));
+                match now <= made.saturating_add(RECENT_SECONDS) {
+                    true => breaks.add_recent(host, era, fid),
+                    false => breaks.add(host, era, fid),
+                }
             }
         }
         if promises.is_empty() {
@@ -225,17 +262,6 @@ impl Promises {
     }
 }
 
-impl Given {
-    /// What to tell the client, at the moment at which it is told: a promise that was over before that
-    /// is none.
-    pub(crate) fn now(&self) -> AfsCallBack {
-        match &self.to {
-            Some((host, era)) if host.is_of(*era) => AfsCallBack::promise(self.seconds),
-            _ => AfsCallBack::dropped(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,8 +271,8 @@ mod tests {
         Promises::new(&config)
     }
 
-    fn is_shared(given: &Given) -> bool {
-        given.now().kind == CallBackType::Shared
+    fn is_shared(promises: &Promises, given: &Given) -> bool {
+        promises.told(given).kind == CallBackType::Shared
     }
 
     #[test]
@@ -257,7 +283,7 @@ mod tests {
                 ..Default::default()
             });
             let given = promises.give(&Host::known(), (1, 2));
-            assert_eq!(given.now().expires, seconds);
+            assert_eq!(promises.told(&given).expires, seconds);
             let shard = promises.shard((1, 2));
             assert!(shard[&(1, 2)][0].until >= least);
         }
@@ -267,9 +293,24 @@ mod tests {
     fn a_promise_that_is_over_before_the_answer_is_none() {
         let (promises, host) = (promises(Default::default()), Host::known());
         let given = promises.give(&host, (1, 2));
-        assert!(is_shared(&given));
+        assert!(is_shared(&promises, &given));
         host.give_up_all();
-        assert_eq!(given.now(), AfsCallBack::dropped());
+        assert_eq!(promises.told(&given), AfsCallBack::dropped());
+    }
+
+    #[test]
+    fn a_promise_that_was_taken_before_the_answer_is_none() {
+        let (promises, host, file) = (promises(Default::default()), Host::known(), (1, 2));
+        let given = promises.give(&host, file);
+        let prolonged = promises.give(&host, file);
+        assert!(is_shared(&promises, &given) && is_shared(&promises, &prolonged));
+        let mut breaks = Breaks::default();
+        promises.take(file, Fid::ROOT, None, &mut breaks);
+        let later = promises.give(&host, file);
+        for given in [given, prolonged] {
+            assert_eq!(promises.told(&given), AfsCallBack::dropped());
+        }
+        assert!(is_shared(&promises, &later));
     }
 
     #[test]
@@ -281,16 +322,16 @@ mod tests {
         let (one, other) = (Host::known(), Host::known());
         let mut fids: Vec<_> = (0..5).map(|n| (1, n)).collect();
         let given: Vec<_> = fids.iter().map(|f| promises.give(&one, *f)).collect();
-        let shared: Vec<_> = given.iter().map(is_shared).collect();
+        let shared: Vec<_> = given.iter().map(|g| is_shared(&promises, g)).collect();
         assert_eq!(shared, [true, true, true, true, false]);
         assert!(
             fids.iter()
                 .take(4)
-                .all(|f| is_shared(&promises.give(&other, *f)))
+                .all(|f| is_shared(&promises, &promises.give(&other, *f)))
         );
         // What is given up makes room.
         promises.give_up(&one, fids[0]);
-        assert!(is_shared(&promises.give(&one, fids.remove(4))));
+        assert!(is_shared(&promises, &promises.give(&one, fids.remove(4))));
         assert_eq!(promises.count(), 8);
         assert_eq!(one.promises.load(Relaxed), 4);
     }

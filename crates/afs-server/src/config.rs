@@ -40,6 +40,9 @@ pub struct Config {
     /// costs a writer, once, or twice that if others tell it something already. Some of its
     /// retransmissions, on a network that loses a fifth.
     pub answer_time: Duration,
+    /// Time after which a client is told of a change again that it was promised to hear of in the seconds
+    /// before: longer than the answer with the promise takes to reach it.
+    pub tell_again: Duration,
     /// Bytes of directories' pages that are kept.
     pub directory_bytes_max: usize,
     /// Bytes of the cache that may be on their way to clients; beyond, data is copied. A client that
@@ -62,6 +65,7 @@ impl Default for Config {
             promises_max: 1 << 20,
             hosts_max: 65_536,
             answer_time: Duration::from_secs(5),
+            tell_again: Duration::from_secs(1),
             directory_bytes_max: 64 << 20,
             lent_bytes_max: 64 << 20,
         }

@@ -21,6 +21,7 @@
 
 mod acl;
 mod admin;
+mod again;
 mod breaks;
 mod callback;
 mod config;

@@ -1,6 +1,7 @@
 //! A server: its ports, two at each address, and what its threads share.
 
 use crate::admin::Administration;
+use crate::again::Again;
 use crate::callback::Promises;
 use crate::config::Config;
 use crate::error::{DENIED, Fault, Outcome};
@@ -19,6 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Seconds within which a client that was heard of counts as active.
@@ -36,6 +38,7 @@ pub struct Server {
     shared: Arc<Shared>,
     files: Vec<Port>,
     location: Vec<Port>,
+    repeats: Option<JoinHandle<()>>,
 }
 
 /// Why a server does not start.
@@ -49,6 +52,9 @@ pub enum StartError {
         /// What the system says.
         source: io::Error,
     },
+    /// A thread that cannot be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
     /// A fileset that cannot be opened.
     #[error(transparent)]
     Files(#[from] fs::Error),
@@ -61,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) volumes: Volumes,
     pub(crate) hosts: Hosts,
     pub(crate) promises: Promises,
+    pub(crate) again: Again,
     pub(crate) locks: Locks,
     pub(crate) counters: Counters,
     /// Bytes of the cache that are on their way to clients.
@@ -107,15 +114,23 @@ impl Server {
             }),
         };
         let config = &shared.config;
+        let location = open(
+            config,
+            &config.location_service,
+            LOCATION_WORKERS,
+            &location,
+        )?;
+        let files = open(config, &config.file_service, config.workers, &files)?;
+        let tells = Arc::clone(&shared);
+        let repeats = std::thread::Builder::new()
+            .name(THREAD_NAME.to_owned())
+            .spawn(move || tells.again.run(&tells.hosts))
+            .map_err(StartError::Thread)?;
         Ok(Server {
-            location: open(
-                config,
-                &config.location_service,
-                LOCATION_WORKERS,
-                &location,
-            )?,
-            files: open(config, &config.file_service, config.workers, &files)?,
             shared,
+            files,
+            location,
+            repeats: Some(repeats),
         })
     }
 
@@ -162,6 +177,16 @@ impl Server {
             client.promises = promises.get(&client.address).copied().unwrap_or_default();
         }
         clients
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.again.close();
+        if let Some(thread) = self.repeats.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -215,6 +240,7 @@ impl Shared {
             identity,
             hosts: Hosts::new(identity, &config),
             promises: Promises::new(&config),
+            again: Again::new(config.tell_again),
             volumes: Volumes::open(fs, cache, &config)?,
             locks: Locks::default(),
             counters: Counters::default(),

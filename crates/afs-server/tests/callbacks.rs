@@ -4,6 +4,7 @@ mod common;
 
 use afs_proto::fs::{Reply, Request};
 use afs_proto::{AfsCbs, AfsFid, CallBackType, List};
+use afs_server::Config;
 use block::{BlockDevice, Mem};
 use common::{Cell, Client, PATIENCE, config};
 use std::sync::Arc;
@@ -156,6 +157,27 @@ fn who_changes_is_told_of_what_the_answer_does_not_say() {
         change();
         assert_eq!(writer.ears.take(), *expected, "change {at}");
     }
+}
+
+#[test]
+fn who_may_not_have_seen_the_promise_yet_is_told_again() {
+    let cell = Cell::with(Config {
+        tell_again: Duration::from_millis(50),
+        ..config()
+    });
+    let (writer, reader) = (cell.client(), cell.client());
+    let fid = file(&writer, "file");
+    reader.status(fid).expect("there");
+    reader.ears.take();
+    writer.store(fid, 0, b"new", 3).expect("stored");
+    let end = Instant::now() + PATIENCE;
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        told.extend(reader.ears.take());
+        assert!(Instant::now() < end, "it was told once: {told:?}");
+        std::thread::yield_now();
+    }
+    assert_eq!(told, [fid, fid]);
 }
 
 #[test]

@@ -413,6 +413,9 @@ fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
             return Error::files(format!("cannot open the volumes of {device}"))(error);
         }
         StartError::Port { address, source } => (address, source),
+        StartError::Thread(source) => {
+            return Error::Failed(format!("cannot start a thread of the server: {source}"));
+        }
     };
     match source.kind() {
         std::io::ErrorKind::AddrInUse => Error::Busy(match taken_by(address, spec, run_dir) {

@@ -75,7 +75,7 @@ impl Visit<'_> {
             call,
             &Reply::FetchData {
                 status,
-                callback: callback.now(),
+                callback: self.told(&callback),
                 sync: volume.sync(),
             },
         )

@@ -24,7 +24,7 @@ impl Visit<'_> {
         let (volume, status, callback) = self.status_and_promise(fid)?;
         Ok(Reply::FetchStatus {
             status,
-            callback: callback.now(),
+            callback: self.told(&callback),
             sync: volume.sync(),
         })
     }
@@ -49,7 +49,8 @@ impl Visit<'_> {
             statuses.push(status);
             callbacks.push(callback);
         }
-        let shown = |given: Option<Given>| given.map_or_else(AfsCallBack::default, |g| g.now());
+        let shown =
+            |given: Option<Given>| given.map_or_else(AfsCallBack::default, |g| self.told(&g));
         Ok(Reply::InlineBulkStatus {
             statuses: List::new(statuses)?,
             callbacks: List::new(callbacks.into_iter().map(shown).collect())?,
@@ -69,7 +70,7 @@ impl Visit<'_> {
         }
         Ok(Reply::BulkStatus {
             statuses: List::new(statuses)?,
-            callbacks: List::new(callbacks.iter().map(Given::now).collect())?,
+            callbacks: List::new(callbacks.iter().map(|g| self.told(g)).collect())?,
             sync,
         })
     }
@@ -85,7 +86,7 @@ impl Visit<'_> {
             fid,
             status,
             directory_status: self.status(&volume, dir)?,
-            callback: callback.now(),
+            callback: self.told(&callback),
             sync: volume.sync(),
         })
     }

@@ -22,7 +22,7 @@ use crate::server::{Shared, receive};
 use crate::stats::add;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};
-use afs_proto::{Abort, AfsFid, List, Rights, capability, prefix};
+use afs_proto::{Abort, AfsCallBack, AfsFid, List, Rights, capability, prefix};
 use block::layer::{Layer, home};
 use fs::{Attr, Ino};
 use rx::{Call, Handler};
@@ -270,6 +270,11 @@ impl Visit<'_> {
         self.shared.promises.give(&self.host, file)
     }
 
+    /// What the answer says of a promise that was made for it.
+    fn told(&self, given: &Given) -> AfsCallBack {
+        self.shared.promises.told(given)
+    }
+
     /// Tells everybody who was promised to hear of it that files have changed.
     fn tell(&self, volume: &Volume, changed: &[Change]) {
         let mut breaks = Breaks::default();
@@ -280,7 +285,9 @@ impl Visit<'_> {
                 .promises
                 .take(file, change.fid, knows, &mut breaks);
         }
+        let again = breaks.take_again();
         let told = breaks.tell(&self.shared.hosts);
+        self.shared.again.add(again);
         add(&self.shared.counters.breaks, told);
     }
 

@@ -44,7 +44,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback.now(),
+            callback: self.told(&made.callback),
             sync: made.volume.sync(),
         })
     }
@@ -61,7 +61,7 @@ impl Visit<'_> {
             fid: made.fid,
             status: self.status(&made.volume, made.ino)?,
             directory_status: made.directory_status,
-            callback: made.callback.now(),
+            callback: self.told(&made.callback),
             sync: made.volume.sync(),
         })
     }

@@ -50,6 +50,8 @@ pub fn config() -> Config {
         location_service: vec![any],
         anonymous_write: true,
         workers: 16,
+        // So that tests can say exactly what a client hears.
+        tell_again: Duration::from_secs(3600),
         ..Config::default()
     }
 }

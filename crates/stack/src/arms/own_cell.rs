@@ -61,7 +61,7 @@ impl OwnCell {
         let started = Server::start(config, Arc::clone(&fs), cache.cache()?);
         let server = started.map_err(|error| match error {
             StartError::Files(error) => Error::files(format!("cannot open {name}"))(error),
-            port @ StartError::Port { .. } => Error::Failed(format!("{name}: {port}")),
+            other => Error::Failed(format!("{name}: {other}")),
         })?;
         let volume = server.volumes().find(VOLUME.as_bytes());
         let volume = volume.filter(|volume| volume.kind == Kind::ReadWrite);

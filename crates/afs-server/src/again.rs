@@ -1,0 +1,169 @@
+//! Telling clients a second time.
+//!
+//! The answer that gives a promise and the call that breaks it travel on two connections, and a client may see
+//! the call first. Linux (6.1 and 6.12, `fs/afs/callback.c`) ignores a break of a promise that it does not have
+//! yet, accepts the promise afterwards, and shows the old file until the promise expires. So who is told of
+//! a change shortly after the promise was made is told again, when the answer must have arrived. The change does not
+//! wait for that.
+//!
+//! **Invariant:** each break that [`Again::add`] takes is repeated once after the last time it was added, unless
+//! all promises of the client are over by then.
+
+use crate::breaks::Breaks;
+use crate::hosts::{Host, Hosts};
+use afs_proto::AfsFid;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Breaks that are to be repeated.
+pub(crate) struct Again {
+    after: Duration,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// By time. One whose time is not the one in `due` was added again since.
+    waiting: VecDeque<(Instant, Repeat)>,
+    /// By the client's address in memory, which is its own as long as something of it waits.
+    due: HashMap<(usize, AfsFid), Instant>,
+    closed: bool,
+}
+
+/// A break that is to be repeated.
+#[derive(Clone)]
+pub(crate) struct Repeat {
+    pub(crate) host: Arc<Host>,
+    pub(crate) era: u32,
+    pub(crate) fid: AfsFid,
+}
+
+impl Repeat {
+    fn key(&self) -> (usize, AfsFid) {
+        (Arc::as_ptr(&self.host) as usize, self.fid)
+    }
+}
+
+impl Again {
+    /// Repeats `after` that time.
+    pub(crate) fn new(after: Duration) -> Again {
+        Again {
+            after,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Clients have been told, and are to be told again.
+    pub(crate) fn add(&self, repeats: Vec<Repeat>) {
+        if repeats.is_empty() {
+            return;
+        }
+        let mut queue = self.queue();
+        let at = Instant::now() + self.after;
+        for repeat in repeats {
+            queue.due.insert(repeat.key(), at);
+            queue.waiting.push_back((at, repeat));
+        }
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    /// Tells clients again until [`Again::close`].
+    pub(crate) fn run(&self, hosts: &Hosts) {
+        while let Some(breaks) = self.next() {
+            breaks.tell(hosts);
+        }
+    }
+
+    /// Waits until something is due; `None` when closed.
+    fn next(&self) -> Option<Breaks> {
+        let mut queue = self.queue();
+        loop {
+            if queue.closed {
+                return None;
+            }
+            let now = Instant::now();
+            let breaks = queue.take(now);
+            if !breaks.is_empty() {
+                return Some(breaks);
+            }
+            queue = match queue.waiting.front() {
+                Some((at, _)) => {
+                    let time = at.saturating_duration_since(now);
+                    let woken = self.changed.wait_timeout(queue, time);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let woken = self.changed.wait(queue);
+                    woken.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+    }
+
+    /// Ends [`Again::run`].
+    pub(crate) fn close(&self) {
+        self.queue().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Queue {
+    /// What is due.
+    fn take(&mut self, now: Instant) -> Breaks {
+        let mut breaks = Breaks::default();
+        while let Some((at, repeat)) = self.waiting.pop_front_if(|(at, _)| *at <= now) {
+            if self.due.get(&repeat.key()) == Some(&at) {
+                self.due.remove(&repeat.key());
+                breaks.add(&repeat.host, repeat.era, repeat.fid);
+            }
+        }
+        breaks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_again_waits_again_and_is_repeated_once() {
+        let again = Again::new(Duration::ZERO);
+        let host = Host::known();
+        let repeat = |vnode| Repeat {
+            host: Arc::clone(&host),
+            era: 0,
+            fid: AfsFid {
+                volume: 1,
+                vnode,
+                unique: 1,
+            },
+        };
+        again.add(vec![repeat(1), repeat(3)]);
+        let between = Instant::now();
+        while Instant::now() == between {}
+        again.add(vec![repeat(1)]);
+        let mut queue = again.queue();
+        assert_eq!(queue.take(between).count(), 1);
+        assert_eq!(queue.take(Instant::now()).count(), 1);
+        assert!(queue.take(Instant::now()).is_empty());
+        assert!(queue.due.is_empty());
+    }
+
+    #[test]
+    fn closing_ends_the_wait() {
+        let again = Again::new(Duration::from_secs(3600));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| again.next().is_none());
+            again.close();
+            assert!(waits.join().expect("no panic"));
+        });
+    }
+}
