@@ -109,9 +109,31 @@ impl FromStr for Recipient {
                 text: inner.to_string(),
                 inner: Inner::X25519(inner),
             }),
-            Err(why) => Err(Error::malformed(shown(), why)),
+            Err(_) => Err(unreadable(text, shown())),
         }
     }
+}
+
+/// The error for text that is no public key of age that can be used here.
+fn unreadable(text: &str, shown: &str) -> Error {
+    // A plugin's keys are `age1NAME1...`, and an age key has no second `1`.
+    let plugin = text.strip_prefix("age1").is_some_and(|rest| {
+        rest.split_once('1')
+            .is_some_and(|(name, _)| !name.is_empty())
+    });
+    if plugin {
+        return Error::Unsupported(
+            "keys of age plugins, on tokens for example, are not supported; `evfs key generate` makes a key that works"
+                .into(),
+        );
+    }
+    let why = match text.starts_with("age1") {
+        true => {
+            "a character of it is missing or wrong, or it is of another kind; copy the whole line again"
+        }
+        false => "it begins neither with `age1` nor with `ssh-ed25519`",
+    };
+    Error::malformed(shown, why)
 }
 
 /// The error for a kind of ssh key that is not ed25519.

@@ -10,8 +10,8 @@ use curve25519_dalek::edwards::CompressedEdwardsY;
 use secret::SecretBytes;
 use sha2::{Digest, Sha256, Sha512};
 use std::collections::HashSet;
-use x25519_dalek::{PublicKey, StaticSecret};
-use zeroize::Zeroize;
+use x25519_dalek::{PublicKey, SharedSecret, StaticSecret};
+use zeroize::{Zeroize, Zeroizing};
 
 const KIND: &str = "ssh-ed25519";
 const LABEL: &[u8] = b"age-encryption.org/v1/ssh-ed25519";
@@ -52,13 +52,22 @@ impl Recipient {
         StaticSecret::from(hkdf(&self.blob, LABEL, &[]))
     }
 
-    /// The key that wraps the file key, from the secret that both sides come to.
-    fn wrap_key(&self, ephemeral: &PublicKey, shared: &PublicKey) -> [u8; 32] {
+    /// The key that wraps the file key, from the secret that both sides come to; `None` if anybody can come to it,
+    /// because the other side's point is of small order.
+    fn wrap_key(
+        &self,
+        ephemeral: &PublicKey,
+        shared: &SharedSecret,
+    ) -> Option<Zeroizing<[u8; 32]>> {
+        if !shared.was_contributory() {
+            return None;
+        }
         let mut salt = [0; 64];
         salt[..32].copy_from_slice(ephemeral.as_bytes());
         salt[32..].copy_from_slice(self.point.as_bytes());
-        let secret = self.tweak().diffie_hellman(shared);
-        hkdf(&salt, LABEL, secret.as_bytes())
+        let point = Zeroizing::new(PublicKey::from(*shared.as_bytes()));
+        let secret = self.tweak().diffie_hellman(&point);
+        Some(Zeroizing::new(hkdf(&salt, LABEL, secret.as_bytes())))
     }
 }
 
@@ -69,10 +78,11 @@ impl age::Recipient for Recipient {
     ) -> Result<(Vec<Stanza>, HashSet<String>), age::EncryptError> {
         let own = scalar(&SecretBytes::random(32));
         let ephemeral = PublicKey::from(&own);
-        let shared = PublicKey::from(*own.diffie_hellman(&self.point).as_bytes());
-        let mut key = self.wrap_key(&ephemeral, &shared);
+        let shared = own.diffie_hellman(&self.point);
+        let key = self
+            .wrap_key(&ephemeral, &shared)
+            .ok_or_else(|| std::io::Error::other("the public key is a point of small order"))?;
         let body = aead_encrypt(&key, file_key.expose_secret());
-        key.zeroize();
         let stanza = Stanza {
             tag: KIND.to_owned(),
             args: vec![self.tag(), STANDARD_NO_PAD.encode(ephemeral.as_bytes())],
@@ -109,10 +119,9 @@ impl Identity {
         }
         let ephemeral = PublicKey::from(ephemeral);
         let shared = scalar(&self.key).diffie_hellman(&ephemeral);
-        let shared = PublicKey::from(*shared.as_bytes());
-        let mut key = self.recipient.wrap_key(&ephemeral, &shared);
+        let key = self.recipient.wrap_key(&ephemeral, &shared);
+        let key = key.ok_or_else(damaged)?;
         let opened = aead_decrypt(&key, FILE_KEY_BYTES, &stanza.body);
-        key.zeroize();
         let mut opened = opened.map_err(|_| age::DecryptError::DecryptionFailed)?;
         Ok(FileKey::init_with_mut(|file_key| {
             file_key.copy_from_slice(&opened);
@@ -135,4 +144,61 @@ fn scalar(bytes: &SecretBytes) -> StaticSecret {
     let scalar = StaticSecret::from(copy);
     copy.zeroize();
     scalar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use age::Identity as _;
+
+    fn identity() -> Identity {
+        let seed = [7; 32];
+        let key = curve25519_dalek::edwards::EdwardsPoint::mul_base_clamped(
+            Sha512::digest(seed)[..32].try_into().unwrap(),
+        );
+        let mut blob = Vec::new();
+        for part in [KIND.as_bytes(), key.compress().as_bytes()] {
+            blob.extend((part.len() as u32).to_be_bytes());
+            blob.extend(part);
+        }
+        Identity::of_seed(Recipient::of_blob(&blob).unwrap(), &seed).unwrap()
+    }
+
+    fn stanza(own: &Identity, ephemeral: &[u8; 32], body: Vec<u8>) -> Stanza {
+        Stanza {
+            tag: KIND.to_owned(),
+            args: vec![own.recipient.tag(), STANDARD_NO_PAD.encode(ephemeral)],
+            body,
+        }
+    }
+
+    /// A file key under a secret that everybody can compute is nobody's message.
+    #[test]
+    fn a_point_of_small_order_opens_nothing() {
+        let own = identity();
+        for (low, shared) in [([0; 32], [0; 32]), (one(), [0; 32])] {
+            let salt = [&low[..], own.recipient.point.as_bytes()].concat();
+            let body = aead_encrypt(&hkdf(&salt, LABEL, &shared), &[9; FILE_KEY_BYTES]);
+            let opened = own.unwrap_stanza(&stanza(&own, &low, body)).unwrap();
+            assert!(
+                matches!(opened, Err(age::DecryptError::InvalidHeader)),
+                "{:?}",
+                opened.err()
+            );
+        }
+        let mut good = age::Recipient::wrap_file_key(
+            &own.recipient,
+            &FileKey::init_with_mut(|key| key.fill(5)),
+        );
+        let stanza = good.as_mut().unwrap().0.remove(0);
+        let opened = own.unwrap_stanza(&stanza).unwrap().ok().unwrap();
+        assert_eq!(opened.expose_secret(), &[5; FILE_KEY_BYTES]);
+    }
+
+    /// The other point of small order that has a short name.
+    fn one() -> [u8; 32] {
+        let mut one = [0; 32];
+        one[0] = 1;
+        one
+    }
 }

@@ -1,6 +1,6 @@
 //! Key pairs, against the real `age` and `ssh-keygen`.
 
-use keyring::{Error, Keyring, Private, Prompt};
+use keyring::{Error, Keyring, Private, Prompt, Recipient};
 use secret::SecretBytes;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -314,6 +314,27 @@ fn text_that_is_no_key_is_never_quoted_in_an_error() {
         for piece in ["qqqsyq", "hunter2", "battery"] {
             assert!(!shown.contains(piece), "{shown}");
         }
+    }
+}
+
+/// In words of people who have keys, not of those who have made their encoding.
+#[test]
+fn a_public_key_that_cannot_be_read_is_explained() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    keys.generate("a", None).unwrap();
+    let good = keys.recipient("a").unwrap().to_string();
+    for (text, said) in [
+        (
+            "age1yubikey1q2w7u3vpya839jxxuq8g0sedh3d740d4xvn639sqhr95ejj8vu3hyfumptt",
+            "age plugins",
+        ),
+        (&good[..good.len() - 1], "copy the whole line again"),
+        (&good.replace("age1", "age1qq"), "copy the whole line again"),
+        ("abc", "begins neither with `age1`"),
+    ] {
+        let error = text.parse::<Recipient>().unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
     }
 }
 
