@@ -12,6 +12,8 @@
 //!   24 bits: machine, process namespace, initiator name | 22: process | 4: its start | 14: a number
 //! ```
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -127,10 +129,14 @@ fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     if ours != Some(key >> (NUMBER_BITS + START_BITS + PROCESS_BITS)) {
         return false;
     }
-    // Without a look at processes nobody is dead.
-    let sees = start(std::process::id()).is_some();
-    let now = start(process as u32).map(|start| start & mask(START_BITS));
-    sees && now != Some(start_of)
+    match start(process as u32) {
+        Some(start) => start & mask(START_BITS) != start_of,
+        // `/proc` may hide processes of others, and those that give nothing of themselves away.
+        None => {
+            let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+            pid.is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+        }
+    }
 }
 
 /// Stands for this machine, its space of process numbers, and the initiator; `None` where they have
