@@ -204,25 +204,6 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
     let s = Sandbox::new();
     let passphrase = b"canary passphrase 7f3a9c51e8d24b60";
     let pair_passphrase = b"canary pair passphrase 1b2c3d4e5f60718";
-    s.run_with_input(
-        &["key", "generate", "owner", "--passphrase-fd", "0"],
-        pair_passphrase,
-    )
-    .ok();
-    s.run(&[
-        "volume",
-        "create",
-        "a.img",
-        "--size",
-        "48M",
-        "--owner",
-        "owner",
-        "--key-bits",
-        "256",
-    ])
-    .ok();
-
-    s.key("plain");
     fs::write(s.path("pair-phrase"), pair_passphrase).unwrap();
     fs::write(s.path("phrase"), passphrase).unwrap();
     let log = s.path("log");
@@ -236,6 +217,9 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
         );
         Ran::of(bash.arg("-c").arg(format!("{{ {line} ; }} >> log 2>&1"))).ok();
     };
+    shell("evfs key generate owner --passphrase-fd 3 3< pair-phrase");
+    shell("evfs key generate plain --no-passphrase");
+    shell("evfs volume create a.img --size 48M --owner owner --key-bits 256");
     shell(
         "evfs volume key add a.img --user plain --key owner --unlock-passphrase-fd 4 4< pair-phrase",
     );
