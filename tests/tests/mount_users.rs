@@ -304,6 +304,23 @@ fn of_nobody(home: &Path) -> Command {
     command
 }
 
+/// Whether programs that the only server of that user starts may gain privileges; if not, system calls are denied, too.
+#[track_caller]
+fn must_have_kept_privileges(home: &Path, kept: bool) {
+    let ran = Ran::of(of_nobody(home).args(["status", "--json"])).ok();
+    let status: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let pid = &status["volumes"][0]["pid"];
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let (privileges, filter) = match kept {
+        true => ("NoNewPrivs:\t0", "Seccomp:\t0"),
+        false => ("NoNewPrivs:\t1", "Seccomp:\t2"),
+    };
+    assert!(
+        status.contains(privileges) && status.contains(filter),
+        "{status}"
+    );
+}
+
 #[test]
 fn an_ordinary_user_mounts_for_himself_alone() {
     if !is_root("becoming another user") {
@@ -338,6 +355,8 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     .ok();
     run(&["format", "a.img"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
+    // fusermount3, which ends the mount, could do nothing for a process without new privileges.
+    must_have_kept_privileges(home.path(), true);
     shell("cd mnt; cp -r /usr/include/linux .; diff -r /usr/include/linux linux; sync -f .; df . >/dev/null").ok();
     shell("cd mnt; cp /usr/bin/id .; chmod 4755 id; ./id -u | grep -qx 65534").ok();
     // Not even root looks into the mount of another.
@@ -348,6 +367,9 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     assert!(busy.stderr.contains("bash"), "{}", busy.stderr);
     run(&["unmount", "mnt"]).ok();
     run(&["fsck", "a.img"]).ok();
+    run(&["attach", "a.img", "--background"]).ok();
+    must_have_kept_privileges(home.path(), false);
+    run(&["detach", "a"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
     shell("diff -r /usr/include/linux mnt/linux").ok();
     run(&["unmount", "mnt"]).ok();

@@ -187,15 +187,167 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     must_hold(&s, 4);
 }
 
-/// No program that a server starts gains privileges by its set-user-ID bit.
+// Of <linux/capability.h>.
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_NET_BIND_SERVICE: u32 = 10;
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// What every server keeps if it has it.
+const EACH_KEEPS: [u32; 3] = [CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_RESOURCE];
+/// What one with mounts keeps beside.
+const MOUNTS_KEEP: [u32; 2] = [CAP_SYS_ADMIN, CAP_SYS_PTRACE];
+
+/// A line of the status of a thread, without its title.
+fn line_of(status: &str, title: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(title));
+    line.expect("the kernel says it").trim().to_owned()
+}
+
+/// Fails unless all threads of the server `name` have given up all but these capabilities, new privileges, and system
+/// calls.
+#[track_caller]
+fn must_be_confined(s: &Sandbox, name: &str, kept: &[u32]) {
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let set = |status: &str, title: &str| u64::from_str_radix(&line_of(status, title), 16).unwrap();
+    let kept = kept.iter().fold(0, |all, number| all | 1 << number) & set(&own, "CapPrm:");
+    let pid = pid_of(s, name);
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut looked_at = 0;
+    for thread in threads.flatten() {
+        // It may have ended.
+        let Ok(status) = fs::read_to_string(thread.path().join("status")) else {
+            continue;
+        };
+        looked_at += 1;
+        assert_eq!(line_of(&status, "NoNewPrivs:"), "1", "{name}: {status}");
+        assert_eq!(line_of(&status, "Seccomp:"), "2", "{name}: {status}");
+        for title in ["CapEff:", "CapPrm:"] {
+            assert_eq!(set(&status, title), kept, "{name}: {title} {status}");
+        }
+        for title in ["CapInh:", "CapAmb:"] {
+            assert_eq!(set(&status, title), 0, "{name}: {title} {status}");
+        }
+        if set(&own, "CapEff:") != 0 {
+            assert_eq!(set(&status, "CapBnd:"), 0, "{name}: {status}");
+        }
+    }
+    assert!(looked_at > 1, "{name} has {looked_at} threads");
+}
+
+/// All threads of a server have only what they need: of capabilities, of privileges that programs give, and of
+/// system calls.
 #[test]
-fn a_server_gains_no_new_privileges() {
+fn a_server_gives_up_what_it_does_not_need() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
-    let pid = s.attach(&["a.img"])["pid"].to_string();
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    s.attach(&["a.img"]);
+    must_be_confined(&s, "a", &EACH_KEEPS);
     s.detach("a");
+    s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--direct"]);
+    must_be_confined(&s, "a", &EACH_KEEPS);
+    s.detach("a");
+    let at = std::net::Ipv4Addr::new(127, 90, 0, 0).to_bits() | std::process::id() & 0xffff;
+    let at = std::net::Ipv4Addr::from_bits(at).to_string();
+    s.run(&[
+        "cell",
+        "init",
+        "test.local",
+        "cell.img",
+        "--size",
+        "64M",
+        "--listen",
+        &at,
+    ])
+    .ok();
+    s.run(&["serve", "cell.img", "--background"]).ok();
+    must_be_confined(&s, "cell", &[&EACH_KEEPS[..], &[CAP_NET_ADMIN]].concat());
+    s.detach("cell");
+    fs::write(s.path("up.toml"), "[volume.a]\ndevice = \"a.img\"\n").unwrap();
+    s.run(&["up", "up.toml", "--background"]).ok();
+    must_be_confined(&s, "a", &EACH_KEEPS);
+    s.run(&["down"]).ok();
+    let mut free = s.evfs();
+    free.env("EVFS_SANDBOX", "false");
+    Ran::of(free.args(["attach", "a.img", "--background"])).ok();
+    let status = fs::read_to_string(format!("/proc/{}/status", pid_of(&s, "a"))).unwrap();
+    assert_eq!(line_of(&status, "Seccomp:"), "0", "{status}");
+    s.detach("a");
+}
+
+/// The same where something is mounted, which root alone does without help.
+#[test]
+fn a_server_with_mounts_gives_up_what_it_does_not_need() {
+    if !is_root("to mount without fusermount3") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.run(&["format", "m.img", "--size", "128M"]).ok();
+    for dir in ["folder", "mnt"] {
+        fs::create_dir(s.path(dir)).unwrap();
+    }
+    let kept = [&EACH_KEEPS[..], &MOUNTS_KEEP].concat();
+    for how in [&["--loop"][..], &["--fuse", "folder"]] {
+        s.attach(&[&["a.img"], how].concat());
+        must_be_confined(&s, "a", &kept);
+        s.detach("a");
+    }
+    s.run(&["mount", "m.img", "mnt", "--background"]).ok();
+    must_be_confined(&s, "m", &kept);
+    s.run(&["unmount", "mnt"]).ok();
+    let up = "[volume.a]\ndevice = \"a.img\"\nloop = true\n[mount.m]\ndevice = \"m.img\"\nat = \"mnt\"\n";
+    fs::write(s.path("up.toml"), up).unwrap();
+    s.run(&["up", "up.toml", "--background"]).ok();
+    must_be_confined(&s, "a", &kept);
+    s.run(&["down"]).ok();
+    // A port of root's, in another network, where no other program has it.
+    let attach = format!(
+        "ip link set lo up; {} attach a.img --nbd 127.0.0.1:809 --background",
+        tests::program().display()
+    );
+    let mut apart = Command::new("unshare");
+    s.environment(&mut apart);
+    Ran::of(apart.args(["-n", "sh", "-ec", &attach])).ok();
+    must_be_confined(
+        &s,
+        "a",
+        &[&EACH_KEEPS[..], &[CAP_NET_BIND_SERVICE]].concat(),
+    );
+    s.detach("a");
+}
+
+/// What `up` gave up at its start is not asked for at a HUP, and everything else goes on.
+#[test]
+fn up_says_what_it_gave_up() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.volume("b.img", "32M", &[]);
+    let with = |more: &str| {
+        let text = format!("[volume.a]\ndevice = \"a.img\"\n{more}");
+        fs::write(s.path("up.toml"), text).unwrap();
+    };
+    with("");
+    let log = fs::File::create(s.path("log")).unwrap();
+    let mut up = s.evfs();
+    up.args(["up", "up.toml"]).stdout(Stdio::null()).stderr(log);
+    let up = Killed(up.spawn().unwrap());
+    wait_until("it serves", || names(&s) == ["a"]);
+    with("[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n");
+    signal(&up.0, libc::SIGHUP);
+    wait_until("it says why not", || {
+        let said = fs::read_to_string(s.path("log")).unwrap();
+        said.contains("began without FUSE mounts")
+    });
+    assert_eq!(names(&s), ["a"]);
+    with("[volume.b]\ndevice = \"b.img\"\n");
+    signal(&up.0, libc::SIGHUP);
+    wait_until("b is served", || names(&s) == ["a", "b"]);
+    must_be_confined(&s, "b", &EACH_KEEPS);
+    s.run(&["down"]).ok();
 }
 
 /// Somebody who asks one byte at a time holds up neither other questions nor TERM.

@@ -15,7 +15,7 @@ use cache::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What can be asked of the cache, beside a volume's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,20 @@ pub struct ProcessCache {
 /// A cache at work.
 struct Running {
     cache: Arc<Cache>,
-    watch: std::result::Result<PressureWatch, String>,
+    /// A thread that begins with the first volume.
+    watch: OnceLock<std::result::Result<PressureWatch, String>>,
+}
+
+impl Running {
+    fn watch(&self) -> &std::result::Result<PressureWatch, String> {
+        self.watch.get_or_init(|| {
+            let watch = PressureWatch::start(&self.cache).map_err(|e| e.to_string());
+            if let Err(why) = &watch {
+                tracing::warn!("the cache does not shrink when memory runs short: {why}");
+            }
+            watch
+        })
+    }
 }
 
 impl ProcessCache {
@@ -122,8 +135,22 @@ impl ProcessCache {
         Ok(Arc::clone(&self.running()?.cache))
     }
 
-    /// The cache, made if there is none yet.
+    /// The cache, made and watched if it is not yet.
     fn running(&self) -> Result<Arc<Running>> {
+        let running = self.made()?;
+        running.watch();
+        Ok(running)
+    }
+
+    /// Makes the cache while this process may still have the best memory for it, and starts no thread.
+    ///
+    /// # Errors
+    /// The system has no memory for a cache.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        self.made().map(drop)
+    }
+
+    fn made(&self) -> Result<Arc<Running>> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &*running {
             return Ok(Arc::clone(running));
@@ -136,11 +163,7 @@ impl ProcessCache {
             topology: self.topology.clone(),
             ..config
         })?;
-        let watch = PressureWatch::start(&cache);
-        let watch = watch.map_err(|e| e.to_string());
-        if let Err(why) = &watch {
-            tracing::warn!("the cache does not shrink when memory runs short: {why}");
-        }
+        let watch = OnceLock::new();
         let made = Arc::new(Running { cache, watch });
         *running = Some(Arc::clone(&made));
         Ok(made)
@@ -205,7 +228,7 @@ impl ProcessCache {
 
     fn show(&self, running: &Running, volumes: &[&Volume], files: bool) -> Value {
         let stats = running.cache.stats();
-        let shortage = match &running.watch {
+        let shortage = match running.watch() {
             Ok(_) => "watched".to_owned(),
             Err(why) => format!("not watched: {why}"),
         };

@@ -157,6 +157,14 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "sandbox",
+        env: "EVFS_SANDBOX",
+        unit: "bool",
+        reason: "servers give up the capabilities and system calls that they do not need; false to find out whether that is in the way",
+        default: |_| "true".into(),
+        check: boolean,
+    },
+    Row {
         key: "sysfs.root",
         env: "EVFS_SYSFS_ROOT",
         unit: "path",
@@ -415,6 +423,11 @@ impl Settings {
     /// What this machine remembers of volumes.
     pub fn trust_store(&self) -> crate::trust::Store {
         crate::trust::Store::at(self.text("trust.store").into())
+    }
+
+    /// Servers give up what they do not need.
+    pub fn sandbox(&self) -> bool {
+        self.text("sandbox") == "true"
     }
 
     /// Where NUMA cells are read from.

@@ -6,8 +6,8 @@ use crate::{background, log, output};
 use serde_json::json;
 use stack::volume::{OpenOptions, open};
 use stack::{
-    AttachSpec, Attachment, Ended, Error, Hub, KeySource, ProcessCache, Result, Serving, Settings,
-    Status, StopSignals, control, exit,
+    AttachSpec, Attachment, Ended, Error, Hub, KeySource, Needs, ProcessCache, Result, Serving,
+    Settings, Status, StopSignals, confine, control, exit,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -125,9 +125,9 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     spec.allow_discards = args.allow_discards;
     spec.cached = !args.direct;
     let spec = spec.complete(&run_dir)?;
-    no_new_privileges(spec.fuse.is_some());
-    let source = args.unlock.source(&spec.name)?;
     let cache = ProcessCache::new(&context.settings)?;
+    confine(&context.settings, Needs::attach(&spec), &cache)?;
+    let source = args.unlock.source(&spec.name)?;
     let attachment = start(context, &spec, &source, &run_dir, &cache)?;
     serve(context, Box::new(attachment), &cache, &signals, ready)
 }
@@ -157,17 +157,6 @@ pub fn reload_settings(cache: &ProcessCache) -> Option<Settings> {
     settings
         .map_err(|error| tracing::error!("the settings stay as they are: {}", error.chain()))
         .ok()
-}
-
-/// Gives up what a program that is started could gain over this process: set-user-ID and file capabilities. An
-/// ordinary user's mount ends through such a program, fusermount3, and keeps it.
-pub fn no_new_privileges(mounts: bool) {
-    if mounts && !rustix::process::geteuid().is_root() {
-        return;
-    }
-    if let Err(error) = rustix::thread::set_no_new_privs(true) {
-        tracing::warn!("programs that this process starts may gain privileges: {error}");
-    }
 }
 
 /// Takes the signals over for a service, which HUP asks for a reload.

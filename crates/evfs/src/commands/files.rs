@@ -1,6 +1,6 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::attach::{in_background, no_new_privileges, serve, service_signals};
+use super::attach::{in_background, serve, service_signals};
 use super::confirm::or_force;
 use super::unlock::UnlockArgs;
 use super::{Context, volume::volume_name};
@@ -9,7 +9,10 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
 use stack::volume::OpenOptions;
-use stack::{Atime, Error, KeySource, MountSpec, Mounted, ProcessCache, Result, control, exit};
+use stack::{
+    Atime, Error, KeySource, MountSpec, Mounted, Needs, ProcessCache, Result, confine, control,
+    exit,
+};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -251,7 +254,8 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 
 fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
-    no_new_privileges(true);
+    let cache = ProcessCache::new(&context.settings)?;
+    confine(&context.settings, Needs::mount(), &cache)?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let mut spec = MountSpec::new(&args.on.device, &args.dir);
     if let Some(name) = &args.name {
@@ -269,7 +273,6 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     };
     spec.allow_discards = args.allow_discards;
     spec.check()?;
-    let cache = ProcessCache::new(&context.settings)?;
     let mounted = mount_on(context, &args.on, &spec, &run_dir, &cache)?;
     serve(context, Box::new(mounted), &cache, &signals, ready)
 }

@@ -1,12 +1,12 @@
 //! `evfs serve`: a file system for AFS clients.
 
 use super::Context;
-use super::attach::{in_background, no_new_privileges, serve, service_signals};
+use super::attach::{in_background, serve, service_signals};
 use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
 use stack::volume::OpenOptions;
-use stack::{Prefix, ProcessCache, Result, ServeSpec, Served, control};
+use stack::{Needs, Prefix, ProcessCache, Result, ServeSpec, Served, confine, control};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
@@ -73,7 +73,8 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
-    no_new_privileges(false);
+    let cache = ProcessCache::new(&context.settings)?;
+    confine(&context.settings, Needs::serve(), &cache)?;
     let run_dir = control::run_dir(&context.settings.run_dir())?;
     let defaults = ServeSpec::new(args.on.device());
     let spec = ServeSpec {
@@ -87,7 +88,6 @@ fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) ->
         allow_discards: args.allow_discards,
         ..ServeSpec::new(args.on.device())
     };
-    let cache = ProcessCache::new(&context.settings)?;
     let served = serve_on(context, &args.on, &spec, &run_dir, &cache)?;
     serve(context, Box::new(served), &cache, &signals, ready)
 }

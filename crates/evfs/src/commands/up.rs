@@ -1,9 +1,7 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
 use super::Context;
-use super::attach::{
-    announce, end, in_background, no_new_privileges, reload_settings, service_signals, start,
-};
+use super::attach::{announce, end, in_background, reload_settings, service_signals, start};
 use super::files::mount_as;
 use super::serve::serve_as;
 use super::unlock::UnlockArgs;
@@ -11,7 +9,9 @@ use crate::{background, output};
 use serde_json::{Value, json};
 use stack::config::{Entry, What};
 use stack::control::Ask;
-use stack::{Error, Hub, ProcessCache, Reload, Result, Serving, config, control, exit};
+use stack::{
+    Error, Hub, Kept, Needs, ProcessCache, Reload, Result, Serving, config, confine, control, exit,
+};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,16 +57,24 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
-    no_new_privileges(true);
+    let entries = config::read(&args.config, context.settings.threads())?;
+    let needs = entries.iter().map(|entry| Needs::table(&entry.what));
+    let cache = ProcessCache::new(&context.settings)?;
+    let kept = confine(
+        &context.settings,
+        needs.fold(Needs::default(), Needs::and),
+        &cache,
+    )?;
     let up = Up {
         context: context.clone(),
         config: args.config.clone(),
         run_dir: control::run_dir(&context.settings.run_dir())?,
-        cache: ProcessCache::new(&context.settings)?,
+        cache,
+        kept,
         running: Mutex::default(),
     };
     let mut attached: Vec<Box<dyn Serving>> = Vec::new();
-    for entry in config::read(&up.config, context.settings.threads())? {
+    for entry in entries {
         // When one fails, dropping the others closes what they had opened.
         let within = |error| Error::Within {
             place: format!("{}: {}", args.config.display(), entry.table()),
@@ -86,12 +94,15 @@ struct Up {
     config: PathBuf,
     run_dir: PathBuf,
     cache: Arc<ProcessCache>,
+    /// What has not been given up, for tables that come later.
+    kept: Kept,
     /// The tables as they were when each was started.
     running: Mutex<Vec<Entry>>,
 }
 
 impl Up {
     fn start(&self, entry: &Entry) -> Result<Box<dyn Serving>> {
+        self.kept.allows(Needs::table(&entry.what))?;
         let unlock = UnlockArgs {
             key: entry.key.clone(),
             key_file: entry.key_file.clone(),

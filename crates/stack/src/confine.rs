@@ -1,0 +1,380 @@
+//! What a process gives up before it serves: capabilities, new privileges, and system calls that no server needs.
+//!
+//! It happens before the device is opened, so whoever has written to the disk meets a parser that is confined
+//! already, and while there is one thread: capabilities belong to a thread, and each thread has those of the one that
+//! started it.
+//!
+//! **Invariant:** nothing is killed for a system call. A server that dies loses what it acknowledged and had not
+//! written, so a call that is denied fails with `EPERM`, and the server goes on.
+
+use crate::attach::AttachSpec;
+use crate::config::What;
+use crate::{Error, ProcessCache, Result, Settings};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+
+/// What a process has to be able to do as long as it serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Pages are kept in memory.
+    cache: bool,
+    /// FUSE: a mount, a volume as a file, a loop device over that file.
+    mounts: bool,
+    /// A cell, whose sockets hold many datagrams.
+    cell: bool,
+    /// A port below 1024.
+    low_port: bool,
+}
+
+impl Needs {
+    /// Of an attached volume.
+    pub fn attach(spec: &AttachSpec) -> Needs {
+        Needs {
+            cache: spec.cached,
+            mounts: spec.fuse.is_some() || spec.loop_device,
+            cell: false,
+            low_port: spec
+                .nbd
+                .is_some_and(|at| (1..LOW_PORTS_END).contains(&at.port())),
+        }
+    }
+
+    /// Of a mounted file system.
+    pub fn mount() -> Needs {
+        Needs {
+            cache: true,
+            mounts: true,
+            ..Needs::default()
+        }
+    }
+
+    /// Of a cell.
+    pub fn serve() -> Needs {
+        Needs {
+            cache: true,
+            cell: true,
+            ..Needs::default()
+        }
+    }
+
+    /// Of a table of a configuration.
+    pub fn table(what: &What) -> Needs {
+        match what {
+            What::Attach(spec) => Needs::attach(spec),
+            What::Mount(_) => Needs::mount(),
+            What::Serve(_) => Needs::serve(),
+        }
+    }
+
+    /// Of both.
+    #[must_use]
+    pub fn and(self, other: Needs) -> Needs {
+        Needs {
+            cache: self.cache || other.cache,
+            mounts: self.mounts || other.mounts,
+            cell: self.cell || other.cell,
+            low_port: self.low_port || other.low_port,
+        }
+    }
+
+    /// The capabilities to keep, of those that there are.
+    fn capabilities(self) -> CapabilitySet {
+        // Devices and folders of other users; keys and pages that stay in memory; the pressure file before Linux
+        // 6.4, and a quota, which is no reason to lose what was acknowledged.
+        let mut kept =
+            CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
+        // mount(2) and umount(2); the groups of who asks, and who uses a mount that is to end.
+        let mounts = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
+        kept.set(mounts, self.mounts);
+        // Receive buffers beyond the limit of the system.
+        kept.set(CapabilitySet::NET_ADMIN, self.cell);
+        kept.set(CapabilitySet::NET_BIND_SERVICE, self.low_port);
+        kept
+    }
+}
+
+/// The first port that everybody may bind.
+const LOW_PORTS_END: u16 = 1024;
+
+/// What a process can still do.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept(Option<Needs>);
+
+impl Kept {
+    /// Whether what came later can be served, too. A cache or a cell goes without what it would have kept.
+    ///
+    /// # Errors
+    /// What it takes was given up.
+    pub fn allows(&self, needs: Needs) -> Result<()> {
+        let Some(kept) = self.0 else {
+            return Ok(());
+        };
+        let lacks = match () {
+            () if needs.mounts && !kept.mounts => "FUSE mounts and loop devices",
+            () if needs.low_port && !kept.low_port => "ports below 1024",
+            () => return Ok(()),
+        };
+        Err(Error::Failed(format!(
+            "this process began without {lacks}, and has given up the right to make them; start it again \
+             (`evfs down`, then `evfs up`), or serve this one by a process of its own"
+        )))
+    }
+}
+
+/// Gives up what is not needed. Must be called while the process has a single thread.
+///
+/// An ordinary user's mount is made and ended by `fusermount3`, which is set-user-ID: such a process keeps what that
+/// program needs, and with it everything else.
+///
+/// # Errors
+/// The system has no memory for a cache. What cannot be given up is in the log.
+pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Result<Kept> {
+    if needs.cache {
+        // Its memory is a mount of its own, where that is allowed.
+        cache.prepare()?;
+    }
+    let by_helper = needs.mounts && !rustix::process::geteuid().is_root();
+    if !settings.sandbox() || by_helper {
+        return Ok(Kept(None));
+    }
+    let failed = |what: &str, error: String| {
+        tracing::warn!("{what}: {error}; the setting `sandbox` stops the attempt");
+    };
+    if let Err(e) = drop_capabilities(needs.capabilities()) {
+        failed("capabilities cannot be given up", e.to_string());
+    }
+    if let Err(e) = rustix::thread::set_no_new_privs(true) {
+        failed(
+            "programs that this process starts may gain privileges",
+            e.to_string(),
+        );
+    }
+    if let Err(e) = deny_system_calls(needs.mounts) {
+        failed("system calls cannot be denied", e.to_string());
+    }
+    Ok(Kept(Some(needs)))
+}
+
+fn drop_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
+    let now = rustix::thread::capabilities(None)?;
+    // Who may not change the bounding set has nothing that a program could get by it, without new privileges.
+    if now.effective.contains(CapabilitySet::SETPCAP) {
+        for number in 0..u64::BITS {
+            let one = CapabilitySet::from_bits_retain(1 << number);
+            match rustix::thread::remove_capability_from_bounding_set(one) {
+                Ok(()) => {}
+                // The last one that this kernel knows was before.
+                Err(Errno::INVAL) => break,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    rustix::thread::clear_ambient_capability_set()?;
+    let sets = CapabilitySets {
+        effective: now.effective & kept,
+        permitted: now.permitted & kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, sets)
+}
+
+/// System calls that look into other processes, change the kernel or the machine, or widen what of the kernel can be
+/// attacked.
+const DENIED: &[libc::c_long] = &[
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_adjtimex,
+    libc::SYS_bpf,
+    libc::SYS_chroot,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_fanotify_init,
+    libc::SYS_finit_module,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_init_module,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_process_madvise,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_quotactl,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setdomainname,
+    libc::SYS_sethostname,
+    libc::SYS_setns,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_syslog,
+    libc::SYS_unshare,
+    libc::SYS_userfaultfd,
+    libc::SYS_vhangup,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ioperm,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_iopl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_modify_ldt,
+];
+
+/// Those that only mounts need.
+const MOUNTS: &[libc::c_long] = &[libc::SYS_mount, libc::SYS_umount2];
+
+/// What a number of the x32 ABI has beside that of x86-64, and the numbers that it has for itself.
+#[cfg(target_arch = "x86_64")]
+const X32: (i64, std::ops::RangeInclusive<i64>) = (0x4000_0000, 512..=547);
+
+fn deny_system_calls(mounts: bool) -> std::result::Result<(), seccompiler::Error> {
+    let denied = DENIED.iter().chain(if mounts { &[] } else { MOUNTS });
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        denied.map(|&number| (number, Vec::new())).collect();
+    #[cfg(target_arch = "x86_64")]
+    {
+        let same: Vec<i64> = rules.keys().copied().collect();
+        let all = same.into_iter().chain(X32.1);
+        rules.extend(all.map(|number| (X32.0 | number, Vec::new())));
+    }
+    // A user namespace gives whoever makes one all capabilities in it.
+    let flag = libc::CLONE_NEWUSER as u64;
+    let (whole, masked) = (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag));
+    let new_user = SeccompCondition::new(0, whole, masked, flag)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![new_user])?]);
+    install(rules, libc::EPERM)?;
+    // A filter cannot see the flags of clone3(2). Without it the C library takes clone(2).
+    install(
+        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
+        libc::ENOSYS,
+    )
+}
+
+/// Makes these calls fail, in all threads and in programs that they start.
+fn install(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    error: libc::c_int,
+) -> std::result::Result<(), seccompiler::Error> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    let denied = SeccompAction::Errno(error as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?;
+    let program: seccompiler::BpfProgram = filter.try_into()?;
+    seccompiler::apply_filter_all_threads(&program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Set in the process that is confined.
+    const CONFINED: &str = "EVFS_TEST_CONFINED";
+
+    /// Runs `test` again, in a process of its own that is to be confined; says whether this is that process.
+    fn is_confined_child(test: &str) -> bool {
+        if std::env::var_os(CONFINED).is_some() {
+            return true;
+        }
+        let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args([&test, "--exact", "--nocapture"])
+            .env(CONFINED, "1")
+            .output();
+        let child = child.unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(
+            child.status.success() && text.contains("1 passed"),
+            "{child:?}"
+        );
+        false
+    }
+
+    fn call(number: libc::c_long, first: libc::c_long) -> Option<i32> {
+        // SAFETY: the kernel cannot follow a pointer of all ones, and no call takes such flags or lengths.
+        let result = unsafe { libc::syscall(number, first, -1, -1, -1, -1) };
+        let error = std::io::Error::last_os_error();
+        (result < 0).then(|| error.raw_os_error()).flatten()
+    }
+
+    #[test]
+    fn system_calls_that_no_server_needs_fail_in_all_threads() {
+        if !is_confined_child("system_calls_that_no_server_needs_fail_in_all_threads") {
+            return;
+        }
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let earlier = std::thread::spawn(move || {
+            wait.recv().unwrap();
+            call(libc::SYS_keyctl, -1)
+        });
+        deny_system_calls(true).unwrap();
+        go.send(()).unwrap();
+        assert_eq!(earlier.join().unwrap(), Some(libc::EPERM));
+        for &number in DENIED {
+            assert_eq!(call(number, -1), Some(libc::EPERM), "{number}");
+        }
+        #[cfg(target_arch = "x86_64")]
+        for number in [libc::SYS_bpf, 521] {
+            assert_eq!(call(X32.0 | number, -1), Some(libc::EPERM), "x32 {number}");
+        }
+        let new_user = i64::from(libc::CLONE_NEWUSER);
+        assert_eq!(call(libc::SYS_clone, new_user), Some(libc::EPERM));
+        assert_eq!(call(libc::SYS_clone3, -1), Some(libc::ENOSYS));
+        // Threads and programs still start, and programs have the filter.
+        let status = std::thread::spawn(|| Command::new("unshare").args(["-U", "true"]).status());
+        let status = status.join().unwrap();
+        assert!(status.is_err() || !status.unwrap().success());
+        assert!(Command::new("true").status().unwrap().success());
+        // What mounts need is there, and does not know these flags, until it is denied as well.
+        assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EINVAL));
+        deny_system_calls(false).unwrap();
+        assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn capabilities_go_from_every_set() {
+        if !is_confined_child("capabilities_go_from_every_set") {
+            return;
+        }
+        let before = rustix::thread::capabilities(None).unwrap();
+        let kept = Needs::serve().capabilities();
+        drop_capabilities(kept).unwrap();
+        let now = rustix::thread::capabilities(None).unwrap();
+        assert_eq!(now.permitted, before.permitted & kept);
+        assert_eq!(now.effective, before.effective & kept);
+        assert!(now.inheritable.is_empty());
+        if before.effective.contains(CapabilitySet::SETPCAP) {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            assert!(status.contains("CapBnd:\t0000000000000000"), "{status}");
+            assert!(status.contains("CapAmb:\t0000000000000000"), "{status}");
+        }
+    }
+
+    #[test]
+    fn what_was_given_up_is_not_served_later() {
+        let kept = Kept(Some(Needs::serve()));
+        kept.allows(Needs::default()).unwrap();
+        kept.allows(Needs::serve()).unwrap();
+        let refused = kept.allows(Needs::mount()).unwrap_err().to_string();
+        assert!(refused.contains("FUSE mounts"), "{refused}");
+        Kept(Some(Needs::mount().and(Needs::serve())))
+            .allows(Needs::mount())
+            .unwrap();
+        Kept(None).allows(Needs::mount()).unwrap();
+    }
+}
