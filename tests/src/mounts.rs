@@ -129,8 +129,9 @@ pub struct Mounted {
 }
 
 impl Mounted {
+    /// Waits until it is there.
     #[track_caller]
-    fn wait_for(&self, options: &[&str]) {
+    pub fn wait_for(&self, options: &[&str]) {
         let pid = self.child.id();
         wait_until(&format!("it is mounted {options:?}"), || {
             let ended = has_ended(pid);

@@ -493,3 +493,28 @@ fn what_nobody_synced_survives_kill_9_soon_after_the_last_change() {
     assert!(kept, "nothing was written out in 4 s without a change");
     disk.check();
 }
+
+#[test]
+fn a_directory_can_be_mounted_while_the_process_that_served_it_dies() {
+    let s = Sandbox::new();
+    let first = Disk::new(&s, On::Clear, "64M");
+    s.run(&["format", "other.img", "--size", "64M"]).ok();
+    let other = Disk::existing(&s, "other.img");
+    let dying = first.mount(&[]);
+    let pid = dying.pid().to_string();
+    peer("kill", &["-s", "STOP", &pid]);
+    let mounted = other.mount_soon(&[]);
+    let tasks = format!("/proc/{}/task", mounted.pid());
+    let asks = |task: io::Result<fs::DirEntry>| {
+        let call = task.and_then(|task| fs::read_to_string(task.path().join("syscall")));
+        let number = call.ok()?.split(' ').next()?.parse().ok()?;
+        Some([libc::SYS_statfs, libc::SYS_statx].contains(&number))
+    };
+    wait_until("it asks what is mounted there", || {
+        fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.any(|task| asks(task) == Some(true)))
+    });
+    // What was asked is answered with another error than what is asked later.
+    dying.kill();
+    mounted.wait_for(&[]);
+    mounted.unmount(&s);
+}

@@ -27,7 +27,7 @@ mod tree;
 mod users;
 
 pub use files::Holes;
-pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts};
+pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts, server_died};
 
 /// Kernel requests that are in flight for each thread of the configuration.
 pub const REQUESTS_PER_THREAD: usize = 4;

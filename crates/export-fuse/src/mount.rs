@@ -413,6 +413,15 @@ fn options() -> Vec<MountOption> {
     ]
 }
 
+/// Whether this is what a mount answers whose server died: ENOTCONN, or ECONNABORTED to what was under
+/// way then.
+pub fn server_died(error: &std::io::Error) -> bool {
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
+    error
+        .raw_os_error()
+        .is_some_and(|code| gone.contains(&code))
+}
+
 enum At {
     Alive,
     Dead,
@@ -420,11 +429,9 @@ enum At {
 
 /// Whether a file system of ours, or another one, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
-    // A mount whose server died answers ENOTCONN to what the kernel has to ask the server. It would
-    // give attributes, which it may remember; it never remembers how full a file system is.
+    // Attributes may be remembered; how full a file system is the kernel has to ask the server.
     match rustix::fs::statfs(path) {
-        Err(rustix::io::Errno::NOTCONN) => return Some(At::Dead),
-        Err(_) => return None,
+        Err(error) => return server_died(&error.into()).then_some(At::Dead),
         Ok(_) => {}
     }
     let path = std::fs::canonicalize(path).ok()?;

@@ -90,7 +90,7 @@ impl MountSpec {
                 self.folder.display()
             ))),
             // What a killed process left mounted there answers nothing, and is taken away later.
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => Ok(()),
+            Err(e) if export_fuse::server_died(&e) => Ok(()),
             Err(e) => Err(Error::io("cannot mount at", &self.folder, e)),
             Ok(_) => Ok(()),
         }
