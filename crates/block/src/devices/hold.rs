@@ -4,10 +4,11 @@
 //! device below is done *and* its deadline has passed. One epoll descriptor stands for both, so a
 //! caller can sleep on it.
 
+use super::sleep::{Both, end_of};
 use crate::{
     BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -32,14 +33,7 @@ impl Hold {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
-        let both = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let readable = |tag| (epoll::EventData::new_u64(tag), epoll::EventFlags::IN);
-        let (data, flags) = readable(0);
-        epoll::add(&both, &timer, data, flags).map_err(failed)?;
-        if let Some(fd) = lower.wait_fd() {
-            let (data, flags) = readable(1);
-            epoll::add(&both, fd, data, flags).map_err(failed)?;
-        }
+        let both = Both::of(&*lower, timer.as_fd())?;
         let capacity = lower.capacity();
         Ok(Box::new(HoldQueue {
             lower,
@@ -63,7 +57,7 @@ struct HoldQueue {
     held: Vec<(Instant, Completion)>,
     below: Vec<Completion>,
     timer: OwnedFd,
-    both: OwnedFd,
+    both: Both,
 }
 
 /// A request that never completes is looked at again this much later.
@@ -166,11 +160,7 @@ impl Queue for HoldQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let until = match wait {
-            // Longer than the clock can tell is for ever.
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = end_of(wait);
         loop {
             self.collect()?;
             let count = self.release(done)?;
@@ -178,23 +168,12 @@ impl Queue for HoldQueue {
             if count > 0 || self.in_flight() == 0 || wait == Wait::Poll || late {
                 return Ok(count);
             }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let timeout = left.map(|left| Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            });
-            match poll(
-                &mut [PollFd::new(&self.both, PollFlags::IN)],
-                timeout.as_ref(),
-            ) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(Error::from_io(&self.lower.info().name, e.into())),
-            }
+            self.both.sleep(until, &self.lower.info().name)?;
         }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.both.as_fd())
+        Some(self.both.fd())
     }
 
     fn register(&mut self, pool: &BufPool) {

@@ -6,6 +6,7 @@ mod hold;
 mod mem;
 mod powercut;
 mod rate;
+mod sleep;
 mod stats;
 mod sticky;
 

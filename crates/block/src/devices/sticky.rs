@@ -1,23 +1,87 @@
 //! A device that never takes a failed flush back.
 //!
-//! A disk, and the kernel in front of a file, report lost writes to one flush and answer the next one
-//! well, although nothing was written again. With several clients the second answer goes to somebody
+//! A disk, and the kernel in front of a file, report lost writes to one flush and answer the others
+//! well, although nothing was written again. With several clients a good answer goes to somebody
 //! whose data is lost.
 //!
-//! **Invariant:** once a flush, or the flush that is part of a write with FUA, has failed, no later
-//! flush on any queue succeeds.
+//! **Invariant:** once a flush, or the flush that is part of a write with FUA, has failed, on any queue,
+//! none succeeds that was in flight beside it at any moment, or that is submitted later.
+//!
+//! ```text
+//!   queue 1   |--- flush ------- well below, held ------------------| judged and given out
+//!   queue 2        |--- flush -------------------- failed below ----| wakes queue 1
+//! ```
+//!
+//! So one that went well below is held until all those have ended that were in flight then, on whatever queue,
+//! and no longer: those that are submitted later would not have been told of its data. Who waits
+//! for a flush needs the owners of other queues to reap theirs.
 
+use super::sleep::{Both, end_of};
 use crate::{
-    AccessSign, BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request,
-    Result, Wait,
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result,
+    Wait,
 };
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, OnceLock};
+use rustix::event::EventfdFlags;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a queue that is dropped waits for the answers to its flushes.
+const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// A device whose flushes fail for good after the first failure.
 pub struct StickyFlush {
     lower: Arc<dyn BlockDevice>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Set before the one that failed ends in `flights`.
     failed: Arc<OnceLock<Error>>,
+    flights: Mutex<Flights>,
+}
+
+/// The flushes and writes with FUA of all queues, by number in the order of their submits.
+#[derive(Default)]
+struct Flights {
+    next: u64,
+    /// Those without an answer from below.
+    open: BTreeSet<u64>,
+    /// Queues that hold something until none below a number is open.
+    sleepers: Vec<(u64, Arc<OwnedFd>)>,
+}
+
+impl Flights {
+    fn begin(&mut self) -> u64 {
+        self.next += 1;
+        self.open.insert(self.next - 1);
+        self.next - 1
+    }
+
+    /// Ends one, and wakes those who have waited for it alone.
+    fn end(&mut self, number: u64) {
+        self.open.remove(&number);
+        let first_open = self.first_open();
+        for (_, waker) in self
+            .sleepers
+            .extract_if(.., |(until, _)| *until <= first_open)
+        {
+            // Fails only when it is readable already.
+            let _ = rustix::io::write(waker.as_ref(), &1u64.to_ne_bytes());
+        }
+    }
+
+    fn first_open(&self) -> u64 {
+        self.open.first().copied().unwrap_or(self.next)
+    }
+}
+
+impl Shared {
+    fn flights(&self) -> MutexGuard<'_, Flights> {
+        self.flights.lock().expect("no panic under this lock")
+    }
 }
 
 impl StickyFlush {
@@ -25,13 +89,13 @@ impl StickyFlush {
     pub fn new(lower: Arc<dyn BlockDevice>) -> StickyFlush {
         StickyFlush {
             lower,
-            failed: Arc::default(),
+            shared: Arc::default(),
         }
     }
 
     /// The first failure, in a cell that fills when it happens.
     pub fn failure(&self) -> Arc<OnceLock<Error>> {
-        Arc::clone(&self.failed)
+        Arc::clone(&self.shared.failed)
     }
 }
 
@@ -41,41 +105,46 @@ impl BlockDevice for StickyFlush {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
+        let lower = self.lower.queue()?;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::from_io(&lower.info().name, e.into()))?;
         Ok(Box::new(StickyQueue {
-            lower: self.lower.queue()?,
-            failed: Arc::clone(&self.failed),
+            both: Both::of(&*lower, waker.as_fd())?,
+            lower,
+            shared: Arc::clone(&self.shared),
+            below: Vec::new(),
+            held: Vec::new(),
+            waker: Arc::new(waker),
+            sleeps: false,
         }))
     }
 }
 
 struct StickyQueue {
     lower: Box<dyn Queue>,
-    failed: Arc<OnceLock<Error>>,
+    shared: Arc<Shared>,
+    /// The numbers of those that are below, which are their tags there, and their tags here.
+    below: Vec<(u64, u64)>,
+    /// What goes out when none below a number is open.
+    held: Vec<(u64, Completion)>,
+    /// Readable when something held may go out.
+    waker: Arc<OwnedFd>,
+    /// It is among the sleepers, or has been woken since.
+    sleeps: bool,
+    both: Both,
 }
 
-impl StickyQueue {
-    fn judge(&self, op: &Op, result: &mut Result<()>) {
-        let flushes = matches!(op, Op::Flush);
-        let durable = matches!(
-            op,
-            Op::Write { fua: true, .. } | Op::WriteZeroes { fua: true, .. }
-        );
-        match result {
-            Err(error) if flushes || durable && may_have_flushed(error.kind()) => {
-                // Another queue may have been first.
-                let _ = self.failed.set(error.clone());
-            }
-            Ok(()) if flushes => {
-                if let Some(first) = self.failed.get() {
-                    let why = format!(
-                        "a flush failed before ({first}), so data that was acknowledged may be lost"
-                    );
-                    *result = Err(Error::new(first.kind(), &self.info().name, why).in_op(op));
-                }
-            }
-            _ => {}
-        }
-    }
+/// Whether a success tells that data is durable.
+fn vouches(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Flush | Op::Write { fua: true, .. } | Op::WriteZeroes { fua: true, .. }
+    )
+}
+
+/// Whether a flush, or a write with FUA, that ended like this may have been told of a loss.
+fn tells_of_loss(op: &Op, error: &Error) -> bool {
+    matches!(op, Op::Flush) || may_have_flushed(error.kind())
 }
 
 /// Whether a write with FUA that ended like this may have been a write and a flush that failed. The
@@ -94,6 +163,70 @@ fn may_have_flushed(kind: ErrorKind) -> bool {
     )
 }
 
+impl StickyQueue {
+    /// Takes what has come from below since `had`, and gives out what need not be held any more.
+    fn settle(&mut self, had: usize, done: &mut Vec<Completion>) {
+        if self.held.is_empty() && !done[had..].iter().any(|c| vouches(&c.op)) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut flights = shared.flights();
+        for mut completion in done.extract_if(had.., |c| vouches(&c.op)) {
+            let at = self.below.iter().position(|b| b.0 == completion.tag);
+            let at = at.expect("each number below stands for one request");
+            let (number, tag) = self.below.swap_remove(at);
+            completion.tag = tag;
+            let until = match &completion.result {
+                Ok(()) => flights.next,
+                Err(error) => {
+                    if tells_of_loss(&completion.op, error) {
+                        // Another queue may have been first.
+                        let _ = self.shared.failed.set(error.clone());
+                    }
+                    0
+                }
+            };
+            self.held.push((until, completion));
+            flights.end(number);
+        }
+        let first_open = flights.first_open();
+        let free = self
+            .held
+            .extract_if(.., |(until, _)| *until <= first_open)
+            .map(|(_, completion)| completion);
+        let failed = self.shared.failed.get();
+        let name = &self.lower.info().name;
+        done.extend(free.map(|completion| judge(completion, failed, name)));
+        self.wake_when_free(&mut flights);
+    }
+
+    /// Has the waker tell when the next of what is held may go out.
+    fn wake_when_free(&mut self, flights: &mut Flights) {
+        if std::mem::take(&mut self.sleeps) {
+            let own = |sleeper: &(u64, Arc<OwnedFd>)| Arc::ptr_eq(&sleeper.1, &self.waker);
+            match flights.sleepers.iter().position(own) {
+                Some(at) => drop(flights.sleepers.swap_remove(at)),
+                // Nobody writes to it before it is a sleeper again.
+                None => drop(rustix::io::read(&self.waker, &mut [0u8; 8])),
+            }
+        }
+        if let Some(until) = self.held.iter().map(|(until, _)| *until).min() {
+            flights.sleepers.push((until, Arc::clone(&self.waker)));
+            self.sleeps = true;
+        }
+    }
+}
+
+/// Lets no success out after a failure.
+fn judge(mut completion: Completion, failed: Option<&Error>, name: &str) -> Completion {
+    if let (Ok(()), Some(first)) = (&completion.result, failed) {
+        let why =
+            format!("another flush failed ({first}), so data that was acknowledged may be lost");
+        completion.result = Err(Error::new(first.kind(), name, why).in_op(&completion.op));
+    }
+    completion
+}
+
 impl Queue for StickyQueue {
     fn info(&self) -> &DeviceInfo {
         self.lower.info()
@@ -104,15 +237,32 @@ impl Queue for StickyQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.lower.in_flight()
+        self.lower.in_flight() + self.held.len()
     }
 
     fn room(&self) -> usize {
-        self.lower.room()
+        self.lower.room().saturating_sub(self.held.len())
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
-        self.lower.submit(request)
+        if self.in_flight() >= self.capacity() {
+            return Err(request);
+        }
+        if !vouches(&request.op) {
+            return self.lower.submit(request);
+        }
+        let Request { tag, op } = request;
+        let number = self.shared.flights().begin();
+        match self.lower.submit(Request { tag: number, op }) {
+            Ok(()) => {
+                self.below.push((number, tag));
+                Ok(())
+            }
+            Err(Request { op, .. }) => {
+                self.shared.flights().end(number);
+                Err(Request { tag, op })
+            }
+        }
     }
 
     fn kick(&mut self) -> Result<()> {
@@ -120,40 +270,75 @@ impl Queue for StickyQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let had = done.len();
-        let reaped = self.lower.reap(wait, done);
-        for completion in &mut done[had..] {
-            self.judge(&completion.op, &mut completion.result);
+        let until = end_of(wait);
+        let before = done.len();
+        loop {
+            // Only with something held may another queue be what ends the wait.
+            let below = match (self.held.is_empty(), until) {
+                (false, _) => Wait::Poll,
+                (true, Some(until)) => {
+                    Wait::AtMost(until.saturating_duration_since(Instant::now()))
+                }
+                (true, None) => wait,
+            };
+            let had = done.len();
+            let reaped = self.lower.reap(below, done);
+            self.settle(had, done);
+            let count = done.len() - before;
+            if reaped? > 0 && count == 0 {
+                // All of it is held, and there may be more.
+                continue;
+            }
+            let late = until.is_some_and(|until| Instant::now() >= until);
+            if count > 0 || self.in_flight() == 0 || wait == Wait::Poll || late {
+                return Ok(count);
+            }
+            if !self.held.is_empty() {
+                self.both.sleep(until, &self.lower.info().name)?;
+            }
         }
-        reaped
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.lower.wait_fd()
+        Some(self.both.fd())
     }
 
     fn holds_answers(&self) -> bool {
         self.lower.holds_answers()
     }
 
-    fn take_back(&mut self, tag: u64) -> Option<Request> {
-        self.lower.take_back(tag)
-    }
-
-    fn late(&mut self, tags: &mut Vec<u64>) {
-        self.lower.late(tags);
-    }
-
-    fn access_sign(&mut self) -> Option<AccessSign> {
-        self.lower.access_sign()
-    }
-
-    fn lost(&self) -> Option<&str> {
-        self.lower.lost()
-    }
-
     fn register(&mut self, pool: &BufPool) {
         self.lower.register(pool);
+    }
+}
+
+impl Drop for StickyQueue {
+    /// Those that nobody waits for any more may be the ones that are told of a loss.
+    fn drop(&mut self) {
+        let until = Instant::now() + LAST_WORD;
+        let mut done = Vec::new();
+        while !self.below.is_empty() && self.lower.in_flight() > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let reaped = self.lower.reap(Wait::AtMost(left), &mut done);
+            self.settle(0, &mut done);
+            done.clear();
+            if reaped.is_err() || left.is_zero() {
+                break;
+            }
+        }
+        self.held.clear();
+        let shared = Arc::clone(&self.shared);
+        let mut flights = shared.flights();
+        for (number, _) in self.below.drain(..) {
+            let why = "a flush was given up before the device had answered it";
+            let _ = shared.failed.set(Error::new(
+                ErrorKind::Cancelled,
+                &self.lower.info().name,
+                why,
+            ));
+            flights.end(number);
+        }
+        self.wake_when_free(&mut flights);
     }
 }
 

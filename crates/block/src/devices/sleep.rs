@@ -1,0 +1,46 @@
+//! What queues share that wait for the queue below and for something of their own: one descriptor for both.
+
+use crate::{Error, Queue, Result, Wait};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// Readable when the descriptor of a queue is, or one beside it.
+pub(super) struct Both(OwnedFd);
+
+impl Both {
+    pub(super) fn of(lower: &dyn Queue, own: BorrowedFd<'_>) -> Result<Both> {
+        let failed = |e: rustix::io::Errno| Error::from_io(&lower.info().name, e.into());
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        for fd in [Some(own), lower.wait_fd()].into_iter().flatten() {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&both, fd, data, epoll::EventFlags::IN).map_err(failed)?;
+        }
+        Ok(Both(both))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Sleeps until one of them is readable, or this moment has come. May come back early.
+    pub(super) fn sleep(&self, until: Option<Instant>, name: &str) -> Result<()> {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::from_io(name, e.into())),
+        }
+    }
+}
+
+/// When a wait ends that begins now; `None`: by itself never, or not in the time a clock can tell.
+pub(super) fn end_of(wait: Wait) -> Option<Instant> {
+    match wait {
+        Wait::AtMost(time) => Instant::now().checked_add(time),
+        Wait::Poll | Wait::Block => None,
+    }
+}

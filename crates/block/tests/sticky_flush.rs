@@ -1,0 +1,265 @@
+//! Flushes of several queues over a disk that tells one of them of a loss, and which of them is known
+//! to the script alone.
+
+use block::{
+    BlockDevice, Blocking, Buf, Completion, Delay, DeviceInfo, Error, ErrorKind, Mem, Op, Queue,
+    Request, Result, StickyFlush, Wait,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What goes to one queue of the disk, and what comes back when the script says so.
+struct Line {
+    asked: Mutex<Vec<Request>>,
+    answered: Mutex<Vec<Completion>>,
+    bell: OwnedFd,
+}
+
+impl Line {
+    /// Answers the oldest request.
+    fn answer(&self, well: bool) {
+        let Request { tag, op } = self.asked.lock().unwrap().remove(0);
+        let result = match well {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Media, "disk", "").in_op(&op)),
+        };
+        let completion = Completion { tag, op, result };
+        self.answered.lock().unwrap().push(completion);
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+struct Disk {
+    mem: Mem,
+    lines: Mutex<Vec<Arc<Line>>>,
+}
+
+impl BlockDevice for Disk {
+    fn info(&self) -> &DeviceInfo {
+        self.mem.info()
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let line = Arc::new(Line {
+            asked: Mutex::default(),
+            answered: Mutex::default(),
+            bell: rustix::event::eventfd(0, flags).unwrap(),
+        });
+        self.lines.lock().unwrap().push(Arc::clone(&line));
+        let info = self.info().clone();
+        Ok(Box::new(DiskQueue { info, line }))
+    }
+}
+
+struct DiskQueue {
+    info: DeviceInfo,
+    line: Arc<Line>,
+}
+
+impl Queue for DiskQueue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn capacity(&self) -> usize {
+        4
+    }
+
+    fn in_flight(&self) -> usize {
+        self.line.asked.lock().unwrap().len() + self.line.answered.lock().unwrap().len()
+    }
+
+    fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+        self.line.asked.lock().unwrap().push(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        if wait == Wait::Block {
+            wait_for(self.line.bell.as_fd());
+        }
+        let _ = rustix::io::read(&self.line.bell, &mut [0u8; 8]);
+        let had = done.len();
+        done.append(&mut self.line.answered.lock().unwrap());
+        Ok(done.len() - had)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.line.bell.as_fd())
+    }
+}
+
+fn wait_for(fd: BorrowedFd<'_>) {
+    let minute = Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    let readable = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&minute));
+    assert_eq!(readable, Ok(1), "nobody was woken");
+}
+
+/// Two queues, and the lines below them.
+struct Bench {
+    queues: [Box<dyn Queue>; 2],
+    lines: [Arc<Line>; 2],
+    sticky: StickyFlush,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let disk = Arc::new(Disk {
+            mem: Mem::new(1 << 20, 512),
+            lines: Mutex::default(),
+        });
+        let sticky = StickyFlush::new(Arc::clone(&disk) as _);
+        let queues = [sticky.queue().unwrap(), sticky.queue().unwrap()];
+        let lines = disk.lines.lock().unwrap().clone();
+        Bench {
+            queues,
+            lines: lines.try_into().ok().unwrap(),
+            sticky,
+        }
+    }
+
+    fn submit(&mut self, queue: usize, tag: u64, op: Op) {
+        self.queues[queue].submit(Request { tag, op }).unwrap();
+        self.queues[queue].kick().unwrap();
+    }
+
+    /// What a queue has: tags, and whether it went well.
+    fn reap(&mut self, queue: usize) -> Vec<(u64, bool)> {
+        let mut done = Vec::new();
+        self.queues[queue].reap(Wait::Poll, &mut done).unwrap();
+        done.iter().map(|c| (c.tag, c.result.is_ok())).collect()
+    }
+
+    /// The same, as a client that sleeps gets it.
+    fn wake(&mut self, queue: usize) -> Vec<(u64, bool)> {
+        wait_for(self.queues[queue].wait_fd().unwrap());
+        self.reap(queue)
+    }
+
+    fn is_readable(&self, queue: usize) -> bool {
+        let fd = self.queues[queue].wait_fd().unwrap();
+        let now = Timespec::default();
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+}
+
+fn write(fua: bool) -> Op {
+    let bufs = Buf::zeroed(512).into();
+    let offset = 0;
+    Op::Write { offset, bufs, fua }
+}
+
+#[test]
+fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
+    let durable: [fn() -> Op; 2] = [|| Op::Flush, || write(true)];
+    for (fails, goes_well) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        for fails_first in [true, false] {
+            let mut bench = Bench::new();
+            let (bad, good) = (0, 1);
+            let mut submits = [(bad, 7, durable[fails]()), (good, 8, durable[goes_well]())];
+            if !fails_first {
+                submits.reverse();
+            }
+            for (queue, tag, op) in submits {
+                bench.submit(queue, tag, op);
+            }
+            // The good answer is there first, and the bad one is known to nobody yet.
+            bench.lines[good].answer(true);
+            assert_eq!(bench.reap(good), [], "a success that may be a lie");
+            assert!(!bench.is_readable(good));
+            bench.lines[bad].answer(false);
+            assert_eq!(bench.wake(bad), [(7, false)]);
+            assert_eq!(bench.wake(good), [(8, false)]);
+            assert!(!bench.is_readable(good));
+            // And so does every later one.
+            bench.submit(good, 9, Op::Flush);
+            bench.lines[good].answer(true);
+            assert_eq!(bench.wake(good), [(9, false)]);
+        }
+    }
+}
+
+#[test]
+fn of_two_flushes_of_one_queue_none_succeeds_beside_a_failure() {
+    let mut bench = Bench::new();
+    bench.submit(0, 1, Op::Flush);
+    bench.lines[0].answer(true);
+    assert_eq!(
+        bench.wake(0),
+        [(1, true)],
+        "it is alone and waits for nobody"
+    );
+    // Tags need not be unique.
+    bench.submit(0, 5, Op::Flush);
+    bench.submit(0, 5, Op::Flush);
+    bench.lines[0].answer(true);
+    assert_eq!(bench.reap(0), []);
+    bench.submit(0, 6, write(false));
+    bench.lines[0].answer(false);
+    bench.lines[0].answer(true);
+    let mut all = bench.wake(0);
+    all.sort_unstable();
+    assert_eq!(all, [(5, false), (5, false), (6, true)]);
+    assert!(bench.sticky.failure().get().is_some());
+}
+
+#[test]
+fn a_flush_waits_for_those_beside_it_and_for_no_later_ones() {
+    let mut bench = Bench::new();
+    bench.submit(0, 1, Op::Flush);
+    bench.submit(1, 2, Op::Flush);
+    bench.lines[1].answer(true);
+    assert_eq!(bench.reap(1), []);
+    bench.submit(1, 3, Op::Flush);
+    bench.submit(1, 4, write(false));
+    bench.lines[0].answer(true);
+    assert_eq!(bench.reap(0), [], "3 was submitted before it ended");
+    assert_eq!(bench.wake(1), [(2, true)], "3 came later and is open still");
+    assert!(!bench.is_readable(1) && bench.queues[1].in_flight() == 2);
+    bench.lines[1].answer(true);
+    bench.lines[1].answer(true);
+    let mut all = bench.wake(1);
+    all.sort_unstable();
+    assert_eq!(all, [(3, true), (4, true)]);
+    assert_eq!(bench.wake(0), [(1, true)]);
+    assert!(bench.sticky.failure().get().is_none());
+}
+
+#[test]
+fn the_failure_that_a_dropped_queue_leaves_unread_counts() {
+    let mut bench = Bench::new();
+    bench.submit(0, 1, Op::Flush);
+    bench.submit(1, 2, Op::Flush);
+    bench.lines[1].answer(true);
+    assert_eq!(bench.reap(1), []);
+    bench.lines[0].answer(false);
+    bench.queues[0] = bench.sticky.queue().unwrap();
+    assert_eq!(bench.wake(1), [(2, false)]);
+}
+
+#[test]
+fn flushes_of_many_threads_all_come_back() {
+    let (mem, short) = (Mem::new(1 << 20, 512), Duration::from_micros(50));
+    let sticky = StickyFlush::new(Arc::new(Delay::new(Arc::new(mem), short, short)));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut blocking = Blocking::open(&sticky).unwrap();
+                for _ in 0..200 {
+                    blocking.run(write(true)).unwrap();
+                    blocking.flush().unwrap();
+                }
+            });
+        }
+    });
+}
