@@ -1,10 +1,13 @@
 //! Whose socket is at the other end of a TCP connection within this machine.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 
 /// State of a connection that is open, in `/proc/net/tcp`.
 const ESTABLISHED: &str = "01";
+/// How often the table is read before a connection counts as none of this machine.
+const PASSES: usize = 2;
 
 /// The user whose socket `peer` is, connected to our `local`; `None` when no open socket of this
 /// machine is. A socket that its program has closed has no user any more, and counts as none.
@@ -14,9 +17,21 @@ pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>
         SocketAddr::V6(_) => "/proc/net/tcp6",
     };
     let (peer, local) = (shown(peer), shown(local));
-    for line in BufReader::new(std::fs::File::open(table)?).lines().skip(1) {
-        if let Some(uid) = uid_in(&line?, &peer, &local) {
-            return Ok(Some(uid));
+    look(|| Ok(BufReader::new(File::open(table)?)), &peer, &local)
+}
+
+/// Looks through the table, and through a second copy before it says that nothing is there: the kernel shows a part
+/// at a time, and what stands behind a connection that is closed between two of them may be left out.
+fn look<T: BufRead>(
+    table: impl Fn() -> io::Result<T>,
+    own: &str,
+    other: &str,
+) -> io::Result<Option<u32>> {
+    for _pass in 0..PASSES {
+        for line in table()?.lines().skip(1) {
+            if let Some(uid) = uid_in(&line?, own, other) {
+                return Ok(Some(uid));
+            }
         }
     }
     Ok(None)
@@ -70,6 +85,17 @@ mod tests {
             drop(client);
             assert_eq!(uid(local, peer).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn a_connection_that_a_look_at_the_table_misses_is_found() {
+        let head = "  sl  local_address rem_address   st\n".to_owned();
+        let line = "5: a:1 b:2 01 00000000:00000000 00:00000000 00000000  1000 0 71 1";
+        let whole = format!("{head}{line}\n");
+        let copies = std::cell::RefCell::new([&whole, &head].repeat(4));
+        let next = || Ok(copies.borrow_mut().pop().unwrap().as_bytes());
+        assert_eq!(look(next, "a:1", "b:2").unwrap(), Some(1000));
+        assert_eq!(look(next, "a:1", "c:2").unwrap(), None);
     }
 
     #[test]
