@@ -2,7 +2,7 @@
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
 
 use crate::claim::Claim;
-use crate::in_use::{self, InUse};
+use crate::in_use::{self, InUse, InUseRecord};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::{Error, Result, Settings, filesystem};
 use block::topology::Topology;
@@ -53,6 +53,8 @@ pub struct OpenFile {
 /// What keeps others away from a volume; the record on it ends before the claim.
 struct Hold {
     in_use: Option<InUse>,
+    /// There is a record, whether or not this process keeps it.
+    has_record: bool,
     _claim: Claim,
 }
 
@@ -171,6 +173,21 @@ impl Disk {
         }
     }
 
+    /// What keeps writers on other machines away from what lies on it.
+    pub(crate) fn kept(&self) -> InUseRecord {
+        let place = match self {
+            Disk::File(file) => &file.hold,
+            Disk::Lun(lun) => &lun.hold,
+        };
+        match place.get() {
+            Some(Hold {
+                in_use: Some(own), ..
+            }) => own.kept(),
+            Some(hold) if hold.has_record => InUseRecord::Reader,
+            _ => InUseRecord::Impossible,
+        }
+    }
+
     /// Keeps others away from what lies on it, for as long as it is open. What has no UUID is told apart by
     /// the locks of its name alone.
     fn hold(&self, name: &Path, share: Share, settings: &Settings) -> Result<()> {
@@ -196,6 +213,7 @@ impl Disk {
         };
         let _ = place.set(Hold {
             in_use,
+            has_record: content.record.is_some(),
             _claim: claim,
         });
         Ok(())

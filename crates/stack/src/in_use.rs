@@ -227,6 +227,38 @@ pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()>
     Ok(())
 }
 
+/// What keeps writers on other machines away from a device, as `evfs status` shows it.
+#[derive(Debug, Clone)]
+pub enum InUseRecord {
+    /// Nothing: there is no room for a record on it.
+    Impossible,
+    /// Nothing, because this process only reads.
+    Reader,
+    /// The record of this process, until it is lost to another machine.
+    Record {
+        /// It is.
+        lost: Arc<AtomicBool>,
+    },
+}
+
+impl InUseRecord {
+    /// In one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            InUseRecord::Impossible => "impossible",
+            InUseRecord::Reader => "reader",
+            InUseRecord::Record { lost } if lost.load(Ordering::SeqCst) => "lost",
+            InUseRecord::Record { .. } => "kept",
+        }
+    }
+}
+
+impl serde::Serialize for InUseRecord {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.serialize_str(self.word())
+    }
+}
+
 /// A device is in use by this process, and its record says so.
 pub(crate) struct InUse {
     shared: Arc<Shared>,
@@ -242,7 +274,7 @@ struct Shared {
     record: Mutex<Record>,
     /// When the record was last known to be our own.
     seen: AtomicU64,
-    lost: AtomicBool,
+    lost: Arc<AtomicBool>,
 }
 
 impl InUse {
@@ -272,7 +304,7 @@ impl InUse {
             interval_ms: interval.as_millis() as u64,
             record: Mutex::new(record),
             seen: AtomicU64::new(seen),
-            lost: AtomicBool::new(false),
+            lost: Arc::default(),
         });
         let (stop, stops) = channel();
         let (ends, stopped) = channel();
@@ -289,6 +321,12 @@ impl InUse {
             stop: Some(stop),
             stopped: Mutex::new(stopped),
         })
+    }
+
+    /// For `evfs status`.
+    pub(crate) fn kept(&self) -> InUseRecord {
+        let lost = Arc::clone(&self.shared.lost);
+        InUseRecord::Record { lost }
     }
 
     /// A queue that does nothing more once the device is another's.
@@ -427,22 +465,6 @@ impl Queue for Guarded {
 
     fn holds_answers(&self) -> bool {
         !self.refused.is_empty() || self.lower.holds_answers()
-    }
-
-    fn take_back(&mut self, tag: u64) -> Option<Request> {
-        self.lower.take_back(tag)
-    }
-
-    fn late(&mut self, tags: &mut Vec<u64>) {
-        self.lower.late(tags);
-    }
-
-    fn access_sign(&mut self) -> Option<block::AccessSign> {
-        self.lower.access_sign()
-    }
-
-    fn lost(&self) -> Option<&str> {
-        self.lower.lost()
     }
 
     fn register(&mut self, pool: &BufPool) {

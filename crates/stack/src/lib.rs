@@ -38,6 +38,7 @@ pub use afs_server::{NoPrefix, Prefix};
 pub use attach::{AttachSpec, Attachment};
 pub use confine::{Kept, Needs, confine};
 pub use error::{Error, Left, Result, exit, without_number};
+pub use in_use::InUseRecord;
 pub use mounted::{Atime, MountSpec, Mounted};
 pub use serve::{Ended, Hub, Reload, Serving, serve};
 pub use served::{ServeSpec, Served};

@@ -1,6 +1,7 @@
 //! What `evfs status` shows of something that is served.
 
 use crate::device::Disk;
+use crate::in_use::InUseRecord;
 use crate::volume::{Cipher, Open};
 use block::DeviceInfo;
 use serde::Serialize;
@@ -42,6 +43,8 @@ pub struct Status {
     /// Cell that is served.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
+    /// Whether the record on the device is kept by which other machines see that it is in use.
+    pub in_use_record: InUseRecord,
     /// Writes are refused.
     pub read_only: bool,
     /// Discards are passed on.
@@ -113,6 +116,7 @@ impl Status {
             }),
             fileset: None,
             cell: None,
+            in_use_record: open.disk.kept(),
             read_only: info.read_only,
             discards: info.discard,
             direct: open.direct,

@@ -51,6 +51,20 @@ fn describe(v: &Value) -> String {
     if let Some(cell) = v["cell"].as_str() {
         let _ = writeln!(out, "    cell  {cell}");
     }
+    let record = match v["in_use_record"].as_str() {
+        Some("kept") => "kept: other machines see that it is in use",
+        Some("reader") => "not kept: this process only reads",
+        Some("impossible") => {
+            "impossible: there is no room for it, and other machines do not see that it is in use"
+        }
+        Some("lost") => {
+            "lost: another machine has taken it over, and nothing more is read or written; detach with --force"
+        }
+        _ => "",
+    };
+    if !record.is_empty() {
+        let _ = writeln!(out, "    record {record}");
+    }
     if let Some(lun) = v["lun"].as_str() {
         let _ = writeln!(
             out,
