@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Kind, Result};
 use block::layer::{Layer, home};
-use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Wait};
+use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -41,7 +41,9 @@ impl DeviceIo {
     pub fn start(device: Arc<dyn BlockDevice>) -> Result<DeviceIo> {
         let (jobs, todo) = channel();
         let todo = Arc::new(Mutex::new(todo));
-        let lost = Arc::new(Lost::new());
+        let device = StickyFlush::new(device);
+        let lost = device.failure();
+        let device = Arc::new(device);
         let mut io = DeviceIo {
             info: device.info().clone(),
             jobs: Some(jobs),
@@ -145,7 +147,7 @@ impl Drop for DeviceIo {
     }
 }
 
-/// The error of the first flush that failed.
+/// The error of the first flush that failed. [`StickyFlush`] lets none go well beside it.
 type Lost = OnceLock<block::Error>;
 
 /// Does one job after the other until nobody can send any more.
@@ -258,6 +260,89 @@ pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
 mod tests {
     use super::*;
     use block::{ErrorDevice, ErrorKind, Failure, Mem, MemConfig};
+    use std::os::fd::BorrowedFd;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    /// Answers flushes when two are in flight: the first badly, and the second well.
+    struct Pairs {
+        mem: Mem,
+        flushes: Arc<AtomicUsize>,
+    }
+
+    struct PairsQueue {
+        info: DeviceInfo,
+        flushes: Arc<AtomicUsize>,
+        asked: Option<(usize, Request)>,
+    }
+
+    impl BlockDevice for Pairs {
+        fn info(&self) -> &DeviceInfo {
+            self.mem.info()
+        }
+
+        fn queue(&self) -> block::Result<Box<dyn Queue>> {
+            Ok(Box::new(PairsQueue {
+                info: self.info().clone(),
+                flushes: Arc::clone(&self.flushes),
+                asked: None,
+            }))
+        }
+    }
+
+    impl Queue for PairsQueue {
+        fn info(&self) -> &DeviceInfo {
+            &self.info
+        }
+
+        fn capacity(&self) -> usize {
+            1
+        }
+
+        fn in_flight(&self) -> usize {
+            usize::from(self.asked.is_some())
+        }
+
+        fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+            self.asked = Some((self.flushes.fetch_add(1, SeqCst), request));
+            Ok(())
+        }
+
+        fn kick(&mut self) -> block::Result<()> {
+            Ok(())
+        }
+
+        fn reap(&mut self, _: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
+            let Some((number, Request { tag, op })) = self.asked.take() else {
+                return Ok(0);
+            };
+            while self.flushes.load(SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            let failed = || Err(block::Error::new(ErrorKind::Media, &self.info.name, ""));
+            let result = if number == 0 { failed() } else { Ok(()) };
+            done.push(Completion { tag, op, result });
+            Ok(1)
+        }
+
+        fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn of_two_flushes_at_once_both_fail_when_one_does() {
+        let pairs = Pairs {
+            mem: Mem::new(1 << 20, 512),
+            flushes: Arc::default(),
+        };
+        let io = DeviceIo::start(Arc::new(pairs)).unwrap();
+        std::thread::scope(|scope| {
+            let both = [(); 2].map(|()| scope.spawn(|| io.flush()));
+            for one in both {
+                assert!(one.join().unwrap().is_err(), "what it covers may be lost");
+            }
+        });
+    }
 
     #[test]
     fn many_operations_go_through_a_narrow_queue_and_come_back_in_order() {
