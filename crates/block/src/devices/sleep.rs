@@ -5,7 +5,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// Readable when the descriptor of a queue is, or one beside it.
+/// Readable when the descriptor of a queue is, or one beside it. Linux nests five such descriptors and no more, and
+/// a cached export of a LUN with iSCSI paths has five: worker, cache, flushes, LUN, path.
 pub(super) struct Both(OwnedFd);
 
 impl Both {
