@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use tests::targets::{free_port, image, nbdkit};
 use tests::{Ran, Sandbox};
@@ -430,6 +430,67 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
         said.contains("for the first time") && said.contains("owner mallory"),
         "{said}"
     );
+}
+
+/// Who can exchange an image can put a link there, or in the place of its directory.
+#[test]
+fn a_link_to_another_volume_or_to_clear_data_is_an_exchange_as_well() {
+    let s = Sandbox::new();
+    for dir in ["st", "evil"] {
+        fs::create_dir(s.path(dir)).unwrap();
+    }
+    s.volume("st/a.img", "32M", &[]);
+    let uuid = s.json(&["volume", "info", "st/a.img"])["uuid"].clone();
+    let clear = ["format", "evil/a.img", "--size", "32M"];
+    elsewhere(&s, &clear).ok();
+    let create = ["volume", "create", "evil/b.img", "--size", "32M"];
+    elsewhere(&s, &[&create[..], &["--owner", "owner"]].concat()).ok();
+    let link = |to: &str, name: &str| symlink(s.path(to), s.path(name)).unwrap();
+    let refused = |what: &str| {
+        for verb in ["df", "fsck"] {
+            let said = s.run(&[verb, "st/a.img"]).code(14).stderr;
+            assert!(said.contains("exchanged"), "{what}: {said}");
+            let reset = format!("volume trust {} --reset", uuid.as_str().unwrap());
+            assert!(said.contains(&reset), "{what}: {said}");
+        }
+        let there = Ran::of(s.evfs().current_dir(s.path("st")).args(["df", "a.img"]));
+        there.code(14);
+    };
+    s.run(&["format", "st/a.img"]).ok();
+    fs::rename(s.path("st/a.img"), s.path("kept.img")).unwrap();
+    for to in ["evil/a.img", "evil/b.img"] {
+        link(to, "st/a.img");
+        refused(to);
+        fs::remove_file(s.path("st/a.img")).unwrap();
+    }
+    fs::rename(s.path("st"), s.path("old")).unwrap();
+    link("evil", "st");
+    let shell = |args: &[&str]| {
+        // The current directory as a shell has it.
+        let mut command = s.evfs();
+        command.current_dir(s.path("st")).env("PWD", s.path("st"));
+        Ran::of(command.args(args))
+    };
+    for verb in ["df", "fsck"] {
+        let said = s.run(&[verb, "st/a.img"]).code(14).stderr;
+        assert!(said.contains("not encrypted"), "{said}");
+    }
+    shell(&["df", "a.img"]).code(14);
+    // A link to the volume itself is fine, and known from then on.
+    fs::remove_file(s.path("st")).unwrap();
+    fs::rename(s.path("old"), s.path("st")).unwrap();
+    link("kept.img", "st/a.img");
+    link("st/a.img", "way.img");
+    for name in ["way.img", "st/a.img", "kept.img"] {
+        s.run(&["df", name]).ok();
+    }
+    fs::remove_file(s.path("way.img")).unwrap();
+    link("evil/a.img", "way.img");
+    s.run(&["df", "way.img"]).code(14);
+    // An administrator who led the link elsewhere says so.
+    s.run(&["volume", "trust", uuid.as_str().unwrap(), "--reset"])
+        .ok();
+    s.run(&["df", "way.img"]).ok();
 }
 
 #[test]

@@ -5,7 +5,8 @@ use crate::queue::FileQueue;
 use crate::{HeaderGuard, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -134,6 +135,15 @@ impl FileDevice {
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.shared.path
+    }
+
+    /// Where the file that is open lies now, without symbolic links; `None` for one that has no name any more,
+    /// and for a block device.
+    pub fn resolved_path(&self) -> Option<PathBuf> {
+        let meta = self.shared.file.metadata().ok()?;
+        let link = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
+        let path = std::fs::read_link(link).ok()?;
+        (meta.is_file() && meta.nlink() > 0 && path.is_absolute()).then_some(path)
     }
 
     /// Whether the page cache is passed by.

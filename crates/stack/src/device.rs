@@ -3,6 +3,7 @@
 
 use crate::claim::Claim;
 use crate::in_use::{self, InUse, InUseRecord};
+use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::{Error, Result, Settings, filesystem};
 use block::topology::Topology;
@@ -48,6 +49,7 @@ pub enum Disk {
 pub struct OpenFile {
     hold: OnceLock<Hold>,
     file: Arc<FileDevice>,
+    places: Places,
 }
 
 /// What keeps others away from a volume; the record on it ends before the claim.
@@ -89,7 +91,7 @@ pub struct OpenLun {
     /// The whole LUN, or what a legacy name of it gives.
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
-    place: String,
+    places: Places,
     _open: Option<File>,
 }
 
@@ -121,7 +123,8 @@ pub enum Guard {
 impl From<Arc<FileDevice>> for Disk {
     fn from(file: Arc<FileDevice>) -> Disk {
         let hold = OnceLock::new();
-        Disk::File(Arc::new(OpenFile { hold, file }))
+        let places = Places::of_file(&file);
+        Disk::File(Arc::new(OpenFile { hold, file, places }))
     }
 }
 
@@ -134,15 +137,11 @@ impl Disk {
         }
     }
 
-    /// Where it is, by a name that means the same tomorrow: the path of a file, the name of a LUN
-    /// in its registry. Names of disks in `/dev` change from boot to boot.
-    pub(crate) fn place(&self) -> Option<String> {
+    /// Where it is.
+    pub(crate) fn places(&self) -> &Places {
         match self {
-            Disk::File(file) => {
-                let path = std::fs::canonicalize(&file.info().name).ok()?;
-                path.is_file().then(|| path.display().to_string())
-            }
-            Disk::Lun(open) => Some(open.place.clone()),
+            Disk::File(file) => &file.places,
+            Disk::Lun(lun) => &lun.places,
         }
     }
 
@@ -245,23 +244,6 @@ struct Content {
     uuid: String,
     /// Where its record is that says who uses it.
     record: Option<u64>,
-}
-
-/// The place of the LUN `name`: each registry gives its own names, so the registry is part of it.
-pub(crate) fn place_of_lun(registry: &Path, name: &str) -> String {
-    // The same file by another way, also one that is still to be made.
-    let folder = registry
-        .parent()
-        .and_then(|f| std::fs::canonicalize(f).ok());
-    let folder = folder.zip(registry.file_name());
-    let registry = folder.map_or(registry.to_owned(), |(folder, file)| folder.join(file));
-    format!("lun:{}:{name}", registry.display())
-}
-
-/// The name of the LUN that a place is, if it is one of this registry.
-pub(crate) fn lun_at<'a>(place: &'a str, registry: &Path) -> Option<&'a str> {
-    let name = place.rsplit(':').next()?;
-    (place == place_of_lun(registry, name)).then_some(name)
 }
 
 /// A lock between the processes of this machine.
@@ -506,7 +488,7 @@ fn open_lun(
         lun,
         view,
         lock,
-        place: place_of_lun(&file, &known.name),
+        places: Places::of_lun(place_of_lun(&file, &known.name)),
         _open: held,
     })
 }

@@ -22,6 +22,7 @@ pub mod lun;
 mod memory;
 mod mounted;
 mod paths;
+mod place;
 pub mod registry;
 mod serve;
 mod served;

@@ -1,7 +1,8 @@
 //! What an administrator does with LUNs: those that are open somewhere are asked through the control
 //! socket of the process that has them; of the others the registry knows.
 
-use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, place_of_lun, take};
+use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, take};
+use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::{Error, Result, Settings, control};
 use block::{Identity, Lunpath};
@@ -369,7 +370,7 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     let forgotten = Registry::update(&registry, |r| r.forget(name))?;
     // Last: while the LUN is known, what lies on it is not to be exchanged.
     let store = settings.trust_store();
-    store.clear_place(Some(place_of_lun(&registry, name)))?;
+    store.clear_places(&Places::of_lun(place_of_lun(&registry, name)))?;
     for what in ["open", "header"] {
         let _ = std::fs::remove_file(lock.with_extension(what));
     }

@@ -10,7 +10,8 @@
 //! never runs ahead. It is read before the header (or under the header lock), so that a change that
 //! another process makes in between is never taken for an old header.
 
-use crate::device::{Disk, lun_at};
+use crate::device::Disk;
+use crate::place::{Places, lun_at};
 use crate::{Error, Result, Settings, state_file};
 use crypt::{Action, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
@@ -41,8 +42,8 @@ pub struct Entry {
     pub keys: BTreeMap<u32, String>,
     /// Seconds since 1970 when this machine first opened the volume.
     pub first_used: u64,
-    /// Where it was found, of places that stay the same: files by their paths, LUNs by their
-    /// registries and names. One volume is known at a place.
+    /// Where it was found, of places that stay the same: files by their paths as they were named and as
+    /// they are without symbolic links, LUNs by their registries and names. One volume is known at a place.
     #[serde(default)]
     pub places: BTreeSet<String>,
 }
@@ -120,17 +121,16 @@ impl Store {
         })
     }
 
-    /// What was known at a place is not expected there any more.
+    /// What was known at places is not expected there any more.
     ///
     /// # Errors
     /// Those of the file.
-    pub(crate) fn clear_place(&self, place: Option<String>) -> Result<()> {
-        let known = self.load()?;
-        let Some(place) = place.filter(|place| known.at(place).is_some()) else {
+    pub(crate) fn clear_places(&self, places: &Places) -> Result<()> {
+        if self.load()?.at_any(places, |_| true).is_none() {
             return Ok(());
-        };
+        }
         self.update(|known| {
-            known.clear(&place);
+            known.clear(places);
             Ok(())
         })
     }
@@ -170,23 +170,20 @@ impl Store {
 
     /// Before a header backup is put back by an administrator: an older one is from then on the one
     /// that is known, with the same volume key, and its volume is the one that is expected at the
-    /// place of `disk`.
+    /// places of `disk`.
     ///
     /// # Errors
     /// Those of the file.
     pub fn before_restore(&self, disk: &Disk, plan: &crypt::Restore) -> Result<()> {
         self.update(|known| {
-            let place = disk.place();
-            if let Some(place) = &place {
-                known.clear(place);
-            }
+            known.clear(disk.places());
             if let Some(entry) = known.volumes.get_mut(&plan.uuid) {
                 let backup = seal_in(plan);
                 if entry.is_newer_than(backup.as_ref()) {
                     entry.seal = backup;
                     entry.keys.clear();
                 }
-                entry.places.extend(place);
+                entry.places.extend(disk.places().lasting());
             }
             Ok(())
         })
@@ -248,7 +245,7 @@ impl Entry {
             seal: seal_of(volume),
             keys: keys_of(volume),
             first_used: now.map_or(0, |d| d.as_secs()),
-            places: disk.place().into_iter().collect(),
+            places: disk.places().lasting(),
         }
     }
 
@@ -312,10 +309,11 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
 }
 
 impl Known {
-    /// The volume that is known at a place, with its UUID.
-    pub fn at(&self, place: &str) -> Option<(&String, &Entry)> {
-        let mut all = self.volumes.iter();
-        all.find(|(_, entry)| entry.places.contains(place))
+    /// A volume whose UUID is `one_of` and that is known at one of the places.
+    fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
+        let known = |entry: &Entry| places.all().any(|place| entry.places.contains(place));
+        let mut all = self.volumes.iter().filter(|(uuid, _)| one_of(uuid));
+        all.find(|(_, entry)| known(entry)).map(|(uuid, _)| uuid)
     }
 
     /// Where volumes are expected, as DEVICEs: files, and LUNs of this user's registry.
@@ -329,10 +327,12 @@ impl Known {
         places.filter_map(device).collect()
     }
 
-    /// Nothing is expected at a place any more.
-    fn clear(&mut self, place: &str) {
+    /// Nothing is expected at places any more.
+    fn clear(&mut self, places: &Places) {
         for entry in self.volumes.values_mut() {
-            entry.places.remove(place);
+            for place in places.all() {
+                entry.places.remove(place);
+            }
         }
     }
 
@@ -347,8 +347,8 @@ impl Known {
     /// # Errors
     /// [`Error::Untrusted`] where this machine knows an encrypted volume.
     pub(crate) fn judge_clear(&self, disk: &Disk) -> Result<()> {
-        let known = disk.place().and_then(|place| self.at(&place));
-        known.map_or(Ok(()), |(uuid, _)| {
+        let known = self.at_any(disk.places(), |_| true);
+        known.map_or(Ok(()), |uuid| {
             Err(Error::Untrusted(format!(
                 "{}: it is not encrypted, and this machine knows the encrypted volume {uuid} there: \
                  somebody exchanged it, and could read what is written to it. If that was you, \
@@ -388,8 +388,7 @@ impl Known {
                  accept it with `evfs volume trust {name} --reset`"
             ));
         }
-        let expected = disk.place().and_then(|place| self.at(&place));
-        if let Some((other, _)) = expected.filter(|(other, _)| *other != uuid) {
+        if let Some(other) = self.at_any(disk.places(), |other| other != uuid) {
             return untrusted(format!(
                 "it is volume {uuid}, and this machine knows volume {other} there: somebody \
                  exchanged it, and may be able to read what is written to it. If that was you, \

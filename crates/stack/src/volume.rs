@@ -185,7 +185,7 @@ pub(crate) fn open_or_make(
         (false, Some(size)) => {
             let file = FileDevice::create(path, size, &path_file::Options::default())?;
             let disk = Disk::from(file);
-            settings.trust_store().clear_place(disk.place())?;
+            settings.trust_store().clear_places(disk.places())?;
             Ok((disk, true))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
@@ -245,7 +245,7 @@ fn format_over(
         in_use::prepare(&*device, at)?;
     }
     let trust = settings.trust_store();
-    trust.clear_place(disk.place())?;
+    trust.clear_places(disk.places())?;
     trust.record(&volume, &unlocked, disk)?;
     Ok((
         Held {
