@@ -51,6 +51,9 @@ pub enum Error {
     /// There is no such key in the header.
     #[error("{0}")]
     NoSuchKey(String),
+    /// It may be the number of one key and the name of another.
+    #[error("{0}")]
+    Ambiguous(String),
     /// It is there already.
     #[error("{0}")]
     Exists(String),

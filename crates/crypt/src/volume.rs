@@ -295,28 +295,42 @@ impl Volume {
     /// The keyslot with this number, or of the key pair with this name.
     ///
     /// # Errors
-    /// [`Error::NoSuchKey`]; also when a name stands for more than one keyslot.
+    /// [`Error::NoSuchKey`], also when a name stands for more than one keyslot; [`Error::Ambiguous`].
     pub fn find_key(&self, which: &str) -> Result<u32> {
         let keys = self.keys();
-        let matching: Vec<u32> = match which.parse::<u32>() {
-            Ok(number) => keys
-                .iter()
-                .map(|k| k.keyslot)
-                .filter(|n| *n == number)
-                .collect(),
-            Err(_) => keys
-                .iter()
-                .filter(|k| k.name.as_deref() == Some(which))
-                .map(|k| k.keyslot)
-                .collect(),
-        };
-        match matching.as_slice() {
-            [one] => Ok(*one),
-            [] => Err(Error::NoSuchKey(format!(
+        let named = keys.iter().filter(|k| k.name.as_deref() == Some(which));
+        let named: Vec<u32> = named.map(|k| k.keyslot).collect();
+        let unknown = || {
+            Error::NoSuchKey(format!(
                 "{}: no keyslot `{which}`; `evfs volume key list` shows what there is",
                 self.name()
-            ))),
-            many => Err(Error::NoSuchKey(format!(
+            ))
+        };
+        let number = which.parse::<u32>().ok();
+        let numbered = number.filter(|n| keys.iter().any(|k| k.keyslot == *n));
+        match (number, named.as_slice()) {
+            (Some(_), []) => numbered.ok_or_else(unknown),
+            (Some(number), [one]) if *one == number => Ok(number),
+            // Whoever means the one must not destroy the other.
+            (Some(number), named) => {
+                let number = match numbered {
+                    Some(_) => format!("the number of keyslot {number}"),
+                    None => "a number, of no keyslot that there is,".into(),
+                };
+                let others = named.iter().filter(|n| Some(**n) != numbered);
+                let meant = numbered.iter().chain(others);
+                let meant: Vec<String> = meant.map(|n| format!("--keyslot {n}")).collect();
+                let named = named.iter().map(u32::to_string).collect::<Vec<_>>();
+                Err(Error::Ambiguous(format!(
+                    "{}: `{which}` is {number} and the name of the key pair in keyslot {}; say which is meant: {}",
+                    self.name(),
+                    named.join(" and "),
+                    meant.join(" or ")
+                )))
+            }
+            (None, [one]) => Ok(*one),
+            (None, []) => Err(unknown()),
+            (None, many) => Err(Error::NoSuchKey(format!(
                 "{}: `{which}` has the keyslots {many:?}; name one by its number",
                 self.name()
             ))),

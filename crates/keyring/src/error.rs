@@ -30,6 +30,12 @@ pub enum Error {
         "`{0}` cannot be the name of a key: letters, digits, `.`, `_` and `-`, at most 64, not beginning with `.` or `-`"
     )]
     BadName(String),
+    /// The name would be taken for the number of a keyslot.
+    #[error(
+        "`{0}` cannot be the name of a new key: it is a number, and would be taken for the number of a keyslot; \
+         choose one with a letter, like `key{0}`"
+    )]
+    NumberName(String),
     /// Others can read a private key.
     #[error("{} can be read by others; `chmod 600` it, and think about making a new key", .0.display())]
     Permissions(PathBuf),

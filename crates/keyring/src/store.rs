@@ -97,7 +97,7 @@ impl Keyring {
     /// Makes a key pair, under a passphrase if one is given.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::Exists`], and what the system says. Nothing is left behind.
+    /// [`Error::BadName`], [`Error::NumberName`], [`Error::Exists`], and what the system says. Nothing is left behind.
     pub fn generate(&self, name: &str, passphrase: Option<&SecretBytes>) -> Result<KeyInfo> {
         self.vacant(name)?;
         let (identity, line) = Identity::generate()?;
@@ -340,7 +340,11 @@ impl Keyring {
         Ok(self.dir.join(format!("{name}.{extension}")))
     }
 
+    /// Refuses a new key whose name is taken, or is a number. Keys that have such a name already stay usable.
     fn vacant(&self, name: &str) -> Result<()> {
+        if !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(Error::NumberName(name.to_owned()));
+        }
         if self.path(name, "pub")?.exists() || self.path(name, "key")?.exists() {
             return Err(Error::Exists(name.to_owned()));
         }

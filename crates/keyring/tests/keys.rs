@@ -134,6 +134,17 @@ fn names_that_are_no_file_names_are_refused() {
 }
 
 #[test]
+fn a_new_key_is_not_named_like_a_number() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    for name in ["0", "12", "007", "99999999999999999999"] {
+        let refused = keys.generate(name, None).map(drop);
+        assert!(matches!(refused, Err(Error::NumberName(_))), "{name}");
+    }
+    keys.generate("key1", None).unwrap();
+}
+
+#[test]
 fn the_real_age_opens_our_envelopes_and_we_open_its() {
     let folder = Folder::new();
     let keys = folder.keyring();

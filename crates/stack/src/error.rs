@@ -284,7 +284,7 @@ fn of_volume(error: &crypt::Error) -> u8 {
             _ => exit::FAILURE,
         },
         crypt::Error::WrongKey(_) | crypt::Error::Erased(_) => exit::WRONG_KEY,
-        crypt::Error::Exists(_) => exit::USAGE,
+        crypt::Error::Exists(_) | crypt::Error::Ambiguous(_) => exit::USAGE,
         crypt::Error::RoleRefuses { .. } => exit::ROLE_REFUSES,
         crypt::Error::SealBroken { .. } => exit::UNTRUSTED,
         crypt::Error::NeedsRepair(_) => exit::REPAIRABLE,
@@ -298,6 +298,7 @@ fn of_key(error: &keyring::Error) -> u8 {
         keyring::Error::NotFound { .. } | keyring::Error::PublicOnly(_) => exit::NOT_FOUND,
         keyring::Error::WrongPassphrase(_) | keyring::Error::WrongKey => exit::WRONG_KEY,
         keyring::Error::BadName(_)
+        | keyring::Error::NumberName(_)
         | keyring::Error::NoPassphrase(_)
         | keyring::Error::Exists(_) => exit::USAGE,
         keyring::Error::Io { source, .. } => of_io(source),

@@ -6,10 +6,10 @@ use super::unlock::OwnerArgs;
 use super::volume::volume_name;
 use crate::{output, secrets};
 use clap::Subcommand;
-use crypt::{Action, Identified, KeyEntry, Role};
+use crypt::{Action, Identified, KeyEntry, Role, Volume};
 use serde_json::{Value, json};
 use stack::volume::{Intent, hold};
-use stack::{Result, exit};
+use stack::{Error, Result, exit};
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
@@ -20,11 +20,18 @@ pub enum Command {
     )]
     Add(AddArgs),
     /// Take a key away; needs the owner's key
+    #[command(
+        after_help = "Examples:\n  evfs volume key remove disk.img bob\n  evfs volume key remove disk.img --keyslot 2 --yes"
+    )]
     Remove {
         /// File or disk
         device: PathBuf,
         /// Keyslot number, or the name of a key pair
-        which: String,
+        #[arg(required_unless_present = "keyslot")]
+        which: Option<String>,
+        /// This keyslot, also where a key pair is named like its number
+        #[arg(long, value_name = "N", conflicts_with = "which")]
+        keyslot: Option<u32>,
         #[command(flatten)]
         unlock: OwnerArgs,
         #[command(flatten)]
@@ -70,17 +77,26 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Remove {
             device,
             which,
+            keyslot,
             unlock,
             yes,
         } => {
             let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
-            let keyslot = held.volume.find_key(&which)?;
+            let keyslot = match (which, keyslot) {
+                (Some(which), _) => find(context, &held.volume, &which)?,
+                (None, number) => number.expect("clap asks for one of the two"),
+            };
             let source = unlock.source(&volume_name(&device))?;
             let keys = held.volume.keys();
-            let key = keys.iter().find(|k| k.keyslot == keyslot);
+            let Some(key) = keys.iter().find(|k| k.keyslot == keyslot) else {
+                return Err(Error::NotFound(format!(
+                    "{}: no keyslot {keyslot}; `evfs volume key list` shows what there is",
+                    device.display()
+                )));
+            };
             let what = format!(
                 "This destroys {} of {}; what it opens with is of no use there any more",
-                key.map_or_else(|| format!("keyslot {keyslot}"), short),
+                short(key),
                 device.display()
             );
             let opener = context.opener();
@@ -104,6 +120,32 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             Ok(exit::OK)
         }
     }
+}
+
+/// The keyslot that an argument names. A number that is the name of a key pair of this user, too, is refused
+/// unless both are the same key.
+fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
+    let keyslot = volume.find_key(which)?;
+    let is_number = which.parse::<u32>().is_ok();
+    let own = is_number.then(|| context.keyring().recipient(which).ok());
+    let Some(own) = own.flatten().map(|own| own.to_string()) else {
+        return Ok(keyslot);
+    };
+    let keys = volume.keys();
+    let numbered = keys.iter().find(|k| k.keyslot == keyslot);
+    let is_own = |key: &&KeyEntry| key.recipient.as_ref() == Some(&own);
+    if numbered.is_some_and(|key| is_own(&key)) {
+        return Ok(keyslot);
+    }
+    let pair = match keys.iter().find(is_own) {
+        Some(key) => format!("which is in {}: --keyslot {}", short(key), key.keyslot),
+        None => "which has no keyslot there".into(),
+    };
+    Err(Error::Usage(format!(
+        "{}: `{which}` is {}: --keyslot {keyslot}; and the name of a key pair of this user, {pair}. Say which is meant",
+        volume.name(),
+        numbered.map_or_else(|| format!("keyslot {keyslot}"), short),
+    )))
 }
 
 fn add(context: &Context, args: AddArgs) -> Result<u8> {
