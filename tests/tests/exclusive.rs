@@ -44,6 +44,38 @@ fn refused(ran: Ran, uuid: &str, pid: &Value) {
 }
 
 #[test]
+fn who_comes_second_by_the_same_name_is_told_who_was_first() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.volume("f.img", "48M", &[]);
+    s.run(&["format", "f.img"]).ok();
+    let mut all = Vec::new();
+    for (image, more) in [
+        ("a.img", &[][..]),
+        ("a.img", &["--read-only"]),
+        ("f.img", &[]),
+    ] {
+        let mut args = vec![image, "--name", "first"];
+        args.extend(more);
+        let pid = &s.attach(&args)["pid"];
+        let uuid = uuid_of(&s, image);
+        all.push(vec!["volume", "erase", image, "--force"]);
+        all.push(vec!["attach", image, "--name", "b", "--background"]);
+        if more.is_empty() {
+            all.push(vec!["attach", image, "--name", "b", "--read-only"]);
+        }
+        for args in all.drain(..) {
+            refused(s.run(&args), &uuid, pid);
+            // The folder of sockets does not matter.
+            let mut elsewhere = s.evfs();
+            elsewhere.args(&args).env("EVFS_RUN_DIR", s.path("run2"));
+            refused(Ran::of(&mut elsewhere), &uuid, pid);
+        }
+        s.detach("first");
+    }
+}
+
+#[test]
 fn a_loop_device_over_an_attached_file_is_refused() {
     if !is_root("loop devices") {
         return;

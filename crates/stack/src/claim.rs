@@ -42,21 +42,24 @@ impl Claim {
         claim
             .map_err(|e| Error::Failed(format!("cannot claim {device} for this process: {e}")))?
             .map_err(|holder| {
-                let (how, writes) = match write {
-                    true => ("for writing", holder.name == writer(uuid)),
-                    false => ("for reading", true),
-                };
-                let theirs = match writes {
-                    true => "writing",
-                    false => "reading",
-                };
-                Error::Busy(format!(
-                    "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}; a device and a \
-                     copy of it have the same UUID and count as one volume. Detach the other one first \
-                     (`evfs status` lists what this user has attached)",
-                    holder.who()
-                ))
+                holder.refuses(
+                    uuid,
+                    device,
+                    write,
+                    "; a device and a copy of it have the same UUID and count as one volume",
+                )
             })
+    }
+
+    /// The refusal of a device that somebody else has locked already, if there is a claim on what lies there.
+    pub(crate) fn refusal(uuid: &str, device: &str, write: bool) -> Option<Error> {
+        let (writer, readers) = (writer(uuid), readers(uuid));
+        let mut names = bound().ok()?;
+        names.sort();
+        let mut names = names.into_iter();
+        // The writer sorts before the readers.
+        let name = names.find(|name| *name == writer || name.starts_with(&readers))?;
+        Some(Holder { name }.refuses(uuid, device, write, ""))
     }
 
     fn write(uuid: &str, until: Instant) -> Tried {
@@ -119,6 +122,23 @@ struct Holder {
 }
 
 impl Holder {
+    /// Why `device` cannot be opened, with what a reader may wonder at.
+    fn refuses(&self, uuid: &str, device: &str, write: bool, remark: &str) -> Error {
+        let (how, writes) = match write {
+            true => ("for writing", self.name == writer(uuid)),
+            false => ("for reading", true),
+        };
+        let theirs = match writes {
+            true => "writing",
+            false => "reading",
+        };
+        Error::Busy(format!(
+            "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}{remark}. Detach the other one \
+             first (`evfs status` lists what this user has attached)",
+            self.who()
+        ))
+    }
+
     /// The process, as far as the kernel tells.
     fn who(&self) -> String {
         let asked = || -> std::io::Result<_> {
@@ -137,10 +157,15 @@ impl Holder {
         if i64::from(pid) == i64::from(std::process::id()) {
             return "this very process".into();
         }
-        match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {
-            Ok(program) => format!("process {pid} ({}) of user {user}", program.trim()),
-            Err(_) => format!("process {pid} of user {user}"),
-        }
+        format!("{} of user {user}", program(pid))
+    }
+}
+
+/// A process, by its number and its program.
+pub(crate) fn program(pid: i32) -> String {
+    match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {
+        Ok(program) => format!("process {pid} ({})", program.trim()),
+        Err(_) => format!("process {pid}"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! DEVICE, everywhere: a file, a block device, `nbd://...`, `nbd+unix://...`,
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
 
-use crate::claim::Claim;
+use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
@@ -13,7 +13,7 @@ use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -220,9 +220,14 @@ impl Disk {
 
     /// The volume or file system that it holds, if it holds one that can be opened.
     fn content(&self) -> Option<Content> {
-        let device = self.device();
         // Who may not take the lock of a disk may still read what lies on it in the clear.
         let _guard = self.header_lock(false).ok();
+        self.content_now()
+    }
+
+    /// The same while somebody may be changing the header.
+    fn content_now(&self) -> Option<Content> {
+        let device = self.device();
         if let Ok(volume) = crypt::Volume::open(Arc::clone(&device)) {
             let record = volume.reserved_block();
             return Some(Content {
@@ -271,13 +276,32 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
             }
             Err(std::fs::TryLockError::WouldBlock) => {
                 let name = base.file_stem().unwrap_or_default().to_string_lossy();
+                let who = locked_by(&file);
                 return Err(Error::Busy(format!(
-                    "{name} is in use by another process of this machine; `evfs status` shows by which"
+                    "{name} is in use by {}; `evfs status` lists what this user has attached",
+                    who.unwrap_or_else(|| "another process of this machine".into())
                 )));
             }
             Err(std::fs::TryLockError::Error(e)) => return Err(failed(e)),
         }
     }
+}
+
+/// The process that has a lock on a file, as far as the kernel tells.
+fn locked_by(file: &File) -> Option<String> {
+    let meta = file.metadata().ok()?;
+    let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
+    let same = format!("{major:02x}:{minor:02x}:{}", meta.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let pid = locks.lines().find_map(|line| {
+        // `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; who waits has a `->` before the kind.
+        let mut words = line.split_whitespace().skip(1);
+        let held = words.next()? == "FLOCK";
+        let (pid, on) = (words.nth(2)?, words.next()?);
+        (held && on == same).then(|| pid.parse().ok()).flatten()
+    })?;
+    // Of another PID namespace the number is 0.
+    (pid > 0).then(|| claim::program(pid))
 }
 
 /// Whether a name is one that the registry gives.
@@ -438,8 +462,11 @@ fn open_unclaimed(
         let open = open_lun(&addresses, settings, read_only, share)?;
         return Ok(Disk::Lun(Arc::new(open)));
     }
-    if let Some(text) = device.to_str().filter(|_| !device.exists()) {
-        known_scheme(text)?;
+    if let Some(text) = device.to_str() {
+        match device.exists() {
+            false => known_scheme(text)?,
+            true => no_lun_of_that_name(text, settings)?,
+        }
     }
     let options = path_file::Options {
         read_only,
@@ -450,7 +477,39 @@ fn open_unclaimed(
         },
         ..path_file::Options::default()
     };
-    Ok(FileDevice::open(device, &options)?.into())
+    match FileDevice::open(device, &options) {
+        Ok(file) => Ok(file.into()),
+        Err(error) => Err(who_has(device, share != Share::Readers, error)),
+    }
+}
+
+/// Refuses the name of a file here that is the name of a LUN as well: who means the one must not overwrite the other.
+fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
+    let is_lun = || Registry::load(&settings.lun_registry()).is_ok_and(|r| r.find(name).is_some());
+    match is_lun_name(name) && is_lun() {
+        false => Ok(()),
+        true => Err(Error::Usage(format!(
+            "{name} is a LUN, and a file in this folder: ./{name} is the file, and in any other folder {name} is \
+             the LUN. Say which is meant"
+        ))),
+    }
+}
+
+/// Names the process that has a file locked. The lock does not tell; the claim on what lies there does.
+fn who_has(device: &Path, write: bool, error: block::Error) -> Error {
+    let named = || {
+        let options = path_file::Options {
+            read_only: true,
+            lock: path_file::Lock::None,
+            ..path_file::Options::default()
+        };
+        let disk = Disk::from(FileDevice::open(device, &options).ok()?);
+        let shown = device.display().to_string();
+        Claim::refusal(&disk.content_now()?.uuid, &shown, write)
+    };
+    let busy = error.kind() == block::ErrorKind::Busy;
+    let named = busy.then(named).flatten();
+    named.unwrap_or_else(|| error.into())
 }
 
 fn open_lun(
