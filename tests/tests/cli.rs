@@ -51,6 +51,52 @@ fn exit_10_for_what_is_not_there() {
 }
 
 #[test]
+fn a_number_never_takes_the_keyslot_of_another_key() {
+    let s = Sandbox::new();
+    s.key("safe");
+    s.volume("a.img", "32M", &["--recovery", "safe"]);
+    let ran = s.run(&["key", "generate", "1", "--no-passphrase"]).code(2);
+    assert!(ran.stderr.contains("keyslot"), "{}", ran.stderr);
+    let public = s.path("keys/safe.pub");
+    let public = public.to_str().unwrap();
+    s.run(&["key", "import", public, "--name", "12"]).code(2);
+    // An earlier EVFS made keys of such names: safe is in keyslot 1, and `1` will be in keyslot 2.
+    s.key("one");
+    for half in ["key", "pub"] {
+        let from = s.path(&format!("keys/one.{half}"));
+        fs::rename(from, s.path(&format!("keys/1.{half}"))).unwrap();
+    }
+    let remove = |which: &[&str]| {
+        let mut args = vec![
+            "volume", "key", "remove", "a.img", "--key", "owner", "--yes",
+        ];
+        args.extend(which);
+        s.run(&args)
+    };
+    let slots = || {
+        let listed = s.json(&["volume", "key", "list", "a.img"]);
+        let keys = listed["keys"].as_array().unwrap().clone();
+        let slots = keys.iter().map(|k| k["keyslot"].as_u64().unwrap());
+        slots.collect::<Vec<_>>()
+    };
+    let ran = remove(&["1"]).code(2);
+    assert!(ran.stderr.contains("no keyslot there"), "{}", ran.stderr);
+    s.run(&["volume", "key", "add", "a.img", "--user", "1"])
+        .ok();
+    let ran = remove(&["1"]).code(2);
+    for word in ["--keyslot 1", "--keyslot 2"] {
+        assert!(ran.stderr.contains(word), "{word}: {}", ran.stderr);
+    }
+    assert_eq!(slots(), [0, 1, 2]);
+    remove(&["--keyslot", "7"]).code(10);
+    remove(&["--keyslot", "2"]).ok();
+    assert_eq!(slots(), [0, 1]);
+    s.run(&["key", "remove", "1", "--yes"]).ok();
+    remove(&["1"]).ok();
+    assert_eq!(slots(), [0]);
+}
+
+#[test]
 fn exit_11_for_a_volume_that_is_attached() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -121,10 +167,20 @@ fn exit_20_21_26_for_damage_of_one_copy_of_both_and_for_a_check() {
         let mut bytes = whole.clone();
         bytes[copy * HEADER + 5000] ^= 1;
         fs::write(&image, &bytes).unwrap();
-        s.run(&["volume", "check", "a.img"]).code(26);
+        let ran = s.run(&["volume", "check", "a.img"]).code(26);
+        let mends = "`evfs volume repair a.img` mends";
+        assert!(ran.stdout.contains(mends), "{}", ran.stdout);
         s.run(&["volume", "key", "add", "a.img", "--user", "user"])
             .code(20);
-        s.attach(&["a.img"]);
+        // Who uses the volume is told, too: the next damage may be to the other copy.
+        let which = ["primary copy", "secondary copy"][copy];
+        let ran = s.run(&["attach", "a.img", "--background"]).ok();
+        let warned = |text: &str| text.contains(which) && text.contains(mends);
+        assert!(warned(&ran.stderr), "{}", ran.stderr);
+        let status = s.run(&["status"]).ok().stdout;
+        assert!(status.contains("warning") && warned(&status), "{status}");
+        let status = s.json(&["status"]);
+        assert!(warned(&status.to_string()), "{status}");
         s.detach("a");
         s.run(&["volume", "repair", "a.img"]).ok();
         s.run(&["volume", "check", "a.img"]).ok();
@@ -136,6 +192,41 @@ fn exit_20_21_26_for_damage_of_one_copy_of_both_and_for_a_check() {
     s.run(&["volume", "info", "a.img"]).code(21);
     s.run(&["attach", "a.img"]).code(21);
     s.run(&["volume", "repair", "a.img"]).code(21);
+}
+
+#[test]
+fn a_check_advises_a_repair_only_where_one_does_something() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "32M", &[]);
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    let short = fs::read(&image).unwrap();
+    fs::write(s.path("short.img"), &short[..12 << 20]).unwrap();
+    s.run(&["volume", "erase", "a.img", "--force"]).ok();
+    for what in ["h", "short.img", "a.img"] {
+        let ran = s.run(&["volume", "check", what]).code(26);
+        assert!(!ran.stdout.contains("repair"), "{what}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_name_of_a_lun_and_of_a_file_is_refused() {
+    let s = Sandbox::new();
+    s.volume("a.img", "64M", &[]);
+    s.attach(&["a.img"]);
+    let lun = format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display());
+    let create = ["volume", "create", &lun, "--owner", "owner", "--force"];
+    s.run(&create).ok();
+    s.volume("b.img", "32M", &[]);
+    let erase = |what: &str| s.run(&["volume", "erase", what, "--force"]);
+    fs::rename(s.path("b.img"), s.path("disk1")).unwrap();
+    for args in [&["volume", "info", "disk1"][..], &["attach", "disk1"]] {
+        let ran = s.run(args).code(2);
+        assert!(ran.stderr.contains("./disk1 is the file"), "{}", ran.stderr);
+    }
+    erase("disk1").code(2);
+    erase("./disk1").ok();
+    fs::remove_file(s.path("disk1")).unwrap();
+    erase("disk1").ok();
 }
 
 #[test]

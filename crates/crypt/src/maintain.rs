@@ -38,6 +38,16 @@ pub struct CheckReport {
     pub secondary: CopyReport,
     /// What is wrong, in words; empty when nothing is.
     pub findings: Vec<String>,
+    /// The device is a header backup, or was cut short.
+    pub cut_short: bool,
+}
+
+impl CheckReport {
+    /// Whether [`repair`] has something to rewrite.
+    pub fn can_be_repaired(&self) -> bool {
+        let damaged = |copy: &CopyReport| matches!(copy, CopyReport::Damaged { .. });
+        !self.cut_short && (damaged(&self.primary) || damaged(&self.secondary))
+    }
 }
 
 /// Checks both copies of the header and where the data lies. Changes nothing.
@@ -98,6 +108,7 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
         primary,
         secondary,
         findings,
+        cut_short,
     })
 }
 

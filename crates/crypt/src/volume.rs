@@ -84,7 +84,7 @@ pub struct Unlocked {
 pub struct Volume {
     device: Arc<dyn BlockDevice>,
     header: Header,
-    needs_repair: bool,
+    damaged_copy: Option<&'static str>,
     cut_short: bool,
     kdf_limits: KdfLimits,
 }
@@ -111,7 +111,11 @@ impl Volume {
     fn of(device: Arc<dyn BlockDevice>, opened: Opened, cut_short: bool) -> Volume {
         Volume {
             device,
-            needs_repair: !opened.primary.is_valid() || !opened.secondary.is_valid(),
+            damaged_copy: match (opened.primary.is_valid(), opened.secondary.is_valid()) {
+                (true, true) => None,
+                (false, _) => Some("primary"),
+                (true, false) => Some("secondary"),
+            },
             header: opened.header,
             cut_short,
             kdf_limits: KdfLimits::default(),
@@ -164,7 +168,7 @@ impl Volume {
         let mut volume = Volume {
             device,
             header,
-            needs_repair: false,
+            damaged_copy: None,
             cut_short: false,
             kdf_limits: KdfLimits::default(),
         };
@@ -230,7 +234,12 @@ impl Volume {
 
     /// Whether one copy of the header is damaged.
     pub fn needs_repair(&self) -> bool {
-        self.needs_repair
+        self.damaged_copy.is_some()
+    }
+
+    /// The copy of the header that is damaged, `primary` or `secondary`, if one is.
+    pub fn damaged_copy(&self) -> Option<&'static str> {
+        self.damaged_copy
     }
 
     /// Whether the header carries a seal; whether it holds shows when the volume is opened.
@@ -647,7 +656,7 @@ impl Volume {
     /// Changes wait until both copies are good: a change is the moment at which one of them is all
     /// there is.
     fn refuse_damaged(&self) -> Result<()> {
-        if self.needs_repair {
+        if self.needs_repair() {
             Err(Error::NeedsRepair(self.name().to_owned()))
         } else {
             Ok(())

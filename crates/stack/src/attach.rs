@@ -210,7 +210,7 @@ impl Attachment {
                 "--anonymous: {whoever} may {may} the data in the clear at {address}; --tls-ca lets in \
                  only clients with a certificate"
             );
-            join(&mut self.status.warning, warning);
+            self.status.warn(warning);
         }
         self.nbd = Some(server);
         Ok(())
@@ -260,12 +260,7 @@ impl Attachment {
         if !device.pass_discards(mount.holes().filter(|_| self.status.discards)) {
             let why = "discards end at the loop device: this kernel does not tell them from zeroing, as Linux \
                        6.11 and later do; NBD passes them";
-            let before = self
-                .status
-                .warning
-                .take()
-                .map(|before| format!("{before}; "));
-            self.status.warning = Some(before.unwrap_or_default() + why);
+            self.status.warn(why);
         }
         self.loop_device = Some(device);
         Ok(())
@@ -279,7 +274,7 @@ impl Attachment {
                 "a flush failed, and every flush fails from now on: {error}; data that clients wrote may \
                  be lost: detach with --force, check the device and the data, and attach again"
             );
-            join(&mut status.warning, lost);
+            status.warn(lost);
         }
         status
     }
@@ -340,14 +335,6 @@ impl Attachment {
         }
         Ok(())
     }
-}
-
-/// Adds a warning to those there are.
-fn join(warnings: &mut Option<String>, warning: String) {
-    *warnings = Some(match warnings.take() {
-        Some(others) => format!("{others}; {warning}"),
-        None => warning,
-    });
 }
 
 impl Serving for Attachment {

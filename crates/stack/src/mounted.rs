@@ -183,7 +183,7 @@ impl Mounted {
         let failed = self.fs.as_ref().and_then(Fs::read_only_because);
         if let (false, Some(why)) = (asked, failed) {
             status.read_only = true;
-            status.warning = Some(format!(
+            status.warn(format!(
                 "nothing can be changed any more: {why}; unmount, look after the device, and mount again"
             ));
         }

@@ -139,9 +139,9 @@ impl Served {
             at: address.to_string(),
         };
         status.exports = listen.iter().map(at).collect();
-        let warnings = [status.warning.take(), warning(spec, &listen)];
-        let warnings: Vec<String> = warnings.into_iter().flatten().collect();
-        status.warning = (!warnings.is_empty()).then(|| warnings.join("; "));
+        if let Some(warning) = warning(spec, &listen) {
+            status.warn(warning);
+        }
         Ok(Served {
             status,
             listener: Arc::new(listener),
@@ -175,11 +175,9 @@ impl Served {
         let mut status = self.status.clone();
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
             status.read_only = true;
-            let lost = format!(
+            status.warn(format!(
                 "nothing can be changed any more: {why}; detach, look after the device, and serve again"
-            );
-            let warnings: Vec<String> = std::iter::once(lost).chain(status.warning).collect();
-            status.warning = Some(warnings.join("; "));
+            ));
         }
         status
     }

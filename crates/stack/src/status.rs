@@ -98,7 +98,7 @@ impl Status {
     ) -> Status {
         let cipher = open.cipher.as_ref();
         let text = |get: fn(&Cipher) -> &String| cipher.map(get).cloned().unwrap_or_default();
-        Status {
+        let mut status = Status {
             name: name.to_owned(),
             device: device.display().to_string(),
             path: path_of(&open.disk, device),
@@ -130,7 +130,24 @@ impl Status {
             config: None,
             warning: cipher.and_then(|_| memory_warning()),
             first_use: open.first_use.clone(),
+        };
+        if let Some(copy) = open.damaged_copy {
+            status.warn(format!(
+                "the {copy} copy of its header was damaged when it was opened, and the other one was used; \
+                 `evfs volume repair {}` mends it",
+                device.display()
+            ));
         }
+        status
+    }
+
+    /// Adds a warning to those there are.
+    pub(crate) fn warn(&mut self, warning: impl Into<String>) {
+        let warning = warning.into();
+        self.warning = Some(match self.warning.take() {
+            Some(others) => format!("{others}; {warning}"),
+            None => warning,
+        });
     }
 
     /// As an answer.

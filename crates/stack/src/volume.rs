@@ -518,6 +518,8 @@ pub struct Open {
     pub disk: Disk,
     /// What was told of a volume that this machine opens for the first time.
     pub first_use: Option<String>,
+    /// The copy of the header that is damaged.
+    pub damaged_copy: Option<&'static str>,
 }
 
 /// What there is to say about an encrypted volume that is open.
@@ -599,6 +601,7 @@ pub(crate) fn of_disk(
         direct: disk.direct(),
         disk,
         first_use: None,
+        damaged_copy: None,
     })
 }
 
@@ -641,5 +644,6 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         direct: disk.direct(),
         disk,
         first_use,
+        damaged_copy: volume.damaged_copy(),
     })
 }

@@ -248,11 +248,14 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
         for finding in &findings {
             let _ = writeln!(text, "found: {finding}");
         }
-        text + if findings.is_empty() {
-            "no errors"
-        } else {
-            "`evfs volume repair` mends a damaged copy"
+        if report.can_be_repaired() {
+            let name = device.display();
+            let _ = writeln!(text, "`evfs volume repair {name}` mends the damaged copy");
         }
+        if findings.is_empty() {
+            text.push_str("no errors");
+        }
+        text.trim_end().to_owned()
     });
     Ok(if findings.is_empty() {
         exit::OK
