@@ -349,3 +349,23 @@ impl Random {
         bytes
     }
 }
+
+/// Bytes of a copy of the header as `cryptsetup` makes it by default, of which the JSON follows the first 4096.
+pub const HEADER_COPY: usize = 16 * 1024;
+const HEADER_JSON: usize = 4096;
+
+/// Changes the header as somebody without a key can: the JSON of both copies, and their checksums.
+pub fn forge(image: &Path, change: impl Fn(&mut Value)) {
+    let mut bytes = std::fs::read(image).unwrap();
+    for copy in bytes[..2 * HEADER_COPY].chunks_mut(HEADER_COPY) {
+        let end = copy[HEADER_JSON..].iter().position(|b| *b == 0).unwrap();
+        let mut json: Value =
+            serde_json::from_slice(&copy[HEADER_JSON..HEADER_JSON + end]).unwrap();
+        change(&mut json);
+        let text = json.to_string();
+        copy[HEADER_JSON..].fill(0);
+        copy[HEADER_JSON..HEADER_JSON + text.len()].copy_from_slice(text.as_bytes());
+        luks2::fix_checksum(copy);
+    }
+    std::fs::write(image, bytes).unwrap();
+}

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use tests::{Ran, Random, Sandbox, peer};
+use tests::{Ran, Random, Sandbox, forge, peer};
 
 const HEADER: usize = 16 * 1024;
 const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
@@ -79,6 +79,14 @@ fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
     let ran = attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
     assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
     attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
+    // What tells whether a key is the right one counts for each keyslot.
+    foreign(&s, "c.img", &half);
+    forge(&s.path("c.img"), |json| {
+        json["digests"]["0"]["iterations"] = 2_000_000.into();
+    });
+    let ran = attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
+    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+    attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
 }
 
 #[test]

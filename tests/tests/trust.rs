@@ -6,10 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use tests::targets::{free_port, image, nbdkit};
-use tests::{Ran, Sandbox};
-
-const COPY: usize = 16 * 1024;
-const JSON: usize = 4096;
+use tests::{HEADER_COPY as COPY, Ran, Sandbox, forge};
 
 /// What an image holds, but for the record of who has it open (`docs/format/in-use.md`).
 fn content(image: &Path) -> Vec<u8> {
@@ -21,21 +18,6 @@ fn content(image: &Path) -> Vec<u8> {
 
 /// A change of the header's JSON.
 type Forgery = fn(&mut Value);
-
-/// Changes the header as somebody without a key can: the JSON of both copies, and their checksums.
-fn forge(image: &Path, change: impl Fn(&mut Value)) {
-    let mut bytes = fs::read(image).unwrap();
-    for copy in bytes[..2 * COPY].chunks_mut(COPY) {
-        let end = copy[JSON..].iter().position(|b| *b == 0).unwrap();
-        let mut json: Value = serde_json::from_slice(&copy[JSON..JSON + end]).unwrap();
-        change(&mut json);
-        let text = json.to_string();
-        copy[JSON..].fill(0);
-        copy[JSON..JSON + text.len()].copy_from_slice(text.as_bytes());
-        luks2::fix_checksum(copy);
-    }
-    fs::write(image, bytes).unwrap();
-}
 
 fn strip(json: &mut Value, prefix: &str) {
     let tokens = json["tokens"].as_object_mut().unwrap();

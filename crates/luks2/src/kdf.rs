@@ -24,8 +24,13 @@ const ITERATIONS_MIN: u32 = 1000;
 /// What raises the limits, as errors name it.
 const MEMORY_SETTING: &str =
     "; if you trust it, raise the setting kdf.memory-max-kib (EVFS_KDF_MEMORY_MAX_KIB)";
-const WORK_SETTING: &str =
+pub(crate) const WORK_SETTING: &str =
     "; if you trust it, raise the setting kdf.work-max-gib (EVFS_KDF_WORK_MAX_GIB)";
+
+/// [`Kdf::work_kib`] of PBKDF2.
+pub(crate) fn pbkdf2_work_kib(iterations: u32) -> u64 {
+    u64::from(iterations / 2)
+}
 
 /// A key derivation function with its costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +64,7 @@ pub struct Argon2Cost {
 pub struct KdfLimits {
     /// Memory of Argon2 in KiB. Default 4 GiB, the most that `cryptsetup` writes.
     pub memory_kib_max: u32,
-    /// [`Kdf::work_kib`] of all keyslots that are tried for one passphrase. Default 64 GiB, some minutes of one core.
+    /// [`Kdf::work_kib`] of all keyslots that are tried for one passphrase, each with the digest. Default 64 GiB, some minutes of one core.
     pub work_kib_max: u64,
     /// Lanes of Argon2. Default 4, the most that `cryptsetup` writes.
     pub cpus_max: u32,
@@ -95,7 +100,7 @@ impl Kdf {
             Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
                 u64::from(cost.time) * u64::from(cost.memory_kib)
             }
-            Kdf::Pbkdf2 { iterations, .. } => u64::from(iterations / 2),
+            Kdf::Pbkdf2 { iterations, .. } => pbkdf2_work_kib(iterations),
         }
     }
 

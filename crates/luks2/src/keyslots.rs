@@ -5,7 +5,7 @@ use crate::area;
 use crate::error::{Error, ErrorKind, Result};
 use crate::header::{fill_random, pick, section};
 use crate::json::{Json, Object};
-use crate::kdf::{Kdf, KdfLimits, SALT_LEN};
+use crate::kdf::{Kdf, KdfLimits, SALT_LEN, WORK_SETTING};
 use crate::metadata::{
     KEYSLOTS_MAX, Keyslot, NewKeyslot, Priority, Range, area_len, digest_json, keyslot_json,
     material_len,
@@ -50,11 +50,14 @@ impl Header {
         self.volume_keyslots().filter_map(why).collect()
     }
 
-    /// What trying keyslot `slot` costs, as [`Kdf::work_kib`] counts.
+    /// What trying keyslot `slot` costs, as [`Kdf::work_kib`] counts: the key derivation, and the digest of
+    /// what it gives.
     pub fn work_kib(&self, slot: u32) -> u64 {
         let keyslot = self.metadata.keyslots().get(&slot);
         let protection = keyslot.and_then(|slot| slot.protection().ok());
-        protection.map_or(0, |p| p.kdf.work_kib())
+        let (_, digest) = self.metadata.volume_digest();
+        let digest = digest.map_or(0, |digest| digest.work_kib());
+        protection.map_or(0, |p| p.kdf.work_kib().saturating_add(digest))
     }
 
     /// The keyslots that hold the volume key.
@@ -114,6 +117,13 @@ impl Header {
             .kdf
             .check(limits)
             .map_err(|e| e.within(format!("keyslot {slot}")))?;
+        let (work, max) = (self.work_kib(slot), limits.work_kib_max);
+        if work > max {
+            return Err(Error::refused(format!(
+                "keyslot {slot} and the digest of its key ask for work of {work} KiB, more than the {max} that \
+                 are allowed; the header may be forged{WORK_SETTING}"
+            )));
+        }
         let key_len = to_usize(u64::from(keyslot.key_size()));
         let needed = to_usize(material_len(keyslot.key_size()));
         let area = area.get(..needed).ok_or_else(|| {

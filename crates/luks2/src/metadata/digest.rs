@@ -3,7 +3,7 @@
 use super::Fields;
 use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::hash::Hash;
-use crate::kdf::{KdfLimits, SALT_LEN};
+use crate::kdf::{KdfLimits, SALT_LEN, pbkdf2_work_kib};
 use secret::SecretBytes;
 use std::collections::BTreeMap;
 use subtle::ConstantTimeEq;
@@ -42,6 +42,12 @@ impl Digest {
     /// over another salt that the key still matches.
     pub fn salt(&self) -> Option<&[u8]> {
         self.check.as_ref().ok().map(|check| check.salt.as_slice())
+    }
+
+    /// What checking a key costs, as [`crate::Kdf::work_kib`] counts.
+    pub(crate) fn work_kib(&self) -> u64 {
+        let check = self.check.as_ref();
+        check.map_or(0, |check| pbkdf2_work_kib(check.iterations))
     }
 
     pub(super) fn read(fields: &Fields<'_>) -> Result<Digest> {
