@@ -388,6 +388,48 @@ fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
 }
 
 #[test]
+fn a_full_disk_below_that_keeps_a_mount_away_says_what_works() {
+    if !is_root("a small file system of the kernel below") {
+        return;
+    }
+    let s = Sandbox::new();
+    fs::create_dir(s.path("small")).unwrap();
+    let small = s.path("small").display().to_string();
+    peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
+    let _unmounted = Unmounted(s.path("small"));
+    s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
+    let disk = Disk::existing(&s, "small/disk.img");
+    let mounted = disk.mount(&[]);
+    let kept = Kept::make(mounted.dir(), 20);
+    let (more, _) = sync_until_it_fails(mounted.dir());
+    mounted.kill();
+    // Nothing is left for the journal, either.
+    fill(&s.path("small/rest"));
+    let dir = s.path("mnt").display().to_string();
+    let mount = ["mount", "small/disk.img", &dir, "--background"];
+    let refused = s.run(&mount).code(1);
+    for word in ["no space left", "remove files", "--read-only"] {
+        assert!(refused.stderr.contains(word), "{}", refused.stderr);
+    }
+    let mounted = disk.mount(&["--read-only"]);
+    kept.are_whole(mounted.dir());
+    Kept(more).are_whole(mounted.dir());
+    mounted.unmount(&s);
+    fs::remove_file(s.path("small/rest")).unwrap();
+    peer("mount", &["-o", "remount,size=300M", &small]);
+    disk.mount(&[]).unmount(&s);
+}
+
+/// A mount of the kernel, taken away when this goes.
+struct Unmounted(std::path::PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        tests::mounts::take_away(&self.0);
+    }
+}
+
+#[test]
 fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
     if !is_root("a small file system of the kernel below") {
         return;
@@ -396,12 +438,6 @@ fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
     fs::create_dir(s.path("small")).unwrap();
     let small = s.path("small").display().to_string();
     peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
-    struct Unmounted(std::path::PathBuf);
-    impl Drop for Unmounted {
-        fn drop(&mut self) {
-            tests::mounts::take_away(&self.0);
-        }
-    }
     let _unmounted = Unmounted(s.path("small"));
     s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
     let disk = Disk::existing(&s, "small/disk.img");

@@ -32,6 +32,17 @@ pub enum Error {
         /// What the file system says.
         source: fs::Error,
     },
+    /// A file system that has to be written to before it can be, on a device that takes nothing.
+    #[error(
+        "{what}: {source}; what it lies on is full: remove files there, or make it larger, and try again. \
+         Until then --read-only shows what is there"
+    )]
+    NoRoom {
+        /// What was tried, with what.
+        what: String,
+        /// What the file system says.
+        source: fs::Error,
+    },
     /// The cell.
     #[error(transparent)]
     Cell(#[from] afs_server::AdminError),

@@ -241,10 +241,14 @@ pub(crate) fn open_fs(
     name: &str,
     options: ::fs::Options,
 ) -> Result<Fs> {
+    let read_only = options.read_only;
     Fs::open(Arc::clone(device), options).map_err(|e| match not_opened(name, e) {
         Error::Files { what, source } if source.kind() == ::fs::Kind::Corrupt => {
             let what = format!("{what} is damaged; `evfs fsck` says more");
             Error::Files { what, source }
+        }
+        Error::Files { what, source } if source.kind() == ::fs::Kind::NoSpace && !read_only => {
+            Error::NoRoom { what, source }
         }
         other => other,
     })
