@@ -5,8 +5,15 @@
 //! longer needs a place. There are places for half of the threads, and for a quarter of them from one
 //! network: the others serve those who are known.
 //!
-//! **Invariant:** threads that wait for clients beyond [`QUICK`] are at most half of all.
+//! So it is with what a client sends: it may take [`PROMPT`] for a request, and for each part of its data;
+//! who takes longer needs a place until its call is over, and then still has to send something.
+//!
+//! **Invariant:** threads that wait for clients to answer beyond [`QUICK`], or to send beyond [`PROMPT`],
+//! are at most half of all.
 
+use crate::error::{Fault, Outcome};
+use afs_proto::Abort;
+use rx::{Bytes, Call};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +22,15 @@ use std::time::{Duration, Instant};
 /// Time that a client has to answer who it is before its call needs a place to wait: some round trips of
 /// a slow network.
 pub(crate) const QUICK: Duration = Duration::from_millis(250);
+
+/// Time that a client has to send a request or a part of its data before its call needs a place: what is lost
+/// comes again within it.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// What a client that has a place has to send at least, and within which time: a packet. A modem sends ten
+/// times as much, and of the retransmissions of a packet in that time one arrives though most are lost.
+const LEAST_BYTES: usize = 1024;
+const LEAST_TIME: Duration = Duration::from_secs(10);
 
 /// How long it is remembered what the clients of a network did not do.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -61,7 +77,52 @@ pub(crate) struct Place<'p> {
     network: IpAddr,
 }
 
+/// The patience with the client of one call, while it sends.
+pub(crate) struct Sender<'p> {
+    patience: &'p Patience,
+    place: Option<Place<'p>>,
+}
+
+impl Sender<'_> {
+    /// Waits for `wanted` bytes, or a good part of them, or from a slow client for few.
+    pub(crate) fn await_bytes(&mut self, call: &mut Call, wanted: usize) -> Outcome<()> {
+        if self.place.is_none() {
+            match call.await_bytes_by(wanted, Instant::now() + PROMPT) {
+                Err(rx::Error::Late) => self.takes_long(call)?,
+                waited => return Ok(waited?),
+            }
+        }
+        let least = wanted.min(LEAST_BYTES);
+        Ok(call.await_bytes_by(least, Instant::now() + LEAST_TIME)?)
+    }
+
+    /// The next bytes of a request that began to come at `begun`.
+    pub(crate) fn request(&mut self, call: &mut Call, begun: Instant) -> Outcome<Option<Bytes>> {
+        if self.place.is_none() {
+            match call.read_by(Some(begun + PROMPT)) {
+                Err(rx::Error::Late) => self.takes_long(call)?,
+                read => return Ok(read?),
+            }
+        }
+        Ok(call.read_by(Some(begun + LEAST_TIME))?)
+    }
+
+    fn takes_long(&mut self, call: &Call) -> Outcome<()> {
+        let place = self.patience.place(call.peer().ip());
+        self.place = Some(place.ok_or(Fault::Code(Abort::VBUSY))?);
+        Ok(())
+    }
+}
+
 impl Patience {
+    /// For a call whose client is to send something.
+    pub(crate) fn sender(&self) -> Sender<'_> {
+        Sender {
+            patience: self,
+            place: None,
+        }
+    }
+
     /// Places for that many threads. Clients have that time to answer.
     pub(crate) fn new(workers: usize, answer_time: Duration) -> Patience {
         Patience {

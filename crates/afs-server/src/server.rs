@@ -8,6 +8,7 @@ use crate::error::{DENIED, Fault, Outcome};
 use crate::fs_service::FileService;
 use crate::hosts::{Client, Hosts};
 use crate::locks::Locks;
+use crate::patience::Patience;
 use crate::stats::{Called, Counters, Counts};
 use crate::vl::Location;
 use crate::volume::Volumes;
@@ -105,6 +106,7 @@ impl Server {
             id: afs_proto::vl::SERVICE,
             handler: Arc::new(Location {
                 shared: Arc::clone(&shared),
+                patience: Patience::new(LOCATION_WORKERS, Duration::ZERO),
             }),
         };
         let files = Service {
@@ -270,14 +272,11 @@ fn identity(fs: &Fs) -> Uuid {
     Uuid(fs.superblock().uuid)
 }
 
-/// Time within which a request has to come, without the data that follows it: two packets, and some
-/// retransmissions of them. A thread waits for it.
-const REQUEST_TIME: Duration = Duration::from_secs(10);
-
 /// Receives a request: bytes that begin with one, as `parse` finds. File data may follow in them, and in
 /// the call.
 pub(crate) fn receive(
     call: &mut Call,
+    patience: &Patience,
     parse: impl Fn(&[u8]) -> afs_proto::Result<()>,
 ) -> Outcome<Bytes> {
     let is_whole = |bytes: &[u8]| match parse(bytes) {
@@ -285,16 +284,17 @@ pub(crate) fn receive(
         Err(WireError::Incomplete) => Ok(false),
         Err(error) => Err(error),
     };
-    let deadline = Some(Instant::now() + REQUEST_TIME);
-    let first = call
-        .read_by(deadline)?
+    let (begun, mut sender) = (Instant::now(), patience.sender());
+    let first = sender
+        .request(call, begun)?
         .ok_or(Fault::Code(Abort::RXGEN_DECODE))?;
     if is_whole(first.as_ref())? {
         return Ok(first);
     }
     let mut held = first.as_ref().to_vec();
     loop {
-        let piece = call.read_by(deadline)?.ok_or(WireError::Incomplete)?;
+        let piece = sender.request(call, begun)?;
+        let piece = piece.ok_or(WireError::Incomplete)?;
         held.extend_from_slice(piece.as_ref());
         if is_whole(&held)? {
             return Ok(held.into());

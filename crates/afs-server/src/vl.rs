@@ -4,6 +4,7 @@
 //! identity, whose addresses are asked for next.
 
 use crate::error::{Fault, Outcome};
+use crate::patience::Patience;
 use crate::server::Shared;
 use crate::volume::{Kind, Volume};
 use afs_proto::vl::{
@@ -19,6 +20,7 @@ use std::sync::Arc;
 /// Answers where volumes are.
 pub(crate) struct Location {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) patience: Patience,
 }
 
 /// `/vicepa`, which is all there is.
@@ -38,7 +40,7 @@ impl Handler for Location {
 impl Location {
     fn answer(&self, call: &mut Call) -> Outcome<()> {
         self.shared.check_allowed(call)?;
-        let head = crate::server::receive(call, |bytes| {
+        let head = crate::server::receive(call, &self.patience, |bytes| {
             afs_proto::prefix::<Request<'_>>(bytes).map(drop)
         })?;
         let (request, _) = afs_proto::prefix::<Request<'_>>(head.as_ref())?;

@@ -3,7 +3,7 @@
 mod common;
 
 use afs_proto::cb::{self, InterfaceAddr};
-use afs_proto::fs::{Reply, Request};
+use afs_proto::fs::{AfsStoreStatus, Reply, Request};
 use afs_proto::{Abort, AfsFid, CallBackType, List, Reader, Uuid, prefix, to_bytes};
 use afs_server::Config;
 use common::{Cell, PATIENCE, config};
@@ -28,6 +28,10 @@ struct Stranger {
 
 impl Stranger {
     fn new(cell: &Cell, answers: Answers) -> Stranger {
+        Stranger::at(Ipv4Addr::LOCALHOST, cell, answers)
+    }
+
+    fn at(address: Ipv4Addr, cell: &Cell, answers: Answers) -> Stranger {
         let (ended, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(answers)));
         let (told, asked) = (Arc::clone(&ended), Arc::clone(&answers));
         let serve = move |call: &mut Call| {
@@ -47,15 +51,15 @@ impl Stranger {
             id: cb::SERVICE,
             handler: Arc::new(serve),
         };
-        let mut stranger = Stranger::with(cell, vec![service]);
+        let mut stranger = Stranger::with(address, cell, vec![service]);
         (stranger.ended, stranger.answers) = (ended, answers);
         stranger
     }
 
     /// One that has these services.
-    fn with(cell: &Cell, services: Vec<Service>) -> Stranger {
+    fn with(address: Ipv4Addr, cell: &Cell, services: Vec<Service>) -> Stranger {
         let settings = Settings {
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            listen: (address, 0).into(),
             ..Settings::default()
         };
         Stranger {
@@ -157,6 +161,62 @@ fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
     }
     assert!(begun.elapsed() < long / 2, "{:?}", begun.elapsed());
     drop(calls);
+}
+
+/// Goal: whoever is served while strangers, at more addresses than there are threads, have begun to send
+/// data and do not go on; and what they hold ends.
+#[test]
+fn strangers_who_do_not_send_hold_no_more_than_half_of_the_threads() {
+    const STRANGERS: u8 = 24;
+    let cell = Cell::new();
+    let client = cell.client();
+    let made = (0..STRANGERS).map(|n| client.create(client.root, &format!("f{n}")));
+    let fids: Vec<AfsFid> = made.map(|made| made.expect("made").0).collect();
+    let strangers = fids.iter().zip(1..).map(|(fid, n)| {
+        let stranger = Stranger::at(Ipv4Addr::new(127, 0, 1, n), &cell, ALL);
+        stranger.look(*fid).expect("served");
+        stranger
+    });
+    let strangers: Vec<Stranger> = strangers.collect();
+    let store = |stranger: &Stranger, fid: AfsFid| {
+        let (server, timeouts) = (stranger.server, Timeouts::default());
+        let connection = stranger
+            .port
+            .connect(server, afs_proto::fs::SERVICE, timeouts);
+        let mut call = connection.call().expect("a call");
+        let mut bytes = to_bytes(&Request::StoreData64 {
+            fid,
+            wanted: AfsStoreStatus::default(),
+            position: 0,
+            length: 1 << 20,
+            file_length: 1 << 20,
+        });
+        bytes.extend([7; 4096]);
+        call.write(bytes).expect("written");
+        call
+    };
+    let begun = Instant::now();
+    let pairs = strangers.iter().zip(&fids);
+    let mut calls: Vec<Call> = pairs.map(|(s, fid)| store(s, *fid)).collect();
+    let (done, served) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for n in 0..20 {
+            let name = format!("g{n}");
+            client.create(client.root, &name).expect("served");
+        }
+        done.send(()).expect("somebody waits");
+    });
+    served.recv_timeout(PATIENCE).expect("others are served");
+    let mut codes = Vec::new();
+    for call in &mut calls {
+        match call.read_by(Some(begun + 3 * PATIENCE)) {
+            Err(rx::Error::Ended(rx::End::Aborted(code))) => codes.push(code),
+            other => panic!("{other:?}"),
+        }
+    }
+    let late = codes.iter().filter(|c| **c == rx::code::CALL_TIMEOUT);
+    assert!(late.count() <= 8, "{codes:?}");
+    assert!(codes.contains(&Abort::VBUSY.0), "{codes:?}");
 }
 
 /// Goal: a dead client is found out by one call, however many change files that it was to hear of.
@@ -271,7 +331,7 @@ fn who_does_not_know_callbacks_is_served_at_once_without_promises() {
         handler: Arc::new(no_state),
     };
     for services in [Vec::new(), vec![service]] {
-        let stranger = Stranger::with(&cell, services);
+        let stranger = Stranger::with(Ipv4Addr::LOCALHOST, &cell, services);
         for _ in 0..3 {
             assert_eq!(stranger.look(cell.root()), Ok(CallBackType::Dropped));
         }

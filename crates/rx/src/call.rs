@@ -133,6 +133,14 @@ impl Call {
         self.wait(wanted, None)
     }
 
+    /// The same, but waits no longer than until `deadline`.
+    ///
+    /// # Errors
+    /// Those of [`read_by`](Call::read_by).
+    pub fn await_bytes_by(&mut self, wanted: usize, deadline: Instant) -> Result<(), Error> {
+        self.wait(wanted, Some(deadline))
+    }
+
     fn wait(&mut self, wanted: usize, deadline: Option<Instant>) -> Result<(), Error> {
         if self.ready.is_empty() && !self.at_end {
             let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);

@@ -56,7 +56,7 @@ impl FileService {
         let plain = |fault: crate::error::Fault| fault.code(false);
         self.shared.check_allowed(call).map_err(plain)?;
         let parse = |bytes: &[u8]| prefix::<Request<'_>>(bytes).map(drop);
-        let head = receive(call, parse).map_err(plain)?;
+        let head = receive(call, &self.shared.hosts.patience, parse).map_err(plain)?;
         let (request, taken) =
             prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
         let data = head.slice(taken..head.len());

@@ -7,6 +7,7 @@ use super::{ANONYMOUS, Change, SET_ID, Visit};
 use crate::error::{DENIED, Fault, Outcome};
 use crate::fid::Fid;
 use crate::lanes;
+use crate::patience::Sender;
 use crate::stats::add;
 use crate::stores::Store;
 use crate::volume::Volume;
@@ -59,6 +60,7 @@ impl Visit<'_> {
         let handle = volume.files.open(ino)?;
         let mut data = Data {
             call,
+            sender: self.shared.hosts.patience.sender(),
             piece: first,
             left: place.length,
         };
@@ -84,7 +86,7 @@ impl Visit<'_> {
             store.durable = synced.is_ok();
             set.and(synced.map_err(Fault::from))
         });
-        drop(store);
+        drop((store, data));
         let stored = stored.map_err(Fault::from).flatten();
         // Also what failed may have changed something.
         self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
@@ -237,6 +239,7 @@ fn write_all(
 /// The data of a call, as it comes.
 struct Data<'c> {
     call: &'c mut Call,
+    sender: Sender<'c>,
     /// Received, and not taken yet.
     piece: Bytes,
     /// Bytes that are to come, `piece` among them.
@@ -250,7 +253,7 @@ impl Data<'_> {
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {
             if self.piece.is_empty() {
-                self.call.await_bytes(wanted - part.len())?;
+                self.sender.await_bytes(self.call, wanted - part.len())?;
                 let piece = self.call.read()?;
                 self.piece = piece.ok_or(Fault::Code(Abort::RXGEN_SS_UNMARSHAL))?;
             }
