@@ -113,7 +113,16 @@ struct Bench {
 }
 
 impl Bench {
+    /// With something written, which a flush that fails may lose.
     fn new() -> Bench {
+        let mut bench = Bench::untouched();
+        bench.submit(0, 0, write(false));
+        bench.lines[0].answer(true);
+        assert_eq!(bench.wake(0), [(0, true)]);
+        bench
+    }
+
+    fn untouched() -> Bench {
         let disk = Arc::new(Disk {
             mem: Mem::new(1 << 20, 512),
             lines: Mutex::default(),
@@ -187,6 +196,29 @@ fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
             assert_eq!(bench.wake(good), [(9, false)]);
         }
     }
+}
+
+#[test]
+fn a_flush_that_fails_before_anything_is_written_binds_nobody() {
+    let mut bench = Bench::untouched();
+    bench.submit(0, 1, Op::Flush);
+    bench.submit(1, 2, Op::Flush);
+    bench.lines[0].answer(false);
+    assert_eq!(bench.wake(0), [(1, false)]);
+    bench.lines[1].answer(true);
+    assert_eq!(bench.wake(1), [(2, true)]);
+    assert!(bench.sticky.failure().get().is_none());
+    // With the first write that is over, also where it fails, and whatever queue it was on.
+    bench.submit(1, 3, write(false));
+    bench.lines[1].answer(false);
+    assert_eq!(bench.wake(1), [(3, false)]);
+    bench.submit(0, 4, Op::Flush);
+    bench.lines[0].answer(false);
+    assert_eq!(bench.wake(0), [(4, false)]);
+    bench.submit(1, 5, Op::Flush);
+    bench.lines[1].answer(true);
+    assert_eq!(bench.wake(1), [(5, false)]);
+    assert!(bench.sticky.failure().get().is_some());
 }
 
 #[test]

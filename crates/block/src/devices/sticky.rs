@@ -5,7 +5,8 @@
 //! whose data is lost.
 //!
 //! **Invariant:** once a flush, or the flush that is part of a write with FUA, has failed, on any queue,
-//! none succeeds that was in flight beside it at any moment, or that is submitted later.
+//! none succeeds that was in flight beside it at any moment, or that is submitted later. Before anything was
+//! written a failure loses nothing, and binds nobody.
 //!
 //! ```text
 //!   queue 1   |--- flush ------- well below, held ------------------| judged and given out
@@ -24,6 +25,7 @@ use crate::{
 use rustix::event::EventfdFlags;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,8 @@ pub struct StickyFlush {
 struct Shared {
     /// Set before the one that failed ends in `flights`.
     failed: Arc<OnceLock<Error>>,
+    /// Something that changes data was submitted, on any queue; set before it goes below.
+    written: AtomicBool,
     flights: Mutex<Flights>,
 }
 
@@ -179,7 +183,8 @@ impl StickyQueue {
             let until = match &completion.result {
                 Ok(()) => flights.next,
                 Err(error) => {
-                    if tells_of_loss(&completion.op, error) {
+                    let written = self.shared.written.load(Ordering::SeqCst);
+                    if written && tells_of_loss(&completion.op, error) {
                         // Another queue may have been first.
                         let _ = self.shared.failed.set(error.clone());
                     }
@@ -247,6 +252,9 @@ impl Queue for StickyQueue {
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
         if self.in_flight() >= self.capacity() {
             return Err(request);
+        }
+        if !matches!(request.op, Op::Read { .. } | Op::Flush) {
+            self.shared.written.store(true, Ordering::SeqCst);
         }
         if !vouches(&request.op) {
             return self.lower.submit(request);
@@ -360,6 +368,7 @@ mod tests {
             Blocking::open(&sticky).unwrap(),
             Blocking::open(&sticky).unwrap(),
         );
+        one.write_at(0, &[0; 512]).unwrap();
         one.flush().unwrap();
         errors.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
         assert!(one.flush().is_err() && sticky.failure().get().is_some());
