@@ -1,9 +1,10 @@
 //! Real clients and real file systems on attached volumes.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use tests::{Ran, Random, Sandbox, is_root, peer};
+use tests::{Ran, Random, Sandbox, is_root, peer, wait_until};
 
 fn uri(s: &Sandbox) -> String {
     format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display())
@@ -284,4 +285,59 @@ fn xfs_on_a_loop_device_keeps_usr_share() {
             &["--key-bits", "256", "--sector-size", "512"],
         );
     }
+}
+
+/// Ends the connection of a mount to its server, so that a test that fails leaves nobody waiting for ever.
+struct Aborted(std::path::PathBuf, u32);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        let at = self.0.to_str().expect("a path");
+        peer("mount", &["-t", "fusectl", "none", at]);
+        let _ = fs::write(self.0.join(self.1.to_string()).join("abort"), "1");
+        peer("umount", &["-l", at]);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_while_its_loop_device_is_written_back_ends() {
+    if !is_root("loop device, sync") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "64M", &[]);
+    let status = s.attach(&["a.img", "--loop"]);
+    let exports = status["exports"].as_array().unwrap();
+    let at = |kind| {
+        let export = exports.iter().find(|e| e["kind"] == kind).unwrap();
+        export["at"].as_str().unwrap().to_owned()
+    };
+    let (device, pid) = (at("loop"), status["pid"].to_string());
+    let backing = device.replace("/dev/", "/sys/block/") + "/loop/backing_file";
+    let backing = fs::read_to_string(backing).unwrap();
+    let number = fs::metadata(backing.trim()).unwrap().dev();
+    let control = s.path("connections");
+    fs::create_dir(&control).unwrap();
+    let aborted = Aborted(control, rustix::fs::minor(number));
+    peer("kill", &["-s", "STOP", &pid]);
+    // Into the kernel's memory; whoever closes the device last waits for the server.
+    let output = format!("of={device}");
+    let mut writer = Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "count=1", "conv=notrunc", &output])
+        .spawn()
+        .unwrap();
+    let waits = format!("/proc/{}/syscall", writer.id());
+    let close = format!("{} ", libc::SYS_close);
+    wait_until("it is written", || {
+        let closes = fs::read_to_string(&waits).is_ok_and(|call| call.starts_with(&close));
+        closes || writer.try_wait().unwrap().is_some()
+    });
+    peer("kill", &["-s", "KILL", &pid]);
+    wait_until("the server is gone", || {
+        !Path::new(&format!("/proc/{pid}")).exists()
+    });
+    writer.wait().unwrap();
+    drop(aborted);
+    s.attach(&["a.img", "--loop"]);
+    s.detach("a");
 }

@@ -299,3 +299,28 @@ fn what_was_meant_by_a_wrong_use_is_named() {
         assert!(ran.stderr.contains(word), "{args:?}: {}", ran.stderr);
     }
 }
+
+#[test]
+fn names_that_are_not_utf8_are_shown_and_harm_nobody() {
+    use std::os::unix::ffi::OsStrExt;
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let strange = s.path("").join(std::ffi::OsStr::from_bytes(b"n\xff\xfe"));
+    fs::create_dir(&strange).unwrap();
+    let image = strange.join("fsv.img");
+    fs::copy(s.path("a.img"), &image).unwrap();
+    fs::remove_file(s.path("a.img")).unwrap();
+    let run = |args: &[&std::ffi::OsStr]| Ran::of(s.evfs().args(args));
+    let os = std::ffi::OsStr::new;
+    run(&[os("unmount"), strange.as_os_str()]).code(10);
+    let backup = strange.join("backup");
+    let args = ["--json", "volume", "header", "backup"].map(os);
+    run(&[&args[..], &[image.as_os_str(), backup.as_os_str()]].concat()).ok();
+    let export = ["--background"].map(os);
+    let attach = [&[os("attach"), image.as_os_str()], &export[..]].concat();
+    run(&attach).ok();
+    let status = s.json(&["status"]);
+    assert_eq!(status["volumes"][0]["name"], "fsv");
+    assert!(s.run(&["status"]).ok().stdout.contains("fsv"));
+    s.detach("fsv");
+}

@@ -1,4 +1,8 @@
 //! Loop devices: a block device of the kernel over a file.
+//!
+//! **Invariant:** this process keeps none of them open. The last close of a block device writes back what the
+//! kernel holds for it. When the server of the file is killed, the kernel would do so before it ends the
+//! connection to that server, and would wait for it for ever.
 
 use crate::Error;
 use crate::files::Holes;
@@ -47,8 +51,10 @@ const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
 /// A loop device. Dropping it lets the kernel remove it once nobody uses it.
 #[derive(Debug)]
 pub struct LoopDevice {
-    device: Option<File>,
     path: PathBuf,
+    /// The file, as the kernel names it; `None` once the device was removed.
+    backing: Option<String>,
+    read_only: bool,
 }
 
 impl LoopDevice {
@@ -123,9 +129,11 @@ impl LoopDevice {
             // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
             // the kernel only reads it.
             if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
+                let backing = std::fs::read_to_string(sysfs(&path, "loop/backing_file"));
                 return Ok(LoopDevice {
-                    device: Some(device),
+                    backing: Some(backing.map_err(failed)?),
                     path,
+                    read_only,
                 });
             }
             let error = io::Error::last_os_error();
@@ -150,28 +158,34 @@ impl LoopDevice {
         if !force && let Err(error) = self.in_use().and_then(|()| self.flush()) {
             return Err((self, error));
         }
-        let Some(device) = self.device.take() else {
-            return Ok(());
-        };
-        if force {
-            // As far as it goes.
-            let _ = device.sync_all();
-        }
-        // SAFETY: this request takes no argument.
-        let cleared = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
-        let error = (cleared != 0).then(io::Error::last_os_error);
-        if let Some(error) = error.filter(|e| e.raw_os_error() != Some(libc::ENXIO)) {
-            self.device = Some(device);
+        let removed = self.open().and_then(|device| {
+            let Some(device) = device else { return Ok(()) };
+            if force {
+                // As far as it goes.
+                let _ = device.sync_all();
+            }
+            clear(&device)
+        });
+        if let Err(error) = removed {
             let error = Error::io(format!("cannot remove {}", self.path.display()), error);
             return Err((self, error));
         }
-        drop(device);
         let end = Instant::now() + DETACH_PATIENCE;
         while !force && self.has_backing_file() && Instant::now() < end {
             // The kernel waits for a program that merely looks (udev does) before it lets go.
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.backing = None;
         Ok(())
+    }
+
+    /// Opens it; `None` if it is not of this file any more.
+    fn open(&self) -> io::Result<Option<File>> {
+        let device = OpenOptions::new()
+            .read(true)
+            .write(!self.read_only)
+            .open(&self.path)?;
+        Ok(self.has_backing_file().then_some(device))
     }
 
     /// Whether nobody holds it: a mount does, exclusively.
@@ -202,7 +216,7 @@ impl LoopDevice {
             let folder = File::open(&at).map_err(failed)?;
             rustix::fs::syncfs(&folder).map_err(|e| failed(e.into()))?;
         }
-        match &self.device {
+        match self.open().map_err(failed)? {
             Some(device) => device.sync_all().map_err(failed),
             None => Ok(()),
         }
@@ -222,40 +236,54 @@ impl LoopDevice {
     /// Lets discards through to the file if there are `holes` to make, and hides them from file systems
     /// otherwise. Says whether they get through if they should.
     pub fn pass_discards(&self, holes: Option<&Holes>) -> bool {
-        if let Some((holes, device)) = holes.zip(self.device.as_ref()) {
+        if let Some((holes, device)) = holes.zip(self.open().ok().flatten()) {
             holes.teach(|| {
                 // It fails, which is how the kernel learns, and the file takes no write meanwhile.
                 let first_block = [0u64, 4096];
                 // SAFETY: the request reads two numbers.
                 unsafe { libc::ioctl(device.as_raw_fd(), BLKZEROOUT as _, &first_block) };
             });
-            let limit = std::fs::read_to_string(self.sysfs("queue/write_zeroes_max_bytes"));
+            let limit = std::fs::read_to_string(sysfs(&self.path, "queue/write_zeroes_max_bytes"));
             if limit.is_ok_and(|limit| limit.trim() == "0") {
                 holes.are_discards();
                 return true;
             }
         }
         // An older kernel would say that they succeed. Whether this is allowed changes nothing else.
-        let _ = std::fs::write(self.sysfs("queue/discard_max_bytes"), "0");
+        let _ = std::fs::write(sysfs(&self.path, "queue/discard_max_bytes"), "0");
         holes.is_none()
     }
 
-    fn sysfs(&self, name: &str) -> PathBuf {
-        let device = self.path.file_name().unwrap_or_default();
-        Path::new("/sys/block").join(device).join(name)
-    }
-
     fn has_backing_file(&self) -> bool {
-        self.sysfs("loop/backing_file").exists()
+        let now = std::fs::read_to_string(sysfs(&self.path, "loop/backing_file")).ok();
+        now.is_some() && now == self.backing
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        if let Some(device) = &self.device {
-            // SAFETY: this request takes no argument.
-            unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) };
+        if let Ok(Some(device)) = self.open() {
+            // It goes with its last user otherwise.
+            let _ = clear(&device);
         }
+    }
+}
+
+/// What the kernel shows of a block device.
+fn sysfs(device: &Path, name: &str) -> PathBuf {
+    let device = device.file_name().unwrap_or_default();
+    Path::new("/sys/block").join(device).join(name)
+}
+
+/// Takes the file from a loop device, now or with the last user.
+fn clear(device: &File) -> io::Result<()> {
+    // SAFETY: this request takes no argument.
+    match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            gone if gone.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+            error => Err(error),
+        },
     }
 }
 
@@ -281,14 +309,7 @@ pub(crate) fn remove_all_of(folder: &Path) {
             continue;
         }
         let path = Path::new("/dev").join(device.file_name());
-        let removed = File::open(&path).and_then(|device| {
-            // SAFETY: this request takes no argument.
-            match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) } {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            }
-        });
-        match removed {
+        match File::open(&path).and_then(|device| clear(&device)) {
             Ok(()) => tracing::warn!("removed {}, which a killed process left", path.display()),
             Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
         }

@@ -140,6 +140,7 @@ pub struct Formatted {
     /// Its first fileset.
     pub fileset: &'static str,
     /// Where the head of what was overwritten is kept, if anything was there.
+    #[serde(serialize_with = "crate::status::as_text")]
     pub undo: Option<PathBuf>,
 }
 

@@ -17,6 +17,16 @@ pub struct ExportAt {
     pub at: String,
 }
 
+/// Shows a path in JSON, whose strings cannot have all the bytes that a path may have: those that are not
+/// UTF-8 are replaced.
+pub(crate) fn as_text<S: serde::Serializer>(
+    path: &Option<PathBuf>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let text = path.as_ref().map(|path| path.display().to_string());
+    text.serialize(serializer)
+}
+
 /// What `evfs status` shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
@@ -25,6 +35,7 @@ pub struct Status {
     /// File, disk or LUN, as it was named.
     pub device: String,
     /// Its path without links, if it is a file or a disk.
+    #[serde(serialize_with = "as_text")]
     pub path: Option<PathBuf>,
     /// Name of the LUN, if it is one.
     pub lun: Option<String>,
@@ -62,6 +73,7 @@ pub struct Status {
     /// Where it is given out.
     pub exports: Vec<ExportAt>,
     /// Configuration file it came from.
+    #[serde(serialize_with = "as_text")]
     pub config: Option<PathBuf>,
     /// What its user should know.
     pub warning: Option<String>,

@@ -309,7 +309,7 @@ fn mount_on(
 
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
     let run_dir = context.settings.run_dir();
-    let unmounted = json!({ "unmounted": args.dir });
+    let unmounted = json!({ "unmounted": args.dir.display().to_string() });
     if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
         super::detach::detach(&run_dir, &name, args.force)?;
     } else if !filesystem::clear_dead(&args.dir)? {

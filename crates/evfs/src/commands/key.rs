@@ -142,7 +142,8 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         (None, None) => None,
     };
     keyring.remove(name)?;
-    let value = json!({ "removed": name, "undo": kept });
+    let value =
+        json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
     output::show(context.json, &value, || match (&kept, &files.private) {
         (Some(kept), Some(_)) => format!(
             "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {name}` brings it back, `shred -u {0}` makes it final",

@@ -79,7 +79,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let prices = prices(&args.workload, &reads, &writes);
     let speaks_against = against(&reads, &writes);
     let value = json!({
-        "device": args.device, "size": info.size, "holds": holds,
+        "device": args.device.display().to_string(), "size": info.size, "holds": holds,
         "workload": args.workload, "writes_measured_in": place(args),
         "prices": prices, "notes": speaks_against,
     });

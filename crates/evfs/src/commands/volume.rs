@@ -196,7 +196,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         create(&what, &context.keyring(), &context.settings)
     })?;
     let mut value = volume_value(&held.volume);
-    value["undo"] = json!(undo);
+    value["undo"] = json!(undo.as_ref().map(|undo| undo.display().to_string()));
     output::show(context.json, &value, || {
         let mut text = volume_text(&held.volume);
         if let Some(undo) = &undo {
@@ -349,7 +349,7 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     let held = hold(device, Intent::Look, &context.settings)?;
     let bytes = held.volume.backup()?;
     write_new(to, &bytes)?;
-    let value = json!({ "backup": to, "bytes": bytes.len() });
+    let value = json!({ "backup": to.display().to_string(), "bytes": bytes.len() });
     output::show(context.json, &value, || {
         format!(
             "{} of header and keyslots in {}; whoever has it and a key can open the volume",
@@ -405,7 +405,8 @@ fn restore(
         &plan.overwritten,
     )?;
     plan.carry_out()?;
-    let value = json!({ "restored": device, "undo": undo });
+    let value =
+        json!({ "restored": device.display().to_string(), "undo": undo.display().to_string() });
     output::show(context.json, &value, || {
         format!(
             "restored; the header that was there is kept in {}",
@@ -434,7 +435,7 @@ fn erase(
     held.volume.erase()?;
     output::show(
         context.json,
-        &json!({ "erased": device, "undo": undo }),
+        &json!({ "erased": device.display().to_string(), "undo": undo.display().to_string() }),
         || {
             format!(
                 "erased: no key opens {} any more\nthe header is kept in {}; restoring it undoes this, \
