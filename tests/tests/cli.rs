@@ -1,6 +1,7 @@
 //! The command line: exit codes, refusals, JSON, and behaviour that a first-time user meets.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use tests::{Ran, Sandbox};
 
 const HEADER: usize = 16 * 1024;
@@ -227,6 +228,77 @@ fn a_name_of_a_lun_and_of_a_file_is_refused() {
     erase("./disk1").ok();
     fs::remove_file(s.path("disk1")).unwrap();
     erase("disk1").ok();
+}
+
+#[test]
+fn the_first_term_ends_a_service_that_waits_for_its_key() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let made = std::process::Command::new("mkfifo")
+        .arg(s.path("fifo"))
+        .status();
+    assert!(made.unwrap().success());
+    let attach = ["attach", "a.img", "--key-file", "fifo"];
+    for args in [&attach[..], &["up", "fifo"]] {
+        let mut child = s.evfs().args(args).spawn().unwrap();
+        let status = format!("/proc/{}/status", child.id());
+        tests::wait_until("it has taken the signals over", || {
+            let status = fs::read_to_string(&status).unwrap();
+            let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+            caught & 1 << (libc::SIGXFSZ - 1) != 0
+        });
+        // SAFETY: a signal to our own child.
+        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+        let mut code = None;
+        let begun = std::time::Instant::now();
+        while code.is_none() && begun.elapsed() < std::time::Duration::from_secs(20) {
+            code = child.try_wait().unwrap();
+            std::thread::yield_now();
+        }
+        let _ = child.kill();
+        assert_eq!(code.and_then(|code| code.code()), Some(143), "{args:?}");
+    }
+    s.attach(&["a.img"]);
+    s.detach("a");
+}
+
+/// Goal: a file that has no end is refused, and not kept in memory until there is none left.
+#[test]
+fn files_that_are_read_whole_have_a_limit() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let cases: [(&str, &[&str]); 5] = [
+        ("EVFS_CONFIG", &["config", "show"]),
+        ("EVFS_TRUST_STORE", &["volume", "trust"]),
+        ("EVFS_LUN_REGISTRY", &["lun", "list"]),
+        ("EVFS_NONE", &["up", "/dev/zero"]),
+        (
+            "EVFS_NONE",
+            &["volume", "header", "restore", "a.img", "/dev/zero", "--yes"],
+        ),
+    ];
+    for (variable, args) in cases {
+        let mut command = s.evfs();
+        if variable != "EVFS_NONE" {
+            command.env(variable, "/dev/zero");
+        }
+        // SAFETY: the call only takes memory from the child.
+        unsafe {
+            command.pre_exec(|| {
+                let limit = libc::rlimit {
+                    rlim_cur: 2 << 30,
+                    rlim_max: 2 << 30,
+                };
+                match libc::setrlimit(libc::RLIMIT_AS, &limit) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
+        }
+        let ran = Ran::of(command.args(args));
+        assert!(ran.stderr.contains("it has more than"), "{args:?}: {ran:?}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
-use crate::{Error, Result, Settings, volume::Open};
+use crate::{Error, Result, Settings, signals, volume::Open};
 use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
 use cache::CachedDevice;
 use export_fuse::loopdev::LoopDevice;
@@ -115,6 +115,7 @@ impl Attachment {
         settings: &Settings,
         cache: &Arc<ProcessCache>,
     ) -> Result<Attachment> {
+        signals::stop_in_order();
         let listener = Listener::bind(run_dir, &spec.name)?;
         let lun = open.disk.lun().cloned();
         let sticky = StickyFlush::new(Arc::clone(&open.device));

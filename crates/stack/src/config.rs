@@ -27,6 +27,7 @@ use crate::attach::AttachSpec;
 use crate::mounted::{Atime, MountSpec};
 use crate::served::ServeSpec;
 use crate::settings::did_you_mean;
+use crate::state_file::read_text;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -192,8 +193,7 @@ impl Entry {
 /// # Errors
 /// [`Error::Config`] with the line for whatever is wrong in it.
 pub fn read(path: &Path, threads: usize) -> Result<Vec<Entry>> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::io("cannot read the configuration", path, e))?;
+    let text = read_text(path).map_err(|e| Error::io("cannot read the configuration", path, e))?;
     parse(path, &text, threads)
 }
 
@@ -229,6 +229,7 @@ fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
 
 fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
     one_key(path, "mount", &name, &m.key, &m.key_file)?;
+    few_threads(path, "mount", &name, m.threads)?;
     let defaults = MountSpec::new(&m.device, &m.at);
     Ok(Entry {
         what: What::Mount(MountSpec {
@@ -252,6 +253,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
 
 fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<Entry> {
     one_key(path, "serve", &name, &s.key, &s.key_file)?;
+    few_threads(path, "serve", &name, s.threads)?;
     let prefix = |text: &String| {
         text.parse().map_err(|e| {
             let detail = format!("serve.{name}: `{text}` in allow is {e}");
@@ -291,6 +293,17 @@ fn one_key(
     Ok(())
 }
 
+/// As many as the command line takes.
+fn few_threads(path: &Path, table: &str, name: &str, threads: Option<usize>) -> Result<()> {
+    match threads {
+        Some(n) if !(1..=256).contains(&n) => {
+            let detail = format!("{table}.{name}: threads = {n} is not from 1 to 256");
+            Err(Error::config(path, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn full(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -310,6 +323,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         }
     };
     one_key(path, "volume", &name, &v.key, &v.key_file)?;
+    few_threads(path, "volume", &name, v.threads)?;
     let spec = AttachSpec {
         name,
         nbd: v.nbd,
@@ -334,6 +348,21 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_have_the_limits_of_the_command_line() {
+        for (table, more) in [("volume", ""), ("mount", "at = \"/m\"\n"), ("serve", "")] {
+            let parsed = |threads: u32| {
+                let text = format!("[{table}.x]\ndevice = \"/d\"\n{more}threads = {threads}\n");
+                parse(Path::new("c.toml"), &text, 2)
+            };
+            for threads in [0, 257, 100_000_000] {
+                let error = parsed(threads).expect_err("out of bounds").to_string();
+                assert!(error.contains("from 1 to 256"), "{error}");
+            }
+            assert!(parsed(1).is_ok() && parsed(256).is_ok());
+        }
+    }
 
     #[test]
     fn reads_the_example_of_the_module() {

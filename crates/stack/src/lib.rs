@@ -29,7 +29,7 @@ mod served;
 mod settings;
 mod signals;
 pub mod signature;
-mod state_file;
+pub mod state_file;
 pub mod status;
 pub mod trust;
 pub mod volume;

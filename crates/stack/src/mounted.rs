@@ -10,7 +10,7 @@ use crate::device::OpenLun;
 use crate::filesystem::{carry_out, open_counted, resolve, uuid_text};
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
-use crate::{Error, Result, Settings, volume::Open};
+use crate::{Error, Result, Settings, signals, volume::Open};
 pub use ::fs::Atime;
 use ::fs::{FIRST_FILESET, Files, Fs};
 use block::StatsHandle;
@@ -123,6 +123,7 @@ impl Mounted {
         settings: &Settings,
         cache: &Arc<ProcessCache>,
     ) -> Result<Mounted> {
+        signals::stop_in_order();
         let listener = Listener::bind(run_dir, &spec.name)?;
         let name = spec.device.display().to_string();
         let read_only = spec.read_only || open.device.info().read_only;

@@ -85,7 +85,7 @@ impl Registry {
     /// # Errors
     /// It cannot be read, is damaged, or is of a later version.
     pub fn load(path: &Path) -> Result<Registry> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match crate::state_file::read_text(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Registry::default()),
             Err(e) => return Err(Error::io("cannot read the registry of LUNs", path, e)),

@@ -11,7 +11,7 @@ use crate::device::OpenLun;
 use crate::filesystem::{self, carry_out, open_counted, resolve, uuid_text};
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
-use crate::{Error, Result, Settings, volume::Open};
+use crate::{Error, Result, Settings, signals, volume::Open};
 use ::fs::Fs;
 use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
 use block::StatsHandle;
@@ -112,6 +112,7 @@ impl Served {
         settings: &Settings,
         cache: &Arc<ProcessCache>,
     ) -> Result<Served> {
+        signals::stop_in_order();
         let listener = Listener::bind(run_dir, &spec.name)?;
         let name = spec.device.display().to_string();
         let (fs, device, stats) = open_counted(&open, &name, settings, false)?;

@@ -277,7 +277,7 @@ impl Settings {
         let paths = Paths::of_this_user();
         let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
         let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
-        let file = match std::fs::read_to_string(&path) {
+        let file = match crate::state_file::read_text(&path) {
             Ok(text) => Some(text),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => None,
             Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => {

@@ -1,4 +1,5 @@
-//! Signals. INT, TERM and QUIT ask for an orderly stop, and the second of them ends the process at once. HUP
+//! Signals. INT, TERM and QUIT ask for an orderly stop, and the second of them ends the process at once; so does
+//! the first, as long as a service has started nothing that has to be stopped: it may wait for a key, or compute one. HUP
 //! stops in order where the terminal is gone, and asks a service for a reload otherwise. No other signal that
 //! a process can catch ends it: what nobody has a meaning for is ignored.
 
@@ -8,8 +9,8 @@ use signal_hook::{flag, low_level};
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 
 /// Stop in order; the second ends the process at once.
 const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGQUIT];
@@ -27,6 +28,20 @@ const IGNORED: [i32; 9] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
 ];
+
+/// Whether the next signal to stop ends the process at once.
+static AT_ONCE: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From here on there is something to stop in order.
+pub(crate) fn stop_in_order() {
+    // Once: later it says that the first signal has come.
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        if let Some(at_once) = AT_ONCE.get() {
+            at_once.store(false, Ordering::SeqCst);
+        }
+    });
+}
 
 /// Signals that ask for something, as a descriptor to wait on.
 pub struct StopSignals {
@@ -55,7 +70,8 @@ impl StopSignals {
         let hangup = Arc::new(AtomicBool::new(false));
         let (wake, write) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
-        let seen = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(AT_ONCE.get_or_init(Arc::default));
+        seen.store(reloads, Ordering::SeqCst);
         for signal in STOP {
             // Order matters: the handler that ends the process runs before the one that notes the
             // first signal, so it acts from the second signal on.

@@ -3,9 +3,43 @@
 
 use crate::{Error, Result};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+/// The most bytes of a file that is read as a whole.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+
+/// Reads a small file as a whole, or what a device or a pipe gives, which may have no end.
+///
+/// # Errors
+/// Those of the system; it has more than 8 MiB.
+pub(crate) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, FILE_BYTES_MAX)
+}
+
+/// The same, of at most `max` bytes.
+///
+/// # Errors
+/// As [`read_small`].
+pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path)?;
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > max {
+        true => {
+            let why = format!("it has more than {} MiB", max >> 20);
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, why))
+        }
+        false => Ok(bytes),
+    }
+}
+
+/// Reads a small file of text.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read_small(path)?)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+}
 
 /// Changes the file `path`, which `load` reads: under a lock, and so that a crash leaves the old one
 /// or the new one. `failed` begins the error of a file that cannot be written; `variable` sets its

@@ -196,7 +196,7 @@ impl Store {
 }
 
 fn load(path: &Path) -> Result<Known> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match state_file::read_text(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Known::default()),
         Err(e) => return Err(Error::io("cannot read the trust store", path, e)),

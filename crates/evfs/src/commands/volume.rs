@@ -360,6 +360,9 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
+/// The most bytes of a header backup: the largest keyslots area that LUKS2 knows, and what is before it.
+const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
+
 fn restore(
     context: &Context,
     device: &Path,
@@ -368,8 +371,8 @@ fn restore(
     older: bool,
     yes: Yes,
 ) -> Result<u8> {
-    let bytes =
-        std::fs::read(from).map_err(|e| Error::io("cannot read the header backup", from, e))?;
+    let bytes = stack::state_file::read_up_to(from, BACKUP_BYTES_MAX)
+        .map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
     let _guard = disk.header_lock(true)?;
     let plan = crypt::plan_restore(disk.device(), &bytes)?;
