@@ -138,7 +138,7 @@ fn tls_serves_who_trusts_the_authority_and_nobody_in_the_clear() {
     let s = Sandbox::new();
     certificates(&s);
     s.volume("a.img", "32M", &[]);
-    s.run(&["attach", "a.img", "--nbd", "0.0.0.0:0"]).code(1);
+    s.run(&["attach", "a.img", "--nbd", "0.0.0.0:0"]).code(2);
     let tls = [
         "a.img",
         "--nbd",

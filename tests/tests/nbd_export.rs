@@ -143,12 +143,12 @@ fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
         .concat();
         s.run(&all)
     };
-    let refused = with(&tls).code(1).stderr;
+    let refused = with(&tls).code(2).stderr;
     assert!(
         refused.contains("--tls-ca") && refused.contains("--anonymous"),
         "{refused}"
     );
-    with(&["--anonymous"]).code(1);
+    with(&["--anonymous"]).code(2);
     let warned = with(&[&tls[..], &["--anonymous"]].concat()).ok();
     assert!(
         warned.stderr.contains("everybody who can reach"),

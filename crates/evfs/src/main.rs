@@ -39,8 +39,9 @@ Examples:
   evfs format disk.img && evfs mount disk.img /mnt --background      a file system of its own
 
 Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
-13 key right but role refuses, 20 header damaged but repairable, 21 not repairable,
-26 check found errors, 30 data given up, 129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
+13 key right but role refuses, 14 not the volume or header that this machine trusts,
+20 header damaged but repairable, 21 not repairable, 26 check found errors, 30 data given up,
+129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

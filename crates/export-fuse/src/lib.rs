@@ -28,6 +28,7 @@ mod users;
 
 pub use files::Holes;
 pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts, server_died};
+pub use users::asked_by;
 
 /// Kernel requests that are in flight for each thread of the configuration.
 pub const REQUESTS_PER_THREAD: usize = 4;

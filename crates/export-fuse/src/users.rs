@@ -4,8 +4,18 @@
 //! asks. Deliberately absent: users inside the kernel (loop devices, mounts on top), which no link
 //! shows; and processes of other users, where this one may not look.
 
+use std::cell::Cell;
 use std::fs::{read_dir, read_link, read_to_string};
 use std::path::Path;
+
+thread_local! {
+    static ASKER: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Says which process waits for what this thread does: it is not named as one that is in the way.
+pub fn asked_by(pid: i32) {
+    ASKER.set(pid);
+}
 
 /// Processes that are named at most.
 const NAMED_MAX: usize = 5;
@@ -13,9 +23,11 @@ const NAMED_MAX: usize = 5;
 /// Who has something open in a folder, stands in it, or runs from it: `dd (311), bash (312)`.
 pub(crate) fn of(folder: &Path) -> Option<String> {
     let mut users = Vec::new();
+    let asker = ASKER.get().to_string();
     for process in read_dir("/proc").ok()?.flatten() {
         let number = process.file_name().to_string_lossy().into_owned();
-        if number.bytes().all(|c| c.is_ascii_digit()) && uses(&process.path(), folder) {
+        let counts = number != asker && number.bytes().all(|c| c.is_ascii_digit());
+        if counts && uses(&process.path(), folder) {
             let name = read_to_string(process.path().join("comm")).unwrap_or_default();
             users.push(format!("{} ({number})", name.trim_end()));
         }
@@ -67,6 +79,8 @@ mod tests {
             .spawn();
         let mut child = child.unwrap();
         let users = of(&folder);
+        asked_by(child.id() as i32);
+        assert_eq!(of(&folder), None, "who asks is in nobody's way");
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(users, Some(format!("sleep ({})", child.id())));

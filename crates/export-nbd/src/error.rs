@@ -18,6 +18,9 @@ pub enum Error {
     /// Somebody listens there already.
     #[error("{0} is in use by another server")]
     Busy(String),
+    /// Something lies where the socket file is to be.
+    #[error("{0} exists and is no socket: remove it, or name another file for the socket")]
+    NotASocket(String),
     /// A certificate or key cannot be used.
     #[error("{path}: {why}")]
     Certificate {
@@ -45,6 +48,14 @@ impl Error {
             what: what.into(),
             source,
         }
+    }
+
+    /// Whether the configuration is what is wrong.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Error::Insecure(_) | Error::Anonymous(_) | Error::NotASocket(_)
+        )
     }
 
     /// Whether somebody else holds what is needed.

@@ -7,7 +7,7 @@ use crate::{Config, Error, Export, Listen, peer, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -241,7 +241,10 @@ impl Drop for Server {
 fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
     let failed = |e| Error::io(format!("cannot listen on {}", path.display()), e);
     if let Ok(meta) = std::fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() || UnixStream::connect(path).is_ok() {
+        if !meta.file_type().is_socket() {
+            return Err(Error::NotASocket(path.display().to_string()));
+        }
+        if UnixStream::connect(path).is_ok() {
             return Err(Error::Busy(path.display().to_string()));
         }
         std::fs::remove_file(path).map_err(failed)?;
@@ -253,7 +256,12 @@ fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
     // Bound in a private folder and moved, so that it is never open to others for a moment.
     let private = tempdir_in(folder).map_err(failed)?;
     let inside = private.join("s");
-    let bound = UnixListener::bind(&inside).and_then(|listener| {
+    // By the directory's descriptor, as the longer name may be one byte too long for a socket.
+    let bind = || {
+        let private = std::fs::File::open(&private)?;
+        UnixListener::bind(format!("/proc/self/fd/{}/s", private.as_raw_fd()))
+    };
+    let bound = bind().and_then(|listener| {
         std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o600))?;
         std::fs::rename(&inside, path)?;
         listener.set_nonblocking(true)?;

@@ -8,6 +8,7 @@
 use crate::cache::ProcessCache;
 use crate::control::{Ask, Listener, check_name};
 use crate::device::OpenLun;
+use crate::mounted::check_folder;
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, signals, volume::Open};
@@ -17,6 +18,9 @@ use export_fuse::loopdev::LoopDevice;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+
+/// Bytes that the name of a Unix socket may have: `sun_path`, but for the zero at its end.
+const SOCKET_NAME_MAX: usize = 107;
 
 /// What to attach, and how to give it out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,11 +77,25 @@ impl AttachSpec {
     /// the folder of control sockets.
     pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
         check_name(&self.name, "an attached volume")?;
+        if let Some(folder) = &self.fuse {
+            check_folder(folder)?;
+        }
         if self.loop_device && self.fuse.is_none() {
             self.fuse = Some(run_dir.join(format!("{}.fuse", self.name)));
         }
         if self.nbd.is_none() && self.nbd_unix.is_none() && self.fuse.is_none() {
             self.nbd_unix = Some(run_dir.join(format!("{}.nbd", self.name)));
+        }
+        let full = self.nbd_unix.as_ref().map(std::path::absolute);
+        if let Some(Ok(full)) = full
+            && full.as_os_str().len() > SOCKET_NAME_MAX
+        {
+            return Err(Error::Usage(format!(
+                "{} is too long for the name of a socket: {} bytes, and no client can connect to more than \
+                 {SOCKET_NAME_MAX}; choose a shorter one with --nbd-unix",
+                full.display(),
+                full.as_os_str().len()
+            )));
         }
         Ok(self)
     }
@@ -134,6 +152,7 @@ impl Attachment {
             spec: spec.clone(),
             status: Status {
                 cached: spec.cached,
+                direct: !spec.cached,
                 config: spec.config.clone(),
                 ..Status::of(&spec.name, &spec.device, spec.threads, &open, info)
             },
@@ -223,11 +242,8 @@ impl Attachment {
         };
         export_fuse::clear_dead(folder)?;
         // The default folder is ours, whoever made it: an earlier process may have been killed.
-        let own = folder.parent() == Some(&*self.run_dir);
-        if !folder.exists() {
+        if folder.parent() == Some(&*self.run_dir) {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
-            self.made_dir = Some(folder.clone());
-        } else if own {
             self.made_dir = Some(folder.clone());
         }
         let export = export_fuse::Export {

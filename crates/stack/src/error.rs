@@ -213,6 +213,8 @@ impl Error {
             Error::Untrusted(_) => exit::UNTRUSTED,
             Error::Fuse(e) if e.is_busy() => exit::BUSY,
             Error::Nbd(e) if e.is_busy() => exit::BUSY,
+            Error::Nbd(e) if e.is_usage() => exit::USAGE,
+            Error::Nbd(export_nbd::Error::Io { source, .. }) => of_io(source),
             Error::Usage(_) | Error::Config { .. } | Error::WouldDestroy { .. } => exit::USAGE,
             Error::Io { source, .. } => of_io(source),
             _ => exit::FAILURE,

@@ -84,16 +84,21 @@ impl MountSpec {
                 "cannot mount with {name}: only root may; leave it out, or mount as root"
             )));
         }
-        match std::fs::metadata(&self.folder) {
-            Ok(meta) if !meta.is_dir() => Err(Error::Usage(format!(
-                "{} is not a folder",
-                self.folder.display()
-            ))),
-            // What a killed process left mounted there answers nothing, and is taken away later.
-            Err(e) if export_fuse::server_died(&e) => Ok(()),
-            Err(e) => Err(Error::io("cannot mount at", &self.folder, e)),
-            Ok(_) => Ok(()),
+        check_folder(&self.folder)
+    }
+}
+
+/// Whether there is a folder to mount on.
+pub(crate) fn check_folder(folder: &Path) -> Result<()> {
+    match std::fs::metadata(folder) {
+        Ok(meta) if !meta.is_dir() => {
+            let why = format!("{} is not a folder", folder.display());
+            Err(Error::Usage(why))
         }
+        // What a killed process left mounted there answers nothing, and is taken away later.
+        Err(e) if export_fuse::server_died(&e) => Ok(()),
+        Err(e) => Err(Error::io("cannot mount at", folder, e)),
+        Ok(_) => Ok(()),
     }
 }
 

@@ -60,8 +60,10 @@ pub struct Status {
     pub read_only: bool,
     /// Discards are passed on.
     pub discards: bool,
-    /// The page cache below is passed by.
+    /// Each request goes to the disk: nothing is kept in memory.
     pub direct: bool,
+    /// The page cache of the kernel below is passed by.
+    pub o_direct: bool,
     /// Pages are kept in the cache of the process.
     pub cached: bool,
     /// Threads of each export.
@@ -131,7 +133,8 @@ impl Status {
             in_use_record: open.disk.kept(),
             read_only: info.read_only,
             discards: info.discard,
-            direct: open.direct,
+            direct: false,
+            o_direct: open.direct,
             cached: true,
             threads,
             pid: std::process::id(),
