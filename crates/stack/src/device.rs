@@ -251,6 +251,24 @@ struct Content {
     record: Option<u64>,
 }
 
+/// What the locks of a LUN are named after: beside the registry, so that all who know the LUN by this name
+/// meet there, whatever directory their sockets are in. Where this user may not write, in that directory.
+pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
+    let registry = settings.lun_registry();
+    let me = rustix::process::geteuid().as_raw();
+    let may_write = |folder: &Path| {
+        std::fs::metadata(folder).is_ok_and(|meta| meta.uid() == me)
+            && rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
+    };
+    if registry.parent().is_some_and(may_write) {
+        let mut file = registry.file_name().unwrap_or_default().to_owned();
+        file.push(format!(".{name}.lock"));
+        return Ok(registry.with_file_name(file));
+    }
+    let folder = crate::control::run_dir(&settings.run_dir())?;
+    Ok(folder.join(format!("lun.{name}.lock")))
+}
+
 /// A lock between the processes of this machine.
 pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
     let path = base.with_extension(what);
@@ -276,6 +294,7 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
             }
             Err(std::fs::TryLockError::WouldBlock) => {
                 let name = base.file_stem().unwrap_or_default().to_string_lossy();
+                let name = name.rsplit('.').next().unwrap_or_default();
                 let who = locked_by(&file);
                 return Err(Error::Busy(format!(
                     "{name} is in use by {}; `evfs status` lists what this user has attached",
@@ -305,7 +324,7 @@ fn locked_by(file: &File) -> Option<String> {
 }
 
 /// Whether a name is one that the registry gives.
-fn is_lun_name(name: &str) -> bool {
+pub(crate) fn is_lun_name(name: &str) -> bool {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     let legacy = || {
         let (c, rest) = name.strip_prefix('c')?.split_once('t')?;
@@ -315,7 +334,7 @@ fn is_lun_name(name: &str) -> bool {
     name.strip_prefix("disk").is_some_and(digits) || legacy() == Some(true)
 }
 
-fn is_uri(name: &str) -> bool {
+pub(crate) fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
 }
 
@@ -347,7 +366,8 @@ fn addresses(device: &Path) -> Option<Vec<String>> {
     }
     let one = |p: &String| is_uri(p) || is_lun_name(p) || Path::new(p).exists();
     let several = parts.len() > 1 && parts.iter().all(one);
-    (several || is_uri(text)).then_some(parts)
+    let full = || parts.iter().map(|part| full_address(part)).collect();
+    (several || is_uri(text)).then(full)
 }
 
 /// Whether a DEVICE names a LUN, by address or by name.
@@ -382,6 +402,16 @@ pub fn default_name(device: &Path) -> String {
         .chars()
         .take(64)
         .collect()
+}
+
+/// An address as it is remembered: one that means the same in any directory.
+pub(crate) fn full_address(address: &str) -> String {
+    if is_uri(address) || !Path::new(address).exists() {
+        return address.to_owned();
+    }
+    let full = std::path::absolute(address).ok();
+    let full = full.and_then(|path| path.into_os_string().into_string().ok());
+    full.unwrap_or_else(|| address.to_owned())
 }
 
 /// A path by its address.
@@ -529,14 +559,18 @@ fn open_lun(
         (Some(known), _) => known.clone(),
         (None, _) => enrol(addresses, &file, settings, read_only)?,
     };
-    let lock = settings.run_dir().join(format!("lun-{}.lock", known.name));
-    crate::control::run_dir(&settings.run_dir())?;
+    let lock = lock_of_lun(settings, &known.name)?;
     let held = match share {
         Share::Exclusive | Share::Replace | Share::Bytes => Some(take(&lock, "open", true)?),
         Share::Readers => Some(take(&lock, "open", false)?),
         Share::All => None,
     };
-    let lun = Arc::new(start(&known, &Registry::load(&file)?, settings, read_only)?);
+    // It may have been forgotten, or changed, while the lock was waited for.
+    let registry = Registry::load(&file)?;
+    let known = registry
+        .find(&known.name)
+        .ok_or_else(|| unknown(&known.name))?;
+    let lun = Arc::new(start(known, &registry, settings, read_only)?);
     // A legacy name, or an address that is not the whole LUN: multi-pathed or not, as it is set.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
@@ -617,7 +651,7 @@ fn start(
     })?)
 }
 
-fn identity_of(known: &KnownLun) -> Identity {
+pub(crate) fn identity_of(known: &KnownLun) -> Identity {
     Identity {
         wwid: known.wwid.clone(),
         serial: known.serial.clone(),

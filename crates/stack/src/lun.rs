@@ -1,7 +1,9 @@
 //! What an administrator does with LUNs: those that are open somewhere are asked through the control
 //! socket of the process that has them; of the others the registry knows.
 
-use crate::device::{CONNECT_WITHIN, iscsi_options, lunpath, take};
+use crate::device::{
+    CONNECT_WITHIN, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun, lunpath, take,
+};
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::{Error, Result, Settings, control};
@@ -10,7 +12,9 @@ use multipath::identity::is_generic;
 use multipath::{ATTRIBUTES, Lun, PathSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// What can be asked of a LUN that is open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -359,13 +363,12 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
             "{name} is open: `{holder}` uses it; `evfs detach {holder}` first"
         )));
     }
+    let lock = lock_of_lun(settings, name)?;
+    let _open = take(&lock, "open", true)?;
+    let _header = take(&lock, "header", true)?;
     if only_look {
         return Ok(lun);
     }
-    let folder = control::run_dir(&settings.run_dir())?;
-    let lock = folder.join(format!("lun-{name}.lock"));
-    let _open = take(&lock, "open", true)?;
-    let _header = take(&lock, "header", true)?;
     let registry = settings.lun_registry();
     let forgotten = Registry::update(&registry, |r| r.forget(name))?;
     // Last: while the LUN is known, what lies on it is not to be exchanged.
@@ -407,24 +410,153 @@ pub enum PathVerb {
     ReplaceWwid,
 }
 
+/// A path after something was done to it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Changed {
+    /// Name of the LUN.
+    pub lun: String,
+    /// Address of the path.
+    pub path: String,
+    /// Its legacy name.
+    pub legacy: String,
+    /// Which of the paths of the LUN it is, from 1; nothing where it is none any more.
+    pub number: Option<usize>,
+    /// What has become of it: a state of `lun show`, or `removed`.
+    pub state: String,
+    /// Why it carries nothing.
+    pub why: Option<String>,
+}
+
+/// How long a path that comes into use is waited for, to tell how it is.
+const SETTLES_WITHIN: Duration = Duration::from_secs(3);
+
 /// Changes a path of a LUN: at once where it is open, and in the registry.
 ///
 /// # Errors
-/// There is no such LUN or path, or no other path works and `force` is not given.
-pub fn path(settings: &Settings, lun: &str, verb: PathVerb, path: &str, force: bool) -> Result<()> {
-    let file = settings.lun_registry();
+/// There is no such LUN or path, it cannot be one of this LUN, or no other path works and `force` is not given.
+pub fn path(
+    settings: &Settings,
+    lun: &str,
+    verb: PathVerb,
+    path: &str,
+    force: bool,
+) -> Result<Changed> {
     let known = known(settings, lun)?;
-    let name = known.name.clone();
-    if verb == PathVerb::Add {
-        let port = lunpath(path, settings, false)?.target_port();
-        let added = Registry::update(&file, |r| r.add(&name, path, &port))?;
-        let (address, legacy) = (added.address, added.legacy);
-        return ask(settings, &name, Ask::Add { address, legacy }).map(drop);
+    let changed = match verb {
+        PathVerb::Add => add_path(settings, &known, path)?,
+        _ => change_path(settings, &known, verb, path, force)?,
+    };
+    Ok(match verb {
+        PathVerb::Remove => changed,
+        _ => with_state(settings, changed),
+    })
+}
+
+fn add_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<Changed> {
+    let name = &known.name;
+    check_new_path(settings, known, path)?;
+    let path = full_address(path);
+    let port = lunpath(&path, settings, false)?.target_port();
+    let registry = settings.lun_registry();
+    let added = Registry::update(&registry, |r| r.add(name, &path, &port))?;
+    let (address, legacy) = (added.address, added.legacy);
+    let changed = changed(name, &address, &legacy);
+    ask(settings, name, Ask::Add { address, legacy })?;
+    Ok(changed)
+}
+
+/// Refuses what can be no path of this LUN, whatever becomes of the servers that lead to it.
+fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<()> {
+    let name = &known.name;
+    if is_uri(path) {
+        return Ok(());
     }
-    let entry = known
-        .paths
-        .iter()
-        .find(|p| p.address == path || p.legacy == path);
+    let there = std::fs::metadata(path);
+    let own = known.paths.iter().any(|p| p.legacy == path);
+    if there.is_err() && (is_lun_name(path) || own) {
+        return Err(Error::Usage(format!(
+            "`{path}` is the name of a LUN, and cannot be a path of {name}: a path is an address \
+             (nbd://, nbd+unix://, iscsi://), a file or a block device"
+        )));
+    }
+    // What looks like an address says so better.
+    let device = lunpath(path, settings, true)?;
+    let there = there.map_err(|e| Error::io("cannot add", path.as_ref(), e))?;
+    if !there.is_file() && !there.file_type().is_block_device() {
+        let why = format!("{path} is no file and no block device, and cannot be a path of {name}");
+        return Err(Error::Usage(why));
+    }
+    // Who may not read it now learns from its state why it fails.
+    match device.identify(CONNECT_WITHIN) {
+        Ok(found) if found.size < known.size => Err(Error::Usage(format!(
+            "{path} has {} bytes, and {name} has {}: it cannot be a path of it",
+            found.size, known.size
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn changed(lun: &str, path: &str, legacy: &str) -> Changed {
+    Changed {
+        lun: lun.to_owned(),
+        path: path.to_owned(),
+        legacy: legacy.to_owned(),
+        number: None,
+        state: "removed".into(),
+        why: None,
+    }
+}
+
+/// The same with the state of the path, once there is one to tell.
+fn with_state(settings: &Settings, mut changed: Changed) -> Changed {
+    let until = Instant::now() + SETTLES_WITHIN;
+    loop {
+        let Ok(shown) = show(settings, &changed.lun) else {
+            return changed;
+        };
+        let mut paths = shown["paths"].as_array().into_iter().flatten();
+        let at = paths.position(|p| p["name"] == changed.path.as_str());
+        let Some(at) = at else {
+            return changed;
+        };
+        let path = &shown["paths"][at];
+        changed.number = Some(at + 1);
+        changed.state = path["state"].as_str().unwrap_or_default().to_owned();
+        changed.why = path["why"].as_str().map(str::to_owned);
+        let settled = match changed.state.as_str() {
+            "failed" | "recovering" | "suspect" => changed.why.is_some(),
+            _ => true,
+        };
+        if changed.state == "unopen" {
+            // Nobody has it open who could say.
+            let device = lunpath(&changed.path, settings, true).map_err(|e| e.chain());
+            let found = device.and_then(|d| d.identify(CONNECT_WITHIN).map_err(|e| e.to_string()));
+            if let Err(why) = found {
+                changed.state = "failed".into();
+                changed.why = Some(why);
+            }
+        }
+        if settled || Instant::now() > until {
+            return changed;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn change_path(
+    settings: &Settings,
+    known: &KnownLun,
+    verb: PathVerb,
+    path: &str,
+    force: bool,
+) -> Result<Changed> {
+    let file = settings.lun_registry();
+    let name = known.name.clone();
+    let full = full_address(path);
+    let is_it = |p: &&crate::registry::KnownPath| {
+        p.address == path || p.address == full || p.legacy == path
+    };
+    let entry = known.paths.iter().find(is_it);
     let entry = entry.ok_or_else(|| {
         let paths: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
         Error::NotFound(format!(
@@ -433,6 +565,7 @@ pub fn path(settings: &Settings, lun: &str, verb: PathVerb, path: &str, force: b
         ))
     })?;
     let address = entry.address.clone();
+    let changed = changed(&name, &address, &entry.legacy);
     let owned = address.clone();
     let open = ask(
         settings,
@@ -474,7 +607,8 @@ pub fn path(settings: &Settings, lun: &str, verb: PathVerb, path: &str, force: b
             lun.serial = found.serial;
         }
         Ok(())
-    })
+    })?;
+    Ok(changed)
 }
 
 /// What a scan found at one place.
@@ -512,7 +646,7 @@ pub fn scan(
     for place in places {
         match portal(place) {
             true => addresses.extend(units(settings, place)?),
-            false => addresses.push(place.clone()),
+            false => addresses.push(full_address(place)),
         }
     }
     let mut paths: Vec<Arc<dyn Lunpath>> = Vec::new();

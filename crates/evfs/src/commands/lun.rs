@@ -102,7 +102,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             lun, clear: true, ..
         } => {
             lun::clear(settings, &lun)?;
-            output::show(context.json, &json!({ "cleared": lun }), String::new);
+            output::show(context.json, &json!({ "cleared": lun }), || {
+                format!("{lun}: counters are zero")
+            });
         }
         Command::Stat { lun, watch, .. } => loop {
             let value = lun::show(settings, &lun)?;
@@ -119,11 +121,22 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Set { lun, value } => {
             lun::set(settings, &lun, &value.0, &value.1)?;
-            output::show(context.json, &json!({ "set": value.0 }), String::new);
+            output::show(context.json, &json!({ "set": value.0 }), || {
+                format!("{lun}: {}={} until it is opened again", value.0, value.1)
+            });
         }
         Command::Save { lun, value, scope } => {
             lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
-            output::show(context.json, &json!({ "saved": value.0 }), String::new);
+            output::show(context.json, &json!({ "saved": value.0 }), || {
+                let of = scope.as_deref().unwrap_or(&lun);
+                match value.1.is_empty() {
+                    true => format!("{of}: {} is no longer saved", value.0),
+                    false => format!(
+                        "{of}: {}={} is saved, in force from the next open on",
+                        value.0, value.1
+                    ),
+                }
+            });
         }
         Command::Forget { lun, yes } => forget(context, &lun, yes.yes)?,
         Command::Advise { lun } => {
@@ -144,7 +157,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     let known = lun::forget(&context.settings, name, true)?;
     let (paths, values) = (known.paths.len(), known.attributes.len());
-    let what = format!("{name} is forgotten with its {paths} paths and {values} saved attributes");
+    let what = format!(
+        "This forgets {name}, its paths ({paths}) and the attributes saved for it ({values})"
+    );
     confirm(yes, &what, Answer::Yes)?;
     let known = lun::forget(&context.settings, name, false)?;
     let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();

@@ -65,13 +65,25 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             (PathVerb::ReplaceWwid, which.lun, which.path, false)
         }
     };
-    or_force(force, &path, |force| {
+    let changed = or_force(force, &path, |force| {
         lun::path(&context.settings, &lun, verb, &path, force)
     })?;
-    output::show(
-        context.json,
-        &json!({ "lun": lun, "path": path }),
-        String::new,
-    );
+    output::show(context.json, &json!(changed), || describe(&changed));
     Ok(exit::OK)
+}
+
+fn describe(changed: &lun::Changed) -> String {
+    let number = changed.number.map_or(String::new(), |n| format!(" {n}"));
+    let state = match changed.number {
+        Some(_) => changed.state.to_uppercase(),
+        None => changed.state.clone(),
+    };
+    let why = changed
+        .why
+        .as_ref()
+        .map_or(String::new(), |why| format!(" {why}"));
+    format!(
+        "{}: path{number} {}: {state}{why}",
+        changed.lun, changed.path
+    )
 }
