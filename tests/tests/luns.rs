@@ -457,3 +457,100 @@ fn a_lun_is_forgotten_when_it_is_closed_and_somebody_says_so() {
     s.attach(&[&uri, "--name", "d"]);
     s.detach("d");
 }
+
+/// A volume on `disk1`: over a server that answers, and a socket that nobody listens at.
+fn with_a_dead_path(s: &Sandbox) -> Killed {
+    let disk = image(s, "disk", 64 << 20);
+    let port = free_port();
+    let server = nbdkit(&disk, port);
+    s.key("owner");
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    s.run(&["volume", "create", &uri, "--owner", "owner"]).ok();
+    let none = format!("nbd+unix:///e?socket={}", s.path("none.sock").display());
+    let added = s.run(&["path", "add", "disk1", &none]).ok().stdout;
+    let wanted = format!("disk1: path 2 {none}: FAILED ");
+    assert!(added.starts_with(&wanted), "{added}");
+    server
+}
+
+#[test]
+fn a_detach_is_answered_when_the_lun_is_free() {
+    let s = Sandbox::new();
+    let _server = with_a_dead_path(&s);
+    s.attach(&["disk1"]);
+    s.detach("disk1");
+    // No time to wait: whoever is told that it is detached may have it.
+    let folders = ["run", "state"].map(|folder| std::fs::read_dir(s.path(folder)).unwrap());
+    let mut locks = 0;
+    for entry in folders.into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().ends_with("disk1.open") {
+            let lock = std::fs::File::open(entry.path()).unwrap();
+            lock.try_lock().expect("the lock of the LUN is free");
+            locks += 1;
+        }
+    }
+    assert_eq!(locks, 1);
+    s.attach(&["disk1"]);
+    s.detach("disk1");
+}
+
+#[test]
+fn a_lun_that_is_open_is_not_forgotten_from_another_run_directory() {
+    let s = Sandbox::new();
+    let disk = image(&s, "disk", 64 << 20);
+    let port = free_port();
+    let _server = nbdkit(&disk, port);
+    s.key("owner");
+    let uri = format!("nbd://127.0.0.1:{port}/e");
+    s.run(&["volume", "create", &uri, "--owner", "owner"]).ok();
+    s.attach(&["disk1"]);
+    let mut elsewhere = s.evfs();
+    elsewhere.env("EVFS_RUN_DIR", s.path("other"));
+    let refused = Ran::of(elsewhere.args(["lun", "forget", "disk1", "--yes"])).code(11);
+    assert!(refused.stderr.contains("disk1 is in use"), "{refused:?}");
+    s.run(&["lun", "show", "disk1"]).ok();
+    s.detach("disk1");
+    s.run(&["lun", "forget", "disk1", "--yes"]).ok();
+}
+
+#[test]
+fn only_what_can_be_a_path_is_added_and_what_was_done_is_said() {
+    let s = Sandbox::new();
+    let _server = with_a_dead_path(&s);
+    std::fs::write(s.path("small"), "text").unwrap();
+    for (path, code) in [
+        ("disk1", 2),
+        ("c0t0d1", 2),
+        ("run", 2),
+        ("small", 2),
+        ("missing", 10),
+    ] {
+        let refused = s.run(&["path", "add", "disk1", path]).code(code);
+        assert!(refused.stderr.contains(path), "{refused:?}");
+    }
+    let said = |args: &[&str]| s.run(args).ok().stdout.trim_end().to_owned();
+    let full = s.path("disk");
+    let full = full.canonicalize().unwrap();
+    let full = full.to_str().unwrap();
+    let added = said(&["path", "add", "disk1", "disk"]);
+    assert!(
+        added.starts_with(&format!("disk1: path 3 {full}: ")),
+        "{added}"
+    );
+    let disabled = said(&["path", "disable", "disk1", "disk"]);
+    assert_eq!(disabled, format!("disk1: path 3 {full}: DISABLED"));
+    assert!(said(&["path", "enable", "disk1", full]).contains("path 3"));
+    let removed = said(&["path", "remove", "disk1", "disk"]);
+    assert_eq!(removed, format!("disk1: path {full}: removed"));
+    let saved = said(&["lun", "save", "disk1", "max_q_depth=5"]);
+    assert!(
+        saved.starts_with("disk1: max_q_depth=5 is saved"),
+        "{saved}"
+    );
+    s.attach(&["disk1"]);
+    let set = said(&["lun", "set", "disk1", "max_q_depth=6"]);
+    assert!(set.starts_with("disk1: max_q_depth=6 until"), "{set}");
+    s.detach("disk1");
+    let asked = s.run(&["lun", "forget", "disk1"]).code(2).stderr;
+    assert!(asked.contains("This forgets disk1"), "{asked}");
+}

@@ -161,7 +161,7 @@ fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
     // The same from a configuration file.
     let table = "[volume.a]\ndevice = \"a.img\"\nkey = \"owner\"\nnbd = \"0.0.0.0:0\"\ntls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n";
     std::fs::write(s.path("up.toml"), table).unwrap();
-    let refused = s.run(&["up", "up.toml", "--background"]).code(1).stderr;
+    let refused = s.run(&["up", "up.toml", "--background"]).code(2).stderr;
     assert!(refused.contains("--tls-ca"), "{refused}");
     std::fs::write(s.path("up.toml"), format!("{table}anonymous = true\n")).unwrap();
     s.run(&["up", "up.toml", "--background"]).ok();

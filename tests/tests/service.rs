@@ -336,6 +336,7 @@ fn up_says_what_it_gave_up() {
     up.args(["up", "up.toml"]).stdout(Stdio::null()).stderr(log);
     let up = Killed(up.spawn().unwrap());
     wait_until("it serves", || names(&s) == ["a"]);
+    fs::create_dir(s.path("folder")).unwrap();
     with("[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n");
     signal(&up.0, libc::SIGHUP);
     wait_until("it says why not", || {
@@ -596,6 +597,7 @@ fn down_detaches_all_or_none() {
     let up = "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n\
               [volume.c]\ndevice = \"c.img\"\n";
     fs::write(s.path("up.toml"), up).unwrap();
+    fs::create_dir(s.path("folder")).unwrap();
     s.run(&["up", "up.toml", "--background"]).ok();
     let open = fs::File::open(s.path("folder/b")).unwrap();
     let refused = s.run(&["down"]).code(11);

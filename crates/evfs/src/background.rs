@@ -111,16 +111,42 @@ fn wait_for(pid: i32, mut read: File) -> u8 {
     code as u8
 }
 
+/// Whether a descriptor is one that somebody chose for what is written in the background: a file, a device
+/// that is no terminal, or the journal of systemd. Whoever reads a pipe, or a socket, waits for its end.
+fn outlives_caller(fd: i32) -> bool {
+    // SAFETY: plain numbers, for which zeros will do.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `about` has room, and any number may be asked about.
+    if unsafe { libc::fstat(fd, &raw mut about) } != 0 {
+        return false;
+    }
+    match about.st_mode & libc::S_IFMT {
+        libc::S_IFREG => true,
+        // SAFETY: any number may be asked about.
+        libc::S_IFCHR => unsafe { libc::isatty(fd) == 0 },
+        libc::S_IFSOCK => {
+            let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+            journal == format!("{}:{}", about.st_dev, about.st_ino)
+        }
+        _ => false,
+    }
+}
+
 impl Ready {
-    /// Leaves the terminal and tells the caller what to print.
+    /// Leaves the terminal, keeps a standard error that is none, and tells the caller what to print.
     pub fn tell(mut self, text: &str) {
+        let keeps_stderr = outlives_caller(2);
+        if !keeps_stderr {
+            crate::log::to_system_log();
+        }
         // SAFETY: setsid, open and dup2 touch only this process's session and descriptors 0 to 2;
         // failure leaves them as they were, which is harmless.
         unsafe {
             libc::setsid();
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
             if null >= 0 {
-                for fd in 0..3 {
+                let last = if keeps_stderr { 1 } else { 2 };
+                for fd in 0..=last {
                     libc::dup2(null, fd);
                 }
                 libc::close(null);

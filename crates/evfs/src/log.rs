@@ -1,17 +1,107 @@
-//! The log: text for a person on standard error, escaped by the subscriber.
+//! The log: text for a person, escaped by the subscriber. It goes to standard error; to the system log once a
+//! process in the background has no standard error that could be kept.
 
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
 use std::sync::OnceLock;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Changes the level; nothing where the command line has set it.
 static CHANGE: OnceLock<Change> = OnceLock::new();
 
 type Change = Box<dyn Fn(&str) + Send + Sync>;
 
+/// Where the system log takes datagrams: the usual place, and that of systemd.
+const SYSTEM_LOGS: [&str; 2] = ["/dev/log", "/run/systemd/journal/dev-log"];
+
+/// Set when the system log is written to.
+static SYSTEM_LOG: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// From now on the log goes to the system log.
+pub fn to_system_log() {
+    let made = UnixDatagram::unbound().and_then(|socket| {
+        // A log that is full must not stop what is served.
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    if let Ok(socket) = made {
+        let _ = SYSTEM_LOG.set(socket);
+    }
+}
+
+struct Log;
+
+/// One line of the log.
+enum Line {
+    Stderr(std::io::Stderr),
+    System(&'static UnixDatagram, &'static Level),
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Line;
+
+    fn make_writer(&self) -> Line {
+        self.line(&Level::INFO)
+    }
+
+    fn make_writer_for(&self, meta: &Metadata<'_>) -> Line {
+        static LEVELS: [Level; 5] = [
+            Level::ERROR,
+            Level::WARN,
+            Level::INFO,
+            Level::DEBUG,
+            Level::TRACE,
+        ];
+        let level = LEVELS.iter().find(|level| *level == meta.level());
+        self.line(level.unwrap_or(&Level::INFO))
+    }
+}
+
+impl Log {
+    fn line(&self, level: &'static Level) -> Line {
+        match SYSTEM_LOG.get() {
+            Some(socket) => Line::System(socket, level),
+            None => Line::Stderr(std::io::stderr()),
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let (socket, level) = match self {
+            Line::Stderr(stderr) => return stderr.write(bytes),
+            Line::System(socket, level) => (socket, level),
+        };
+        let severity = match **level {
+            Level::ERROR => libc::LOG_ERR,
+            Level::WARN => libc::LOG_WARNING,
+            Level::INFO => libc::LOG_INFO,
+            _ => libc::LOG_DEBUG,
+        };
+        let mut line = format!(
+            "<{}>evfs[{}]: ",
+            libc::LOG_DAEMON | severity,
+            std::process::id()
+        );
+        line.push_str(String::from_utf8_lossy(bytes).trim_end());
+        // By name each time, as the system log may be started anew. Where there is none, nobody reads it.
+        let _ = SYSTEM_LOGS
+            .iter()
+            .any(|at| socket.send_to(line.as_bytes(), at).is_ok());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Begins with the level of the command line, or that of the settings.
 pub fn start(given: Option<&str>, settings: &str) {
     let builder = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(Log)
         // A terminal that has gone is no reason to panic.
         .log_internal_errors(false)
         .with_ansi(false)

@@ -10,7 +10,7 @@
 //! **Invariant:** the thread that waits does nothing that could take long, so a signal is always heard, and
 //! a question waits for no other, but for one that ends what it is about.
 
-use crate::control::{Answer, Ask, Listener};
+use crate::control::{self, Answer, Ask, Listener};
 use crate::device::OpenLun;
 use crate::signals::StopSignals;
 use crate::status::Status;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 /// Questions that are worked on at the same time.
@@ -84,8 +84,8 @@ pub enum Ended {
     Signal(i32),
 }
 
-/// What a HUP is answered with, beside a flush of everything.
-pub type Reload = Arc<dyn Fn(&Hub) + Send + Sync>;
+/// What a HUP is answered with, beside a flush of everything. Gives what did not work, in words.
+pub type Reload = Arc<dyn Fn(&Hub) -> Vec<String> + Send + Sync>;
 
 /// Serves until everything is detached or a signal comes.
 ///
@@ -129,6 +129,8 @@ pub struct Hub {
     idle: Condvar,
     /// The first of what could not be made durable.
     lost: Mutex<Option<Error>>,
+    /// What the last HUP could not do.
+    hup: Arc<Mutex<Option<String>>>,
 }
 
 /// What other threads are at.
@@ -148,6 +150,7 @@ impl Hub {
             work: Mutex::default(),
             idle: Condvar::new(),
             lost: Mutex::default(),
+            hup: Arc::default(),
         };
         all.into_iter().try_for_each(|serving| hub.add(serving))?;
         Ok(hub)
@@ -158,7 +161,7 @@ impl Hub {
     /// # Errors
     /// The process has no descriptor left, or is about to end.
     pub fn add(&self, serving: Box<dyn Serving>) -> Result<()> {
-        let slot = Arc::new(Slot::new(serving)?);
+        let slot = Arc::new(Slot::new(serving, &self.hup)?);
         let mut slots = lock(&self.slots);
         if self.work().stops {
             return Err(Error::Failed("the process ends".into()));
@@ -283,12 +286,18 @@ impl Hub {
 
     fn reload(&self, reload: &Reload) {
         tracing::info!("HUP: flushing, and reading the settings again");
+        let mut failed = Vec::new();
         for slot in self.slots() {
             if let Some(Err(error)) = slot.with(|serving| serving.flush()) {
-                tracing::error!(volume = slot.name, "cannot flush: {}", error.chain());
+                failed.push(format!("cannot flush {}: {}", slot.name, error.chain()));
             }
         }
-        reload(self);
+        failed.extend(reload(self));
+        for why in &failed {
+            tracing::error!("HUP: {why}");
+        }
+        let said = format!("the last HUP failed: {}", failed.join("; "));
+        *lock(&self.hup) = (!failed.is_empty()).then_some(said);
         self.work().reloads = false;
     }
 
@@ -333,8 +342,12 @@ struct Slot {
     /// What it was at the beginning, for as long as nothing newer can be had.
     status: Value,
     note: Mutex<Option<String>>,
+    hup: Arc<Mutex<Option<String>>>,
     listener: Arc<Listener>,
-    lun: Option<Arc<OpenLun>>,
+    /// The LUN below, for as long as it is open.
+    lun: Mutex<Option<Arc<OpenLun>>>,
+    /// Its state when it was about to be closed.
+    lun_last: OnceLock<Value>,
     ended: Option<OwnedFd>,
     ended_seen: AtomicBool,
     is_gone: AtomicBool,
@@ -343,15 +356,17 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(serving: Box<dyn Serving>) -> Result<Slot> {
+    fn new(serving: Box<dyn Serving>, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
         let ended = serving.ended().map(|fd| fd.try_clone_to_owned());
         let failed = |e| Error::Failed(format!("cannot watch an export: {e}"));
         Ok(Slot {
             name: serving.status().name.clone(),
             status: serving.status().to_value(),
             note: Mutex::default(),
+            hup: Arc::clone(hup),
             listener: Arc::clone(serving.listener()),
-            lun: serving.lun().cloned(),
+            lun: Mutex::new(serving.lun().cloned()),
+            lun_last: OnceLock::new(),
             ended: ended.transpose().map_err(failed)?,
             ended_seen: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
@@ -377,20 +392,26 @@ impl Slot {
             Ok(status)
         })?;
         // Also while it is being detached: that waits for the LUN.
-        if let Some(lun) = &self.lun {
-            status["lun_state"] = crate::lun::health(lun);
+        let lun = lock(&self.lun).as_deref().map(crate::lun::health);
+        if let Some(state) = lun.or_else(|| self.lun_last.get().cloned()) {
+            status["lun_state"] = state;
         }
-        if let Some(note) = &*lock(&self.note) {
-            let before = status["warning"]
-                .as_str()
-                .map(|before| format!("{before}; "));
-            status["warning"] = format!("{}{note}", before.unwrap_or_default()).into();
+        for note in [&self.note, &*self.hup] {
+            if let Some(note) = &*lock(note) {
+                let before = status["warning"]
+                    .as_str()
+                    .map(|before| format!("{before}; "));
+                status["warning"] = format!("{}{note}", before.unwrap_or_default()).into();
+            }
         }
         Ok(status)
     }
 
     /// Reads a question and answers it.
     fn ask(&self, stream: UnixStream) {
+        if let Ok(peer) = control::peer(&stream) {
+            export_fuse::asked_by(peer.pid);
+        }
         let Some((ask, asker)) = Answer::to(stream) else {
             return;
         };
@@ -417,7 +438,7 @@ impl Slot {
 
     /// Ends it, once nobody asks anything of it.
     fn stop(&self, force: bool) -> Result<()> {
-        if let (true, Some(lun)) = (force, &self.lun) {
+        if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
             // Also for those that are at work now.
             lun.lun().hurry();
         }
@@ -429,10 +450,23 @@ impl Slot {
             .map_or(Ok(()), |serving| serving.stop(force));
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
             *serving = None;
+            // Its locks are free before anybody is told that it has ended, and may open it again.
+            self.let_go_of_lun();
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
         }
         stopped
+    }
+
+    fn let_go_of_lun(&self) {
+        let mut lun = lock(&self.lun);
+        if let Some(open) = lun.as_deref() {
+            let _ = self.lun_last.set(crate::lun::health(open));
+        }
+        let last = lun.take();
+        drop(lun);
+        // It writes to the LUN that nobody uses it any more; the status can be seen meanwhile.
+        drop(last);
     }
 }
 

@@ -143,20 +143,19 @@ pub fn serve(
     let all = vec![serving];
     announce(context.json, &all, ready);
     let cache = Arc::clone(cache);
-    let reload: stack::Reload = Arc::new(move |_: &Hub| drop(reload_settings(&cache)));
+    let reload: stack::Reload =
+        Arc::new(move |_: &Hub| reload_settings(&cache).err().into_iter().collect());
     end(stack::serve(all, signals, &reload)?)
 }
 
 /// Takes over what can be changed while something is served: the level of the log, and the cache. Gives the
-/// settings; nothing if they make no sense, which is in the log.
-pub fn reload_settings(cache: &ProcessCache) -> Option<Settings> {
+/// settings, or why they make no sense.
+pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, String> {
     let settings = Settings::load().and_then(|settings| {
         log::reload(settings.log_level());
         cache.reload(&settings).map(|()| settings)
     });
-    settings
-        .map_err(|error| tracing::error!("the settings stay as they are: {}", error.chain()))
-        .ok()
+    settings.map_err(|error| format!("the settings stay as they are: {}", error.chain()))
 }
 
 /// Takes the signals over for a service, which HUP asks for a reload.

@@ -41,7 +41,8 @@ rxdebug, anonymous-write, threads and allow-discards. A volume's table takes dev
 threads, read-only, allow-discards and direct.
 
 HUP makes everything durable and reads the configuration again: `evfs up` starts what is new in it and detaches what is \
-gone from it. A table that has changed takes effect after `evfs detach NAME` and another HUP. HUP also applies \
+gone from it. A table that has changed takes effect after `evfs detach NAME` and another HUP; where it was the only one, \
+`evfs detach NAME` ends the process, and `evfs up` starts it again. `evfs status` names a HUP that failed. HUP also applies \
 log.level and cache.tunables of the settings.")]
 pub struct UpArgs {
     /// Configuration file
@@ -121,19 +122,23 @@ impl Up {
     }
 
     /// Reads the settings and the configuration again, and serves what it asks for now.
-    fn reload(&self, hub: &Hub) {
+    fn reload(&self, hub: &Hub) -> Vec<String> {
         let settings = reload_settings(&self.cache);
         let threads = settings
             .as_ref()
             .unwrap_or(&self.context.settings)
             .threads();
+        let mut failed: Vec<String> = settings.err().into_iter().collect();
         match config::read(&self.config, threads) {
-            Ok(wanted) => self.become_like(wanted, hub),
-            Err(error) => tracing::error!("everything stays as it is: {}", error.chain()),
+            Ok(wanted) => failed.extend(self.become_like(wanted, hub)),
+            Err(error) => failed.push(format!("everything stays as it is: {}", error.chain())),
         }
+        failed
     }
 
-    fn become_like(&self, wanted: Vec<Entry>, hub: &Hub) {
+    /// Gives what could not be done.
+    fn become_like(&self, wanted: Vec<Entry>, hub: &Hub) -> Vec<String> {
+        let mut failed = Vec::new();
         let mut running = lock(&self.running);
         // Some may have been detached meanwhile.
         let served = hub.names();
@@ -146,21 +151,27 @@ impl Up {
             let stopped = hub.stop(name);
             if let Err(error) = &stopped {
                 let why = error.chain();
-                tracing::error!(
+                failed.push(format!(
                     "{name} is gone from the configuration and cannot be detached: {why}"
-                );
+                ));
             }
             stopped.is_err()
         });
+        let file = std::path::absolute(&self.config).unwrap_or_else(|_| self.config.clone());
+        let file = file.display();
+        // A process that serves nothing any more ends.
+        let alone = wanted.len() == 1 && hub.names().len() == 1;
         for entry in wanted {
             let name = entry.name();
             if let Some(before) = running.iter().find(|other| other.name() == name) {
-                let note = (*before != entry).then(|| {
-                    format!(
-                        "its table in {} has changed; `evfs detach {name}`, then HUP, makes that so",
-                        self.config.display()
-                    )
-                });
+                let how = match alone {
+                    true => format!("`evfs detach {name}; evfs up {file}`"),
+                    false => format!(
+                        "`evfs detach {name}`, then HUP (or `evfs up {file}` once all is detached)"
+                    ),
+                };
+                let note = (*before != entry)
+                    .then(|| format!("its table in {file} has changed; {how} makes that so"));
                 if let Some(note) = &note {
                     tracing::warn!("{name}: {note}");
                 }
@@ -172,9 +183,16 @@ impl Up {
                     tracing::info!("{name} is served");
                     running.push(entry);
                 }
-                Err(error) => tracing::error!("{name} cannot be served: {}", error.chain()),
+                Err(error) => {
+                    failed.push(format!(
+                        "{} cannot be served: {}",
+                        entry.table(),
+                        error.chain()
+                    ));
+                }
             }
         }
+        failed
     }
 }
 
