@@ -240,8 +240,8 @@ fn the_first_term_ends_a_service_that_waits_for_its_key() {
     assert!(made.unwrap().success());
     let attach = ["attach", "a.img", "--key-file", "fifo"];
     for args in [&attach[..], &["up", "fifo"]] {
-        let mut child = s.evfs().args(args).spawn().unwrap();
-        let status = format!("/proc/{}/status", child.id());
+        let mut child = tests::Killed(s.evfs().args(args).spawn().unwrap());
+        let status = format!("/proc/{}/status", child.0.id());
         tests::wait_until("it has taken the signals over", || {
             let status = fs::read_to_string(&status).unwrap();
             let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
@@ -249,15 +249,10 @@ fn the_first_term_ends_a_service_that_waits_for_its_key() {
             caught & 1 << (libc::SIGXFSZ - 1) != 0
         });
         // SAFETY: a signal to our own child.
-        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-        let mut code = None;
-        let begun = std::time::Instant::now();
-        while code.is_none() && begun.elapsed() < std::time::Duration::from_secs(20) {
-            code = child.try_wait().unwrap();
-            std::thread::yield_now();
-        }
-        let _ = child.kill();
-        assert_eq!(code.and_then(|code| code.code()), Some(143), "{args:?}");
+        unsafe { libc::kill(child.0.id() as i32, libc::SIGTERM) };
+        tests::wait_until("it ends", || child.0.try_wait().unwrap().is_some());
+        let code = child.0.wait().unwrap().code();
+        assert_eq!(code, Some(143), "{args:?}");
     }
     s.attach(&["a.img"]);
     s.detach("a");

@@ -44,6 +44,25 @@ fn refused(ran: Ran, uuid: &str, pid: &Value) {
 }
 
 #[test]
+fn a_disk_is_free_at_once_for_whoever_comes_next() {
+    if !is_root("loop device") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let disk = Loop::over(&s.path("a.img"));
+    for round in 0..12 {
+        let pid = s.attach(&[&disk.0, "--name", "disk"])["pid"].to_string();
+        if round % 2 == 0 {
+            s.detach("disk");
+        } else {
+            peer("kill", &["-s", "KILL", &pid]);
+            wait_until("it is gone", || !Path::new("/proc").join(&pid).exists());
+        }
+    }
+}
+
+#[test]
 fn who_comes_second_by_the_same_name_is_told_who_was_first() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);

@@ -430,9 +430,8 @@ enum At {
 /// Whether a file system of ours, or another one, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
     // Attributes may be remembered; how full a file system is the kernel has to ask the server.
-    match rustix::fs::statfs(path) {
-        Err(error) => return server_died(&error.into()).then_some(At::Dead),
-        Ok(_) => {}
+    if let Err(error) = rustix::fs::statfs(path) {
+        return server_died(&error.into()).then_some(At::Dead);
     }
     let path = std::fs::canonicalize(path).ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;

@@ -187,11 +187,13 @@ fn open_direct(
         Some(libc::EBUSY) => lock::busy(name),
         _ => Error::from_io(name, e).detail("cannot be opened"),
     };
+    let mut opened =
+        |flags| lock::patiently(&[libc::EBUSY], || open.custom_flags(flags).open(path));
     if direct == Direct::Never {
-        let file = open.custom_flags(flags).open(path).map_err(failed)?;
+        let file = opened(flags).map_err(failed)?;
         return Ok((file, Some("asked to go through the page cache".into())));
     }
-    match open.custom_flags(flags | libc::O_DIRECT).open(path) {
+    match opened(flags | libc::O_DIRECT) {
         Ok(file) => Ok((file, None)),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             let why = "its file system does not allow O_DIRECT";
@@ -200,7 +202,7 @@ fn open_direct(
                 return Err(Error::new(ErrorKind::Unsupported, name, hint));
             }
             tracing::info!(file = name, "{why}: going through the page cache");
-            let file = open.custom_flags(flags).open(path).map_err(failed)?;
+            let file = opened(flags).map_err(failed)?;
             Ok((file, Some(why.into())))
         }
         Err(e) => Err(failed(e)),

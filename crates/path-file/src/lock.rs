@@ -30,21 +30,41 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
+    let taken = [libc::EAGAIN, libc::EACCES];
+    let locked = patiently(&taken, || {
+        // SAFETY: the descriptor is open, and `whole` lives through the call.
+        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    });
+    locked.map_err(|source| match is_one_of(&source, &taken) {
+        true => busy(name),
+        false => Error::from_io(name, source).detail("cannot be locked"),
+    })
+}
+
+/// Tries again for a moment what fails with one of `taken`: the kernel takes the rings of a process down after
+/// the process has ended, and with them the last hold on the file.
+pub(crate) fn patiently<T>(
+    taken: &[i32],
+    mut attempt: impl FnMut() -> std::io::Result<T>,
+) -> std::io::Result<T> {
     let end = Instant::now() + OPEN_LOCK_PATIENCE;
     loop {
-        // SAFETY: the descriptor is open, and `whole` lives through the call.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole) } == 0 {
-            return Ok(());
-        }
-        let source = std::io::Error::last_os_error();
-        match source.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) if Instant::now() < end => {
+        match attempt() {
+            Err(e) if is_one_of(&e, taken) && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Some(libc::EAGAIN | libc::EACCES) => return Err(busy(name)),
-            _ => return Err(Error::from_io(name, source).detail("cannot be locked")),
+            done => return done,
         }
     }
+}
+
+fn is_one_of(error: &std::io::Error, codes: &[i32]) -> bool {
+    error
+        .raw_os_error()
+        .is_some_and(|code| codes.contains(&code))
 }
 
 /// Gives the open lock up at once. Closing the file does so too, but a ring may hold the file for a
