@@ -324,3 +324,15 @@ fn names_that_are_not_utf8_are_shown_and_harm_nobody() {
     assert!(s.run(&["status"]).ok().stdout.contains("fsv"));
     s.detach("fsv");
 }
+
+#[test]
+fn names_bring_no_control_characters_to_the_terminal() {
+    let s = Sandbox::new();
+    let ran = s.run(&["volume", "info", "no\x1b[2Jsuch\rfile"]).code(10);
+    assert!(
+        ran.stderr.contains("no\\u{1b}[2Jsuch\\rfile"),
+        "{}",
+        ran.stderr
+    );
+    assert!(!ran.stderr.contains(['\x1b', '\r']), "{}", ran.stderr);
+}

@@ -118,8 +118,20 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
     if json {
         line(&serde_json::json!({ "error": message, "code": code }).to_string());
     }
-    let _ = writeln!(std::io::stderr().lock(), "evfs: {message}");
+    let _ = writeln!(std::io::stderr().lock(), "evfs: {}", printable(&message));
     ExitCode::from(code)
+}
+
+/// A text in which names bring no control characters to the terminal; lines stay lines.
+fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && c != '\n' {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// The error and its sources, each once.
