@@ -393,11 +393,7 @@ fn a_full_disk_below_that_keeps_a_mount_away_says_what_works() {
         return;
     }
     let s = Sandbox::new();
-    fs::create_dir(s.path("small")).unwrap();
-    let small = s.path("small").display().to_string();
-    peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
-    let _unmounted = Unmounted(s.path("small"));
-    s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
+    let _unmounted = format_on_small(&s);
     let disk = Disk::existing(&s, "small/disk.img");
     let mounted = disk.mount(&[]);
     let kept = Kept::make(mounted.dir(), 20);
@@ -416,8 +412,24 @@ fn a_full_disk_below_that_keeps_a_mount_away_says_what_works() {
     Kept(more).are_whole(mounted.dir());
     mounted.unmount(&s);
     fs::remove_file(s.path("small/rest")).unwrap();
-    peer("mount", &["-o", "remount,size=300M", &small]);
+    grow_small(&s);
     disk.mount(&[]).unmount(&s);
+}
+
+/// Formats `small/disk.img`, 192 MiB, on a tmpfs of 40 MiB at `small`.
+fn format_on_small(s: &Sandbox) -> Unmounted {
+    fs::create_dir(s.path("small")).unwrap();
+    let small = s.path("small").display().to_string();
+    peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
+    let mounted = Unmounted(s.path("small"));
+    s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
+    mounted
+}
+
+/// Gives that tmpfs room for the whole file system.
+fn grow_small(s: &Sandbox) {
+    let small = s.path("small").display().to_string();
+    peer("mount", &["-o", "remount,size=300M", &small]);
 }
 
 /// A mount of the kernel, taken away when this goes.
@@ -435,11 +447,7 @@ fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
         return;
     }
     let s = Sandbox::new();
-    fs::create_dir(s.path("small")).unwrap();
-    let small = s.path("small").display().to_string();
-    peer("mount", &["-t", "tmpfs", "-o", "size=40M", "tmpfs", &small]);
-    let _unmounted = Unmounted(s.path("small"));
-    s.run(&["format", "small/disk.img", "--size", "192M"]).ok();
+    let _unmounted = format_on_small(&s);
     let disk = Disk::existing(&s, "small/disk.img");
     let mounted = disk.mount(&[]);
     let kept = Kept::make(mounted.dir(), 20);
@@ -450,7 +458,7 @@ fn a_backing_file_that_finds_no_room_loses_nothing_that_was_synced() {
         "{error}"
     );
     kept.are_whole(mounted.dir());
-    peer("mount", &["-o", "remount,size=300M", &small]);
+    grow_small(&s);
     after_the_failure(&s, &disk, mounted, &[kept, Kept(more)]);
 }
 

@@ -1,10 +1,10 @@
 //! Telling clients a second time.
 //!
-//! The answer that gives a promise and the call that breaks it travel on two connections, and a client may see
-//! the call first. Linux (6.1 and 6.12, `fs/afs/callback.c`) ignores a break of a promise that it does not have
-//! yet, accepts the promise afterwards, and shows the old file until the promise expires. So who is told of
-//! a change shortly after the promise was made is told again, when the answer must have arrived. The change does not
-//! wait for that.
+//! A client receives the reply that grants a promise and the call that breaks it on two connections, and may process
+//! the call first. Linux (6.1 and 6.12, `fs/afs/callback.c`) ignores a break of a promise that it does not hold
+//! yet, accepts the promise afterwards, and serves the old file until the promise expires. The server therefore
+//! repeats a break shortly after a promise was made, when the reply must have arrived. The change does not wait
+//! for the repeat.
 //!
 //! **Invariant:** each break that [`Again::add`] takes is repeated once after the last time it was added, unless
 //! all promises of the client are over by then.
