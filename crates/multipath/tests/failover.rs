@@ -299,6 +299,24 @@ fn what_waits_for_a_path_ends_at_once_before_a_close_by_force() {
     });
 }
 
+/// With an attempt to connect that may take an hour, a queue that waited for one would never be opened.
+#[test]
+fn a_queue_waits_for_no_path_that_is_lost_before_a_close_by_force() {
+    let dir = TempDir::new().unwrap();
+    let mut a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut config = config(vec![Arc::new(a.path())]);
+    config.connect_within = Duration::from_secs(3600);
+    config.attributes.infinite_retries_enable = true;
+    let lun = Lun::open(config).unwrap();
+    let mut all = Blocking::open(&lun).unwrap();
+    all.write_at(0, &[1; BLOCK]).unwrap();
+    a.kill();
+    lun.hurry();
+    until("the path is lost", || all.write_at(0, &[2; BLOCK]).is_err());
+    let error = Blocking::open(&lun).unwrap().flush().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
+}
+
 #[test]
 fn paths_come_and_go_under_load() {
     let dir = TempDir::new().unwrap();
