@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
 use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
 
