@@ -1,7 +1,7 @@
 //! The process dies, or is looked into: nothing acknowledged is lost, no secret is found.
 
 use export_nbd::client::Client;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -93,6 +93,75 @@ fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
         "only {} blocks were ever flushed: nothing was tested",
         flushed.len()
     );
+}
+
+/// kill -9 as soon as a command begins to make its file: the file is there whole or not at all, and what is left
+/// besides is in the way of nobody.
+#[test]
+fn a_file_that_is_made_when_the_process_is_killed_is_whole_or_not_there() {
+    let s = Sandbox::new();
+    s.volume("v.img", "32M", &[]);
+    s.key("other");
+    let names = |folder: &str| -> BTreeSet<std::ffi::OsString> {
+        let entries = fs::read_dir(s.path(folder)).unwrap();
+        entries.map(|e| e.unwrap().file_name()).collect()
+    };
+    let create = ["volume", "create", "a", "--owner", "owner", "--size"];
+    let cell = ["cell", "init", "a.example", "a", "--size", "64M"];
+    let made: [(&str, &str, &[&str], &[&str]); 5] = [
+        (
+            "",
+            "a",
+            &[&create[..], &["64M"]].concat(),
+            &["volume", "info", "a"],
+        ),
+        ("", "a", &["format", "a", "--size", "64M"], &["fsck", "a"]),
+        ("", "a", &cell, &["cell", "status", "a"]),
+        (
+            "",
+            "a",
+            &["volume", "header", "backup", "v.img", "a"],
+            &["volume", "info", "a"],
+        ),
+        (
+            "keys",
+            "a.key",
+            &["key", "generate", "a", "--no-passphrase"],
+            &["key", "show", "a"],
+        ),
+    ];
+    for (folder, file, make, look) in made {
+        for _ in 0..10 {
+            let before = names(folder);
+            let mut command = s.evfs();
+            command
+                .args(make)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            let mut child = Killed(command.spawn().unwrap());
+            wait_until("it begins a file or ends", || {
+                names(folder) != before || child.0.try_wait().unwrap().is_some()
+            });
+            drop(child);
+            let mut there = s.path(folder).join(file).exists();
+            if there && folder == "keys" && !s.path("keys/a.pub").exists() {
+                s.run(&["key", "remove", "a", "--yes"]).ok();
+                there = false;
+            }
+            if !there {
+                s.run(make).ok();
+            }
+            s.run(look).ok();
+            let _ = fs::remove_file(s.path(folder).join(file));
+            let _ = fs::remove_file(s.path("keys/a.pub"));
+            let left = names(folder);
+            let left = left
+                .iter()
+                .filter(|n| n.to_string_lossy().contains("evfs-new"));
+            let left = left.filter(|_| !there);
+            assert_eq!(left.count(), 0, "of {make:?}");
+        }
+    }
 }
 
 /// Every form in which a secret could lie somewhere.

@@ -25,6 +25,12 @@ pub enum Error {
         "there is a key `{0}` already; choose another name (`evfs key list` shows the names that are taken)"
     )]
     Exists(String),
+    /// The name is taken by a private half alone.
+    #[error(
+        "of the key `{0}` only the private half is here, as when its making was broken off; `evfs key remove {0}` \
+         keeps a backup of it and frees the name"
+    )]
+    HalfMade(String),
     /// The name cannot be a file name.
     #[error(
         "`{0}` cannot be the name of a key: letters, digits, `.`, `_` and `-`, at most 64, not beginning with `.` or `-`"

@@ -4,14 +4,18 @@ use crate::identity::{self, Identity, read_secret, secret_string};
 use crate::recipient::{KeyKind, Recipient};
 use crate::{Error, Result, openssh};
 use secret::SecretBytes;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Longest key file, in bytes.
 const FILE_BYTES_MAX: usize = 64 * 1024;
+/// What the names of temporary files begin with. Names of keys begin with no dot.
+const TEMPORARY: &[u8] = b".evfs-new-";
 /// First line of an age file, armored and not.
 const AGE_MAGIC: &[u8] = b"age-encryption.org/v1\n";
 const AGE_ARMOR: &[u8] = b"-----BEGIN AGE ENCRYPTED FILE-----";
@@ -345,8 +349,11 @@ impl Keyring {
         if !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()) {
             return Err(Error::NumberName(name.to_owned()));
         }
-        if self.path(name, "pub")?.exists() || self.path(name, "key")?.exists() {
+        if self.path(name, "pub")?.exists() {
             return Err(Error::Exists(name.to_owned()));
+        }
+        if self.path(name, "key")?.exists() {
+            return Err(Error::HalfMade(name.to_owned()));
         }
         Ok(())
     }
@@ -376,6 +383,7 @@ impl Keyring {
             .mode(0o700)
             .create(&self.dir);
         made.map_err(|e| Error::io("cannot make the folder", &self.dir, e))?;
+        let _alone = self.alone();
         if let Some(private) = private {
             self.write_new(&self.path(name, "key")?, private, 0o600, name)?;
         }
@@ -387,11 +395,24 @@ impl Keyring {
         written
     }
 
+    /// Keeps other processes from storing keys meanwhile, and removes what one that was killed has left. Where
+    /// the folder cannot be locked, nothing is removed.
+    fn alone(&self) -> Option<File> {
+        let folder = File::open(&self.dir).ok()?;
+        folder.lock().ok()?;
+        for entry in std::fs::read_dir(&self.dir).ok()?.flatten() {
+            if entry.file_name().as_bytes().starts_with(TEMPORARY) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+        Some(folder)
+    }
+
     /// A file that is there whole or not at all, and never replaces another.
     fn write_new(&self, path: &Path, bytes: &[u8], mode: u32, name: &str) -> Result<()> {
         let failed = |e: std::io::Error| Error::io("cannot write", path, e);
-        // The name of the temporary file begins with a dot, which no key's does.
         let mut file = tempfile::Builder::new()
+            .prefix(OsStr::from_bytes(TEMPORARY))
             .permissions(Permissions::from_mode(mode))
             .tempfile_in(&self.dir)
             .map_err(failed)?;

@@ -355,9 +355,14 @@ fn what_a_crash_left_of_a_new_key_can_be_removed() {
     let keys = folder.keyring();
     keys.generate("a", None).unwrap();
     fs::remove_file(folder.path("keys/a.pub")).unwrap();
-    assert!(matches!(keys.generate("a", None), Err(Error::Exists(_))));
+    let half = keys.generate("a", None).unwrap_err();
+    assert!(matches!(half, Error::HalfMade(_)));
+    assert!(half.to_string().contains("evfs key remove a"), "{half}");
     keys.remove("a").unwrap();
+    // A temporary file is removed by whoever stores a key next.
+    fs::write(folder.path("keys/.evfs-new-x"), "half of a private key").unwrap();
     keys.generate("a", None).unwrap();
+    assert!(!folder.path("keys/.evfs-new-x").exists());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::options::{Direct, Engine, Lock, Options};
 use crate::queue::FileQueue;
-use crate::{HeaderGuard, lock, probe};
+use crate::{HeaderGuard, NewFile, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -43,8 +43,13 @@ impl FileDevice {
     /// io_uring is demanded and refused, [`ErrorKind::Invalid`] for what is no disk, and what the
     /// system says.
     pub fn open(path: &Path, options: &Options) -> Result<Arc<FileDevice>> {
+        FileDevice::open_as(path, path, options)
+    }
+
+    /// Opens what is at one path for now, and is called by another.
+    fn open_as(at: &Path, path: &Path, options: &Options) -> Result<Arc<FileDevice>> {
         let name = path.display().to_string();
-        let meta = std::fs::metadata(path).map_err(|e| Error::from_io(&name, e))?;
+        let meta = std::fs::metadata(at).map_err(|e| Error::from_io(&name, e))?;
         let mut open = OpenOptions::new();
         open.read(true).write(!options.read_only);
         let mut flags = libc::O_CLOEXEC | libc::O_NOCTTY;
@@ -55,38 +60,35 @@ impl FileDevice {
             let why = "neither a regular file nor a block device";
             return Err(Error::new(ErrorKind::Invalid, name, why));
         }
-        let (file, why_not_direct) = open_direct(path, &name, &mut open, flags, options.direct)?;
+        let (file, why_not_direct) = open_direct(at, &name, &mut open, flags, options.direct)?;
         FileDevice::of_file(path, name, file, why_not_direct, options)
     }
 
     /// Makes a sparse file of `size` bytes (0600), durable with its name, and opens it.
     ///
     /// # Errors
-    /// When the file exists, and those of [`FileDevice::open`].
+    /// As [`FileDevice::make`].
     pub fn create(path: &Path, size: u64, options: &Options) -> Result<Arc<FileDevice>> {
-        let name = path.display().to_string();
-        let io = |e| Error::from_io(&name, e);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|e| io(e).detail("cannot be made"))?;
-        let folder = path
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let made = file
-            .set_len(size)
-            .and_then(|()| file.sync_all())
-            .and_then(|()| File::open(folder)?.sync_all())
-            .map_err(|e| io(e).detail("cannot be given its size"))
-            .and_then(|()| FileDevice::open(path, options));
-        if made.is_err() {
-            let _ = std::fs::remove_file(path);
-        }
-        made
+        let (device, new) = FileDevice::make(path, size, options)?;
+        new.finish()?;
+        Ok(device)
+    }
+
+    /// The same of a file that has no name yet: [`NewFile::finish`] gives it, when what has to be in the file is
+    /// written.
+    ///
+    /// # Errors
+    /// When the file exists, or another process makes it, and those of [`FileDevice::open`].
+    pub fn make(path: &Path, size: u64, options: &Options) -> Result<(Arc<FileDevice>, NewFile)> {
+        let new = NewFile::unlocked(path)?;
+        let sized = new.file().set_len(size);
+        sized.map_err(|e| {
+            let name = path.display().to_string();
+            Error::from_io(name, e).detail("cannot be given its size")
+        })?;
+        let device = FileDevice::open_as(new.hidden_path(), path, options)?;
+        new.still_there()?;
+        Ok((device, new))
     }
 
     fn of_file(

@@ -9,6 +9,7 @@
 mod device;
 mod lock;
 mod lunpath;
+mod new_file;
 mod options;
 mod probe;
 mod psync;
@@ -20,4 +21,5 @@ mod tests;
 pub use device::FileDevice;
 pub use lock::HeaderGuard;
 pub use lunpath::FilePath;
+pub use new_file::NewFile;
 pub use options::{Direct, Engine, Lock, Options};

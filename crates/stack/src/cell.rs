@@ -139,13 +139,10 @@ pub fn init(
         )));
     }
     let (disk, made) = volume::open_or_make(target.path, size, false, target.settings)?;
-    let result = target
-        .of_disk(disk)
-        .and_then(|open| init_on(target, &open, record, cache));
-    if result.is_err() && made {
-        let _ = std::fs::remove_file(target.path);
-    }
-    result
+    let open = target.of_disk(disk)?;
+    let result = init_on(target, &open, record, cache)?;
+    made.map(volume::Made::finish).transpose()?;
+    Ok(result)
 }
 
 fn init_on(

@@ -313,7 +313,8 @@ fn of_key(error: &keyring::Error) -> u8 {
         keyring::Error::BadName(_)
         | keyring::Error::NumberName(_)
         | keyring::Error::NoPassphrase(_)
-        | keyring::Error::Exists(_) => exit::USAGE,
+        | keyring::Error::Exists(_)
+        | keyring::Error::HalfMade(_) => exit::USAGE,
         keyring::Error::Io { source, .. } => of_io(source),
         _ => exit::FAILURE,
     }

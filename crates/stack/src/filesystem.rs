@@ -148,7 +148,7 @@ pub struct Formatted {
 ///
 /// # Errors
 /// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
-/// A file made here is removed again when making the file system fails.
+/// A file made here has its name only when the file system is complete.
 pub fn format(
     target: &Target<'_>,
     label: &str,
@@ -156,13 +156,10 @@ pub fn format(
     force: bool,
 ) -> Result<Formatted> {
     let (disk, made) = volume::open_or_make(target.path, size, force, target.settings)?;
-    let result = target
-        .of_disk(disk)
-        .and_then(|open| format_device(target, &open, label, force));
-    if result.is_err() && made {
-        let _ = std::fs::remove_file(target.path);
-    }
-    result
+    let open = target.of_disk(disk)?;
+    let formatted = format_device(target, &open, label, force)?;
+    made.map(volume::Made::finish).transpose()?;
+    Ok(formatted)
 }
 
 pub(crate) fn format_device(

@@ -11,7 +11,7 @@ use crate::{Error, Result, Settings, in_use, signature};
 use block::BlockDevice;
 use crypt::{Identified, Role, Seal, Unlocked, Volume};
 use keyring::{Keyring, Private};
-use path_file::FileDevice;
+use path_file::{FileDevice, NewFile};
 use secret::SecretBytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -144,7 +144,7 @@ pub struct Create<'a> {
 ///
 /// # Errors
 /// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
-/// A file made here is removed again when making the volume fails.
+/// A file made here has its name only when the volume is complete.
 pub fn create(
     create: &Create<'_>,
     keyring: &Keyring,
@@ -161,21 +161,17 @@ pub fn create(
         large_enough(create.path, size)?;
     }
     let (disk, made) = open_or_make(create.path, create.size, create.force, settings)?;
-    let result = format_over(create, &disk, made, &owner, &recovery, settings);
-    if result.is_err() && made {
-        let _ = std::fs::remove_file(create.path);
-    }
-    result
+    format_over(create, disk, made, &owner, &recovery, settings)
 }
 
-/// Opens the DEVICE `path` alone, to be formatted; a file that is missing is made with `size` bytes.
-/// Says whether it was.
+/// Opens the DEVICE `path` alone, to be formatted; a file that is missing is made with `size` bytes, and has its
+/// name when it is finished.
 pub(crate) fn open_or_make(
     path: &Path,
     size: Option<u64>,
     force: bool,
     settings: &Settings,
-) -> Result<(Disk, bool)> {
+) -> Result<(Disk, Option<Made>)> {
     let there = path.exists() || device::is_lun(path);
     match (there, size) {
         (false, None) => Err(Error::NotFound(format!(
@@ -183,10 +179,10 @@ pub(crate) fn open_or_make(
             path.display()
         ))),
         (false, Some(size)) => {
-            let file = FileDevice::create(path, size, &path_file::Options::default())?;
-            let disk = Disk::from(file);
+            let (file, new) = FileDevice::make(path, size, &path_file::Options::default())?;
+            let disk = Disk::from(Arc::clone(&file));
             settings.trust_store().clear_places(disk.places())?;
-            Ok((disk, true))
+            Ok((disk, Some(Made { file, new })))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
             "--size makes files; the size of a LUN is its target's to give".into(),
@@ -195,7 +191,21 @@ pub(crate) fn open_or_make(
             "{} exists already, so --size does not apply; leave it out to use the file as it is",
             path.display()
         ))),
-        (true, _) => Ok((open_disk(path, Intent::Replace, settings)?, false)),
+        (true, _) => Ok((open_disk(path, Intent::Replace, settings)?, None)),
+    }
+}
+
+/// A file that has been made to be formatted. It has no name before it is finished, and goes when it never is.
+pub(crate) struct Made {
+    file: Arc<FileDevice>,
+    new: NewFile,
+}
+
+impl Made {
+    /// Gives it its name, and gives the disk by that name.
+    pub(crate) fn finish(self) -> Result<Disk> {
+        self.new.finish()?;
+        Ok(self.file.into())
     }
 }
 
@@ -215,8 +225,8 @@ fn large_enough(path: &Path, size: u64) -> Result<()> {
 
 fn format_over(
     create: &Create<'_>,
-    disk: &Disk,
-    made: bool,
+    disk: Disk,
+    made: Option<Made>,
     owner: &Identified,
     recovery: &[Identified],
     settings: &Settings,
@@ -224,8 +234,8 @@ fn format_over(
     let guard = disk.header_lock(true)?;
     let device = disk.device();
     let found = match made {
-        true => None,
-        false => signature::content_of(disk)?,
+        Some(_) => None,
+        None => signature::content_of(&disk)?,
     };
     if let Some(found) = found
         && !create.force
@@ -238,19 +248,21 @@ fn format_over(
     }
     large_enough(create.path, device.info().size)?;
     let overwritten = crypt::overwritten_by_format(device.info().size);
-    let keep = || save_head(settings, create.path, disk, overwritten);
+    let keep = || save_head(settings, create.path, &disk, overwritten);
     let backup = found.map(|_| keep()).transpose()?;
     let (volume, unlocked) = Volume::create(Arc::clone(&device), &create.format, owner, recovery)?;
     if let Some(at) = volume.reserved_block() {
         in_use::prepare(&*device, at)?;
     }
+    // Its places are those of its name. Killed before they are noted, it is one that this machine does not know.
+    let disk = made.map_or(Ok(disk), Made::finish)?;
     let trust = settings.trust_store();
     trust.clear_places(disk.places())?;
-    trust.record(&volume, &unlocked, disk)?;
+    trust.record(&volume, &unlocked, &disk)?;
     Ok((
         Held {
             volume,
-            disk: disk.clone(),
+            disk,
             _guard: guard,
         },
         backup,
@@ -288,30 +300,16 @@ pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -
     Ok(to)
 }
 
-/// Writes a new file, 0600, and makes it and its name durable.
+/// Writes a new file, 0600, and makes it durable; it has its name when it is complete.
 ///
 /// # Errors
 /// When `path` exists: a backup never overwrites another.
 pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let failed = |e| Error::io("cannot write", path, e);
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(failed)?;
-    file.write_all(bytes)
-        .and_then(|()| file.sync_all())
-        .map_err(failed)?;
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    std::fs::File::open(folder)
-        .and_then(|d| d.sync_all())
-        .map_err(failed)
+    let new = NewFile::begin(path)?;
+    let written = new.file().write_all(bytes);
+    written.map_err(|e| Error::io("cannot write", path, e))?;
+    Ok(new.finish()?)
 }
 
 /// The key derivation for a new passphrase: Argon2id that takes as long as the settings say on this

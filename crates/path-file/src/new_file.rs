@@ -1,0 +1,220 @@
+//! Files that are there whole or not at all, and never replace another.
+//!
+//! A new file is made beside its name, under a hidden one that follows from it, and is renamed when it is
+//! complete. Whoever makes it holds the open lock on it. What lies there without that lock is the remains of a
+//! process that was killed, and the next one that makes a file of this name removes it.
+
+use crate::{Lock, lock};
+use block::{Error, ErrorKind, Result};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind as IoKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// The bytes of a name that a hidden one takes over, so that it is no longer than a name may be.
+const NAME_BYTES_MAX: usize = 200;
+
+/// A file (0600) that is being made, and gets its name by [`NewFile::finish`]. Dropped before, it is removed.
+#[derive(Debug)]
+pub struct NewFile {
+    temporary: NamedTempFile<File>,
+    path: PathBuf,
+}
+
+impl NewFile {
+    /// Begins a file that will be called `path`.
+    ///
+    /// # Errors
+    /// The file exists (`EEXIST`), another process is making it ([`ErrorKind::Busy`]), and what the system says.
+    pub fn begin(path: &Path) -> Result<NewFile> {
+        let new = NewFile::unlocked(path)?;
+        lock::take_open_lock(new.file(), &new.name(), Lock::Exclusive)?;
+        new.still_there()?;
+        Ok(new)
+    }
+
+    /// The same for one who takes the open lock, and then calls [`NewFile::still_there`].
+    pub(crate) fn unlocked(path: &Path) -> Result<NewFile> {
+        let failed = |e| Error::from_io(path.display().to_string(), e).detail("cannot be made");
+        if std::fs::symlink_metadata(path).is_ok() {
+            return Err(failed(std::io::Error::from_raw_os_error(libc::EEXIST)));
+        }
+        let hidden = hidden(path).map_err(failed)?;
+        let folder = folder(path);
+        remove_remains(path, &folder.join(&hidden))?;
+        let temporary = tempfile::Builder::new()
+            .prefix(&hidden)
+            .rand_bytes(0)
+            .make_in(folder, |path| {
+                let mut new = OpenOptions::new();
+                new.read(true).write(true).create_new(true).mode(0o600);
+                new.open(path)
+            })
+            .map_err(|e| match e.kind() {
+                IoKind::AlreadyExists => being_made(path),
+                _ => failed(e),
+            })?;
+        let path = path.to_owned();
+        Ok(NewFile { temporary, path })
+    }
+
+    /// Fails where another process has taken the file for remains before it was locked.
+    pub(crate) fn still_there(&self) -> Result<()> {
+        match is_at(self.file(), self.temporary.path()) {
+            true => Ok(()),
+            false => Err(being_made(&self.path)),
+        }
+    }
+
+    /// The file, to be filled.
+    pub fn file(&self) -> &File {
+        self.temporary.as_file()
+    }
+
+    /// Where it lies until it is complete.
+    pub(crate) fn hidden_path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Makes it durable, with its name.
+    ///
+    /// # Errors
+    /// A file of this name has come meanwhile (`EEXIST`), and what the system says; then there is no new file.
+    pub fn finish(self) -> Result<()> {
+        let name = self.name();
+        let failed = |e| Error::from_io(&name, e).detail("cannot be made");
+        self.file().sync_all().map_err(failed)?;
+        let named = self.temporary.persist_noclobber(&self.path);
+        named.map_err(|e| failed(e.error))?;
+        let synced = File::open(folder(&self.path)).and_then(|folder| folder.sync_all());
+        synced.map_err(|e| {
+            let _ = std::fs::remove_file(&self.path);
+            failed(e)
+        })
+    }
+}
+
+/// The folder that a file is in.
+fn folder(path: &Path) -> &Path {
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+fn hidden(path: &Path) -> std::io::Result<OsString> {
+    let name = path.file_name().ok_or(IoKind::InvalidInput)?.as_bytes();
+    let mut hidden = OsString::from(".");
+    hidden.push(OsStr::from_bytes(&name[..name.len().min(NAME_BYTES_MAX)]));
+    hidden.push(".evfs-new");
+    Ok(hidden)
+}
+
+/// Removes what a process that was killed has left. Who removes holds the lock, so nobody who makes the file loses
+/// it unseen.
+fn remove_remains(path: &Path, hidden: &Path) -> Result<()> {
+    let failed = |e| {
+        let why = format!("cannot be made: {} is in the way", hidden.display());
+        Error::from_io(path.display().to_string(), e).detail(why)
+    };
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(hidden);
+    let remains = match opened {
+        Ok(file) => file,
+        Err(e) if e.kind() == IoKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed(e)),
+    };
+    let name = path.display().to_string();
+    lock::take_open_lock(&remains, &name, Lock::Exclusive).map_err(|e| match e.kind() {
+        ErrorKind::Busy => being_made(path),
+        _ => e,
+    })?;
+    match is_at(&remains, hidden) {
+        true => std::fs::remove_file(hidden).map_err(failed),
+        false => Ok(()),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    let there = std::fs::symlink_metadata(path).map(id);
+    matches!((file.metadata().map(id), there), (Ok(open), Ok(there)) if open == there)
+}
+
+fn being_made(path: &Path) -> Error {
+    let why = "another process is making it";
+    Error::new(ErrorKind::Busy, path.display().to_string(), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_new_file_has_its_name_only_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let new = NewFile::begin(&path).unwrap();
+        assert!(!path.exists());
+        let second = NewFile::begin(&path).unwrap_err();
+        assert_eq!(second.kind(), ErrorKind::Busy);
+        new.file().write_all(b"all of it").unwrap();
+        new.finish().unwrap();
+        assert_eq!(names(dir.path()), ["a"]);
+        assert_eq!(std::fs::read(&path).unwrap(), b"all of it");
+        let mode = std::fs::metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let again = NewFile::begin(&path).unwrap_err();
+        assert_eq!(again.errno(), libc::EEXIST);
+    }
+
+    #[test]
+    fn a_new_file_that_is_given_up_leaves_nothing_and_replaces_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        drop(NewFile::begin(&path).unwrap());
+        assert!(names(dir.path()).is_empty());
+        let new = NewFile::begin(&path).unwrap();
+        std::fs::write(&path, "of somebody else").unwrap();
+        assert_eq!(new.finish().unwrap_err().errno(), libc::EEXIST);
+        assert_eq!(names(dir.path()), ["a"]);
+        assert_eq!(std::fs::read(&path).unwrap(), b"of somebody else");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_of_a_new_file_is_removed_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a".to_owned(), "n".repeat(255)] {
+            let path = dir.path().join(&name);
+            let remains = dir.path().join(hidden(&path).unwrap());
+            std::fs::write(&remains, "half of it").unwrap();
+            NewFile::begin(&path).unwrap().finish().unwrap();
+            assert!(!remains.exists());
+            assert_eq!(std::fs::read(&path).unwrap(), b"");
+        }
+        // What is no file of ours is not followed, and not removed.
+        let (path, other) = (dir.path().join("b"), dir.path().join("other"));
+        std::fs::write(&other, "of somebody else").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(hidden(&path).unwrap())).unwrap();
+        let refused = NewFile::begin(&path).unwrap_err().to_string();
+        assert!(refused.contains("in the way"), "{refused}");
+        assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
+    }
+}
