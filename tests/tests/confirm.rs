@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Stdio;
 use tests::{Ran, Random, Sandbox, peer};
@@ -87,6 +87,27 @@ fn no_file_with_something_in_it_is_overwritten_unasked() {
     holes.set_len(1 << 42).unwrap();
     s.run(&["volume", "create", "holes.img", "--owner", "owner"])
         .ok();
+}
+
+#[test]
+fn data_behind_the_last_whole_block_of_a_file_is_seen() {
+    let s = Sandbox::new();
+    s.key("owner");
+    for size in [(32 << 20) + 1, (32 << 20) + 511, (96 << 20) + 4095] {
+        let image = File::create(s.path("a.img")).unwrap();
+        image.set_len(size).unwrap();
+        image.write_all_at(b"!", size - 1).unwrap();
+        for refused in [
+            &["volume", "create", "a.img", "--owner", "owner"][..],
+            &["format", "a.img"],
+        ] {
+            let ran = s.run(refused).code(2);
+            assert!(ran.stderr.contains("is not empty"), "{}", ran.stderr);
+        }
+        // Zeros are nothing there as well.
+        image.write_all_at(b"\0", size - 1).unwrap();
+        s.run(&["format", "a.img"]).ok();
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::queue::FileQueue;
 use crate::{HeaderGuard, NewFile, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -166,6 +167,25 @@ impl FileDevice {
             // Not a file, or a file system that keeps no holes: all of it may be data.
             Err(_) => Some(from),
         }
+    }
+
+    /// The bytes of a file behind its last whole block, which are no part of the device.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn behind_the_end(&self) -> Result<Vec<u8>> {
+        let info = &self.shared.info;
+        let failed = |e| Error::from_io(&info.name, e).detail("its last bytes cannot be read");
+        let mut bytes = Vec::new();
+        if self.shared.file.metadata().map_err(failed)?.is_file() {
+            // An opening of its own, through the page cache: O_DIRECT may refuse what is no whole block.
+            let same = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
+            let mut file = File::open(same).map_err(failed)?;
+            file.seek(SeekFrom::Start(info.size)).map_err(failed)?;
+            let mut rest = file.take(u64::from(info.logical_block_size));
+            rest.read_to_end(&mut bytes).map_err(failed)?;
+        }
+        Ok(bytes)
     }
 
     /// Takes the header lock, which `cryptsetup` takes as well; waits a while for it.

@@ -104,16 +104,19 @@ pub fn content(device: &dyn BlockDevice, view: View) -> block::Result<Option<Con
     look(device, view, &Some)
 }
 
-/// The same of a disk as it lies there. Holes of a sparse file are not read.
+/// The same of a disk as it lies there, and of what a file has behind the last whole block. Holes of a sparse
+/// file are not read.
 ///
 /// # Errors
 /// As [`content`].
 pub fn content_of(disk: &Disk) -> block::Result<Option<Content>> {
     let device = disk.device();
-    match disk {
-        Disk::File(file) => look(&*device, View::Stored, &|from| file.file().next_data(from)),
-        Disk::Lun(_) => content(&*device, View::Stored),
-    }
+    let Disk::File(file) = disk else {
+        return content(&*device, View::Stored);
+    };
+    let found = look(&*device, View::Stored, &|from| file.file().next_data(from))?;
+    let behind = is_data(&file.file().behind_the_end()?, View::Stored);
+    Ok(found.or_else(|| behind.then_some(Content::Unknown(device.info().size))))
 }
 
 fn look(
