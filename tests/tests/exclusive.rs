@@ -17,7 +17,12 @@ struct Loop(String);
 
 impl Loop {
     fn over(image: &Path) -> Loop {
-        let made = peer("losetup", &["-f", "--show", image.to_str().unwrap()]);
+        Loop::with(&[], image)
+    }
+
+    fn with(flags: &[&str], image: &Path) -> Loop {
+        let args = ["-f", "--show", image.to_str().unwrap()];
+        let made = peer("losetup", &[flags, &args].concat());
         Loop(made.trim().to_owned())
     }
 }
@@ -41,6 +46,58 @@ fn refused(ran: Ran, uuid: &str, pid: &Value) {
         let says = ran.stderr.to_lowercase();
         assert!(says.contains(word), "{word}: {}", ran.stderr);
     }
+}
+
+#[test]
+fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
+    if !is_root("loop devices, mount") {
+        return;
+    }
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    s.run(&["format", "b.img", "--size", "64M"]).ok();
+    fs::create_dir(s.path("mnt")).unwrap();
+    let mnt = s.path("mnt");
+    let at = mnt.to_str().unwrap();
+    let on_a_file_system = |image: &str| {
+        // A bind mount of the file itself, which goes with the namespace that it is in.
+        let path = s.path(image);
+        let path = path.to_str().unwrap().to_owned();
+        let script =
+            "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && shift && exec \"$@\"";
+        let s = &s;
+        move |args: &[&str]| {
+            let mut command = Command::new("unshare");
+            command
+                .args(["-m", "sh", "-c", script, "sh", &path])
+                .arg(program());
+            s.environment(command.args(args));
+            Ran::of(&mut command)
+        }
+    };
+    let attach = on_a_file_system("a.img")(&["attach", "a.img"]).code(1);
+    let mount = on_a_file_system("b.img")(&["mount", "b.img", at]).code(1);
+    for ran in [attach, mount] {
+        assert!(ran.stderr.contains("--read-only"), "{}", ran.stderr);
+    }
+    for (image, verb) in [("a.img", "attach"), ("b.img", "mount")] {
+        let disk = Loop::with(&["-r"], &s.path(image));
+        let mut args = vec![verb, &disk.0, "--name", "x", "--background"];
+        if verb == "mount" {
+            args.insert(2, at);
+        }
+        let ran = s.run(&args).code(1);
+        assert!(ran.stderr.contains("--read-only"), "{}", ran.stderr);
+        args.push("--read-only");
+        s.run(&args).ok();
+        s.detach("x");
+    }
+    // A table of a configuration file has a key for it.
+    let disk = Loop::with(&["-r"], &s.path("a.img"));
+    let table = format!("[volume.x]\ndevice = \"{}\"\n", disk.0);
+    fs::write(s.path("up.toml"), table).unwrap();
+    let ran = s.run(&["up", "up.toml"]).code(1);
+    assert!(ran.stderr.contains("`read-only = true`"), "{}", ran.stderr);
 }
 
 #[test]

@@ -107,6 +107,9 @@ impl FileDevice {
         lock::take_open_lock(&file, &name, lock)?;
         let direct = why_not_direct.is_none();
         let found = probe::probe(&file, &name, direct)?;
+        if found.read_only && !options.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, name, ""));
+        }
         let block = found.logical_block_size;
         let info = DeviceInfo {
             name,

@@ -14,6 +14,8 @@ const SAFE_BLOCK: u32 = 4096;
 /// What was found.
 pub(crate) struct Probe {
     pub(crate) block_device: bool,
+    /// Nobody may write to it.
+    pub(crate) read_only: bool,
     pub(crate) size: u64,
     pub(crate) logical_block_size: u32,
     /// Alignment of memory for O_DIRECT; 1 through the page cache.
@@ -33,6 +35,7 @@ pub(crate) fn probe(file: &File, name: &str, direct: bool) -> Result<Probe> {
     } else if kind.is_file() {
         Probe {
             block_device: false,
+            read_only: false,
             size: meta.len(),
             logical_block_size: SMALLEST_BLOCK,
             memory_align: 1,
@@ -72,6 +75,8 @@ fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
     let number = |file: &str| read_trimmed(&format!("{sys}/{file}"))?.parse::<u32>().ok();
     Ok(Probe {
         block_device: true,
+        // Linux lets one open it for writing all the same, and refuses the writes.
+        read_only: read_trimmed(&format!("{sys}/ro")).is_some_and(|ro| ro == "1"),
         size: bytes,
         logical_block_size: u32::try_from(block)
             .unwrap_or(SAFE_BLOCK)

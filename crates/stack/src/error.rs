@@ -12,6 +12,14 @@ pub enum Error {
     /// A device or path below failed.
     #[error(transparent)]
     Block(#[from] block::Error),
+    /// A device that is to be written to can only be read.
+    #[error("{source}; it can be read: {how} opens it as it is")]
+    OnlyRead {
+        /// What the device says.
+        source: block::Error,
+        /// The option for that.
+        how: &'static str,
+    },
     /// The volume: header, keys, roles.
     #[error(transparent)]
     Volume(#[from] crypt::Error),
@@ -200,7 +208,7 @@ impl Error {
     /// The exit code of the program. The table is part of the interface: see the guide.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Block(e) => of_block(e),
+            Error::Block(e) | Error::OnlyRead { source: e, .. } => of_block(e),
             Error::Volume(e) => of_volume(e),
             Error::Key(e) => of_key(e),
             Error::Files { source, .. } => of_files(source),

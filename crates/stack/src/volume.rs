@@ -603,6 +603,25 @@ pub(crate) fn of_disk(
     })
 }
 
+/// The error of a DEVICE that was to be written to: one that can only be read names the option that opens it so,
+/// in a command line or in a configuration file.
+pub fn or_read_only(error: Error, device: &Path, configured: bool) -> Error {
+    use block::ErrorKind::{Permission, ReadOnly};
+    let how = match configured {
+        true => "`read-only = true`",
+        false => "--read-only",
+    };
+    match error {
+        Error::Block(source)
+            if matches!(source.kind(), Permission | ReadOnly)
+                && std::fs::File::open(device).is_ok() =>
+        {
+            Error::OnlyRead { source, how }
+        }
+        other => other,
+    }
+}
+
 fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Result<Disk> {
     let share = match options.read_only {
         true => Share::Readers,

@@ -4,7 +4,7 @@ use super::Context;
 use super::unlock::UnlockArgs;
 use crate::{background, log, output};
 use serde_json::json;
-use stack::volume::{OpenOptions, open};
+use stack::volume::{OpenOptions, open, or_read_only};
 use stack::{
     AttachSpec, Attachment, Ended, Error, Hub, KeySource, Needs, ProcessCache, Result, Serving,
     Settings, Status, StopSignals, confine, control, exit,
@@ -190,7 +190,8 @@ pub fn start(
         source,
         options,
         &context.settings,
-    )?;
+    )
+    .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))?;
     Attachment::start(spec, open, run_dir, &context.settings, cache)
 }
 

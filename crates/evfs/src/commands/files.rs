@@ -8,7 +8,7 @@ use crate::{background, output};
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
-use stack::volume::OpenOptions;
+use stack::volume::{OpenOptions, or_read_only};
 use stack::{
     Atime, Error, KeySource, MountSpec, Mounted, Needs, ProcessCache, Result, confine, control,
     exit,
@@ -302,7 +302,9 @@ fn mount_on(
         allow_discards: spec.allow_discards,
     };
     on.with(context, |target| {
-        let open = target.open(options)?;
+        let open = target
+            .open(options)
+            .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))?;
         Mounted::start(spec, open, run_dir, &context.settings, cache)
     })
 }
