@@ -92,9 +92,14 @@ fn a_number_never_takes_the_keyslot_of_another_key() {
     remove(&["--keyslot", "7"]).code(10);
     remove(&["--keyslot", "2"]).ok();
     assert_eq!(slots(), [0, 1]);
-    s.run(&["key", "remove", "1", "--yes"]).ok();
+    let ran = s.run(&["key", "remove", "1", "--yes"]).ok();
     remove(&["1"]).ok();
     assert_eq!(slots(), [0]);
+    // The command that is said to bring the key back does.
+    let mut said = ran.stdout.split('`');
+    let import = said.nth(1).unwrap().strip_prefix("evfs ").unwrap();
+    s.run(&import.split(' ').collect::<Vec<_>>()).ok();
+    s.run(&["key", "show", "key1"]).ok();
 }
 
 #[test]

@@ -25,4 +25,4 @@ mod store;
 pub use error::{Error, Result};
 pub use identity::Identity;
 pub use recipient::{KeyKind, Recipient};
-pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt};
+pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt, name_to_import};

@@ -346,7 +346,7 @@ impl Keyring {
 
     /// Refuses a new key whose name is taken, or is a number. Keys that have such a name already stay usable.
     fn vacant(&self, name: &str) -> Result<()> {
-        if !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()) {
+        if is_number(name) {
             return Err(Error::NumberName(name.to_owned()));
         }
         if self.path(name, "pub")?.exists() {
@@ -425,6 +425,19 @@ impl Keyring {
         })?;
         sync_dir(&self.dir)
     }
+}
+
+/// The name under which a key that is called `name` can be imported: keys of older releases may be called by
+/// numbers, and new ones may not.
+pub fn name_to_import(name: &str) -> String {
+    match is_number(name) {
+        true => format!("key{name}"),
+        false => name.to_owned(),
+    }
+}
+
+fn is_number(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn valid(name: &str) -> bool {

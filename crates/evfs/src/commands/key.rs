@@ -5,7 +5,7 @@ use super::confirm::{Answer, Yes, confirm};
 use crate::{output, secrets};
 use clap::Subcommand;
 use crypt::Role;
-use keyring::{KeyInfo, Private};
+use keyring::{KeyInfo, Private, name_to_import};
 use serde_json::{Value, json};
 use stack::volume::{Intent, hold, save_backup, write_new};
 use stack::{Error, Result, control, exit};
@@ -146,8 +146,9 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
     output::show(context.json, &value, || match (&kept, &files.private) {
         (Some(kept), Some(_)) => format!(
-            "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {name}` brings it back, `shred -u {0}` makes it final",
-            kept.display()
+            "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {1}` brings it back, `shred -u {0}` makes it final",
+            kept.display(),
+            name_to_import(name),
         ),
         _ => format!("removed {name}"),
     });
