@@ -254,6 +254,50 @@ fn output_that_cannot_be_written_is_an_error_and_a_reader_that_leaves_is_none() 
 }
 
 #[test]
+fn a_change_whose_report_cannot_be_written_is_said_to_be_made() {
+    let s = Sandbox::new();
+    s.key("owner");
+    s.key("user");
+    let unreported = |args: &[&str]| {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = s.evfs();
+        command.args(args).stdout(full).stderr(Stdio::piped());
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output: No space left"), "{said}");
+        said.contains("was carried out")
+    };
+    let create = [
+        "volume", "create", "a.img", "--size", "32M", "--owner", "owner",
+    ];
+    let changes: &[&[&str]] = &[
+        &["key", "generate", "new", "--no-passphrase"],
+        &["--json", "key", "remove", "new", "--yes"],
+        &create,
+        &["volume", "key", "add", "a.img", "--user", "user"],
+        &["volume", "key", "remove", "a.img", "user", "--yes"],
+        &["volume", "header", "backup", "a.img", "h"],
+        &["format", "a.img"],
+        &["fileset", "create", "a.img", "set"],
+        &["attach", "a.img", "--background"],
+        &["detach", "a"],
+    ];
+    for args in changes {
+        assert!(unreported(args), "{args:?}");
+    }
+    let looks: &[&[&str]] = &[
+        &["volume", "info", "a.img"],
+        &["fileset", "list", "a.img"],
+        &["key", "show", "owner"],
+        &["fsck", "a.img"],
+    ];
+    for args in looks {
+        assert!(!unreported(args), "{args:?}");
+    }
+}
+
+#[test]
 fn a_command_line_that_makes_no_sense_is_json_too_when_asked_for() {
     let s = Sandbox::new();
     for args in [

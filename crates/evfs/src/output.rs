@@ -7,6 +7,7 @@ use stack::{Error, exit};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prints a result: `value` as JSON, or `text` for people.
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
@@ -17,6 +18,20 @@ pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
     };
     line(&text);
 }
+
+/// The same of a command that has changed something.
+pub fn done(json: bool, value: &Value, text: impl FnOnce() -> String) {
+    changed();
+    show(json, value, text);
+}
+
+/// Notes that what is asked for is done, and nothing but the report of it can go wrong any more.
+pub fn changed() {
+    CHANGED.store(true, Ordering::Relaxed);
+}
+
+/// Whether the command has changed something.
+static CHANGED: AtomicBool = AtomicBool::new(false);
 
 /// A bar on standard error for work that takes a while; not shown with `--json`, nor where there is no
 /// terminal.
@@ -73,9 +88,13 @@ pub fn end(code: u8) -> ExitCode {
     match GONE.get() {
         Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             let why = stack::without_number(&e.to_string());
+            let done = match CHANGED.load(Ordering::Relaxed) {
+                true => "; the command itself was carried out, and only its report is missing",
+                false => "",
+            };
             let _ = writeln!(
                 std::io::stderr().lock(),
-                "evfs: cannot write to standard output: {why}"
+                "evfs: cannot write to standard output: {why}{done}"
             );
             ExitCode::from(exit::FAILURE)
         }

@@ -86,21 +86,21 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Set { changes } => {
             let answers = each_process(context, &Ask::Set { changes })?;
             let value = json!({ "caches": answers });
-            output::show(context.json, &value, || {
+            output::done(context.json, &value, || {
                 answers.iter().map(settings).collect::<Vec<_>>().join("\n")
             });
         }
         Command::Flush { volume } => {
             let answers = volumes(context, volume, &Ask::Flush)?;
             let value = json!({ "flushed": answers });
-            output::show(context.json, &value, || {
+            output::done(context.json, &value, || {
                 words(&answers, |_| "everything is below".into())
             });
         }
         Command::Drop { volume } => {
             let answers = volumes(context, volume, &Ask::Drop)?;
             let value = json!({ "dropped": answers });
-            output::show(context.json, &value, || {
+            output::done(context.json, &value, || {
                 words(&answers, |a| {
                     format!(
                         "{} have left",

@@ -256,7 +256,7 @@ fn init(context: &Context, args: &InitArgs) -> Result<u8> {
     let mut value = json!(made);
     value["kafs"] = json!(kafs(&made.cell));
     value["afsd_fuse"] = json!(afsd_fuse(&made.cell));
-    output::show(context.json, &value, || {
+    output::done(context.json, &value, || {
         let device = args.on.device().display().to_string();
         describe_made(&made, &device)
     });
@@ -332,6 +332,9 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
         }
     };
     let value = ask(context, &on, &question)?;
+    if matches!(question, Ask::AclSet { .. }) {
+        output::changed();
+    }
     output::show(context.json, &value, || describe_list(&value));
     Ok(exit::OK)
 }
@@ -379,6 +382,9 @@ fn volume(context: &Context, command: VolumeCommand) -> Result<u8> {
         })?,
         other => ask(context, &on, other)?,
     };
+    if !matches!(question, Ask::List) {
+        output::changed();
+    }
     output::show(context.json, &value, || describe_volume(&value));
     Ok(exit::OK)
 }

@@ -25,7 +25,7 @@ pub struct Args {
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     detach(&context.settings.run_dir(), &args.name, args.force)?;
-    output::show(context.json, &json!({ "detached": args.name }), || {
+    output::done(context.json, &json!({ "detached": args.name }), || {
         format!("detached {}", args.name)
     });
     Ok(exit::OK)

@@ -226,7 +226,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             filesystem::format(target, &args.label, args.size, force)
         })
     })?;
-    output::show(context.json, &json!(made), || {
+    output::done(context.json, &json!(made), || {
         let kept = made.undo.as_ref().map(|file| {
             format!(
                 "\nthe head of what was there is kept, as it lay on the disk, in {}",
@@ -320,7 +320,7 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
             args.dir.display()
         )));
     }
-    output::show(context.json, &unmounted, || {
+    output::done(context.json, &unmounted, || {
         format!("unmounted {}", args.dir.display())
     });
     Ok(exit::OK)
@@ -334,6 +334,9 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     bar.end();
     let checked = checked?;
     let clean = checked.left().is_clean();
+    if checked.repair.is_some() {
+        output::changed();
+    }
     let value = json!({ "clean": clean, "found": checked.found, "repair": checked.repair });
     output::show(context.json, &value, || {
         describe_check(&checked, args.repair)
@@ -387,7 +390,7 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     });
     bar.end();
     let done = done?;
-    output::show(context.json, &json!(done), || {
+    output::done(context.json, &json!(done), || {
         format!(
             "{} files in {} extents, before in {}; {} of them improved, {} moved",
             done.files,

@@ -127,6 +127,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         })?,
         other => answer(other)?,
     };
+    if !matches!(question, Ask::List) {
+        output::changed();
+    }
     output::show(context.json, &value, || match &value["removed"] {
         Value::String(name) => format!("removed {name}"),
         _ if value["filesets"].is_array() => table(&value),

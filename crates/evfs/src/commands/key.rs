@@ -74,7 +74,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                     "New passphrase for the key `{name}`"
                 ))?),
             };
-            show(context, &keyring.generate(&name, passphrase.as_ref())?);
+            let info = keyring.generate(&name, passphrase.as_ref())?;
+            output::done(context.json, &value(&info), || line(&info));
             output::say(
                 context.json,
                 "Whoever loses this key loses what it alone opens: keep a copy of its file apart, or name a second key pair with --recovery when you make a volume.",
@@ -101,8 +102,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 }
             });
         }
-        Command::Show { name } => show(context, &keyring.info(&name)?),
-        Command::Import { file, name } => show(context, &keyring.import(&name, &file)?),
+        Command::Show { name } => {
+            let info = keyring.info(&name)?;
+            output::show(context.json, &value(&info), || line(&info));
+        }
+        Command::Import { file, name } => {
+            let info = keyring.import(&name, &file)?;
+            output::done(context.json, &value(&info), || line(&info));
+        }
         Command::Remove { name, yes } => remove(context, &name, yes)?,
     }
     Ok(exit::OK)
@@ -144,7 +151,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     keyring.remove(name)?;
     let value =
         json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
-    output::show(context.json, &value, || match (&kept, &files.private) {
+    output::done(context.json, &value, || match (&kept, &files.private) {
         (Some(kept), Some(_)) => format!(
             "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {1}` brings it back, `shred -u {0}` makes it final",
             kept.display(),
@@ -189,10 +196,6 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
         .chain(known)
         .filter(|device| only(Path::new(device)).is_some())
         .collect()
-}
-
-fn show(context: &Context, info: &KeyInfo) {
-    output::show(context.json, &value(info), || line(info));
 }
 
 fn private(info: &KeyInfo) -> &'static str {

@@ -102,7 +102,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             lun, clear: true, ..
         } => {
             lun::clear(settings, &lun)?;
-            output::show(context.json, &json!({ "cleared": lun }), || {
+            output::done(context.json, &json!({ "cleared": lun }), || {
                 format!("{lun}: counters are zero")
             });
         }
@@ -121,13 +121,13 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Set { lun, value } => {
             lun::set(settings, &lun, &value.0, &value.1)?;
-            output::show(context.json, &json!({ "set": value.0 }), || {
+            output::done(context.json, &json!({ "set": value.0 }), || {
                 format!("{lun}: {}={} until it is opened again", value.0, value.1)
             });
         }
         Command::Save { lun, value, scope } => {
             lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
-            output::show(context.json, &json!({ "saved": value.0 }), || {
+            output::done(context.json, &json!({ "saved": value.0 }), || {
                 let of = scope.as_deref().unwrap_or(&lun);
                 match value.1.is_empty() {
                     true => format!("{of}: {} is no longer saved", value.0),
@@ -164,7 +164,7 @@ fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     let known = lun::forget(&context.settings, name, false)?;
     let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
     let value = json!({ "forgotten": name, "paths": addresses, "attributes": known.attributes });
-    output::show(context.json, &value, || {
+    output::done(context.json, &value, || {
         let mut text = format!("{name} is forgotten, with\n");
         for address in &addresses {
             let _ = writeln!(text, "  path {address}");
@@ -187,7 +187,7 @@ fn scan(context: &Context, places: &[String]) -> Result<u8> {
         }
     };
     let found = lun::scan(&context.settings, places, &tell)?;
-    output::show(context.json, &json!({ "found": found }), || {
+    output::done(context.json, &json!({ "found": found }), || {
         let mut text = format!("{:<8} {:<10} {}\n", "LUN", "SIZE", "ADDRESS");
         for f in &found {
             let name = f.lun.as_deref().unwrap_or("-");

@@ -68,7 +68,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     let changed = or_force(force, &path, |force| {
         lun::path(&context.settings, &lun, verb, &path, force)
     })?;
-    output::show(context.json, &json!(changed), || describe(&changed));
+    output::done(context.json, &json!(changed), || describe(&changed));
     Ok(exit::OK)
 }
 

@@ -245,7 +245,7 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
         ready.map_err(|error| Error::Busy(format!("nothing was detached: {}", error.chain())))?;
     }
     let detached = each(&Ask::Detach { force: args.force })?;
-    output::show(
+    output::done(
         context.json,
         &json!({ "detached": detached }),
         || match detached.as_slice() {

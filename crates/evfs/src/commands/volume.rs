@@ -197,7 +197,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     })?;
     let mut value = volume_value(&held.volume);
     value["undo"] = json!(undo.as_ref().map(|undo| undo.display().to_string()));
-    output::show(context.json, &value, || {
+    output::done(context.json, &value, || {
         let mut text = volume_text(&held.volume);
         if let Some(undo) = &undo {
             let _ = write!(
@@ -294,7 +294,7 @@ fn repair(
         done.push("sealed the header as it is, with these keys:".into());
         done.extend(held.volume.keys().iter().map(volume_key::line));
     }
-    output::show(context.json, &json!({ "repaired": done }), || {
+    output::done(context.json, &json!({ "repaired": done }), || {
         match done.as_slice() {
             [] => "nothing to repair".into(),
             done => done.join("\n"),
@@ -338,7 +338,7 @@ fn set_owner(
     })?;
     let mut value = volume_value(&held.volume);
     value["removed"] = gone.iter().map(volume_key::value).collect();
-    output::show(context.json, &value, || match others.as_slice() {
+    output::done(context.json, &value, || match others.as_slice() {
         [] => format!("{name} is the owner now"),
         others => format!("{name} is the owner now; removed {}", others.join(" and ")),
     });
@@ -350,7 +350,7 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     let bytes = held.volume.backup()?;
     write_new(to, &bytes)?;
     let value = json!({ "backup": to.display().to_string(), "bytes": bytes.len() });
-    output::show(context.json, &value, || {
+    output::done(context.json, &value, || {
         format!(
             "{} of header and keyslots in {}; whoever has it and a key can open the volume",
             output::size(bytes.len() as u64),
@@ -410,7 +410,7 @@ fn restore(
     plan.carry_out()?;
     let value =
         json!({ "restored": device.display().to_string(), "undo": undo.display().to_string() });
-    output::show(context.json, &value, || {
+    output::done(context.json, &value, || {
         format!(
             "restored; the header that was there is kept in {}",
             undo.display()
@@ -436,7 +436,7 @@ fn erase(
     confirm(yes.yes || force, &what, Answer::Name(&name))?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
-    output::show(
+    output::done(
         context.json,
         &json!({ "erased": device.display().to_string(), "undo": undo.display().to_string() }),
         || {

@@ -104,7 +104,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 confirm(yes.yes, &what, Answer::Yes)?;
                 Ok(volume.remove_key(unlocked, keyslot)?)
             })?;
-            output::show(context.json, &json!({ "removed": keyslot }), || {
+            output::done(context.json, &json!({ "removed": keyslot }), || {
                 format!("removed keyslot {keyslot}")
             });
             Ok(exit::OK)
@@ -184,7 +184,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         .iter()
         .find(|k| k.keyslot == keyslot)
         .expect("it was just added");
-    output::show(context.json, &value(key), || line(key));
+    output::done(context.json, &value(key), || line(key));
     Ok(exit::OK)
 }
 

@@ -90,7 +90,7 @@ fn reset(context: &Context, device: &Path) -> Result<u8> {
     if !store.forget(&uuid)? {
         return Err(unknown(&uuid));
     }
-    output::show(context.json, &json!({ "forgotten": uuid }), || {
+    output::done(context.json, &json!({ "forgotten": uuid }), || {
         format!("forgot volume {uuid}; its next use is trusted as a first one")
     });
     Ok(exit::OK)
