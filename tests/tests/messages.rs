@@ -379,4 +379,40 @@ fn names_bring_no_control_characters_to_the_terminal() {
         ran.stderr
     );
     assert!(!ran.stderr.contains(['\x1b', '\r']), "{}", ran.stderr);
+    // What the parser refuses it shows as well: words, options, and values.
+    for args in [
+        &["\x1b[31mword"][..],
+        &["status", "--\x1b[31mword"],
+        &[
+            "volume",
+            "create",
+            "a",
+            "--owner",
+            "o",
+            "--size",
+            "\x1b[31mword",
+        ],
+        &["--json", "\x1b[31mword"],
+    ] {
+        let mut command = s.evfs();
+        let ran = Ran::of(command.args(args).env("CLICOLOR_FORCE", "1")).code(2);
+        assert!(ran.stderr.contains("\\u{1b}[31mword"), "{}", ran.stderr);
+        assert!(!ran.stderr.contains('\x1b'), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_wrong_use_is_said_as_other_errors_are() {
+    let s = Sandbox::new();
+    for args in [&["no-such-verb"][..], &["attach"], &["status", "--colour"]] {
+        let ran = s.run(args).code(2);
+        let said = ran.stderr.strip_prefix("evfs: ").expect("our prefix");
+        assert!(
+            !said.contains("error:") && said.contains("Usage:"),
+            "{said}"
+        );
+    }
+    // Without a command there is nothing wrong to be named: it is shown what there is.
+    let ran = s.run::<&str>(&[]).code(2);
+    assert!(ran.stderr.contains("Usage:"), "{}", ran.stderr);
 }

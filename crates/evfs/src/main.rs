@@ -46,7 +46,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 w
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return output::usage(&error),
+        Err(error) => return output::usage::<Cli>(error),
     };
     secret::harden_process();
     let settings = match Settings::load() {

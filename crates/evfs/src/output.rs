@@ -102,13 +102,20 @@ pub fn end(code: u8) -> ExitCode {
     }
 }
 
-/// What the parser of the command line has to say: help, or what is wrong, as JSON too if that is asked for.
-pub fn usage(error: &clap::Error) -> ExitCode {
+/// What the parser of the command line has to say: help, or what is wrong, as other errors are said, as JSON too if
+/// that is asked for.
+pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
+    // The parser shows arguments as they are, so it is shown such as may be shown.
+    let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
+    let again = C::try_parse_from(shown).err();
+    let error = again.filter(|e| e.kind() == error.kind()).unwrap_or(error);
     let mut args = std::env::args_os().take_while(|arg| arg != "--");
     let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+    let text = error.render().to_string();
+    let wrong = text.strip_prefix("error: ");
     if error.use_stderr() && args.any(|arg| arg == "--json") {
-        let text = error.render().to_string();
-        let said = text.lines().take_while(|l| !l.starts_with("Usage:"));
+        let said = wrong.unwrap_or_default().lines();
+        let said = said.take_while(|l| !l.starts_with("Usage:"));
         let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
         let message = match error.kind() {
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -116,10 +123,12 @@ pub fn usage(error: &clap::Error) -> ExitCode {
             }
             _ => said.join("; "),
         };
-        let message = message.trim_start_matches("error: ");
         line(&serde_json::json!({ "error": message, "code": code }).to_string());
     }
-    written(error.print());
+    match wrong {
+        Some(wrong) => drop(write!(std::io::stderr().lock(), "evfs: {wrong}")),
+        None => written(error.print()),
+    }
     end(code)
 }
 
