@@ -514,7 +514,24 @@ fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
     still.read_at(29 * MIB as u64, &mut read).unwrap();
     assert_eq!(read, [6; MIB]);
     client(&s);
+    // Whoever looks is told what waits, and no longer once it is out.
+    let write_back = || s.json(&["status"])["volumes"][0]["write_back"].clone();
+    let waits = write_back();
+    assert_eq!(waits["state"], "failing", "{waits}");
+    assert!(waits["dirty_bytes"].as_u64() > Some(0), "{waits}");
+    assert!(
+        waits["error"].as_str().unwrap().contains("no space"),
+        "{waits}"
+    );
+    let said = s.run(&["status"]).ok().stdout;
+    assert!(
+        said.contains("in memory only") && said.contains("make room"),
+        "{said}"
+    );
     peer("mount", &["-o", "remount,size=100M", at]);
+    wait_until("it is written out", || write_back()["state"] == "ok");
+    let said = s.run(&["status"]).ok().stdout;
+    assert!(!said.contains("in memory only"), "{said}");
     s.detach("a");
     s.attach(&["small/a.img"]);
     client(&s).read_at(29 * MIB as u64, &mut read).unwrap();

@@ -299,6 +299,8 @@ pub(crate) struct Below {
     pub(crate) errands: Errands,
     /// The error of the last write-behind, while none has succeeded since.
     failing: Mutex<Option<Error>>,
+    /// The error of the last write-behind that failed, and when that was, in milliseconds of the cache's clock.
+    failed: Mutex<Option<(Error, u64)>>,
     /// Pages that the device writes in a second, as it was seen to.
     speed: AtomicU64,
     /// What serves the faults of mappings, while a vnode has a window.
@@ -313,6 +315,7 @@ impl Below {
             pager,
             errands,
             failing: Mutex::default(),
+            failed: Mutex::default(),
             speed: AtomicU64::new(SPEED_AT_FIRST),
             windows: Mutex::default(),
         }
@@ -343,7 +346,17 @@ impl Below {
         failing.clone()
     }
 
+    /// The last write-behind that failed, and when, in milliseconds of the cache's clock.
+    pub(crate) fn failed(&self) -> Option<(Error, u64)> {
+        let failed = self.failed.lock().expect("no panic under this lock");
+        failed.clone()
+    }
+
     pub(crate) fn set_failing(&self, error: Option<Error>) {
+        if let Some(error) = &error {
+            let failed = Some((error.clone(), self.core.now_ms()));
+            *self.failed.lock().expect("no panic under this lock") = failed;
+        }
         *self.failing.lock().expect("no panic under this lock") = error;
     }
 

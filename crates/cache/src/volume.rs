@@ -282,6 +282,15 @@ impl Volume {
         self.all().iter().map(|vnode| vnode.stats()).collect()
     }
 
+    /// Why pages are still dirty that could not be written out, if there are any: one that was dirty when a
+    /// write-behind failed last is so now. That others are written out meanwhile does not hide them.
+    pub fn held_back(&self) -> Option<Error> {
+        let (error, at) = self.below.failed()?;
+        let all = self.all();
+        let mut oldest = all.iter().filter_map(|vnode| vnode.oldest_dirty_ms());
+        oldest.any(|since| since <= at).then_some(error)
+    }
+
     /// Flushes every file with dirty pages.
     ///
     /// # Errors

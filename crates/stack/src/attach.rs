@@ -293,6 +293,9 @@ impl Attachment {
             );
             status.warn(lost);
         }
+        if let Some((cached, _)) = &self.cached {
+            status.note_write_back(&[cached.volume()]);
+        }
         status
     }
 

@@ -193,6 +193,7 @@ impl Mounted {
                 "nothing can be changed any more: {why}; unmount, look after the device, and mount again"
             ));
         }
+        status.note_write_back(&[self.files.volume()]);
         status
     }
 

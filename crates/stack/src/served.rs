@@ -180,6 +180,12 @@ impl Served {
                 "nothing can be changed any more: {why}; detach, look after the device, and serve again"
             ));
         }
+        if let Some(server) = &self.server {
+            let all = server.volumes().all();
+            let volumes: Vec<&cache::Volume> =
+                all.iter().map(|volume| &**volume.files.volume()).collect();
+            status.note_write_back(&volumes);
+        }
         status
     }
 

@@ -77,11 +77,25 @@ pub struct Status {
     /// Configuration file it came from.
     #[serde(serialize_with = "as_text")]
     pub config: Option<PathBuf>,
+    /// How far what was acknowledged is written out, if pages are kept in the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_back: Option<WriteBack>,
     /// What its user should know.
     pub warning: Option<String>,
     /// That this machine opened the volume for the first time, and whose it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_use: Option<String>,
+}
+
+/// How far what was acknowledged is written out.
+#[derive(Debug, Clone, Serialize)]
+pub struct WriteBack {
+    /// `ok`, or `failing` while pages are kept that could not be written out.
+    pub state: &'static str,
+    /// Bytes that are in memory only.
+    pub dirty_bytes: u64,
+    /// Why pages could not be written out.
+    pub error: Option<String>,
 }
 
 /// The part of [`Status`] that an encrypted volume has.
@@ -143,6 +157,7 @@ impl Status {
                 .map_or(0, |d| d.as_secs()),
             exports: Vec::new(),
             config: None,
+            write_back: None,
             warning: cipher.and_then(|_| memory_warning()),
             first_use: open.first_use.clone(),
         };
@@ -162,6 +177,27 @@ impl Status {
         self.warning = Some(match self.warning.take() {
             Some(others) => format!("{others}; {warning}"),
             None => warning,
+        });
+    }
+
+    /// Adds how far these volumes of the cache are written out, and warns of what waits.
+    pub(crate) fn note_write_back(&mut self, volumes: &[&cache::Volume]) {
+        let dirty_bytes = crate::cache::dirty_bytes(volumes);
+        let error = volumes.iter().find_map(|volume| volume.held_back());
+        if let Some(error) = &error {
+            let room = match error.kind() {
+                block::ErrorKind::NoSpace => format!(": make room where {} lies", self.device),
+                _ => String::new(),
+            };
+            self.warn(format!(
+                "{dirty_bytes} bytes that were acknowledged are in memory only, because they cannot be written out \
+                 ({error}); they are kept and tried again{room}"
+            ));
+        }
+        self.write_back = Some(WriteBack {
+            state: if error.is_some() { "failing" } else { "ok" },
+            dirty_bytes,
+            error: error.map(|error| error.to_string()),
         });
     }
 
