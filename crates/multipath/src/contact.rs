@@ -1,40 +1,53 @@
 //! First contact: all paths of a LUN are asked at once who answers there.
 
-use block::{DeviceInfo, Identity, Lunpath, Result};
+use block::{Error, ErrorKind, Identity, Lunpath, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the others may take once one path has answered.
 pub(crate) const STRAGGLERS: Duration = Duration::from_millis(1500);
+/// What is said of those that took longer.
+pub(crate) const NO_ANSWER: &str = "no answer yet";
 
 /// Who answered at a path's other end, or why nobody did.
-pub(crate) struct Contact {
+pub(crate) struct Contact<T> {
     pub(crate) path: usize,
-    pub(crate) answer: Result<(Identity, DeviceInfo)>,
+    pub(crate) answer: Result<T>,
 }
 
-/// Asks all paths at once. Waits for all of them, but not for long once one has answered.
-pub(crate) fn contact(specs: &[(Arc<dyn Lunpath>, bool)], within: Duration) -> Vec<Contact> {
+/// Who answers on each of these paths. Asks all at once, and waits for all of them, but not for long once
+/// one has answered.
+pub fn identify(paths: &[Arc<dyn Lunpath>], within: Duration) -> Vec<Result<Identity>> {
+    let specs: Vec<_> = paths.iter().map(|p| (Arc::clone(p), true)).collect();
+    let contacts = contact(&specs, within, move |path| path.identify(within));
+    contacts.into_iter().map(|c| c.answer).collect()
+}
+
+/// Asks all paths that are in use, at once. Waits for all of them, but not for long once one has answered.
+/// The result has each path that was asked, also those that have said nothing yet.
+pub(crate) fn contact<T: Send + 'static>(
+    specs: &[(Arc<dyn Lunpath>, bool)],
+    within: Duration,
+    ask: impl Fn(&dyn Lunpath) -> Result<T> + Copy + Send + 'static,
+) -> Vec<Contact<T>> {
     let (tell, told) = std::sync::mpsc::channel();
-    let mut asked = 0;
+    let mut asked = Vec::new();
     for (path, (lunpath, enabled)) in specs.iter().enumerate() {
         if !enabled {
             continue;
         }
-        asked += 1;
+        asked.push(path);
         let (tell, lunpath) = (tell.clone(), Arc::clone(lunpath));
         std::thread::spawn(move || {
-            let answer = lunpath
-                .connect(within)
-                .map(|c| (c.identity().clone(), c.info().clone()));
+            let answer = ask(&*lunpath);
             // Nobody listens any more once the LUN is open.
             let _ = tell.send(Contact { path, answer });
         });
     }
     drop(tell);
-    let mut contacts = Vec::new();
+    let mut contacts: Vec<Contact<T>> = Vec::new();
     let mut until = Instant::now() + within + STRAGGLERS;
-    while contacts.len() < asked {
+    while contacts.len() < asked.len() {
         let left = until.saturating_duration_since(Instant::now());
         let Ok(contact) = told.recv_timeout(left) else {
             break;
@@ -44,6 +57,12 @@ pub(crate) fn contact(specs: &[(Arc<dyn Lunpath>, bool)], within: Duration) -> V
         }
         contacts.push(contact);
     }
+    asked.retain(|path| contacts.iter().all(|c| c.path != *path));
+    contacts.extend(asked.into_iter().map(|path| {
+        let error = Error::new(ErrorKind::TimedOut, specs[path].0.name(), NO_ANSWER);
+        let answer = Err(error);
+        Contact { path, answer }
+    }));
     // The order in which they were given decides, not who was faster.
     contacts.sort_by_key(|c| c.path);
     contacts

@@ -29,6 +29,7 @@ pub mod trace;
 pub mod virtual_time;
 
 pub use attributes::{ATTRIBUTES, Attributes};
+pub use contact::identify;
 pub use identity::Proof;
 pub use lun::{Config, LegacyLun, Lun, PathSpec};
 pub use state::{Event, PATHS_MAX, PathState, WaitingIo};

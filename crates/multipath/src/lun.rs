@@ -3,13 +3,13 @@
 use crate::access;
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
-use crate::contact::contact;
+use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
 use crate::identity::{self, Proof};
 use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
-    Admin, Clock, Ghosts, LINK_DOWN, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal,
+    Admin, Clock, Ghosts, LINK_UP, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal,
     SharedPath, WaitingIo, lock,
 };
 use crate::status::{LunStatus, health, path_status};
@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 const HURRY_SECS: u32 = 5;
 /// How long a path may take to clean up at its other end.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Pause between two looks at lost writes.
+const SETTLE_PAUSE: Duration = Duration::from_millis(5);
 
 /// One path, as a LUN is opened with it.
 pub struct PathSpec {
@@ -222,8 +225,9 @@ impl Shared {
         Ok(path)
     }
 
-    /// Opens a queue; waits for the first connections, not for all, and for none where the LUN is
-    /// being closed by force and every path is known to be lost.
+    /// Opens a queue; waits for the first connection, and not for long for the others. Waits for no
+    /// path that is known to be lost: it comes in when it answers. Where the LUN is being closed by force, not
+    /// for the first either when every path is lost.
     fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
         let id = self.next_queue.fetch_add(1, Relaxed);
         let made = QueueShared::new(id, only);
@@ -244,21 +248,26 @@ impl Shared {
             let wants = |p: &&Arc<SharedPath>| {
                 crate::monitor::wants_link(p, only) && (p.access.carries() || !heeded)
             };
-            let wanted: Vec<_> = paths.iter().filter(wants).collect();
-            let states = wanted.iter().map(|p| queue.links[p.id].load(Acquire));
-            let states: Vec<u8> = states.collect();
-            let tried = |s: &u8| *s != LINK_DOWN || self.closing.load(Relaxed);
-            let up = opened.links_up();
-            if up > 0 {
-                first.get_or_insert_with(Instant::now);
-            }
-            let all = up == states.len();
-            let given_up = up == 0
-                && self.abandoned.load(Acquire)
-                && wanted.iter().all(|p| p.failing.load(Relaxed));
-            let rest = first.is_some_and(|f: Instant| f.elapsed() > crate::contact::STRAGGLERS);
-            let late = given_up || Instant::now() > until;
-            if all || rest || late || (up > 0 && !states.iter().any(tried)) {
+            let wanted = paths.iter().filter(wants);
+            let missing: Vec<_> = wanted
+                .filter(|p| queue.links[p.id].load(Acquire) != LINK_UP)
+                .collect();
+            let enough = match opened.links_up() > 0 {
+                true => {
+                    let first = first.get_or_insert_with(Instant::now);
+                    let mut awaited = missing.iter().filter(|p| p.is_awaited()).peekable();
+                    let over = first.elapsed() > STRAGGLERS;
+                    if over {
+                        awaited.by_ref().for_each(|p| p.is_late(NO_ANSWER));
+                    }
+                    over || awaited.peek().is_none()
+                }
+                false => {
+                    let lost = missing.iter().all(|p| p.failing.load(Relaxed));
+                    missing.is_empty() || (lost && self.abandoned.load(Acquire))
+                }
+            };
+            if enough || Instant::now() > until {
                 return Ok(Box::new(opened));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -278,13 +287,24 @@ impl Lun {
             .iter()
             .map(|p| (Arc::clone(&p.path), p.enabled))
             .collect();
-        let contacts = contact(&specs, config.connect_within);
+        let within = config.connect_within;
+        let contacts = contact(&specs, within, move |path| {
+            let connection = path.connect(within)?;
+            Ok((connection.identity().clone(), connection.info().clone()))
+        });
         let mut failures = Vec::new();
+        let mut lost = Vec::new();
         let mut answers: Vec<(usize, Identity, DeviceInfo)> = Vec::new();
         for contact in contacts {
             match contact.answer {
                 Ok((identity, info)) => answers.push((contact.path, identity, info)),
-                Err(error) => failures.push(error.to_string()),
+                Err(error) => {
+                    failures.push(error.to_string());
+                    // A port that gives no access says so when it is asked.
+                    if error.kind() != ErrorKind::NotNow {
+                        lost.push((contact.path, error.to_string()));
+                    }
+                }
             }
         }
         let known = config.identity.clone();
@@ -342,6 +362,9 @@ impl Lun {
         });
         for spec in config.paths {
             shared.add_path(spec)?;
+        }
+        for (path, why) in lost {
+            shared.paths()[path].fails(why);
         }
         shared.settle_identities(&answers, &identity);
         let monitor = Monitor::start(Arc::clone(&shared))?;
@@ -515,6 +538,26 @@ impl Lun {
         attributes.path_fail_secs = attributes.path_fail_secs.min(HURRY_SECS);
         self.shared.abandoned.store(true, Release);
         self.shared.put(attributes);
+    }
+
+    /// Before a close in order, when every queue is closed: waits until no write that a lost path left
+    /// unanswered can still be carried out, because whoever opens the LUN next knows nothing of it. Waits for
+    /// nothing if there is none; else for its fence, `quiesce_secs` at most.
+    pub fn settle(&self) {
+        let shared = &self.shared;
+        let until = Instant::now() + shared.attributes().quiesce();
+        while shared.ghosts.pending(shared.clock.now()) {
+            if shared.abandoned.load(Acquire) || Instant::now() > until {
+                let count = shared.ghosts.len();
+                let lun = &shared.name;
+                tracing::warn!(
+                    lun,
+                    "{count} writes of a lost path have neither been answered nor fenced"
+                );
+                return;
+            }
+            std::thread::sleep(SETTLE_PAUSE);
+        }
     }
 
     /// Sets counters and latencies to zero.

@@ -11,6 +11,7 @@ use crate::state::{
 use block::{Connection, Error, ErrorKind, Identity, Result};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -91,7 +92,8 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     if !path.access.carries() && shared.attributes().alua_enabled {
         return false;
     }
-    let due = queue.next_try[path.id].load(Relaxed) <= shared.clock.now();
+    let next = &queue.next_try[path.id];
+    let due = next.load(Relaxed).max(path.next_try.load(Relaxed)) <= shared.clock.now();
     let taken = due
         && cell
             .compare_exchange(LINK_DOWN, LINK_CONNECTING, Release, Relaxed)
@@ -102,7 +104,6 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
                     // A queue that sleeps takes it when it wakes.
-                    path.failing.store(false, Relaxed);
                     queue.post(Mail::Connected(path.id, connection));
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
@@ -112,7 +113,6 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                     queue.links[path.id].store(LINK_DOWN, Release);
                 }
                 Err(error) => {
-                    path.fails(error.to_string());
                     pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
                     tracing::debug!(path = path.path.name(), "not connected: {error}");
@@ -133,29 +133,38 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
 
 /// The next try is due later each time, until a connection was of use.
 pub(crate) fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
-    let failed = queue.tries[path].fetch_add(1, Relaxed).min(16);
+    later(shared, &queue.tries[path], &queue.next_try[path]);
+}
+
+fn later(shared: &Shared, tries: &AtomicU32, next_try: &AtomicU64) {
+    let failed = tries.fetch_add(1, Relaxed).min(16);
     let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
     let next = shared.clock.now() + pause.as_nanos() as u64;
-    queue.next_try[path].store(next, Relaxed);
+    next_try.store(next, Relaxed);
 }
 
 /// A connection that leads to this LUN; `None` when the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
+    let failures = path.failures.load(Acquire);
     let connection;
     {
-        // One thread finds out, the others of the same path profit.
+        // One thread finds out, the others of the same path profit: the next attempt is one for all, too.
         let _one = lock(&path.admission);
-        observe(shared, path)?;
-        connection = path.path.connect(shared.connect_within)?;
-        fits(shared, &*connection)?;
-        if !path.proven.load(Acquire) {
-            let _alone = lock(&shared.proving);
-            if let Some(refusal) = compare(shared, path, connection.identity())? {
-                shared.refuse(path, refusal);
-                return Ok(None);
-            }
-            path.proven.store(true, Release);
+        if path.failures.load(Acquire) != failures {
+            let why = "another attempt has failed meanwhile";
+            return Err(Error::new(ErrorKind::PathLost, path.path.name(), why));
         }
+        connection = match first_admitted(shared, path) {
+            Ok(Some(connection)) => connection,
+            Err(error) if error.kind() != ErrorKind::NotNow => {
+                path.fails(error.to_string());
+                later(shared, &path.tries, &path.next_try);
+                path.failures.fetch_add(1, Release);
+                return Err(error);
+            }
+            other => return other,
+        };
+        path.answers();
     }
     if let Some(why) = differs(shared, &*connection) {
         shared.refuse(path, Refusal::described(why));
@@ -164,6 +173,22 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
     shared.learn(path, connection.identity(), connection.info());
     path.access.set_varies(connection.access_varies());
     Ok(path.eligible().then_some(connection))
+}
+
+/// A connection on a path that is proven to lead to the LUN, or is so by this.
+fn first_admitted(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
+    observe(shared, path)?;
+    let connection = path.path.connect(shared.connect_within)?;
+    fits(shared, &*connection)?;
+    if !path.proven.load(Acquire) {
+        let _alone = lock(&shared.proving);
+        if let Some(refusal) = compare(shared, path, connection.identity())? {
+            shared.refuse(path, refusal);
+            return Ok(None);
+        }
+        path.proven.store(true, Release);
+    }
+    Ok(Some(connection))
 }
 
 /// Why a connection is none to this LUN, by what its other end says of itself.

@@ -231,6 +231,13 @@ pub(crate) struct SharedPath {
     pub(crate) recovering: AtomicBool,
     /// The last that was heard of it is that a connection was lost, or could not be made.
     pub(crate) failing: AtomicBool,
+    /// A queue was opened without its connection, which took too long; none waits for it until one is made.
+    pub(crate) late: AtomicBool,
+    /// Attempts at a connection that failed: ever, and since the last that did not; and when the next is due,
+    /// for whichever queue.
+    pub(crate) failures: AtomicU64,
+    pub(crate) tries: AtomicU32,
+    pub(crate) next_try: AtomicU64,
     /// Queues that have a connection, and those among them that suspect it.
     pub(crate) links_up: AtomicU32,
     pub(crate) links_suspect: AtomicU32,
@@ -278,6 +285,10 @@ impl SharedPath {
             proven: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             failing: AtomicBool::new(false),
+            late: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
+            tries: AtomicU32::new(0),
+            next_try: AtomicU64::new(0),
             links_up: AtomicU32::new(0),
             links_suspect: AtomicU32::new(0),
             written: AtomicU64::new(0),
@@ -334,6 +345,25 @@ impl SharedPath {
     pub(crate) fn fails(&self, why: String) {
         self.failing.store(true, Relaxed);
         *lock(&self.trouble) = Some(why);
+    }
+
+    /// An attempt has made a connection.
+    pub(crate) fn answers(&self) {
+        self.tries.store(0, Relaxed);
+        self.next_try.store(0, Relaxed);
+        self.late.store(false, Relaxed);
+        self.failing.store(false, Relaxed);
+    }
+
+    /// Nobody waits for its connection any more, which is still being made.
+    pub(crate) fn is_late(&self, why: &str) {
+        self.late.store(true, Relaxed);
+        lock(&self.trouble).get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Whether a queue that is opened waits for its connection, if it has another.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.failing.load(Relaxed) && !self.late.load(Relaxed)
     }
 
     /// Why it carries nothing.
@@ -536,6 +566,14 @@ impl Ghosts {
 
     pub(crate) fn len(&self) -> usize {
         self.count.load(Acquire)
+    }
+
+    /// Whether any may still be carried out.
+    pub(crate) fn pending(&self, now: Nanos) -> bool {
+        if self.len() > 0 {
+            self.keep(|ghost| ghost.until > now);
+        }
+        self.len() > 0
     }
 
     fn keep(&self, keep: impl Fn(&Ghost) -> bool) {

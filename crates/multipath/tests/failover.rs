@@ -7,8 +7,9 @@ use common::*;
 use multipath::{Lun, PathSpec, PathState, Proof};
 use path_file::FilePath;
 use std::cell::RefCell;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 #[test]
@@ -90,7 +91,12 @@ fn all_paths_down_and_back_costs_time_only() {
         let status = lun.status();
         status.waiting + status.held > 0
     });
-    std::thread::sleep(Duration::from_secs(2));
+    until("each was tried again in vain", || {
+        let paths = lun.status().paths;
+        let in_vain =
+            |why: &Option<String>| why.as_ref().is_some_and(|w| w.contains("no connection"));
+        paths.iter().all(|p| in_vain(&p.why))
+    });
     b.start();
     until("limited", || lun.status().health == "limited");
     a.start();
@@ -317,6 +323,60 @@ fn a_queue_waits_for_no_path_that_is_lost_before_a_close_by_force() {
     assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
 }
 
+/// With an attempt to connect that may take an hour, and more queues than could each wait for a moment.
+#[test]
+fn a_path_that_never_answers_is_waited_for_once_and_not_by_each_queue() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let socket = dir.path().join("silent");
+    let silent = UnixListener::bind(&socket).unwrap();
+    let never = path(&format!("nbd+unix:///e?socket={}", socket.display()));
+    let mut config = config(vec![Arc::new(never), Arc::new(a.path())]);
+    config.connect_within = Duration::from_secs(3600);
+    let lun = Lun::open(config).unwrap();
+    let end = Instant::now() + WITHIN;
+    for _ in 0..200 {
+        let mut all = Blocking::open(&lun).unwrap();
+        all.write_at(0, &[1; BLOCK]).unwrap();
+        all.flush().unwrap();
+        assert_eq!(states(&lun), [PathState::Failed, PathState::Active]);
+        let why = lun.status().paths[0].why.clone().unwrap();
+        assert!(why.contains("no answer"), "{why}");
+        assert!(Instant::now() < end, "each queue waits for it");
+    }
+    silent.set_nonblocking(true).unwrap();
+    let tried = silent.incoming().take_while(Result::is_ok).count();
+    assert!((1..=2).contains(&tried), "{tried} attempts under way");
+}
+
+#[test]
+fn a_path_that_is_dead_costs_a_queue_nothing_and_comes_in_when_it_answers() {
+    let dir = TempDir::new().unwrap();
+    let a = Server::new(dir.path(), "disk", 0, WWID);
+    let mut b = Server::new(dir.path(), "disk", 1, WWID);
+    b.kill();
+    let counted = proxy(&b);
+    let began = Instant::now();
+    let lun = open(vec![through(&counted), Arc::new(a.path())], patient);
+    for _ in 0..200 {
+        let mut all = Blocking::open(&lun).unwrap();
+        all.write_at(0, &[1; BLOCK]).unwrap();
+        all.flush().unwrap();
+        assert_eq!(states(&lun), [PathState::Failed, PathState::Active]);
+        assert!(began.elapsed() < WITHIN, "each queue waits for it");
+    }
+    assert!(lun.status().paths[0].why.is_some());
+    // The pauses grow to a second, for all queues together.
+    let (tried, most) = (counted.stats().connections, 10 + began.elapsed().as_secs());
+    assert!((1..=most).contains(&tried), "{tried} attempts");
+    let mut queue = lun.queue().unwrap();
+    b.start();
+    until("it is in use", || {
+        queue.kick().unwrap();
+        states(&lun) == [PathState::Active; 2]
+    });
+}
+
 #[test]
 fn paths_come_and_go_under_load() {
     let dir = TempDir::new().unwrap();
@@ -352,7 +412,10 @@ fn paths_come_and_go_under_load() {
     until("it is back", || total(0) > still + 20);
     lun.set("load_bal_policy", "preferred_path").unwrap();
     lun.set("preferred_path", "c2t0d0").unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    // The queue has heard of it, and what was under way is done.
+    let preferred = total(1);
+    until("the preferred one carries on", || total(1) > preferred + 50);
+    until("it drains", || lun.status().paths[0].in_flight == 0);
     let (before, preferred) = (total(0), total(1));
     until("the preferred one carries on", || total(1) > preferred + 50);
     assert_eq!(total(0), before);

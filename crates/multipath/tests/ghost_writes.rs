@@ -7,7 +7,7 @@ mod common;
 use block::{BlockDevice, Lunpath, Queue, Random};
 use common::target::Tgtd;
 use common::*;
-use multipath::{Attributes, Lun, PathState};
+use multipath::{Attributes, Lun, PathState, PathStatus};
 use path_iscsi::Options;
 use pathsim::Pathsim;
 use std::path::PathBuf;
@@ -106,22 +106,39 @@ impl Rig {
     /// Write B over the same blocks.
     fn overwrite(&self, lun: &Lun, queue: &mut dyn Queue) {
         queue.submit(write(2, AT, &stamp(AT, 2, 1))).unwrap();
-        let early = reap(queue, Duration::from_millis(300));
-        assert!(early.is_empty(), "B is acknowledged while A may still land");
-        assert_eq!(lun.status().held, 1);
+        until("B is held", || {
+            let early = reap(queue, Duration::from_millis(5));
+            assert!(early.is_empty(), "B is acknowledged while A may still land");
+            lun.status().held == 1
+        });
+    }
+
+    /// The server has answered what came the same way after all that was held, time and again.
+    fn has_had_its_chance(&mut self) {
+        until("all that was held is delivered", || {
+            self.sims[1].stats().held == 0
+        });
+        // A server that dies of a reset is started again; it is not what is tested.
+        for server in &mut self.servers {
+            server.revive();
+        }
+        let way: Arc<dyn Lunpath> = match &self.tgtd {
+            None => through(&self.sims[1]),
+            Some(_) => Arc::new(target::path(port_of(&self.sims[1]), Options::default())),
+        };
+        for _ in 0..8 {
+            let mut queue = way.connect(WITHIN).unwrap().open().unwrap();
+            for tag in 0..8 {
+                queue.submit(read(tag, AT)).unwrap();
+                answer(&mut *queue).result.unwrap();
+            }
+        }
     }
 
     /// A has had its chance, and B stands.
     fn settled(&mut self, lun: &Lun) {
         self.sims[1].run("pass").unwrap();
-        until("all that was held is delivered", || {
-            self.sims[1].stats().held == 0
-        });
-        std::thread::sleep(Duration::from_millis(300));
-        // A server that dies of a reset is started again; it is not what is tested.
-        for server in &mut self.servers {
-            server.revive();
-        }
+        self.has_had_its_chance();
         self.finds(2, "at the end");
         assert_eq!(lun.status().lost_writes, 0);
     }
@@ -147,11 +164,7 @@ impl Rig {
         });
         let mut queue = self.lose_one(&lun);
         self.overwrite(&lun, &mut *queue);
-        let end = Instant::now() + Duration::from_millis(2500);
-        while Instant::now() < end {
-            let early = reap(&mut *queue, Duration::from_millis(50));
-            assert!(early.is_empty(), "A is under way still");
-        }
+        still_held(&lun, &mut *queue);
         self.sims[1].run("pass").unwrap();
         answer(&mut *queue).result.unwrap();
         self.settled(&lun);
@@ -169,7 +182,7 @@ impl Rig {
             states(&lun)[1] == PathState::Failed
         });
         self.sims[1].run("pass").unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        self.has_had_its_chance();
         self.finds(1, "B waits");
         answer(&mut *queue).result.unwrap();
         self.settled(&lun);
@@ -192,7 +205,7 @@ impl Rig {
 
     fn arrives_after_its_client_is_gone(mut self) {
         self.sims[1].run("record").unwrap();
-        let lun = self.lun(false, |a| a.quiesce_secs = 10);
+        let lun = self.lun(false, |a| a.quiesce_secs = 6);
         let mut queue = self.lose_one(&lun);
         self.sims[1].run("rst").unwrap();
         until("it is noticed", || {
@@ -233,14 +246,24 @@ impl Rig {
         self.sims[0].run("refuse").unwrap();
         self.lose(&lun, &mut *queue);
         self.overwrite(&lun, &mut *queue);
-        let end = Instant::now() + Duration::from_secs(4);
-        while Instant::now() < end {
-            let early = reap(&mut *queue, Duration::from_millis(50));
-            assert!(early.is_empty(), "nothing has fenced A");
-        }
+        until("it is given up", || {
+            assert!(reap(&mut *queue, Duration::from_millis(20)).is_empty());
+            states(&lun)[1] == PathState::Failed
+        });
+        still_held(&lun, &mut *queue);
         self.sims[0].run("pass").unwrap();
         answer(&mut *queue).result.unwrap();
         self.settled(&lun);
+    }
+}
+
+/// For longer than a write is waited for that nothing fences, nothing is answered.
+fn still_held(lun: &Lun, queue: &mut dyn Queue) {
+    let quiesce = Duration::from_secs(lun.attributes().quiesce_secs.into());
+    let began = Instant::now();
+    while began.elapsed() < quiesce + quiesce / 2 {
+        let early = reap(queue, Duration::from_millis(20));
+        assert!(early.is_empty(), "A may still land");
     }
 }
 
@@ -345,6 +368,46 @@ fn a_queue_closed_with_a_write_under_way_holds_the_next_one() {
     rig.settled(&lun);
 }
 
+/// Whoever opens the LUN next knows nothing of a lost write.
+#[test]
+fn a_close_in_order_waits_for_a_lost_write_and_one_by_force_does_not() {
+    let rig = Rig::nbd(Program::QemuNbd);
+    let lun = rig.lun(false, |a| a.quiesce_secs = 1);
+    drop(rig.lose_one(&lun));
+    assert_eq!(lun.status().lost_writes, 1);
+    lun.settle();
+    assert_eq!(lun.status().lost_writes, 0);
+    rig.sims[1].run("rst").unwrap();
+    rig.sims[1].run("pass").unwrap();
+    let lun = rig.lun(false, |a| a.quiesce_secs = 600);
+    drop(rig.lose_one(&lun));
+    lun.hurry();
+    lun.settle();
+    assert_eq!(lun.status().lost_writes, 1);
+}
+
+/// What all paths have carried, how often one was suspected, and how often one was lost.
+struct Seen {
+    carried: u64,
+    shown: u64,
+    lost: u64,
+}
+
+fn seen(lun: &Lun) -> Seen {
+    let paths = lun.status().paths;
+    let sum = |f: fn(&PathStatus) -> u64| paths.iter().map(f).sum();
+    Seen {
+        carried: sum(|p| p.reads + p.writes),
+        shown: sum(|p| p.suspect_events),
+        lost: sum(|p| p.offline_events),
+    }
+}
+
+fn goes_on(lun: &Lun, more: u64) {
+    let before = seen(lun).carried;
+    until("it goes on", || seen(lun).carried >= before + more);
+}
+
 /// Faults by chance on one path or the other, under a load that knows every byte.
 fn rounds(rig: &Rig, seed: u64, count: u32) {
     let lun = Arc::new(rig.lun(false, |a| {
@@ -367,14 +430,31 @@ fn rounds(rig: &Rig, seed: u64, count: u32) {
             4 => "half-close=up",
             _ => "rst",
         };
-        println!("round {round}: {fault}");
+        let lasts = match random.below(4) {
+            0 => "until it shows",
+            1 if fault.starts_with("ho") => "until it is given up",
+            _ => "a moment",
+        };
+        println!("round {round}: {fault} {lasts}");
+        if lasts != "a moment" {
+            // Of one that is down already nothing more would be seen.
+            until("both are up", || states(&lun) == [PathState::Active; 2]);
+        }
+        let before = seen(&lun);
         sim.run(fault).unwrap();
-        std::thread::sleep(Duration::from_millis(random.below(1600)));
+        match lasts {
+            "until it shows" => until(fault, || {
+                let now = seen(&lun);
+                now.shown > before.shown || now.lost > before.lost
+            }),
+            "until it is given up" => until(fault, || seen(&lun).lost > before.lost),
+            _ => goes_on(&lun, random.below(300)),
+        }
         if random.below(3) == 0 {
             sim.run("rst").unwrap();
         }
         sim.run("pass").unwrap();
-        std::thread::sleep(Duration::from_millis(random.below(300)));
+        goes_on(&lun, random.below(300));
     }
     for load in loads {
         assert!(load.end() > 100);

@@ -593,8 +593,7 @@ fn enrol(
     settings: &Settings,
     read_only: bool,
 ) -> Result<KnownLun> {
-    let mut found: Option<Identity> = None;
-    let mut failures = Vec::new();
+    let mut lunpaths = Vec::new();
     let mut paths = Vec::new();
     for address in addresses {
         if is_lun_name(address) {
@@ -604,18 +603,16 @@ fn enrol(
         }
         let path = lunpath(address, settings, read_only)?;
         paths.push((address.clone(), path.target_port()));
-        if found.is_none() {
-            match path.identify(CONNECT_WITHIN) {
-                Ok(identity) => found = Some(identity),
-                Err(error) => failures.push(error),
-            }
+        lunpaths.push(path);
+    }
+    let mut failed = None;
+    for answer in multipath::identify(&lunpaths, CONNECT_WITHIN) {
+        match answer {
+            Ok(identity) => return Registry::update(file, |r| Ok(r.enrol(&identity, &paths))),
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    match (found, failures.into_iter().next()) {
-        (Some(identity), _) => Registry::update(file, |r| Ok(r.enrol(&identity, &paths))),
-        (None, Some(error)) => Err(error.into()),
-        (None, None) => Err(Error::Usage("no path is named".into())),
-    }
+    Err(failed.map_or_else(|| Error::Usage("no path is named".into()), Error::from))
 }
 
 /// Opens a LUN that is known, over the paths that are in use.
@@ -690,8 +687,12 @@ impl BlockDevice for OnePath {
 /// Where on the LUN a nonce may be written: in a volume, a part of the keyslots area that no
 /// keyslot has. Without a volume nowhere.
 fn proof(paths: &[PathSpec]) -> Proof {
-    for spec in paths.iter().filter(|s| s.enabled) {
-        let Ok(one) = OnePath::open(Arc::clone(&spec.path)) else {
+    let used = paths.iter().filter(|s| s.enabled);
+    let used: Vec<_> = used.map(|s| Arc::clone(&s.path)).collect();
+    // At once: a path that does not answer holds up none that does.
+    let answers = multipath::identify(&used, CONNECT_WITHIN);
+    for (path, _) in used.iter().zip(answers).filter(|(_, a)| a.is_ok()) {
+        let Ok(one) = OnePath::open(Arc::clone(path)) else {
             continue;
         };
         return match crypt::free_header_block(&one) {

@@ -451,20 +451,23 @@ impl Slot {
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
             *serving = None;
             // Its locks are free before anybody is told that it has ended, and may open it again.
-            self.let_go_of_lun();
+            self.let_go_of_lun(force);
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
         }
         stopped
     }
 
-    fn let_go_of_lun(&self) {
+    fn let_go_of_lun(&self, force: bool) {
         let mut lun = lock(&self.lun);
         if let Some(open) = lun.as_deref() {
             let _ = self.lun_last.set(crate::lun::health(open));
         }
         let last = lun.take();
         drop(lun);
+        if let (false, Some(open)) = (force, &last) {
+            open.lun().settle();
+        }
         // It writes to the LUN that nobody uses it any more; the status can be seen meanwhile.
         drop(last);
     }

@@ -6,6 +6,7 @@ use crate::{Pair, carried, goes_on};
 use block::{BlockDevice, ErrorKind, Op};
 use multipath::{Event, PathState};
 use path_iscsi::{DigestPolicy, Options};
+use pathsim::Pathsim;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,10 +109,17 @@ fn a_slow_path_gets_less_where_the_policy_looks_and_is_not_failed() {
     pair.sims[1].run("delay=30").unwrap();
     let share = |policy: &str| {
         lun.set("load_bal_policy", policy).unwrap();
+        let both = || [carried(&lun, 0), carried(&lun, 1)];
+        let after = |more: u64| {
+            let before = both();
+            until("they carry on", || {
+                both().iter().sum::<u64>() > before.iter().sum::<u64>() + more
+            });
+            before
+        };
         // What is in flight, and what a policy has to learn first.
-        std::thread::sleep(Duration::from_millis(700));
-        let before = [carried(&lun, 0), carried(&lun, 1)];
-        std::thread::sleep(Duration::from_millis(1500));
+        after(150);
+        let before = after(300);
         let done = [carried(&lun, 0) - before[0], carried(&lun, 1) - before[1]];
         println!("{policy}: {done:?}");
         done[1] as f64 / (done[0] + done[1]) as f64
@@ -139,7 +147,9 @@ fn a_delay_on_all_paths_is_no_reason_to_run_about() {
     goes_on(&lun, 1, 200);
     let before = lun.status();
     pair.both("delay=400");
-    std::thread::sleep(Duration::from_secs(2));
+    // All that is in flight has been late on the way, twice.
+    goes_on(&lun, 0, 16);
+    goes_on(&lun, 1, 16);
     pair.both("pass");
     let after = lun.status();
     let events = |s: &multipath::LunStatus| s.paths.iter().map(|p| p.suspect_events).sum::<u64>();
@@ -198,13 +208,16 @@ fn all_paths_silent_for_a_while_cost_time_only() {
     });
     let load = Load::start(Arc::clone(&lun) as _, 256, 8);
     goes_on(&lun, 1, 50);
+    let before = pair.sims.each_ref().map(|s| s.stats().connections);
     pair.both("hole");
-    let began = Instant::now();
     until("both are given up", || {
         states(&lun) == [PathState::Failed; 2]
     });
     assert_eq!(lun.status().health, "offline");
-    std::thread::sleep(Duration::from_secs(5).saturating_sub(began.elapsed()));
+    until("both are tried again", || {
+        let tried = |(s, before): (&Pathsim, u64)| s.stats().connections > before;
+        pair.sims.iter().zip(before).all(tried)
+    });
     pair.both("pass");
     until("online", || lun.status().health == "online");
     goes_on(&lun, 0, 50);
@@ -339,6 +352,7 @@ fn a_thread_that_was_not_running_suspects_nobody() {
     let pair = Pair::new();
     // Time enough for a machine that stalls by itself.
     let lun = pair.lun(|a| a.silence_ms = 800);
+    let silence = Duration::from_millis(lun.attributes().silence_ms.into());
     let mut queue = lun.queue().unwrap();
     // A path that is active may still be on its way to this queue: I/O that it carried tells.
     until("both carry", || {
@@ -357,7 +371,8 @@ fn a_thread_that_was_not_running_suspects_nobody() {
             queue.submit(read(tag, tag)).unwrap();
         }
         queue.kick().unwrap();
-        std::thread::sleep(Duration::from_millis(1100));
+        let began = Instant::now();
+        until("any silence would count", || began.elapsed() > silence);
         let mut count = 0;
         // The rest of the delay is shorter than any silence that counts.
         while count < 16 {
