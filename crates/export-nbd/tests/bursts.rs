@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WITHIN: Duration = Duration::from_secs(20);
 const SIZE: u64 = 64 << 20;
@@ -70,6 +70,28 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
+/// Comes back when the server has turned to a connection that was made after everything before this.
+fn come_round(address: SocketAddr, tls: bool) {
+    let later = negotiate(&mut connect(address), ClientHandshake::new(wish(tls)));
+    assert!(later.outcome().is_some());
+}
+
+/// Waits until the answers to a client that does not read are stuck: the server turns to others and sends
+/// nothing more.
+fn wait_until_stuck(stream: &TcpStream, address: SocketAddr, tls: bool) {
+    let until = Instant::now() + WITHIN;
+    let mut before = 0;
+    loop {
+        come_round(address, tls);
+        let now = rustix::io::ioctl_fionread(stream).unwrap();
+        if now > 0 && now == before {
+            return;
+        }
+        assert!(Instant::now() < until, "the answers are never stuck");
+        before = now;
+    }
+}
+
 fn reads(cookies: std::ops::Range<u64>, len: u32) -> Vec<u8> {
     let read = |cookie| request(c::CMD_READ, 0, cookie, 0, len);
     cookies.flat_map(read).collect()
@@ -118,7 +140,7 @@ fn more_bytes_than_the_server_has_memory_for() {
     let len = 24 << 20;
     stream.write_all(&reads(0..12, len)).unwrap();
     // All that can be taken is taken, and waits to be sent.
-    std::thread::sleep(Duration::from_millis(300));
+    wait_until_stuck(&stream, address, false);
     answers(&mut stream, 12, len);
 }
 
@@ -144,15 +166,15 @@ fn requests_that_come_while_the_answers_are_stuck_under_tls() {
     for _ in 0..5 {
         let len = 4 << 20;
         stream.write_all(&reads(0..4, len)).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        wait_until_stuck(&stream.sock, address, true);
         stream.write_all(&reads(4..8, len)).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        come_round(address, true);
         answers(&mut stream, 8, len);
     }
     // The goodbye is answered by one, not by a reset.
     let leave = request(c::CMD_DISC, 0, 0, 0, 0);
     stream.write_all(&leave).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    come_round(address, true);
     stream.conn.send_close_notify();
     stream.flush().unwrap();
     assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
