@@ -5,7 +5,7 @@ use path_nbd::{NbdDevice, NbdPath, NbdUri, Options};
 use std::cell::RefCell;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -26,19 +26,40 @@ impl Drop for Peer {
 }
 
 fn spawn(program: &str, args: &[&str], uri: String) -> Peer {
+    try_spawn(program, args, uri).unwrap_or_else(|ended| panic!("{program} {args:?}: {ended}"))
+}
+
+/// `nbdkit` at a port of this machine, which it has to be told. It ends when somebody has taken that meanwhile.
+fn nbdkit_at(args: &[&str], uri: impl Fn(u16) -> String) -> (Peer, u16) {
+    let tries = (0..10).find_map(|_| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let number = port.to_string();
+        let all = [&["-f", "-i", "127.0.0.1", "-p", &number], args].concat();
+        Some((try_spawn("nbdkit", &all, uri(port)).ok()?, port))
+    });
+    tries.unwrap_or_else(|| panic!("nbdkit {args:?} does not start"))
+}
+
+/// Starts a server and waits until it answers, or gives how it ended.
+fn try_spawn(program: &str, args: &[&str], uri: String) -> Result<Peer, ExitStatus> {
     let child = Command::new(program)
         .args(args)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|e| panic!("{program} is needed (cargo xtask setup): {e}"));
-    let peer = Peer { child, uri };
+    let mut peer = Peer { child, uri };
     let until = Instant::now() + WITHIN;
     while path(&peer.uri).identify(Duration::from_secs(1)).is_err() {
+        if let Some(ended) = peer.child.try_wait().unwrap() {
+            return Err(ended);
+        }
         assert!(Instant::now() < until, "{program} does not answer");
         std::thread::sleep(Duration::from_millis(20));
     }
-    peer
+    Ok(peer)
 }
 
 fn path(uri: &str) -> NbdPath {
@@ -82,17 +103,8 @@ fn qemu_nbd(dir: &Path, name: &str) -> Peer {
 
 fn nbdkit(dir: &Path, name: &str, filters: &[&str], after: &[&str]) -> Peer {
     let image = file(dir, name, 16 << 20);
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let port = port.to_string();
-    let mut args = vec!["-f", "-i", "127.0.0.1", "-p", &port];
-    args.extend(filters);
-    args.extend(["file", &image]);
-    args.extend(after);
-    spawn("nbdkit", &args, format!("nbd://127.0.0.1:{port}/"))
+    let args = [filters, &["file", &image], after].concat();
+    nbdkit_at(&args, |port| format!("nbd://127.0.0.1:{port}/")).0
 }
 
 /// The suite wants a fresh device each time: a server each.
@@ -137,25 +149,10 @@ fn tls_conforms_and_strangers_are_refused() {
     let certs = certificates(dir.path());
     let tls = format!("--tls-certificates={certs}");
     let image = file(dir.path(), "tls", 16 << 20);
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let uri = format!("nbds://127.0.0.1:{port}/?tls-certificates={certs}");
-    let port = port.to_string();
-    let args = [
-        "-f",
-        "-i",
-        "127.0.0.1",
-        "-p",
-        &port,
-        "--tls=require",
-        &tls,
-        "file",
-        &image,
-    ];
-    let peer = spawn("nbdkit", &args, uri);
+    let args = ["--tls=require", &tls, "file", &image];
+    let (peer, port) = nbdkit_at(&args, |port| {
+        format!("nbds://127.0.0.1:{port}/?tls-certificates={certs}")
+    });
     conformance::run(&|| device(&peer.uri));
     let clear = path(&format!("nbd://127.0.0.1:{port}/"));
     let error = clear.identify(WITHIN).unwrap_err().to_string();
