@@ -37,6 +37,19 @@ impl Tgtd {
 
     /// Starts one that lets nobody in.
     pub fn start_closed() -> Tgtd {
+        // It goes on when a port is taken, at another one.
+        let started = (0..10).find_map(|_| Tgtd::try_start());
+        let tgtd = started.expect("tgtd has the ports that it was told");
+        tgtd.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
+        let lun = format!(
+            "--op new --mode logicalunit --tid 1 --lun 1 -b {}",
+            tgtd.image.display()
+        );
+        tgtd.admin(&lun);
+        tgtd
+    }
+
+    fn try_start() -> Option<Tgtd> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let control = (1000 + (std::process::id() * 32 + number) % 31_000).to_string();
@@ -64,13 +77,9 @@ impl Tgtd {
             assert!(started.elapsed() < LONG, "tgtd does not answer");
             std::thread::sleep(Duration::from_millis(20));
         }
-        tgtd.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
-        let lun = format!(
-            "--op new --mode logicalunit --tid 1 --lun 1 -b {}",
-            tgtd.image.display()
-        );
-        tgtd.admin(&lun);
-        tgtd
+        let shown = tgtd.show("portal");
+        let has = |portal: &String| shown.contains(&format!("{portal},"));
+        tgtd.portals.iter().all(has).then_some(tgtd)
     }
 
     /// Runs `tgtadm`, which has to succeed.
@@ -89,19 +98,11 @@ impl Tgtd {
             .success()
     }
 
-    /// What `tgtadm` shows of the target.
-    pub fn show(&self) -> String {
+    /// What `tgtadm` shows of its targets, or another mode.
+    pub fn show(&self, mode: &str) -> String {
         let output = Command::new("tgtadm")
-            .args([
-                "-C",
-                &self.control,
-                "--lld",
-                "iscsi",
-                "--op",
-                "show",
-                "--mode",
-                "target",
-            ])
+            .args(["-C", &self.control, "--lld", "iscsi"])
+            .args(["--op", "show", "--mode", mode])
             .output()
             .expect("tgtadm is in the package `tgt`");
         String::from_utf8_lossy(&output.stdout).into_owned()

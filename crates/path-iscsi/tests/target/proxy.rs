@@ -1,7 +1,7 @@
 //! A network that can hold what is on its way to a target, beyond the end of the connection.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ struct State {
     holds: AtomicBool,
     taken: AtomicUsize,
     passed: AtomicUsize,
+    /// Connections that the target has not closed.
+    open: AtomicUsize,
 }
 
 impl Proxy {
@@ -46,6 +48,11 @@ impl Proxy {
         self.state.taken.load(Ordering::SeqCst) - self.state.passed.load(Ordering::SeqCst)
     }
 
+    /// Whether the target has closed every connection: it has taken what they carried, and their end.
+    pub fn is_closed(&self) -> bool {
+        self.state.open.load(Ordering::SeqCst) == 0
+    }
+
     /// Lets everything go, and waits until it has gone.
     pub fn release(&self) {
         self.state.holds.store(false, Ordering::SeqCst);
@@ -61,7 +68,17 @@ fn relay(client: TcpStream, server: TcpStream, state: &Arc<State>) {
     let clone = |stream: &TcpStream| stream.try_clone().expect("a second handle");
     let (mut from_server, mut to_client) = (clone(&server), clone(&client));
     // Errors are ends of connections; the other direction goes on.
-    std::thread::spawn(move || std::io::copy(&mut from_server, &mut to_client));
+    state.open.fetch_add(1, Ordering::SeqCst);
+    let closed = Arc::clone(state);
+    std::thread::spawn(move || {
+        // What comes for a client that is gone is read nevertheless.
+        let mut buf = vec![0; 64 * 1024];
+        while let Ok(n @ 1..) = from_server.read(&mut buf) {
+            let _ = to_client.write_all(&buf[..n]);
+        }
+        let _ = to_client.shutdown(Shutdown::Both);
+        closed.open.fetch_sub(1, Ordering::SeqCst);
+    });
     let (sender, receiver) = mpsc::channel::<Vec<u8>>();
     let (mut client, mut server) = (client, server);
     let taken = Arc::clone(state);
@@ -83,5 +100,6 @@ fn relay(client: TcpStream, server: TcpStream, state: &Arc<State>) {
             let _ = server.write_all(&part);
             passed.passed.fetch_add(part.len(), Ordering::SeqCst);
         }
+        let _ = server.shutdown(Shutdown::Write);
     });
 }
