@@ -230,12 +230,9 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
     let fids: Vec<AfsFid> = (0..20).map(|n| file(&writer, &format!("f{n}"))).collect();
     dead.bulk(&fids).expect("there");
     dead.ears.deaf.store(true, Ordering::Relaxed);
-    let begun = Instant::now();
     for fid in &fids {
         writer.store(*fid, 0, b"x", 1).expect("stored");
     }
-    // Twenty times would be six seconds; the rest is what a loaded machine takes.
-    assert!(begun.elapsed() < PATIENCE);
     let stats = cell.server.stats();
     assert_eq!(stats.counts.breaks, 1, "{stats:?}");
     let ended = || dead.ears.told.lock().expect("told").ended;
@@ -253,7 +250,8 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
 /// closed. Nobody who answers is lost by that.
 #[test]
 fn a_client_that_has_ended_delays_a_change_by_less_than_a_silent_one() {
-    let answer_time = 4 * PATIENCE;
+    // Longer than this test may take.
+    let answer_time = Duration::from_secs(3600);
     let cell = Cell::with(afs_server::Config {
         answer_time,
         ..config()
@@ -265,9 +263,7 @@ fn a_client_that_has_ended_delays_a_change_by_less_than_a_silent_one() {
         client.status(fid).expect("there");
     }
     drop(ended);
-    let begun = Instant::now();
     writer.store(fid, 0, b"x", 1).expect("stored");
-    assert!(begun.elapsed() < answer_time / 2, "{:?}", begun.elapsed());
     assert_eq!(reader.ears.take(), [fid]);
 }
 
@@ -287,6 +283,39 @@ fn many_clients_are_told_at_once() {
             assert_eq!(reader.fetch(fid, 0, 1).expect("fetched").0, [round]);
         }
     }
+}
+
+#[test]
+fn clients_that_do_not_answer_are_all_called_before_one_is_given_up() {
+    // Longer than this test may take.
+    let cell = Cell::with(afs_server::Config {
+        answer_time: Duration::from_secs(3600),
+        ..config()
+    });
+    let writer = cell.client();
+    let readers: Vec<Client> = (0..15).map(|_| cell.client()).collect();
+    let fid = file(&writer, "file");
+    for reader in &readers {
+        reader.status(fid).expect("there");
+        reader.ears.deaf.store(true, Ordering::Relaxed);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| writer.store(fid, 0, b"x", 1).expect("stored"));
+        let end = Instant::now() + PATIENCE;
+        let called = || readers.iter().filter(|r| r.ears.held() > 0).count();
+        let all = loop {
+            let called = called();
+            if called == readers.len() || Instant::now() > end {
+                break called;
+            }
+            std::thread::yield_now();
+        };
+        // They answer, so that the writer comes back also where this has failed.
+        for reader in &readers {
+            reader.ears.deaf.store(false, Ordering::Relaxed);
+        }
+        assert_eq!(all, readers.len(), "called at once");
+    });
 }
 
 /// Goal: fifteen clients that are gone cost one writer the documented time once, not fifteen times; others
@@ -312,7 +341,6 @@ fn many_dead_clients_delay_one_change_together() {
         client.bulk(&fids).expect("there");
     }
     silence(true);
-    let begun = Instant::now();
     std::thread::scope(|scope| {
         for (writer, fids) in writers.iter().zip(fids.chunks(2)) {
             scope.spawn(move || {
@@ -322,8 +350,6 @@ fn many_dead_clients_delay_one_change_together() {
             });
         }
     });
-    // One after the other it would be fifteen times as long, for each of the writers.
-    assert!(begun.elapsed() < 8 * answer_time, "{:?}", begun.elapsed());
     let breaks = cell.server.stats().counts.breaks;
     // Three writers at once may find it out of each; who made the files hears of four changes.
     assert!(breaks <= 15 * 3 + 4, "{breaks} calls");

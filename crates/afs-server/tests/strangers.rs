@@ -142,7 +142,8 @@ const NO_CHANGES: fn(&cb::Request) -> bool = |r| !matches!(r, cb::Request::CallB
 /// one port or from many, is waited for.
 #[test]
 fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
-    let long = 2 * PATIENCE;
+    // Longer than this test may take: whoever waited for a stranger would not be served within it.
+    let long = Duration::from_secs(3600);
     let cell = Cell::with(Config {
         answer_time: long,
         ..config()
@@ -153,13 +154,11 @@ fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
     let strangers: Vec<_> = (0..20).map(|_| Stranger::new(&cell, NONE)).collect();
     let one = (0..40).map(|_| &strangers[0]);
     let calls: Vec<Call> = one.chain(&strangers).map(|s| s.start(&request)).collect();
-    let begun = Instant::now();
     for n in 0..20 {
         client
             .create(client.root, &format!("f{n}"))
             .expect("served");
     }
-    assert!(begun.elapsed() < long / 2, "{:?}", begun.elapsed());
     drop(calls);
 }
 

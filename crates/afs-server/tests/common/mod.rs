@@ -15,7 +15,7 @@ use cache::Cache;
 use fs::{Fs, Options};
 use rx::Timeouts;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -116,15 +116,19 @@ pub struct Ears {
     changed: Condvar,
     /// It hears and says nothing, and neither does its port.
     pub deaf: AtomicBool,
+    /// Calls that it does not answer now.
+    held: AtomicUsize,
 }
 
 impl Ears {
     fn hear(&self, request: &cb::Request) {
         if self.deaf.load(Ordering::Relaxed) {
             // What comes now is for nobody.
+            self.held.fetch_add(1, Ordering::Relaxed);
             while self.deaf.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            self.held.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let mut told = self.told.lock().expect("told");
@@ -136,6 +140,11 @@ impl Ears {
         }
         drop(told);
         self.changed.notify_all();
+    }
+
+    /// Calls that it hears and does not answer.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Waits for something that it is to be told.
