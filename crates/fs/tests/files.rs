@@ -10,14 +10,19 @@ use cache::{Cache, Config};
 use common::client::Client;
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, Options, REST,
-    ROOT, Seek, SetAttr, SetTime, Time, Watcher,
+    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, Options, ROOT,
+    Seek, SetAttr, SetTime, Time, Watcher,
 };
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;
+/// Longest wait for something that must happen, and longer than any test may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(3600);
 
 fn cache() -> Arc<Cache> {
     let config = Config {
@@ -83,11 +88,14 @@ fn who_uses_files_after_the_file_system_was_closed_is_told_so() {
 
 #[test]
 fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
-    /// Less than the cache keeps what is dirty, and much longer than it takes.
-    const WITHIN: Duration = Duration::from_secs(20);
     let device = device();
     let fs = open(&device);
-    let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
+    // Age alone brings nothing to the device while this test runs.
+    let config = Config {
+        sync_interval: LONG,
+        ..Config::new(8 << 20)
+    };
+    let cache = Cache::new(config).expect("a cache");
     let files = files(&fs, &cache);
     let mut lane = files.lane().expect("a lane");
     let data = [7; 300_000];
@@ -107,7 +115,7 @@ fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
             let found = Client::new(fileset).read(ino, 0, data.len() as u64).ok()?;
             (found == data).then_some(())
         };
-        let end = Instant::now() + WITHIN;
+        let end = Instant::now() + PATIENCE;
         while found().is_none() {
             assert!(Instant::now() < end, "it is in memory only");
             std::thread::sleep(Duration::from_millis(20));
@@ -367,6 +375,14 @@ fn threads_append_whole_records() {
     }
 }
 
+/// Whether a thread of this process sleeps.
+fn sleeps(task: &Path) -> bool {
+    // One that has just ended has no file any more.
+    let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, state)| state.starts_with('S'))
+}
+
 #[test]
 fn what_is_appended_in_parts_is_not_parted_by_another_client() {
     let (device, cache) = (device(), cache());
@@ -375,19 +391,38 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
     let attr = files.create(ROOT, b"log", &NEW).expect("created");
     let (file, other) = (files.open(attr.ino).expect("open"), files.client());
     let mut lane = files.lane().expect("a lane");
-    let write = |text: &'static [u8]| {
-        let mut lane = other.lane().expect("a lane");
-        let file = other.open(attr.ino).expect("open");
-        lane.write(&file, At::End, text).expect("written");
+    let mut other_lane = other.lane().expect("a lane");
+    let other_file = other.open(attr.ino).expect("open");
+    let mut write = |text: &'static [u8]| {
+        other_lane
+            .write(&other_file, At::End, text)
+            .expect("written");
     };
     let record = |lane: &mut Lane, at: At, text: &[u8]| {
         lane.write(&file, at, text).expect("written");
     };
-    record(&mut lane, At::EndOfMore, b"one ");
+    let (go, going) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| write(b"other "));
-        // Time enough to come between, if it were not to wait.
-        std::thread::sleep(REST / 4);
+        let (say, said) = std::sync::mpsc::channel();
+        let write = &mut write;
+        let (go, going) = (&go, &going);
+        let waits = scope.spawn(move || {
+            say.send(std::fs::read_link("/proc/thread-self").expect("a link"))
+                .expect("somebody waits");
+            while !go.load(Ordering::SeqCst) {
+                // Awake, so that it sleeps for the write alone.
+                std::thread::yield_now();
+            }
+            going.store(true, Ordering::SeqCst);
+            write(b"other ");
+        });
+        let task = Path::new("/proc").join(said.recv_timeout(PATIENCE).expect("a thread"));
+        record(&mut lane, At::EndOfMore, b"one ");
+        go.store(true, Ordering::SeqCst);
+        // It comes between, if it is not made to wait.
+        while !going.load(Ordering::SeqCst) || !(sleeps(&task) || waits.is_finished()) {
+            std::thread::yield_now();
+        }
         record(&mut lane, At::EndOfMore, b"and the same ");
         record(&mut lane, At::End, b"record ");
         waits.join().expect("no panic");
