@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{c, check, configured, device, in_another_process, mounted};
+use common::{c, check, configured, device, in_another_process, mounted, needs_root};
 use fs::Atime;
 use std::fs::{self as sys, File};
 use std::io::Read as _;
@@ -21,15 +21,6 @@ const MASK: u16 = 16;
 const OTHER: u16 = 32;
 const NOBODY: u32 = 65_534;
 const UNNAMED: u32 = u32::MAX;
-
-fn is_root() -> bool {
-    // SAFETY: it has no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        eprintln!("skipped, needs root");
-    }
-    root
-}
 
 fn name(text: &str) -> std::ffi::CString {
     c(Path::new(text))
@@ -102,6 +93,7 @@ fn nobody_reads(path: &Path) -> bool {
 
 #[test]
 fn names_of_attributes_are_those_of_other_file_systems_and_root_alone_sees_trusted_ones() {
+    needs_root();
     mounted(&device(), |dir| {
         let path = dir.join("file");
         sys::write(&path, "x").expect("written");
@@ -115,9 +107,6 @@ fn names_of_attributes_are_those_of_other_file_systems_and_root_alone_sees_trust
             assert_eq!(remove(&path, wrong), Err(error), "{wrong}");
         }
         set(&path, "user.a", b"1", 0).expect("set");
-        if !is_root() {
-            return;
-        }
         set(&path, "trusted.t", b"1", 0).expect("set");
         assert_eq!(names(&path), ["trusted.t", "user.a"]);
         let path = c(&path);
@@ -173,6 +162,7 @@ fn reading_leaves_the_time_of_the_last_reading_where_that_is_wanted() {
 
 #[test]
 fn extended_attributes_are_kept_by_name_listed_and_removed() {
+    needs_root();
     mounted(&device(), |dir| {
         let path = dir.join("file");
         sys::write(&path, "x").expect("written");
@@ -191,20 +181,17 @@ fn extended_attributes_are_kept_by_name_listed_and_removed() {
         assert_eq!(get(&path, "user.one").expect("there"), b"longer");
         assert_eq!(get(&path, "user.large").expect("there"), [7; 65_536]);
         assert_eq!(get(&path, "user.empty").expect("there"), b"");
-        let mut all = vec!["user.empty", "user.large", "user.one"];
-        if is_root() {
-            set(&path, "trusted.t", b"t", 0).expect("set");
-            set(&path, "security.s", b"s", 0).expect("set");
-            assert_eq!(get(&path, "trusted.t").expect("there"), b"t");
-            assert_eq!(get(&path, "security.s").expect("there"), b"s");
-            all = vec![
-                "security.s",
-                "trusted.t",
-                "user.empty",
-                "user.large",
-                "user.one",
-            ];
-        }
+        set(&path, "trusted.t", b"t", 0).expect("set");
+        set(&path, "security.s", b"s", 0).expect("set");
+        assert_eq!(get(&path, "trusted.t").expect("there"), b"t");
+        assert_eq!(get(&path, "security.s").expect("there"), b"s");
+        let all = [
+            "security.s",
+            "trusted.t",
+            "user.empty",
+            "user.large",
+            "user.one",
+        ];
         assert_eq!(names(&path), all);
         remove(&path, "user.large").expect("removed");
         assert_eq!(remove(&path, "user.large"), Err(libc::ENODATA));
@@ -217,9 +204,7 @@ fn extended_attributes_are_kept_by_name_listed_and_removed() {
 
 #[test]
 fn access_lists_decide_follow_the_mode_and_are_inherited() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     mounted(&device(), |dir| {
         sys::set_permissions(dir, sys::Permissions::from_mode(0o755)).expect("set");
         let folder = dir.parent().expect("a folder");
@@ -292,9 +277,10 @@ fn times_are_kept_to_the_nanosecond_and_before_1970() {
 
 #[test]
 fn devices_fifos_and_sockets_are_what_they_were_made() {
+    needs_root();
     configured(
         &device(),
-        |config| config.dev = is_root(),
+        |config| config.dev = true,
         |dir, _| {
             let fifo = dir.join("fifo");
             let path = c(&fifo);
@@ -313,9 +299,6 @@ fn devices_fifos_and_sockets_are_what_they_were_made() {
             std::os::unix::net::UnixStream::connect(&socket).expect("somebody listens");
             drop(listener);
             assert!(socket.metadata().expect("there").file_type().is_socket());
-            if !is_root() {
-                return;
-            }
             let (null, path) = (dir.join("null"), c(&dir.join("null")));
             let number = libc::makedev(1, 3);
             // SAFETY: the string ends with a zero.
@@ -330,9 +313,7 @@ fn devices_fifos_and_sockets_are_what_they_were_made() {
 
 #[test]
 fn a_write_takes_the_privileges_of_a_file_away() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     mounted(&device(), |dir| {
         let folder = dir.parent().expect("a folder");
         sys::set_permissions(folder, sys::Permissions::from_mode(0o755)).expect("set");

@@ -3,22 +3,13 @@
 
 mod common;
 
-use common::{c, check, configured, device, in_another_process};
+use common::{c, check, configured, device, in_another_process, needs_root};
 use std::ffi::CString;
 use std::fs as sys;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 const NOBODY: u32 = 65_534;
-
-fn is_root() -> bool {
-    // SAFETY: it has no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        eprintln!("skipped, needs root");
-    }
-    root
-}
 
 /// Becomes nobody in a child that has called fork(2).
 fn become_nobody(groups: &[u32]) -> bool {
@@ -127,23 +118,19 @@ fn changes_take_them(exclusive: bool) {
 
 #[test]
 fn a_change_of_content_takes_set_ids_before_anybody_can_run_what_it_made() {
-    if is_root() {
-        changes_take_them(false);
-    }
+    needs_root();
+    changes_take_them(false);
 }
 
 #[test]
 fn so_it_does_where_the_kernel_holds_back_what_is_written() {
-    if is_root() {
-        changes_take_them(true);
-    }
+    needs_root();
+    changes_take_them(true);
 }
 
 #[test]
 fn root_keeps_set_ids_when_it_writes() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     configured(
         &device(),
         |_| (),
@@ -192,9 +179,7 @@ fn kernel_mode_now(path: &CString) -> u32 {
 
 #[test]
 fn an_access_list_takes_set_group_id_from_a_file_of_a_group_that_its_owner_is_not_in() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     configured(
         &device(),
         |_| (),
@@ -225,9 +210,7 @@ fn flags(dir: &Path) -> u64 {
 
 #[test]
 fn set_ids_and_devices_count_only_where_they_were_asked_for() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     for asked in [false, true] {
         let set = |config: &mut export_fuse::TreeConfig| (config.suid, config.dev) = (asked, asked);
         configured(&device(), set, |dir, _| {

@@ -88,6 +88,14 @@ pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
     }
 }
 
+/// Fails where the test does not run as root.
+#[track_caller]
+pub fn needs_root() {
+    // SAFETY: it has no arguments and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    assert!(root, "needs root; run `cargo xtask test` as root");
+}
+
 /// Waits until something is so, longer than the slowest machine takes.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
