@@ -18,6 +18,33 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until a count stays as it is while the server turns to many other calls.
+fn until_it_stands(what: &str, client: &Port, server: &Port, count: impl Fn() -> u64) -> u64 {
+    const OTHERS: usize = 500;
+    // Calls that no thread of the server's has to serve: there is no such service.
+    let nobody = client.connect(server.address(), SERVICE + 1, Timeouts::default());
+    let refused = Err(Error::Ended(End::Aborted(code::INVALID_OPERATION)));
+    let mut before = 0;
+    until(what, || {
+        for _ in 0..OTHERS {
+            assert_eq!(nobody.ask(vec![0], 0), refused);
+        }
+        let now = count();
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    before
+}
+
+/// Waits until a thread of this process sleeps: `task` is what its `/proc/thread-self` points to.
+fn until_asleep(task: &std::path::Path) {
+    let stat = std::path::Path::new("/proc").join(task).join("stat");
+    until("a thread that sleeps", || {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        let state = stat.rsplit_once(") ").unwrap().1;
+        state.starts_with('S')
+    });
+}
+
 #[test]
 fn requests_and_replies_of_any_length_arrive_whole() {
     for sockets in [1, 3] {
@@ -179,11 +206,8 @@ fn a_reader_that_does_not_read_holds_the_writer_back() {
     call.finish().unwrap();
     let first = call.read().unwrap().unwrap();
     // Until nothing moves any more: both windows, the inbox and the buffer are full.
-    let mut before = 0;
-    until("a writer that goes on", || {
-        std::thread::sleep(Duration::from_millis(300));
-        let now = written.load(Ordering::Relaxed);
-        std::mem::replace(&mut before, now) == now
+    let before = until_it_stands("a writer that goes on", &client, &server, || {
+        written.load(Ordering::Relaxed) as u64
     });
     assert!(before < 4_000_000, "{before}");
     let mut read = first.len();
@@ -252,10 +276,15 @@ fn a_fifth_call_waits_only_as_long_as_it_may_and_not_for_a_closed_connection() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             let (connection, tell) = (connection.clone(), tell.clone());
-            scope.spawn(move || tell.send(connection.call().map(drop)).unwrap());
+            let (begin, begun) = mpsc::channel();
+            scope.spawn(move || {
+                let task = std::fs::read_link("/proc/thread-self").unwrap();
+                begin.send(task).unwrap();
+                tell.send(connection.call().map(drop)).unwrap();
+            });
+            until_asleep(&begun.recv_timeout(PATIENCE).unwrap());
         }
-        let waits = told.recv_timeout(Duration::from_millis(100));
-        assert_eq!(waits, Err(mpsc::RecvTimeoutError::Timeout));
+        assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty), "both wait");
         connection.close();
         let closed = Error::Ended(End::Closed);
         for _ in 0..2 {
@@ -292,17 +321,20 @@ fn a_port_that_closes_tells_its_clients_to_try_again() {
     assert_eq!(orphan.call().map(drop).unwrap_err(), Error::Stopped);
 }
 
-/// An echo that takes that long, the calls that it serves now, and the most that it served at once.
+/// An echo that begins when so many were served at once at some time, the calls that it serves now, and the
+/// most that it served at once.
 fn serve_counted(
     settings: &Settings,
-    takes: Duration,
+    together: usize,
 ) -> (Port, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (counts, peak) = (Arc::clone(&now), Arc::clone(&most));
     let server = serve_with(settings, move |call: &mut Call| {
         let running = counts.fetch_add(1, Ordering::SeqCst) + 1;
         peak.fetch_max(running, Ordering::SeqCst);
-        std::thread::sleep(takes);
+        until("calls that are served at once", || {
+            peak.load(Ordering::SeqCst) >= together
+        });
         let result = echo(call);
         counts.fetch_sub(1, Ordering::SeqCst);
         result
@@ -316,7 +348,7 @@ fn more_calls_than_threads_wait_and_are_served() {
         workers: 2,
         ..Settings::default()
     };
-    let (server, _, most) = serve_counted(&settings, Duration::from_millis(2));
+    let (server, _, most) = serve_counted(&settings, 2);
     let client = client();
     std::thread::scope(|scope| {
         for caller in 0..40 {
@@ -333,7 +365,7 @@ fn a_host_whose_calls_do_not_end_does_not_stop_the_others() {
         workers: 8,
         ..Settings::default()
     };
-    let (server, now, most) = serve_counted(&settings, Duration::ZERO);
+    let (server, now, most) = serve_counted(&settings, 1);
     let host = |last| {
         let settings = Settings {
             listen: ([127, 0, 0, last], 0).into(),
@@ -400,11 +432,8 @@ fn a_long_piece_is_not_taken_before_there_is_room() {
     };
     let calls: Vec<Call> = (0..8).map(ask).collect();
     until("all are served", || begun.load(Ordering::SeqCst) == 8);
-    let mut before = 0;
-    until("writers that stop", || {
-        std::thread::sleep(Duration::from_millis(300));
-        let now = server.stats().unacknowledged;
-        now > 0 && std::mem::replace(&mut before, now) == now
+    let before = until_it_stands("writers that go on", &client, &server, || {
+        server.stats().unacknowledged
     });
     // Each may have sixteen packets beyond the limit, and a slice of 16 KiB.
     let most = LIMIT + 8 * (16 * 1412 + 16 * 1024);
