@@ -1,7 +1,7 @@
 //! End-to-end and interoperability tests of the `evfs` program: the harness.
 //!
 //! The tests start the program as a user would and look at it from outside, beside real peers. A
-//! peer that is missing fails the test; what needs root says so and is skipped without it.
+//! peer that is missing fails the test, and so does a test that needs root without it.
 
 pub mod afs;
 pub mod lua;
@@ -295,14 +295,19 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether the test runs as root; says so when not.
-pub fn is_root(what: &str) -> bool {
+/// Fails where the test does not run as root, and says what for.
+#[track_caller]
+pub fn needs_root(what: &str) {
     // SAFETY: geteuid has no arguments and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        eprintln!("skipped, needs root: {what}");
-    }
-    root
+    assert!(root, "needs root: {what}; run `cargo xtask test` as root");
+}
+
+/// The same, for tests that ask: they run as root, or fail.
+#[track_caller]
+pub fn is_root(what: &str) -> bool {
+    needs_root(what);
+    true
 }
 
 /// A child that is killed when it goes out of scope.

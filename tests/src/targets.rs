@@ -55,15 +55,18 @@ fn spawn(command: &mut Command) -> Killed {
     Killed(child.unwrap_or_else(|e| panic!("{command:?} (cargo xtask setup): {e}")))
 }
 
-fn answers(port: u16) {
+/// Waits for the server itself: one that ended found its port taken, and whoever has that would be taken for it.
+fn answers(server: &mut Killed, port: u16) {
     wait_until("the server answers", || {
+        let ended = server.0.try_wait().expect("a child");
+        assert!(ended.is_none(), "port {port} may be taken: {ended:?}");
         std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
 }
 
 /// `qemu-nbd` on a port, with an export `e`.
 pub fn qemu_nbd(image: &Path, port: u16) -> Killed {
-    let child = spawn(
+    let mut child = spawn(
         Command::new("qemu-nbd")
             .args([
                 "-x",
@@ -81,20 +84,20 @@ pub fn qemu_nbd(image: &Path, port: u16) -> Killed {
                 image.display()
             )),
     );
-    answers(port);
+    answers(&mut child, port);
     child
 }
 
 /// `nbdkit` on a port, with an export `e`.
 pub fn nbdkit(image: &Path, port: u16) -> Killed {
-    let child = spawn(
+    let mut child = spawn(
         Command::new("nbdkit")
             .args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-e", "e"])
             .args(["--filter=exportname", "file"])
             .arg(image)
             .arg(format!("exportdesc=fixed:wwid={WWID}")),
     );
-    answers(port);
+    answers(&mut child, port);
     child
 }
 
@@ -113,8 +116,8 @@ pub fn nbdkit_that_fails(image: &Path, port: u16, broken: &Path) -> Killed {
             .arg(format!("error-{what}-rate=100%"))
             .arg(format!("error-{what}-file={}", broken.display()));
     }
-    let child = spawn(&mut command);
-    answers(port);
+    let mut child = spawn(&mut command);
+    answers(&mut child, port);
     child
 }
 
@@ -128,6 +131,12 @@ pub struct Tgtd {
 impl Tgtd {
     /// Starts one; `parameters` are those of the unit (`scsi_id=...`), if any.
     pub fn start(image: &Path, parameters: Option<&str>) -> Tgtd {
+        // It goes on when a port is taken, at another one.
+        let tries = (0..10).find_map(|_| Tgtd::try_start(image, parameters));
+        tries.expect("tgtd has the ports that it was told")
+    }
+
+    fn try_start(image: &Path, parameters: Option<&str>) -> Option<Tgtd> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let control = (1000 + (std::process::id() * 16 + number) % 31_000).to_string();
@@ -139,11 +148,18 @@ impl Tgtd {
                 .args(["-C", &control, "--lld", "iscsi"])
                 .args(arguments)
                 .output()
-                .is_ok_and(|o| o.status.success())
+                .ok()
+                .filter(|o| o.status.success())
         };
-        wait_until("tgtd answers", || {
-            admin(&["--op", "show", "--mode", "target"])
-        });
+        let show = |what| admin(&["--op", "show", "--mode", what]);
+        wait_until("tgtd answers", || show("target").is_some());
+        let portals = show("portal").expect("portals").stdout;
+        let portals = String::from_utf8_lossy(&portals);
+        let has = |port: &u16| portals.contains(&format!("127.0.0.1:{port},"));
+        if !ports.iter().all(has) {
+            return None;
+        }
+        let admin = |arguments: &[&str]| admin(arguments).is_some();
         let image = image.display().to_string();
         let unit = ["--mode", "logicalunit", "--tid", "1", "--lun", "1"];
         assert!(admin(&[
@@ -160,10 +176,10 @@ impl Tgtd {
         assert!(admin(&[
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"
         ]));
-        Tgtd {
+        Some(Tgtd {
             _child: child,
             ports,
-        }
+        })
     }
 }
 

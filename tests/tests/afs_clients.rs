@@ -15,7 +15,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use tests::afs::{Client, Machine};
 use tests::mounts::On;
-use tests::{PATIENCE, Ran, Random, Sandbox, installed, is_root, lua, peer, wait_until};
+use tests::{PATIENCE, Ran, Random, Sandbox, installed, lua, needs_root, peer, wait_until};
 
 /// Options without which FUSE remembers for a second what the server has told.
 const ASK_ALWAYS: &[&str] = &["-oattr_timeout=0,entry_timeout=0"];
@@ -98,9 +98,7 @@ fn use_as_a_disk(machine: &Machine<'_>, client: &Client<'_>, s: &Sandbox, piece:
 }
 
 fn afsd_fuse_uses_a_cell_as_a_disk(on: On) {
-    if !is_root("it makes namespaces and mounts") {
-        return;
-    }
+    needs_root("it makes namespaces and mounts");
     let s = Sandbox::new();
     let piece = Random::from_environment().bytes(2 * MIB as usize);
     tree(&s.path(""));
@@ -165,7 +163,7 @@ fn a_file_of_4_gib_comes_back_through_each_client() {
     const PIECES: u64 = 2100;
     /// The emulated kernel takes its time.
     const LONG: Duration = Duration::from_secs(6000);
-    assert!(is_root("it makes namespaces and mounts"));
+    needs_root("it makes namespaces and mounts");
     let s = Sandbox::new();
     let share = s.path("share");
     fs::create_dir(&share).unwrap();
@@ -244,9 +242,7 @@ fn await_file<T>(file: &Path, guest: &std::thread::ScopedJoinHandle<'_, T>) {
 
 #[test]
 fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
-    if !is_root("it makes namespaces and mounts") {
-        return;
-    }
+    needs_root("it makes namespaces and mounts");
     let s = Sandbox::new();
     let piece = Random::from_environment().bytes(2 * MIB as usize);
     let shares = [("a", "b"), ("b", "a")].map(|(me, other)| share(&s, me, other, &piece));
@@ -354,9 +350,7 @@ fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
 #[test]
 fn fifteen_cold_clients_read_a_file_that_is_read_from_the_disk_once() {
     const CLIENTS: usize = 15;
-    if !is_root("it makes namespaces and mounts") {
-        return;
-    }
+    needs_root("it makes namespaces and mounts");
     let s = Sandbox::new();
     let bytes = Random::from_environment().bytes(MIB as usize);
     let machine = Machine::new(&s);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tests::afs::wire::{MARKS, Recording, Step};
 use tests::afs::{ADDRESS, Machine};
 use tests::mounts::On;
-use tests::{PATIENCE, Ran, Sandbox, is_root};
+use tests::{PATIENCE, Ran, Sandbox, needs_root};
 
 /// The page, and the table in it.
 const PAGE: &str = include_str!("../../docs/protocol/afs.md");
@@ -123,9 +123,7 @@ fn rows(by: By, openafs: &[Op], ours: &[Op]) -> Vec<String> {
 
 #[test]
 fn operations_end_as_with_openafs_and_take_the_same_calls() {
-    if !is_root("it makes namespaces and mounts") {
-        return;
-    }
+    needs_root("it makes namespaces and mounts");
     let (ours, theirs) = (Sandbox::new(), Sandbox::new());
     let our_machine = Machine::new(&ours);
     let device = our_machine.cell(On::Clear, "1G");

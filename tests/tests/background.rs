@@ -4,10 +4,9 @@
 use export_nbd::client::Client;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tests::{Ran, Sandbox, is_root, wait_until};
+use tests::{Ran, Sandbox, needs_root, wait_until};
 
 fn volumes(s: &Sandbox) -> Vec<Value> {
     s.json(&["status"])["volumes"].as_array().unwrap().clone()
@@ -90,25 +89,22 @@ fn a_pipe_is_not_kept_open_by_the_background() {
 /// Without a standard error that can be kept, the background logs to the system log.
 #[test]
 fn the_background_logs_to_the_system_log() {
-    if !is_root("a /run of its own") {
-        return;
-    }
+    needs_root("a /run of its own");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     let socket = std::os::unix::net::UnixDatagram::bind(s.path("log.sock")).unwrap();
     socket
         .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
+    // A system log that this machine has is covered; mostly it is a link to the place below /run.
     let line = format!(
-        "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && \
-         ln -s {} /run/systemd/journal/dev-log && {} --log info attach a.img --background",
-        s.path("log.sock").display(),
-        tests::program().display()
+        "mount -t tmpfs none /run; mkdir -p /run/systemd/journal; \
+         ln -s {log} /run/systemd/journal/dev-log; \
+         if [ -e /dev/log ] && [ ! -L /dev/log ]; then mount --bind {log} /dev/log; fi; \
+         {program} --log info attach a.img --background",
+        log = s.path("log.sock").display(),
+        program = tests::program().display()
     );
-    if Path::new("/dev/log").exists() {
-        eprintln!("skipped: this machine has a system log of its own");
-        return;
-    }
     let mut apart = Command::new("unshare");
     s.environment(&mut apart);
     Ran::of(apart.args(["-m", "bash", "-ec", &line])).ok();

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use tests::{Ran, Random, Sandbox, is_root, peer, wait_until};
+use tests::{Ran, Random, Sandbox, needs_root, peer, wait_until};
 
 fn uri(s: &Sandbox) -> String {
     format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display())
@@ -272,19 +272,17 @@ impl Drop for Unmounted {
 
 #[test]
 fn ext4_on_a_loop_device_keeps_usr_share() {
-    if is_root("loop device, mkfs.ext4, mount") {
-        file_system_round_trip(&["mkfs.ext4", "-q"], &["--key-bits", "128"]);
-    }
+    needs_root("loop device, mkfs.ext4, mount");
+    file_system_round_trip(&["mkfs.ext4", "-q"], &["--key-bits", "128"]);
 }
 
 #[test]
 fn xfs_on_a_loop_device_keeps_usr_share() {
-    if is_root("loop device, mkfs.xfs, mount") {
-        file_system_round_trip(
-            &["mkfs.xfs", "-q"],
-            &["--key-bits", "256", "--sector-size", "512"],
-        );
-    }
+    needs_root("loop device, mkfs.xfs, mount");
+    file_system_round_trip(
+        &["mkfs.xfs", "-q"],
+        &["--key-bits", "256", "--sector-size", "512"],
+    );
 }
 
 /// Ends the connection of a mount to its server, so that a test that fails leaves nobody waiting for ever.
@@ -301,9 +299,7 @@ impl Drop for Aborted {
 
 #[test]
 fn a_server_that_is_killed_while_its_loop_device_is_written_back_ends() {
-    if !is_root("loop device, sync") {
-        return;
-    }
+    needs_root("loop device, sync");
     let s = Sandbox::new();
     s.volume("a.img", "64M", &[]);
     let status = s.attach(&["a.img", "--loop"]);

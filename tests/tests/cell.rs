@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use tests::targets::{free_port, image, nbdkit_that_fails};
-use tests::{Killed, Ran, Sandbox, is_root, peer, program, wait_until};
+use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// The ports are given, so each test has addresses of its own.
 fn address() -> Ipv4Addr {
@@ -610,9 +610,7 @@ fn an_encrypted_cell_takes_keys_as_volumes_do() {
 #[test]
 fn a_record_that_makes_no_sense_is_said_to_be_so() {
     let (s, _) = cell();
-    if !is_root("trusted attributes of a mount") {
-        return;
-    }
+    needs_root("trusted attributes of a mount");
     mount_root_cell(&s);
     let mnt = s.path("mnt");
     peer(
@@ -668,9 +666,7 @@ fn up_serves_what_a_table_names() {
 
 #[test]
 fn an_ordinary_user_needs_no_root() {
-    if !is_root("becoming another user") {
-        return;
-    }
+    needs_root("becoming another user");
     const NOBODY: u32 = 65_534;
     let home = tempfile::tempdir().unwrap();
     let copy = home.path().join("evfs");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use tests::mounts::take_away;
 use tests::targets::{free_port, qemu_nbd};
-use tests::{Ran, Sandbox, is_root, peer, program, wait_until};
+use tests::{Ran, Sandbox, needs_root, peer, program, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -102,9 +102,7 @@ fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
 
 #[test]
 fn a_disk_is_free_at_once_for_whoever_comes_next() {
-    if !is_root("loop device") {
-        return;
-    }
+    needs_root("loop device");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     let disk = Loop::over(&s.path("a.img"));
@@ -153,9 +151,7 @@ fn who_comes_second_by_the_same_name_is_told_who_was_first() {
 
 #[test]
 fn a_loop_device_over_an_attached_file_is_refused() {
-    if !is_root("loop devices") {
-        return;
-    }
+    needs_root("loop devices");
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     let uuid = uuid_of(&s, "a.img");
@@ -193,9 +189,7 @@ fn a_loop_device_over_an_attached_file_is_refused() {
 
 #[test]
 fn readers_share_a_volume_and_keep_writers_out() {
-    if !is_root("loop devices") {
-        return;
-    }
+    needs_root("loop devices");
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     let uuid = uuid_of(&s, "a.img");
@@ -212,9 +206,7 @@ fn readers_share_a_volume_and_keep_writers_out() {
 
 #[test]
 fn a_file_system_in_the_clear_is_mounted_once() {
-    if !is_root("loop devices") {
-        return;
-    }
+    needs_root("loop devices");
     let s = Sandbox::new();
     s.run(&["format", "a.img", "--size", "32M"]).ok();
     let device = Loop::over(&s.path("a.img"));
@@ -269,9 +261,7 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
         let attach = ["attach", address, "--name", "two", "--background"];
         refused(other.run(&attach), &uuid, pid);
     }
-    if !is_root("becoming another user") {
-        return;
-    }
+    needs_root("becoming another user");
     // Another user, with a program that he may run.
     let home = tempfile::tempdir().unwrap();
     fs::copy(program(), home.path().join("evfs")).unwrap();
@@ -355,9 +345,7 @@ fn status_says_whether_other_machines_see_that_a_volume_is_in_use() {
 
 #[test]
 fn another_machine_is_kept_out_while_the_record_moves_and_takes_over_when_it_stops() {
-    if !is_root("loop devices and network namespaces") {
-        return;
-    }
+    needs_root("loop devices and network namespaces");
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     let device = Loop::over(&image);

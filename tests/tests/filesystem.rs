@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::is_mounted;
-use tests::{Ran, Sandbox, wait_until};
+use tests::{Ran, Sandbox, needs_root, wait_until};
 
 /// A sandbox with a file system in the clear and a folder to mount it at.
 struct Place {
@@ -224,9 +224,7 @@ fn mount_flags(at: &Path) -> u64 {
 
 #[test]
 fn privileges_count_only_where_root_asks_for_them() {
-    if !tests::is_root("mounting with set-user-ID") {
-        return;
-    }
+    needs_root("mounting with set-user-ID");
     let p = Place::new();
     for (options, left) in [
         (&[][..], NO_PRIVILEGES),

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tests::{Killed, Ran, Random, Sandbox, peer, wait_until};
+use tests::{Killed, Ran, Random, Sandbox, needs_root, peer, wait_until};
 
 const BLOCK: usize = 4096;
 
@@ -320,20 +320,19 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
                 .iter()
                 .for_each(|c| c.must_not_be_in(&format!("{file} ({unlock})"), &bytes));
         }
-        if tests::is_root("a core dump of a process that refuses to be traced") {
-            let core = s.path("core");
-            peer("gcore", &["-o", core.to_str().unwrap(), &pid]);
-            let core = s.path(&format!("core.{pid}"));
-            let bytes = fs::read(&core).unwrap();
-            assert!(
-                contains(&bytes, b"a.img"),
-                "that is no dump of this process"
-            );
-            canaries
-                .iter()
-                .for_each(|c| c.must_not_be_in(&format!("a core dump ({unlock})"), &bytes));
-            fs::remove_file(&core).unwrap();
-        }
+        needs_root("a core dump of a process that refuses to be traced");
+        let core = s.path("core");
+        peer("gcore", &["-o", core.to_str().unwrap(), &pid]);
+        let core = s.path(&format!("core.{pid}"));
+        let bytes = fs::read(&core).unwrap();
+        assert!(
+            contains(&bytes, b"a.img"),
+            "that is no dump of this process"
+        );
+        canaries
+            .iter()
+            .for_each(|c| c.must_not_be_in(&format!("a core dump ({unlock})"), &bytes));
+        fs::remove_file(&core).unwrap();
         client.disconnect().unwrap();
         s.detach("a");
     }

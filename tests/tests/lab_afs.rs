@@ -90,9 +90,11 @@ fn free_ports() -> u16 {
     (0..100).find_map(|_| two()).expect("two free ports")
 }
 
-fn wait_for_port(port: u16) {
+fn wait_for_port(server: &mut Running, port: u16) {
     let entry = format!(":{port:04X} ");
-    wait_until("somebody listens", || {
+    wait_until("the server listens", || {
+        let ended = server.0.try_wait().unwrap();
+        assert!(ended.is_none(), "port {port} may be taken: {ended:?}");
         let all = fs::read_to_string("/proc/net/udp").unwrap();
         all.lines().any(|line| line.contains(&entry))
     });
@@ -132,8 +134,8 @@ fn calls_over_rx_are_exchanged_with_openafs_both_ways() {
         .args(["server", &port.to_string(), "0", "65536"])
         .stdout(Stdio::null())
         .spawn();
-    let server = Running(server.unwrap());
-    wait_for_port(port);
+    let mut server = Running(server.unwrap());
+    wait_for_port(&mut server, port);
     let given = format!("rx_peer=127.0.0.1:{port}");
     let run = [
         "lab", "run", "packets", "--quick", "--runs", "2", "--out", "out",
@@ -162,8 +164,8 @@ fn calls_over_rx_are_exchanged_with_openafs_both_ways() {
         .args(["lab", "echo", &format!("127.0.0.1:{port}")])
         .stdout(Stdio::null())
         .spawn();
-    let echo = Running(echo.unwrap());
-    wait_for_port(port + 1);
+    let mut echo = Running(echo.unwrap());
+    wait_for_port(&mut echo, port + 1);
     let to = (port + 1).to_string();
     for (command, bytes) in [("rpc", "1500"), ("send", "1000000"), ("recv", "1000000")] {
         let said = peer(

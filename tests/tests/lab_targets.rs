@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On};
-use tests::{Ran, Sandbox, wait_until};
+use tests::{Ran, Sandbox, needs_root, wait_until};
 
 /// Bytes that no cipher and no zeros would give.
 fn noise(len: usize) -> Vec<u8> {
@@ -93,9 +93,7 @@ fn a_plan_prices_both_ciphers_and_changes_no_byte() {
 
 #[test]
 fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
-    if !tests::is_root("mounting in the process that measures") {
-        return;
-    }
+    needs_root("mounting in the process that measures");
     let s = Sandbox::new();
     for name in ["below", "tmp"] {
         fs::create_dir(s.path(name)).unwrap();
@@ -175,9 +173,7 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
 
 #[test]
 fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
-    if !tests::is_root("mounting in the process that measures") {
-        return;
-    }
+    needs_root("mounting in the process that measures");
     let s = Sandbox::new();
     for name in ["below", "tmp", "other"] {
         fs::create_dir(s.path(name)).unwrap();
@@ -253,9 +249,7 @@ fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
 
 #[test]
 fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() {
-    if !tests::is_root("mounting in the process that measures") {
-        return;
-    }
+    needs_root("mounting in the process that measures");
     let s = Sandbox::new();
     for name in ["roomy", "narrow"] {
         fs::create_dir(s.path(name)).unwrap();

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 use tests::mounts::{Disk, Mounted, On};
-use tests::{Ran, Sandbox, is_root, lua};
+use tests::{Ran, Sandbox, lua, needs_root};
 
 /// Runs a shell line in a folder; it must succeed. Gives what it printed.
 #[track_caller]
@@ -180,9 +180,7 @@ mkdir many; (cd many; seq -f 'entry %g' 3000 | tr '\n' '\0' | xargs -0 touch)
 
 #[test]
 fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
-    if !is_root("device files, and attributes that are root's") {
-        return;
-    }
+    needs_root("device files, and attributes that are root's");
     let tree = std::env::var("EVFS_TEST_TREE").unwrap_or("/usr/lib/python3".into());
     let size = std::env::var("EVFS_TEST_TREE_SIZE").unwrap_or("1G".into());
     let s = Sandbox::new();
@@ -299,9 +297,7 @@ fn as_postgres(folder: &Path, line: &str) -> String {
 
 #[test]
 fn postgresql_serves_pgbench() {
-    if !is_root("becoming the user postgres") {
-        return;
-    }
+    needs_root("becoming the user postgres");
     let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");

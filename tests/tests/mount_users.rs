@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On, is_mounted, take_away};
-use tests::{Killed, Ran, Sandbox, is_root, peer, program, wait_until};
+use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -142,6 +142,7 @@ fn a_device_is_mounted_once() {
 /// However a mount ends, what was written is there and nothing needs a repair.
 #[test]
 fn the_ways_to_end_a_mount() {
+    needs_root("umount");
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "128M");
     let ways: &[(&str, &[&str])] = &[
@@ -151,9 +152,6 @@ fn the_ways_to_end_a_mount() {
         ("kill", &["-s", "INT", "PID"]),
     ];
     for (number, (program, args)) in ways.iter().enumerate() {
-        if *program == "umount" && !is_root("umount") {
-            continue;
-        }
         let mounted = disk.mount(&[]);
         for before in 0..number {
             assert!(
@@ -217,9 +215,7 @@ fn a_mount_in_the_background_holds_nothing_of_its_callers() {
 /// Users have the rights that the files give them, none more.
 #[test]
 fn the_permissions_of_files_count_for_other_users() {
-    if !is_root("becoming other users") {
-        return;
-    }
+    needs_root("becoming other users");
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "128M");
     let mounted = disk.mount(&["--suid"]);
@@ -323,9 +319,7 @@ fn must_have_kept_privileges(home: &Path, kept: bool) {
 
 #[test]
 fn an_ordinary_user_mounts_for_himself_alone() {
-    if !is_root("becoming another user") {
-        return;
-    }
+    needs_root("becoming another user");
     let home = tempfile::tempdir().unwrap();
     fs::copy(program(), home.path().join("evfs")).unwrap();
     for dir in ["mnt", "run"] {

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use tests::{Ran, Sandbox, is_root};
+use tests::{Ran, Sandbox, needs_root};
 
 #[test]
 fn a_flush_that_the_disk_failed_fails_for_every_client_and_for_good() {
@@ -109,9 +109,7 @@ fn port_of(status: &serde_json::Value) -> u16 {
 
 #[test]
 fn on_loopback_only_root_and_the_own_user_are_served_unless_all_are() {
-    if !is_root("to connect as another user") {
-        return;
-    }
+    needs_root("to connect as another user");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     let port = port_of(&s.attach(&["a.img", "--nbd", "127.0.0.1:0"]));

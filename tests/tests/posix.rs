@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::{Disk, Mounted, On};
-use tests::{Ran, Random, Sandbox, is_root, program};
+use tests::{Ran, Random, Sandbox, needs_root, program};
 
 /// The guide, which says what is not as POSIX has it.
 const GUIDE: &str = include_str!("../../docs/guide/filesystem.md");
@@ -73,9 +73,7 @@ fn pjdfstest(
 
 #[test]
 fn pjdfstest_finds_nothing_but_what_the_guide_says() {
-    if !is_root("pjdfstest, which acts as several users") {
-        return;
-    }
+    needs_root("pjdfstest, which acts as several users");
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");
     let mounted = disk.mount(&["--suid", "--dev"]);

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use tests::{Ran, Sandbox, program};
+use tests::{Ran, Sandbox, needs_root, program};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -27,31 +27,22 @@ fn tour(command: &mut Command, store: &str) {
 #[test]
 fn quickstart_runs_to_the_end() {
     let s = Sandbox::new();
-    let root = tests::is_root("quickstart with a file system on a loop device");
-    let store = if root {
-        "ext4 on a loop device"
-    } else {
-        "archive over NBD"
-    };
-    tour(&mut s.evfs(), store);
-    if root {
-        let image = s.path("try/quickstart.img");
-        Ran::of(
-            s.evfs()
-                .args(["quickstart", "--size", "96M", "--dir"])
-                .arg(s.path("try")),
-        )
-        .ok();
-        assert!(image.exists(), "--dir keeps what was made");
-        Ran::of(s.evfs().args(["quickstart", "--dir"]).arg(s.path("try"))).code(2);
-    }
+    needs_root("quickstart with a file system on a loop device");
+    tour(&mut s.evfs(), "ext4 on a loop device");
+    let image = s.path("try/quickstart.img");
+    Ran::of(
+        s.evfs()
+            .args(["quickstart", "--size", "96M", "--dir"])
+            .arg(s.path("try")),
+    )
+    .ok();
+    assert!(image.exists(), "--dir keeps what was made");
+    Ran::of(s.evfs().args(["quickstart", "--dir"]).arg(s.path("try"))).code(2);
 }
 
 #[test]
 fn quickstart_runs_to_the_end_for_an_ordinary_user() {
-    if !tests::is_root("becoming another user") {
-        return;
-    }
+    needs_root("becoming another user");
     let home = tempfile::tempdir().unwrap();
     // The program is copied to where that user may run it from.
     let copy = home.path().join("evfs");

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
+use tests::{Killed, Ran, Sandbox, needs_root, peer, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -281,9 +281,7 @@ fn a_server_gives_up_what_it_does_not_need() {
 /// The same where something is mounted, which root alone does without help.
 #[test]
 fn a_server_with_mounts_gives_up_what_it_does_not_need() {
-    if !is_root("to mount without fusermount3") {
-        return;
-    }
+    needs_root("to mount without fusermount3");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     s.run(&["format", "m.img", "--size", "128M"]).ok();
@@ -357,7 +355,7 @@ fn a_slow_asker_holds_up_nobody() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     let (mut child, _client) = attach_here(&s, &[]);
-    let stop = AtomicBool::new(false);
+    let (asks, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
@@ -365,11 +363,13 @@ fn a_slow_asker_holds_up_nobody() {
                     break;
                 };
                 while !stop.load(Ordering::SeqCst) && slow.write_all(b"{").is_ok() {
+                    asks.store(true, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(200));
                 }
             }
         });
         let asked = std::panic::catch_unwind(|| {
+            wait_until("somebody asks slowly", || asks.load(Ordering::SeqCst));
             assert_eq!(names(&s), ["a"]);
         });
         signal(&child.0, libc::SIGTERM);
@@ -437,9 +437,7 @@ fn a_directory_that_others_may_write_to_is_not_believed() {
 /// The server asks the kernel who asks.
 #[test]
 fn another_user_is_not_answered() {
-    if !is_root("a thread of another user") {
-        return;
-    }
+    needs_root("a thread of another user");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     s.attach(&["a.img"]);
@@ -488,9 +486,7 @@ fn a_name_belongs_to_one_process() {
 /// A disk that is full below: what was acknowledged is kept until there is room, or given up by name.
 #[test]
 fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
-    if !is_root("a small tmpfs") {
-        return;
-    }
+    needs_root("a small tmpfs");
     let s = Sandbox::new();
     let small = s.path("small");
     fs::create_dir(&small).unwrap();
@@ -575,9 +571,7 @@ impl Drop for Unmounted {
 /// A killed process leaves a dead mount and a loop device behind, which are in nobody's way.
 #[test]
 fn what_a_killed_process_left_is_cleared() {
-    if !is_root("a loop device") {
-        return;
-    }
+    needs_root("a loop device");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     fs::create_dir(s.path("folder")).unwrap();
@@ -689,9 +683,7 @@ fn hup_reads_the_configuration_again() {
 /// Discards free space where the kernel tells them from zeroing, and never take any; zeroing gives zeros.
 #[test]
 fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
-    if !is_root("a loop device") {
-        return;
-    }
+    needs_root("a loop device");
     let s = Sandbox::new();
     let image = s.volume("a.img", "200M", &[]);
     let used = || {
