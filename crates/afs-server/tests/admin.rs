@@ -6,8 +6,10 @@ use afs_proto::acl::{AccessList, Entry};
 use afs_proto::fs::FileType;
 use afs_proto::{Abort, AfsFid, Rights};
 use afs_server::{AdminError, Kind, MountPoint, NewVolume};
+use block::{BlockDevice, Mem};
 use common::{Cell, Client, VOLUME, config};
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
 
 fn new(name: &str) -> NewVolume {
     NewVolume {
@@ -188,15 +190,21 @@ fn names_that_no_volume_can_have_are_refused() {
 
 #[test]
 fn several_addresses_share_what_was_promised() {
-    // A port that nobody has at the second address.
-    let free = UdpSocket::bind("127.0.0.2:0").expect("a port");
-    let second = free.local_addr().expect("an address");
-    drop(free);
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 4096));
+    common::format(&device);
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let cell = Cell::with(afs_server::Config {
-        file_service: vec![any, second],
-        ..config()
+    // The second address has to be known, so its port is one that was free a moment ago.
+    let started = (0..10).find_map(|_| {
+        let free = UdpSocket::bind("127.0.0.2:0").expect("a port");
+        let second = free.local_addr().expect("an address");
+        drop(free);
+        let config = afs_server::Config {
+            file_service: vec![any, second],
+            ..config()
+        };
+        Some((Cell::try_on(&device, config).ok()?, second))
     });
+    let (cell, second) = started.expect("a server");
     let volume = cell.volume(Kind::ReadWrite);
     let (here, there) = (cell.client(), Client::of(second, volume));
     there.status(there.root).expect("there");

@@ -70,11 +70,19 @@ impl Cell {
 
     /// A cell on a device that has one.
     pub fn on(device: &Arc<dyn BlockDevice>, config: Config) -> Cell {
+        Cell::try_on(device, config).expect("a server")
+    }
+
+    /// The same, or why not: somebody else may have its address.
+    pub fn try_on(
+        device: &Arc<dyn BlockDevice>,
+        config: Config,
+    ) -> Result<Cell, afs_server::StartError> {
         let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
         let fs = Arc::new(fs);
         let cache = Cache::new(cache::Config::new(CACHE_BYTES)).expect("a cache");
-        let server = Server::start(config, Arc::clone(&fs), cache).expect("a server");
-        Cell { server, fs }
+        let server = Server::start(config, Arc::clone(&fs), cache)?;
+        Ok(Cell { server, fs })
     }
 
     /// Number of the volume, or of one that belongs to it.
