@@ -303,13 +303,6 @@ pub fn needs_root(what: &str) {
     assert!(root, "needs root: {what}; run `cargo xtask test` as root");
 }
 
-/// The same, for tests that ask: they run as root, or fail.
-#[track_caller]
-pub fn is_root(what: &str) -> bool {
-    needs_root(what);
-    true
-}
-
 /// A child that is killed when it goes out of scope.
 pub struct Killed(pub Child);
 

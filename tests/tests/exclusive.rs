@@ -50,9 +50,7 @@ fn refused(ran: Ran, uuid: &str, pid: &Value) {
 
 #[test]
 fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
-    if !is_root("loop devices, mount") {
-        return;
-    }
+    needs_root("loop devices, mount");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     s.run(&["format", "b.img", "--size", "64M"]).ok();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
-use tests::{Killed, Ran, Sandbox, is_root, peer, wait_until};
+use tests::{Killed, Ran, Sandbox, needs_root, peer, wait_until};
 
 /// Bytes of an image.
 const SIZE: u64 = 320 << 20;
@@ -143,9 +143,7 @@ fn each_in_turn(s: &Sandbox, sims: &[Pathsim; 2]) {
 
 #[test]
 fn a_volume_on_two_portals_of_tgtd_loses_paths_and_nothing_else() {
-    if !is_root("an encrypted volume on iSCSI with a loop device") {
-        return;
-    }
+    needs_root("an encrypted volume on iSCSI with a loop device");
     let s = Sandbox::new();
     let disk = image(&s, "disk", SIZE);
     let tgtd = Tgtd::start(&disk, None);
@@ -158,9 +156,7 @@ fn a_volume_on_two_portals_of_tgtd_loses_paths_and_nothing_else() {
 
 #[test]
 fn a_volume_on_two_nbd_servers_survives_their_deaths() {
-    if !is_root("an encrypted volume on NBD servers with a loop device") {
-        return;
-    }
+    needs_root("an encrypted volume on NBD servers with a loop device");
     let s = Sandbox::new();
     let disk = image(&s, "disk", SIZE);
     let ports = [free_port(), free_port()];
@@ -188,9 +184,7 @@ fn a_volume_on_two_nbd_servers_survives_their_deaths() {
 
 #[test]
 fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
-    if !is_root("an encrypted volume without any path for a while") {
-        return;
-    }
+    needs_root("an encrypted volume without any path for a while");
     let s = Sandbox::new();
     let disk = image(&s, "disk", SIZE);
     let port = free_port();
@@ -214,8 +208,8 @@ fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
         let status = s.json(&["status"]);
         let state = &status["volumes"][0]["lun_state"];
         assert_eq!(state["health"], "offline", "{status}");
-        let why = state["paths"][0]["why"].as_str();
-        assert!(why.is_some_and(|why| !why.is_empty()), "{status}");
+        let reason = state["paths"][0]["why"].as_str();
+        assert!(reason.is_some_and(|why| !why.is_empty()), "{status}");
         let text = s.run(&["status"]).ok().stdout;
         assert!(text.contains("lun   disk1  offline"), "{text}");
         // For longer than a connection may be silent and an attempt may take, of I/O or to connect.

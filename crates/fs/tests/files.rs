@@ -391,12 +391,9 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
     let attr = files.create(ROOT, b"log", &NEW).expect("created");
     let (file, other) = (files.open(attr.ino).expect("open"), files.client());
     let mut lane = files.lane().expect("a lane");
-    let mut other_lane = other.lane().expect("a lane");
-    let other_file = other.open(attr.ino).expect("open");
-    let mut write = |text: &'static [u8]| {
-        other_lane
-            .write(&other_file, At::End, text)
-            .expect("written");
+    let open_other = || {
+        let file = other.open(attr.ino).expect("open");
+        (other.lane().expect("a lane"), file)
     };
     let record = |lane: &mut Lane, at: At, text: &[u8]| {
         lane.write(&file, at, text).expect("written");
@@ -404,9 +401,9 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
     let (go, going) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let (say, said) = std::sync::mpsc::channel();
-        let write = &mut write;
-        let (go, going) = (&go, &going);
+        let (go, going, open_other) = (&go, &going, &open_other);
         let waits = scope.spawn(move || {
+            let (mut lane, file) = open_other();
             say.send(std::fs::read_link("/proc/thread-self").expect("a link"))
                 .expect("somebody waits");
             while !go.load(Ordering::SeqCst) {
@@ -414,7 +411,7 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
                 std::thread::yield_now();
             }
             going.store(true, Ordering::SeqCst);
-            write(b"other ");
+            lane.write(&file, At::End, b"other ").expect("written");
         });
         let task = Path::new("/proc").join(said.recv_timeout(PATIENCE).expect("a thread"));
         record(&mut lane, At::EndOfMore, b"one ");
@@ -429,7 +426,10 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
     });
     // What does not come is not waited for for ever, by nobody else nor by the one who was to bring it.
     record(&mut lane, At::EndOfMore, b"half ");
-    write(b"whole ");
+    let (mut other_lane, other_file) = open_other();
+    other_lane
+        .write(&other_file, At::End, b"whole ")
+        .expect("written");
     record(&mut lane, At::End, b"late");
     same(
         &mut lane,
