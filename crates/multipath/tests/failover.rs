@@ -363,9 +363,9 @@ fn a_path_that_is_dead_costs_a_queue_nothing_and_comes_in_when_it_answers() {
         all.write_at(0, &[1; BLOCK]).unwrap();
         all.flush().unwrap();
         assert_eq!(states(&lun), [PathState::Failed, PathState::Active]);
+        assert!(lun.status().paths[0].why.is_some());
         assert!(began.elapsed() < WITHIN, "each queue waits for it");
     }
-    assert!(lun.status().paths[0].why.is_some());
     // The pauses grow to a second, for all queues together.
     let (tried, most) = (counted.stats().connections, 10 + began.elapsed().as_secs());
     assert!((1..=most).contains(&tried), "{tried} attempts");
