@@ -17,6 +17,7 @@ mod access;
 pub mod advise;
 pub mod attributes;
 mod contact;
+mod ghosts;
 pub mod identity;
 mod link;
 mod lun;

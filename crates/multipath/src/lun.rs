@@ -4,13 +4,14 @@ use crate::access;
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
 use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
+use crate::ghosts::Ghosts;
 use crate::identity::{self, Proof};
 use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
-    Admin, Clock, Ghosts, LINK_UP, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal,
-    SharedPath, WaitingIo, lock,
+    Admin, Clock, LINK_UP, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal, SharedPath,
+    WaitingIo, lock,
 };
 use crate::status::{LunStatus, health, path_status};
 use crate::trace::Trace;

@@ -17,11 +17,12 @@ mod watch;
 
 use crate::access;
 use crate::attributes::Attributes;
+use crate::ghosts::OPEN;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::monitor::wants_link;
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{LINK_DOWN, LINK_UP, Mail, OPEN, QueueShared, lock};
+use crate::state::{LINK_DOWN, LINK_UP, Mail, QueueShared, lock};
 use crate::trace::Record;
 use block::layer::{Layer, within};
 use block::{

@@ -1,10 +1,10 @@
 //! What becomes of a connection that is lost or given up, and of what it left unanswered.
 
 use super::{LunQueue, Owner, TICK, nanos};
+use crate::ghosts::{Ghost, OPEN};
 use crate::link::LinkState;
 use crate::monitor::pause;
 use crate::policy::Nanos;
-use crate::state::{Ghost, OPEN};
 use block::{Op, Wait};
 use rustix::event::epoll;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
