@@ -159,6 +159,10 @@ fn a_forged_role_is_named_and_sealed_only_on_the_owners_word() {
     );
     let info = s.json(&["volume", "info", "a.img"]);
     assert_eq!(info["keys"][2]["role"], "owner", "as forged: {info}");
+    // The forger's own key seals nothing: this machine knows it as a user's.
+    let own = ["volume", "repair", "a.img", "--reseal", "--key", "bob"];
+    let said = s.run(&[&own[..], &["--yes"]].concat()).code(14).stderr;
+    assert!(said.contains("as a user key"), "{said}");
     let reseal = ["volume", "repair", "a.img", "--reseal", "--key", "owner"];
     let said = s.run(&reseal).code(2).stderr;
     assert!(said.contains("(owner, key pair bob)"), "{said}");

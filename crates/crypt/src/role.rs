@@ -55,7 +55,8 @@ impl Role {
         }
     }
 
-    pub(crate) fn from_name(name: &str) -> Option<Role> {
+    /// Returns the role called `name`.
+    pub fn from_name(name: &str) -> Option<Role> {
         [Role::Owner, Role::User, Role::Recovery]
             .into_iter()
             .find(|role| role.name() == name)

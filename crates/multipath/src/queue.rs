@@ -309,7 +309,10 @@ impl LunQueue {
         job.moved_by = event.or(job.moved_by);
         job.attempts += 1;
         if job.owner != Owner::Probe && job.attempts > retries {
-            let why = format!("given up after {retries} attempts on all paths");
+            let path = job.path;
+            let last = self.links[path].path.trouble();
+            let last = last.map_or_else(String::new, |why| format!("; the last one failed: {why}"));
+            let why = format!("given up after {retries} attempts on all paths{last}");
             let error = Error::new(ErrorKind::TimedOut, &self.info.name, why).in_op(&op);
             return self.finish(slot, op, Err(error), now);
         }

@@ -3,6 +3,7 @@
 //! **Invariant:** a question is answered by one function, whether the file system is mounted, and the
 //! process that serves it is asked, or not, and it is opened for the question.
 
+use crate::cell::Record;
 use crate::error::Left;
 use crate::signature::{self, Content, View};
 use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
@@ -368,7 +369,11 @@ pub(crate) fn carry_out(
             let made = fs.create_fileset(name).map_err(failed())?;
             own_root(fs, name).map_err(failed())?;
             set_quota(fs, made.id(), quota).map_err(failed())?;
-            Ok(fileset(fs, name))
+            let mut shown = fileset(fs, name);
+            if let Some(cell) = Record::read(fs, name)? {
+                shown["cell"] = json!(cell.name);
+            }
+            Ok(shown)
         }
         Ask::Rename { from, to } => {
             fs.rename_fileset(id_of(from)?, to)

@@ -13,7 +13,7 @@
 use crate::device::Disk;
 use crate::place::{Places, lun_at};
 use crate::{Error, Result, Settings, state_file};
-use crypt::{Action, Seal, Unlocked, Volume};
+use crypt::{Action, Role, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -267,6 +267,29 @@ impl Entry {
             }
             (known, None) => known.is_some(),
             (None, Some(_)) => false,
+        }
+    }
+
+    /// Returns the role in which this machine knows the key in `keyslot`.
+    fn role_of(&self, keyslot: u32) -> Option<Role> {
+        let role = self.keys.get(&keyslot)?.split(' ').next()?;
+        Role::from_name(role)
+    }
+
+    /// Checks that the key which unlocked the volume may seal its header anew by the role that this
+    /// machine knows: the role in a header without a valid seal may be forged.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] when that role may not.
+    pub(crate) fn allow_reseal(&self, volume: &str, unlocked: &Unlocked) -> Result<()> {
+        match self.role_of(unlocked.keyslot) {
+            Some(role) if role.allow(Action::Reseal).is_err() => Err(Error::Untrusted(format!(
+                "{volume}: this machine knows the key in keyslot {} as a {role} key, and the header, \
+                 which has no valid seal, calls it an {} key: seal it with the owner's key or a \
+                 recovery key, or put the right header back with `evfs volume header restore`",
+                unlocked.keyslot, unlocked.role
+            ))),
+            _ => Ok(()),
         }
     }
 

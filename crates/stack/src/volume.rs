@@ -87,6 +87,9 @@ impl Held {
         let known = known.volumes.get(self.volume.uuid());
         let epoch = known.and_then(|e| e.seal.as_ref()).map_or(0, |s| s.epoch);
         self.change(opener, source, crypt::Action::Reseal, |volume, unlocked| {
+            if let Some(entry) = known {
+                entry.allow_reseal(volume.name(), unlocked)?;
+            }
             ask(volume)?;
             Ok(volume.reseal(unlocked, epoch)?)
         })

@@ -162,5 +162,13 @@ fn row(fileset: &Value) -> String {
     if let Some(files) = number("quota_inodes") {
         let _ = write!(text, "  at most {files} files and folders");
     }
+    if let Some(cell) = fileset["cell"].as_str() {
+        let name = fileset["name"].as_str().unwrap_or_default();
+        let _ = write!(
+            text,
+            "\nClients of the cell {cell} may read it. To limit that: \
+             evfs cell acl set DEVICE {name} / system:anyuser none"
+        );
+    }
     text + "\n"
 }

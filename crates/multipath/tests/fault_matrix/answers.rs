@@ -109,6 +109,20 @@ fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
 }
 
 #[test]
+fn an_error_after_the_last_attempt_says_why_that_one_failed() {
+    let failing = Failing::new("ESHUTDOWN");
+    let lun = failing.lun();
+    lun.set("max_retries", "2").unwrap();
+    lun.set("flap_penalty_secs", "0").unwrap();
+    failing.set(0, true);
+    failing.set(1, true);
+    let error = failing.write(&lun).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let said = error.to_string();
+    assert!(said.contains("the last one failed: "), "{said}");
+}
+
+#[test]
 fn a_path_that_takes_connections_and_no_writes_is_left_alone_longer_each_time() {
     // What a fenced client of a storage cluster sees: everything is well until it writes.
     for error in ["ESHUTDOWN", "EIO"] {

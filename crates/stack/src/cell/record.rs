@@ -71,7 +71,7 @@ impl Record {
     }
 
     /// What is kept with a file system; nothing if it is no cell.
-    pub(super) fn read(fs: &Fs, device: &str) -> Result<Option<Record>> {
+    pub(crate) fn read(fs: &Fs, device: &str) -> Result<Option<Record>> {
         let Ok(root_cell) = fs.fileset_named(ROOTS[1]) else {
             return Ok(None);
         };
