@@ -214,7 +214,10 @@ fn serve_says_what_it_serves_and_every_verb_works_on_it() {
     }
     // Filesets that are made meanwhile are volumes at once.
     let made = s.run(&["fileset", "create", "cell.img", "more"]).ok();
-    for said in ["Clients of the cell test.local may read", "evfs cell acl set"] {
+    for said in [
+        "Clients of the cell test.local may read",
+        "evfs cell acl set",
+    ] {
         assert!(made.stdout.contains(said), "{}", made.stdout);
     }
     assert!(volumes(&s.json(&["cell", "volume", "list", "cell"])).contains(&"more"));
