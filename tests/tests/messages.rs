@@ -87,6 +87,31 @@ fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
     let ran = attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
     assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
     attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
+    // So does each keyslot that claims to be of one key pair: anybody can write its public key.
+    s.volume("d.img", "32M", &[]);
+    s.run(&["key", "generate", "bob", "--no-passphrase"]).ok();
+    s.run(&["volume", "key", "add", "d.img", "--user", "bob"])
+        .ok();
+    forge(&s.path("d.img"), |json| {
+        for keyslot in json["keyslots"].as_object_mut().unwrap().values_mut() {
+            keyslot["kdf"]["iterations"] = 1_500_000.into();
+        }
+        let tokens = json["tokens"].as_object_mut().unwrap();
+        let of_key = tokens.values_mut().filter(|t| t["type"] == "evfs-key");
+        let mut of_key: Vec<_> = of_key.collect();
+        of_key.sort_by_key(|token| token["role"] != "owner");
+        for name in ["recipient", "envelope"] {
+            of_key[1][name] = of_key[0][name].clone();
+        }
+    });
+    let own = |most: &str| {
+        let mut command = s.evfs();
+        command.args(["attach", "d.img", "--key", "owner", "--background"]);
+        Ran::of(command.env("EVFS_KDF_WORK_MAX_GIB", most))
+    };
+    let ran = own("1").code(1);
+    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+    own("2").code(12);
 }
 
 #[test]

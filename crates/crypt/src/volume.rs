@@ -378,12 +378,12 @@ impl Volume {
             tried = true;
             match self.open_keyslot(keyslot, secret, &limits) {
                 Ok(volume_key) => return self.unlocked(volume_key, keyslot),
-                // What has been spent is not there for the next keyslot: a header has up to 32 of them.
-                Err(Error::WrongKey(_)) => {
-                    let work = self.header.work_kib(keyslot);
-                    limits.work_kib_max = limits.work_kib_max.saturating_sub(work);
+                Err(e) => {
+                    self.spend(&mut limits, keyslot, &e);
+                    if !matches!(e, Error::WrongKey(_)) {
+                        first_error = first_error.or(Some(e));
+                    }
                 }
-                Err(e) => first_error = first_error.or(Some(e)),
             }
         }
         let mut unusable = self.header.unusable_keyslots();
@@ -406,6 +406,7 @@ impl Volume {
     pub fn unlock_identity(&self, identity: &Identity) -> Result<Unlocked> {
         let own = identity.recipient().to_string();
         let mut first_error = None;
+        let mut limits = self.kdf_limits;
         for entry in self
             .keys()
             .iter()
@@ -416,12 +417,18 @@ impl Volume {
                 Some(envelope) => identity
                     .unwrap(&envelope)
                     .map_err(Error::from)
-                    .and_then(|secret| self.open_keyslot(entry.keyslot, &secret, &self.kdf_limits)),
+                    .and_then(|secret| self.open_keyslot(entry.keyslot, &secret, &limits)),
                 None => continue,
             };
             match opened {
                 Ok(volume_key) => return self.unlocked(volume_key, entry.keyslot),
-                Err(e) => first_error = first_error.or(Some(e)),
+                Err(e) => {
+                    self.spend(&mut limits, entry.keyslot, &e);
+                    // Anything else says more than a wrong key.
+                    if matches!(first_error, None | Some(Error::WrongKey(_))) {
+                        first_error = Some(e);
+                    }
+                }
             }
         }
         Err(first_error.unwrap_or_else(|| {
@@ -430,6 +437,15 @@ impl Volume {
                 self.name()
             ))
         }))
+    }
+
+    /// Takes the work of a keyslot that was tried in vain from what the next ones may cost: a header
+    /// has up to 32 of them.
+    fn spend(&self, limits: &mut KdfLimits, keyslot: u32, error: &Error) {
+        if matches!(error, Error::WrongKey(_)) {
+            let work = self.header.work_kib(keyslot);
+            limits.work_kib_max = limits.work_kib_max.saturating_sub(work);
+        }
     }
 
     fn open_keyslot(

@@ -27,6 +27,8 @@ struct Lane {
     queue: Box<dyn Queue>,
     pool: BufPool,
     done: Vec<Completion>,
+    /// The queue has failed for good; the next request opens another.
+    is_broken: bool,
 }
 
 impl Lane {
@@ -42,6 +44,7 @@ impl Lane {
             queue,
             pool,
             done: Vec::new(),
+            is_broken: false,
         })
     }
 
@@ -55,7 +58,9 @@ impl Lane {
         };
         self.queue.submit(Request { tag: 0, op }).map_err(refused)?;
         while self.done.is_empty() {
-            self.queue.reap(Wait::Block, &mut self.done)?;
+            let reaped = self.queue.reap(Wait::Block, &mut self.done);
+            self.is_broken |= reaped.is_err();
+            reaped?;
         }
         let Completion { op, result, .. } = self.done.swap_remove(0);
         result.map(|()| op)
@@ -123,7 +128,11 @@ impl Bytes {
                     place.insert(Lane::open(&*self.device)?)
                 }
             };
-            work(lane)
+            let result = work(lane);
+            if lane.is_broken {
+                queues.remove(&self.id);
+            }
+            result
         })
     }
 
@@ -263,6 +272,74 @@ impl Bytes {
 mod tests {
     use super::*;
     use block::{Mem, Random};
+    use std::os::fd::BorrowedFd;
+
+    /// A disk whose first queue breaks with a read in flight.
+    struct Breaks {
+        mem: Mem,
+        queues: AtomicU64,
+    }
+
+    impl BlockDevice for Breaks {
+        fn info(&self) -> &block::DeviceInfo {
+            self.mem.info()
+        }
+
+        fn queue(&self) -> Result<Box<dyn Queue>> {
+            let queue = self.mem.queue()?;
+            Ok(match self.queues.fetch_add(1, Ordering::Relaxed) {
+                0 => Box::new(Broken(queue)),
+                _ => queue,
+            })
+        }
+    }
+
+    struct Broken(Box<dyn Queue>);
+
+    impl Queue for Broken {
+        fn info(&self) -> &block::DeviceInfo {
+            self.0.info()
+        }
+
+        fn capacity(&self) -> usize {
+            self.0.capacity()
+        }
+
+        fn in_flight(&self) -> usize {
+            self.0.in_flight()
+        }
+
+        fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
+            self.0.submit(request)
+        }
+
+        fn kick(&mut self) -> Result<()> {
+            self.0.kick()
+        }
+
+        fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+            self.0.reap(wait, done)?;
+            Err(Error::new(ErrorKind::Io, "queue", "it broke"))
+        }
+
+        fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+            self.0.wait_fd()
+        }
+    }
+
+    #[test]
+    fn a_queue_that_broke_is_used_for_nothing_more() {
+        let mem = Mem::new(1 << 20, 512);
+        let bytes = Bytes::new(Arc::new(Breaks {
+            mem,
+            queues: AtomicU64::new(0),
+        }));
+        assert!(bytes.read(0, 512, |_| ()).is_err());
+        // The completion that it still had is not taken for that of the next request.
+        bytes.write(4096, &[7; 512], false).unwrap();
+        let seen = bytes.read(4096, 512, <[u8]>::to_vec).unwrap();
+        assert_eq!(seen, [7; 512]);
+    }
 
     #[test]
     fn any_offset_and_length_agrees_with_a_plain_copy() {

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 // <linux/loop.h>
+const LOOP_CTL_ADD: u32 = 0x4C80;
+const LOOP_CTL_REMOVE: u32 = 0x4C81;
 const LOOP_CTL_GET_FREE: u32 = 0x4C82;
 const LOOP_CONFIGURE: u32 = 0x4C0A;
 const LOOP_CLR_FD: u32 = 0x4C01;
@@ -82,18 +84,16 @@ impl LoopDevice {
             .custom_flags(flags)
             .open(file);
         let backing = backing.map_err(failed)?;
-        let control = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/loop-control")
-            .map_err(|e| match e.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    let file = file.display();
-                    let what = format!("only root makes loop devices, so none of {file}; --nbd and --fuse need no root");
-                    Error::io(what, e)
-                }
-                _ => failed(e),
-            })?;
+        let control = control().map_err(|e| match e.kind() {
+            io::ErrorKind::PermissionDenied => {
+                let file = file.display();
+                let what = format!(
+                    "only root makes loop devices, so none of {file}; --nbd and --fuse need no root"
+                );
+                Error::io(what, e)
+            }
+            _ => failed(e),
+        })?;
         let mut config = LoopConfig {
             fd: backing.as_raw_fd() as u32,
             block_size,
@@ -119,6 +119,10 @@ impl LoopDevice {
             let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
             if number < 0 {
                 return Err(failed(io::Error::last_os_error()));
+            }
+            // Its limits may be those of an earlier user.
+            if !renew(&control, number).map_err(failed)? {
+                continue;
             }
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = OpenOptions::new()
@@ -166,12 +170,13 @@ impl LoopDevice {
             }
             clear(&device)
         });
+        let renewed = || is_renewed(&self.path).unwrap_or(true);
         if let Err(error) = removed {
             let error = Error::io(format!("cannot remove {}", self.path.display()), error);
             return Err((self, error));
         }
         let end = Instant::now() + DETACH_PATIENCE;
-        while !force && self.has_backing_file() && Instant::now() < end {
+        while !force && (self.has_backing_file() || !renewed()) && Instant::now() < end {
             // The kernel waits for a program that merely looks (udev does) before it lets go.
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -265,6 +270,8 @@ impl Drop for LoopDevice {
         if let Ok(Some(device)) = self.open() {
             // It goes with its last user otherwise.
             let _ = clear(&device);
+            drop(device);
+            let _ = is_renewed(&self.path);
         }
     }
 }
@@ -273,6 +280,44 @@ impl Drop for LoopDevice {
 fn sysfs(device: &Path, name: &str) -> PathBuf {
     let device = device.file_name().unwrap_or_default();
     Path::new("/sys/block").join(device).join(name)
+}
+
+/// Opens what makes and removes loop devices.
+fn control() -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")
+}
+
+/// Removes the free loop device `number` and makes it again, with the limits of a new one: a limit of
+/// discards that was set to 0 stays so for every later user, and the kernel refuses any other value
+/// then. Returns false if the device is in use.
+fn renew(control: &File, number: i32) -> io::Result<bool> {
+    for request in [LOOP_CTL_REMOVE, LOOP_CTL_ADD] {
+        // SAFETY: both requests take a number.
+        if unsafe { libc::ioctl(control.as_raw_fd(), request as _, number) } < 0 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // Another process has removed it, or made it again.
+                Some(libc::ENODEV | libc::EEXIST) => {}
+                Some(libc::EBUSY) => return Ok(false),
+                _ => return Err(error),
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Gives a loop device that has no file any more the limits of a new one. Returns false while a
+/// program has it open.
+fn is_renewed(path: &Path) -> io::Result<bool> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(number) = name.and_then(|name| name.strip_prefix("loop")?.parse().ok()) else {
+        return Ok(true);
+    };
+    // A file of another process: the device is that one's now.
+    Ok(sysfs(path, "loop/backing_file").exists() || renew(&control()?, number)?)
 }
 
 /// Takes the file from a loop device, now or with the last user.
@@ -309,7 +354,9 @@ pub(crate) fn remove_all_of(folder: &Path) {
             continue;
         }
         let path = Path::new("/dev").join(device.file_name());
-        match File::open(&path).and_then(|device| clear(&device)) {
+        let removed = File::open(&path).and_then(|device| clear(&device));
+        let _ = is_renewed(&path);
+        match removed {
             Ok(()) => tracing::warn!("removed {}, which a killed process left", path.display()),
             Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
         }

@@ -371,7 +371,7 @@ impl Wake {
 }
 
 /// The thread that commits every few seconds.
-pub(crate) struct Background(JoinHandle<()>);
+pub(crate) struct Background(Option<JoinHandle<()>>);
 
 impl Background {
     pub fn start(fs: &Arc<Inner>) -> Result<Background> {
@@ -379,15 +379,15 @@ impl Background {
         let thread = std::thread::Builder::new().name("fs-commit".into());
         let thread = thread.spawn(move || commit_from_time_to_time(&inner));
         match thread {
-            Ok(thread) => Ok(Background(thread)),
+            Ok(thread) => Ok(Background(Some(thread))),
             Err(e) => Err(block::Error::from_io(&fs.name, e).into()),
         }
     }
 
-    pub fn stop(self, fs: &Inner) {
+    pub fn stop(&mut self, fs: &Inner) {
         fs.wake.set(|wanted| wanted.stop = true);
         // If it panicked it has said so; the commit that closes will fail like its own.
-        let _ = self.0.join();
+        let _ = self.0.take().map(JoinHandle::join);
     }
 }
 

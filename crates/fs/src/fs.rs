@@ -88,7 +88,8 @@ pub struct Usage {
 /// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
 pub struct Fs {
     inner: Arc<Inner>,
-    background: Option<Background>,
+    /// Its threads; `None` once the file system is closed, or if it is read-only.
+    background: Mutex<Option<Background>>,
 }
 
 /// What the handles to a file system share.
@@ -227,6 +228,7 @@ impl Fs {
             true => None,
             false => Some(Background::start(&inner)?),
         };
+        let background = Mutex::new(background);
         Ok(Fs { inner, background })
     }
 
@@ -319,20 +321,18 @@ impl Fs {
     }
 
     /// Commits everything and ends well. The caches have written their pages out before.
-    pub fn close(mut self) -> Result<()> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<()> {
-        let Some(background) = self.background.take() else {
+    pub fn close(&self) -> Result<()> {
+        let mut background = self.background.lock().expect("no panic under this lock");
+        let Some(threads) = background.as_mut() else {
             return Ok(());
         };
-        background.stop(&self.inner);
+        threads.stop(&self.inner);
         if std::thread::panicking() {
             // Whatever it was, it is not to be made durable.
             return Ok(());
         }
         self.inner.checkpoint()?;
+        *background = None;
         // Whoever still has files changes nothing any more, and is told why.
         let closed = crate::error::closed();
         self.inner.write().failed.get_or_insert(closed);
@@ -352,7 +352,7 @@ impl Fs {
 
 impl Drop for Fs {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
+        if let Err(error) = self.close() {
             tracing::error!("{}: not closed well: {error}", self.inner.name);
         }
     }

@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     pub(crate) proving: Mutex<()>,
     pub(crate) queues: Mutex<Vec<Arc<QueueShared>>>,
     pub(crate) identity: Mutex<Identity>,
-    proof: Mutex<Proof>,
+    proof: Proof,
     attributes: RwLock<Arc<Attributes>>,
     paths: RwLock<Vec<Arc<SharedPath>>>,
     wake: (Mutex<bool>, Condvar),
@@ -105,7 +105,7 @@ impl Shared {
     }
 
     pub(crate) fn proof(&self) -> Proof {
-        *lock(&self.proof)
+        self.proof
     }
 
     pub(crate) fn paths(&self) -> Vec<Arc<SharedPath>> {
@@ -354,7 +354,7 @@ impl Lun {
             proving: Mutex::new(()),
             queues: Mutex::new(Vec::new()),
             identity: Mutex::new(identity.clone()),
-            proof: Mutex::new(config.proof),
+            proof: config.proof,
             attributes: RwLock::new(Arc::new(config.attributes)),
             paths: RwLock::new(Vec::new()),
             wake: (Mutex::new(false), Condvar::new()),
@@ -522,11 +522,6 @@ impl Lun {
             .map_err(|why| Error::new(ErrorKind::Invalid, &self.shared.name, why))?;
         self.shared.put(attributes);
         Ok(())
-    }
-
-    /// Where a nonce may be written, now that somebody knows.
-    pub fn set_proof(&self, proof: Proof) {
-        *lock(&self.shared.proof) = proof;
     }
 
     /// Before a close by force: what waits for a path, or for a lost write, fails now, and so does

@@ -15,11 +15,14 @@ use block::{
 use iscsi_proto::Kind;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a path that is dropped may take to clean up at the target.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Vendor in the INQUIRY data of the Linux kernel's target.
+const VENDOR_LIO: &str = "LIO-ORG";
 
 /// One way to a logical unit of an iSCSI target.
 pub struct IscsiPath {
@@ -34,6 +37,8 @@ pub struct IscsiPath {
     leavings: Arc<Leavings>,
     /// It was looked for what processes that died have left.
     swept: AtomicBool,
+    /// Whether connections register, once the target has said what it is.
+    reserves: OnceLock<bool>,
     closed: AtomicBool,
 }
 
@@ -51,6 +56,7 @@ impl IscsiPath {
             watch: Mutex::new(None),
             leavings: Arc::default(),
             swept: AtomicBool::new(false),
+            reserves: OnceLock::new(),
             closed: AtomicBool::new(false),
         })
     }
@@ -119,8 +125,8 @@ impl IscsiPath {
     pub(crate) fn make_connection(&self, within: Duration) -> Result<IscsiConnection> {
         let deadline = Instant::now() + within;
         let mut link = self.link(deadline)?;
-        // Who has not registered may not even ask for everything.
-        if self.options.persistent_reservations && !self.options.read_only {
+        // An initiator that has not registered may not even ask for everything.
+        if self.reserves(&mut link, deadline)? {
             self.register(&mut link, deadline)?;
         }
         let found = self.find(&mut link, deadline)?;
@@ -129,6 +135,30 @@ impl IscsiPath {
             found,
             depth: self.options.queue_depth.max(1) as usize,
         })
+    }
+
+    /// Returns whether the connections of this path register keys.
+    ///
+    /// Not with the target of the Linux kernel (LIO): of several sessions of one initiator in one
+    /// portal group it takes writes only from the session that holds the reservation, whatever is
+    /// registered (`isid_mismatch` in `drivers/target/target_core_pr.c`). Our own connections would
+    /// shut each other out, and take that for a fence.
+    fn reserves(&self, link: &mut Link, deadline: Instant) -> Result<bool> {
+        if !self.options.persistent_reservations || self.options.read_only {
+            return Ok(false);
+        }
+        if let Some(known) = self.reserves.get() {
+            return Ok(*known);
+        }
+        let reserves = unit::inquiry(link, deadline)?.vendor != VENDOR_LIO;
+        if self.reserves.set(reserves).is_ok() && !reserves {
+            tracing::warn!(
+                path = self.name,
+                "iscsi.persistent-reservations has no effect: a Linux target (LIO) takes writes \
+                 from only one of the connections that an initiator has registered"
+            );
+        }
+        Ok(reserves)
     }
 
     fn register(&self, link: &mut Link, deadline: Instant) -> Result<u64> {

@@ -26,20 +26,32 @@ pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> R
     // From here on it may be there, whatever is heard.
     link.key = Some(key);
     out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
-    before.into_iter().for_each(nexus::ended);
     hold(link, key, deadline)?;
+    if let Some(before) = before {
+        remove(link, key, before, deadline)?;
+        nexus::ended(before);
+    }
     Ok(key)
+}
+
+/// Removes the registration of `key`, if it exists. `own` is this session's key. A session that takes
+/// the place of another one needs it on targets where the new key does not replace the old (tgt).
+fn remove(link: &mut Link, own: u64, key: u64, deadline: Instant) -> Result<()> {
+    if !keys(link, deadline)?.contains(&key) {
+        return Ok(());
+    }
+    match out(link, ReserveOut::Preempt, own, key, deadline) {
+        // Another of our connections was faster.
+        Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
 }
 
 /// Removes the registrations that nobody uses any more. `own` is this session's key.
 pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instant) -> Result<()> {
     for key in keys(link, deadline)? {
         if key != own && nexus::is_left_over(key, initiator) {
-            match out(link, ReserveOut::Preempt, own, key, deadline) {
-                // Another of our connections was faster.
-                Err(failure) if failure.fault == Some(Fault::ReservationConflict) => {}
-                result => drop(result?),
-            }
+            remove(link, own, key, deadline)?;
             tracing::info!(
                 path = link.name,
                 "a registration that was left behind is removed"

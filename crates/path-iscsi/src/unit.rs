@@ -162,7 +162,7 @@ pub(crate) fn ask_access(link: &mut Link, deadline: Instant) -> Result<Option<Ac
     access(link, true, &ids.unwrap_or_default(), deadline).map(Some)
 }
 
-fn inquiry(link: &mut Link, deadline: Instant) -> Result<Inquiry> {
+pub(crate) fn inquiry(link: &mut Link, deadline: Instant) -> Result<Inquiry> {
     let data = link.command(&cdb::inquiry(None, 96), &Data::In(96), deadline)?;
     parse_inquiry(&data).ok_or_else(|| link.senseless("INQUIRY"))
 }

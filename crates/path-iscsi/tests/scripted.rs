@@ -353,6 +353,27 @@ fn reserving() -> (Arc<Reservations>, [Scripted; 2]) {
     (reservations, ports)
 }
 
+/// LIO takes writes only from the holder of the reservation, of the sessions of one initiator.
+#[test]
+fn connections_do_not_register_with_the_target_of_the_linux_kernel() {
+    let reservations = Arc::new(Reservations::default());
+    let manner = Manner {
+        vendor: Some(b"LIO-ORG "),
+        reservations: Some((Arc::clone(&reservations), 0)),
+        ..Manner::default()
+    };
+    let target = start(manner, first(Vec::new()));
+    let path = reserved(&target);
+    let connections = [(); 2].map(|()| path.connect(LONG).unwrap());
+    for connection in connections {
+        assert_eq!(connection.fence_key(), None, "lost writes are waited for");
+        run(&mut *connection.open().unwrap(), write(false)).unwrap();
+    }
+    assert_eq!(reservations.keys(), []);
+    path.close(LONG);
+    assert!(reservations.is_free());
+}
+
 fn reserved(target: &Scripted) -> IscsiPath {
     let options = Options {
         persistent_reservations: true,

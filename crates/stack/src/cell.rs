@@ -204,7 +204,7 @@ fn init_on(
     }
     record.write(&fs, &device)?;
     let volumes = volumes(&admin);
-    close(admin, fs, &device)?;
+    close(admin, &fs, &device)?;
     Ok(Made {
         cell: record.clone(),
         formatted,
@@ -231,17 +231,14 @@ fn opened(fs: &Arc<Fs>, cache: &ProcessCache, device: &str) -> Result<Administra
 }
 
 /// Makes everything durable and lets the file system go.
-fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
+fn close(admin: Administration, fs: &Fs, device: &str) -> Result<()> {
     let failed = || Error::files(format!("cannot close {device}"));
     let all = admin.volumes().all();
     drop(admin);
     for volume in all {
         volume.files.close().map_err(failed())?;
     }
-    match Arc::into_inner(fs) {
-        Some(fs) => fs.close().map_err(failed()),
-        None => Ok(()),
-    }
+    fs.close().map_err(failed())
 }
 
 /// Asks a cell: by the name of its server, or by its DEVICE, through the process that serves it or
@@ -275,7 +272,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     let cache = ProcessCache::new(target.settings)?;
     let admin = opened(&fs, &cache, &device)?;
     let answer = carry_out(&record, &admin, ask)?;
-    close(admin, fs, &device)?;
+    close(admin, &fs, &device)?;
     Ok(answer)
 }
 

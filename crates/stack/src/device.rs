@@ -632,9 +632,11 @@ fn start(
     }
     let transport = paths.first().map_or("file", |p| p.path.transport().name());
     let (attributes, _) = registry.attributes(known, transport)?;
-    let proof = match read_only || paths.len() < 2 {
-        true => Proof::Compare,
-        false => proof(&paths),
+    // Also for a single path: others may be added while the LUN is in use.
+    let proof = if read_only {
+        Proof::Compare
+    } else {
+        proof(&paths)
     };
     let topology = Topology::read(&settings.sysfs_root()).ok();
     Ok(Lun::open(Config {

@@ -235,8 +235,12 @@ impl Mounted {
     /// Writes everything out and lets the device go.
     fn close(&mut self, over: bool) -> Result<()> {
         self.write_out(over)?;
-        let failed = Error::files(format!("cannot close {}", self.status.name));
-        self.fs.take().map_or(Ok(()), Fs::close).map_err(failed)
+        if let Some(fs) = &self.fs {
+            fs.close()
+                .map_err(Error::files(format!("cannot close {}", self.status.name)))?;
+        }
+        self.fs = None;
+        Ok(())
     }
 
     /// Makes everything durable and, if nobody uses the files any more, wipes what the cache has.

@@ -290,13 +290,10 @@ impl Served {
             self.volumes.pop();
         }
         if let Some(fs) = &self.fs {
-            fs.commit().map_err(self.not_written())?;
+            fs.close().map_err(self.not_written())?;
         }
-        let failed = self.not_written();
-        match self.fs.take().and_then(Arc::into_inner) {
-            Some(fs) => fs.close().map_err(failed),
-            None => Ok(()),
-        }
+        self.fs = None;
+        Ok(())
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Manner {
     pub data_digest: bool,
     /// Commands of ten bytes only, and a small capacity.
     pub narrow: bool,
+    /// Vendor in the INQUIRY data, of eight characters; `TEST` by default.
+    pub vendor: Option<&'static [u8; 8]>,
     /// The disk, and which of its ports this target is.
     pub port: Option<(Arc<Disk>, usize)>,
     /// Reservations of the unit, and which of its ports this target is.
@@ -270,6 +272,9 @@ impl Shared {
             0x12 if cdb[1] == 0 => {
                 let mut inquiry = *b"\0\0\x05\x02\x1f\0\0\0TEST    SCRIPTED        1   ";
                 inquiry[4] = 31;
+                if let Some(vendor) = self.manner.vendor {
+                    inquiry[8..16].copy_from_slice(vendor);
+                }
                 self.data(*task, &inquiry)
             }
             0x9e if !self.manner.narrow => {
