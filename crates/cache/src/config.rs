@@ -1,4 +1,4 @@
-//! What a cache is made with.
+//! Configuration of a cache.
 
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Tunables};
@@ -6,7 +6,7 @@ use crate::window;
 use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
-
+/// Creates a policy; takes the number of existing frames and the number that may be in use.
 /// Makes a policy for frames numbered below the first, of which the second number may be in use.
 pub type MakePolicy = Box<dyn FnOnce(u32, usize) -> Box<dyn Policy> + Send>;
 
@@ -14,42 +14,41 @@ pub type MakePolicy = Box<dyn FnOnce(u32, usize) -> Box<dyn Policy> + Send>;
 pub struct Config {
     /// Most bytes in pages; `filecache_max`.
     pub max_bytes: u64,
-    /// Bytes in pages that memory pressure leaves alone; `filecache_min`.
+    /// Bytes in pages that are not evicted under memory pressure; `filecache_min`.
     pub min_bytes: u64,
-    /// Memory of the machine, which percentages are of.
+    /// Memory of the machine in bytes, which percentages refer to.
     pub memory_bytes: u64,
-    /// The settings that sizes and percentages came from, so that they can be shown as they were
-    /// given; `None`: from nothing but this.
+    /// The settings that sizes and percentages were derived from, to be shown as specified; `None`
+    /// if there are none.
     pub tunables: Option<Tunables>,
-    /// Addresses to reserve, beyond which `max_bytes` cannot be raised later. Takes no memory.
+    /// Bytes of address space to reserve: the upper limit for `max_bytes`. Takes no memory.
     pub reserve_bytes: u64,
-    /// Dirty pages are written out in the background above this percentage of `max_bytes`.
+    /// Percentage of `max_bytes` above which dirty pages are written back in the background.
     pub dirty_background_percent: u8,
-    /// Writers are held back above this percentage of `max_bytes`, more the higher it gets.
+    /// Percentage of `max_bytes` above which writers are throttled, increasingly.
     pub dirty_throttle_percent: u8,
-    /// How old a dirty page may get where a file says nothing else.
+    /// Maximum age of a dirty page of a file without its own setting.
     pub sync_interval: Duration,
-    /// How often the background looks for what is due.
+    /// Interval at which the background thread checks for due work.
     pub tick: Duration,
-    /// After a failed write-behind of a file the next attempt comes this much later, and twice as
-    /// late each time, up to a hundred times.
+    /// Delay before the first retry after a failed write-behind of a file; doubles with each
+    /// failure, up to 64 times.
     pub retry: Duration,
-    /// How long a request waits for a page to go when none can, before it ends in
-    /// [`ErrorKind::Busy`].
+    /// How long a request waits for an evictable page before it fails with [`ErrorKind::Busy`].
     pub patience: Duration,
-    /// How faults in mappings are served, for each volume that has some.
+    /// Configuration of fault handling, for each volume with mappings.
     pub windows: window::Config,
-    /// Order in which pages leave.
+    /// Creates the eviction policy.
     pub policy: MakePolicy,
-    /// Nodes that memory lies on. Without any, or with one, all memory is the same.
+    /// NUMA nodes that memory is spread over. With none or one, all memory is the same.
     pub topology: Topology,
 }
 
-/// Age at which a dirty page is written out, as the `syncer` of HP-UX had it.
+/// Age at which a dirty page is written back, as in the `syncer` of HP-UX.
 const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Config {
-    /// A cache of `max_bytes` that cannot grow beyond that.
+    /// Returns the configuration of a cache of `max_bytes` that cannot grow further.
     pub fn new(max_bytes: u64) -> Config {
         Config {
             max_bytes,
@@ -69,8 +68,8 @@ impl Config {
         }
     }
 
-    /// A cache as `tunables` say, on a machine with `memory` bytes, of which it may be given as many
-    /// later as the settings allow.
+    /// Returns the configuration according to `tunables`, for a machine with `memory` bytes; the
+    /// cache may later grow as far as the settings allow.
     ///
     /// # Errors
     /// As [`Tunables::resolve`].
@@ -86,7 +85,7 @@ impl Config {
         })
     }
 
-    /// Refuses settings that make no sense.
+    /// Rejects inconsistent settings.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |detail: &str| Err(Error::new(ErrorKind::Invalid, "cache", detail));
         if self.max_bytes < 1 << 20 {

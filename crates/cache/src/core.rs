@@ -1,4 +1,4 @@
-//! What all volumes of a cache share, and what the vnodes of one volume share.
+//! State shared by all volumes of a cache, and state shared by the vnodes of one volume.
 
 use crate::config::Config;
 use crate::frames::{Emptied, PAGE_BYTES, Pool};
@@ -21,33 +21,33 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-/// One cache.
+/// State of one cache.
 pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) slab: Arc<Slab>,
-    /// Nodes that memory lies on.
+    /// NUMA nodes that memory is allocated from.
     topology: Topology,
-    /// Sessions that wait for a page somebody else brings, by the address of its word.
+    /// Sessions that wait for another session's load, by the address of the page's word.
     pub(crate) loads: WaitTable,
     pub(crate) limits: Limits,
     pub(crate) live: Live,
-    /// Pages that are not below yet.
+    /// Pages that are dirty or under write-back.
     dirty_pages: AtomicUsize,
-    /// All vnodes, to find the one whose leaf became empty.
+    /// All vnodes by number, to find the one whose leaf became empty.
     vnodes: RwLock<HashMap<u64, Weak<Vnode>>>,
     volumes: Mutex<Vec<Weak<Below>>>,
     next_vnode: AtomicU64,
     started: Instant,
-    /// What openers that are gone have counted.
+    /// Counters accumulated from vnodes that have been dropped.
     pub(crate) gone: Counters,
-    /// What of the pages that were read ahead is unused, at most.
+    /// Upper bound of the number of unused read-ahead pages.
     ahead: AtomicU64,
-    /// Pages in windows.
+    /// Pages that reside in windows.
     pub(crate) window_pages: AtomicUsize,
     pub(crate) window_evicted: AtomicU64,
 }
 
-/// The settings that do not change.
+/// Settings that are fixed when the cache is created.
 pub(crate) struct Limits {
     pub(crate) tick: Duration,
     pub(crate) retry: Duration,
@@ -90,19 +90,20 @@ impl Core {
         })
     }
 
-    /// Milliseconds of the cache's clock.
+    /// Returns the time since the cache was created, in milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Whether so many pages may be read ahead of anybody's need, besides `under_way` that are not here
-    /// yet: what is unused stays below an eighth of the cache, so that streams do not empty it.
+    /// Returns whether `pages` more pages may be read ahead; `under_way` pages are requested but
+    /// not loaded yet. Unused read-ahead is limited to an eighth of the cache, so that streams do
+    /// not displace everything else.
     pub(crate) fn may_read_ahead(&self, pages: u64, under_way: u64) -> bool {
         let room = self.pool.limit() as u64 / AHEAD_SHARE;
         let mut unused = self.ahead.load(Relaxed);
         if unused + pages > room {
-            // The number only rises, so that a hit need not lower it; what was used or has left since
-            // is known when everybody is asked.
+            // The bound only rises, so that a hit need not lower it; the exact number, without
+            // pages used or evicted since, is summed over all open files.
             unused = self.counts().read_ahead_unused() + under_way;
         }
         let may = unused + pages <= room;
@@ -111,7 +112,8 @@ impl Core {
         may
     }
 
-    /// When the oldest dirty page of all became so, in milliseconds of the cache's clock.
+    /// Returns when the oldest dirty page of the cache became dirty, in milliseconds of the cache's
+    /// clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
@@ -120,13 +122,14 @@ impl Core {
         dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
     }
 
-    /// Takes up to `want` frames and says how many. When there are none, the background is asked to
-    /// make pages clean.
+    /// Takes up to `want` frames and returns their number. If none is available, asks the
+    /// background threads to clean pages.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
         self.take_frames_near(None, want, out)
     }
 
-    /// As [`Core::take_frames`], from the memory of `node`, or of the node that this thread runs on.
+    /// Like [`Core::take_frames`], but from the memory of `node`, or of this thread's node if
+    /// `None`.
     pub(crate) fn take_frames_near(
         &self,
         node: Option<u32>,
@@ -140,7 +143,7 @@ impl Core {
         taken
     }
 
-    /// The same without asking anybody to make pages clean: for what nobody needs yet.
+    /// Like [`Core::take_frames_near`], but never asks for page cleaning: for speculative loads.
     pub(crate) fn take_frames_lightly(
         &self,
         node: Option<u32>,
@@ -154,19 +157,19 @@ impl Core {
         taken
     }
 
-    /// The node that this thread runs on, if there are several.
+    /// Returns the NUMA node that this thread runs on, or `None` if there is only one node.
     pub(crate) fn here(&self) -> Option<u32> {
-        // With one node nobody needs to know.
+        // With one node the answer is not used.
         let several = self.topology.cells().nth(1).is_some();
         several.then(|| self.topology.current_cell()).flatten()
     }
 
-    /// Asks the background of every volume to make pages clean.
+    /// Asks the background thread of every volume to clean pages.
     pub(crate) fn ask_for_clean(&self) {
         self.for_volumes(|below| below.errands.clean());
     }
 
-    /// Makes up to `want` clean pages leave their windows, and says how many did.
+    /// Evicts up to `want` clean pages from windows and returns how many were evicted.
     pub(crate) fn evict_mapped(&self, want: usize) -> usize {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
@@ -182,7 +185,7 @@ impl Core {
         gone
     }
 
-    /// Gives up leaves that became empty, and counts the pages that left.
+    /// Releases leaves that became empty and adds the evicted pages to the counters.
     pub(crate) fn give_up_leaves(&self, emptied: Emptied) {
         for (vnode, number) in emptied.leaves {
             if let Some(vnode) = self.vnode(vnode) {
@@ -196,16 +199,16 @@ impl Core {
         }
     }
 
-    /// The vnode of this number.
+    /// Returns the vnode of this number, if it is alive.
     pub(crate) fn vnode(&self, number: u64) -> Option<Arc<Vnode>> {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         vnodes.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Makes a vnode by its number.
+    /// Creates a vnode with an unused number and registers it.
     pub(crate) fn register(&self, make: impl FnOnce(u64) -> Vnode) -> Arc<Vnode> {
         let mut vnodes = self.vnodes.write().expect("no panic under this lock");
-        // Numbers begin again after 2^28; one that is in use is passed by.
+        // Numbers wrap around at 2^28; those in use are skipped.
         let number = loop {
             let number = self.next_vnode.fetch_add(1, Relaxed) % VNODES_MAX;
             if number != 0 && !vnodes.contains_key(&number) {
@@ -222,7 +225,7 @@ impl Core {
         vnodes.remove(&number);
     }
 
-    /// What was counted by the openers there are and those that are gone.
+    /// Returns the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
@@ -245,15 +248,15 @@ impl Core {
         live.iter().for_each(|below| act(below));
     }
 
-    /// Pages that are not below yet.
+    /// Returns the number of pages that are dirty or under write-back.
     pub(crate) fn dirty_pages(&self) -> usize {
         self.dirty_pages.load(Relaxed)
     }
 
-    /// Counts pages that became dirty; beyond the background's threshold it is told.
+    /// Counts a page that became dirty; above the threshold, notifies the background thread.
     pub(crate) fn add_dirty(&self, below: &Below) {
         let now = self.dirty_pages.fetch_add(1, AcqRel) + 1;
-        // Told once in a while is enough: the background looks at the number itself.
+            // An occasional notice is enough: the background thread checks the number itself.
         if now.is_multiple_of(64) && now > self.background_pages() {
             below.errands.write_out();
         }
@@ -263,14 +266,15 @@ impl Core {
         self.dirty_pages.fetch_sub(1, AcqRel);
     }
 
-    /// Dirty pages above which the background writes out.
+    /// Returns the number of dirty pages above which the background thread writes back.
     pub(crate) fn background_pages(&self) -> usize {
         self.live.background_pages.load(Relaxed)
     }
 
-    /// How long the writer of `pages` pages is to be held back: as long as the device takes for
-    /// them, times a factor that is 0 at the threshold and rises without bound towards four fifths of
-    /// the cache. So writers as a whole come down to the device's speed, whatever their number.
+    /// Returns how long the writer of `pages` pages is throttled: the time the device needs for
+    /// them, times a factor that is 0 at the threshold and rises without bound as dirty pages
+    /// approach four fifths of the cache. Writers together thus slow down to the device's speed,
+    /// whatever their number.
     pub(crate) fn throttle(&self, pages: usize, below: &Below) -> Duration {
         let limit = self.pool.limit();
         let (dirty, from) = (self.dirty_pages(), self.live.throttle_pages.load(Relaxed));
@@ -284,26 +288,27 @@ impl Core {
     }
 }
 
-/// Longest time that a writer is held back at once.
+/// Longest time that a writer is throttled at once.
 const THROTTLE_SECONDS_MAX: f64 = 0.2;
 
-/// The part of the cache that pages may take which were read ahead and not used: one in so many.
+/// Unused read-ahead may take up to 1/`AHEAD_SHARE` of the cache.
 const AHEAD_SHARE: u64 = 8;
 
-/// What lies below one volume.
+/// The pager of one volume, with the state that its vnodes share.
 pub(crate) struct Below {
     pub(crate) core: Arc<Core>,
     pub(crate) pager: Arc<dyn Pager>,
     pub(crate) info: PagerInfo,
-    /// What the background is to do.
+    /// Jobs for the background thread.
     pub(crate) errands: Errands,
     /// The error of the last write-behind, while none has succeeded since.
     failing: Mutex<Option<Error>>,
-    /// The error of the last write-behind that failed, and when that was, in milliseconds of the cache's clock.
+    /// The error of the last write-behind that failed, and its time in milliseconds of the cache's
+    /// clock.
     failed: Mutex<Option<(Error, u64)>>,
-    /// Pages that the device writes in a second, as it was seen to.
+    /// Measured write speed of the device, in pages per second.
     speed: AtomicU64,
-    /// What serves the faults of mappings, while a vnode has a window.
+    /// Fault handlers of mappings, while a vnode has a window.
     windows: Mutex<Weak<Windows>>,
 }
 
@@ -321,8 +326,8 @@ impl Below {
         }
     }
 
-    /// What serves the faults of mappings of this volume. Its threads have sessions of the volume, so
-    /// the vnodes that have windows keep it, and not the volume.
+    /// Returns the fault handlers for mappings of this volume, starting them if necessary. Their
+    /// threads have sessions of the volume, so the vnodes with windows own them, not the volume.
     pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
         let mut windows = self.windows.lock().expect("no panic under this lock");
         if let Some(windows) = windows.upgrade() {
@@ -333,20 +338,21 @@ impl Below {
         Ok(started)
     }
 
-    /// Pages in a transfer that runs well, up to 1 MiB.
+    /// Returns the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
+    /// size, limited by the longest transfer.
     pub(crate) fn cluster_pages(&self) -> usize {
         const CLUSTER_MAX: usize = 1 << 20;
         let best = (self.info.optimal_io_size as usize).max(CLUSTER_MAX);
         (best.min(self.info.max_transfer as usize) / PAGE_BYTES).max(1)
     }
 
-    /// Why the last write-behind failed, if none has succeeded since.
+    /// Returns the error of the last write-behind, if none has succeeded since.
     pub(crate) fn failing(&self) -> Option<Error> {
         let failing = self.failing.lock().expect("no panic under this lock");
         failing.clone()
     }
 
-    /// The last write-behind that failed, and when, in milliseconds of the cache's clock.
+    /// Returns the last write-behind error and its time in milliseconds of the cache's clock.
     pub(crate) fn failed(&self) -> Option<(Error, u64)> {
         let failed = self.failed.lock().expect("no panic under this lock");
         failed.clone()
@@ -364,7 +370,7 @@ impl Below {
         self.speed.load(Relaxed) as f64
     }
 
-    /// The device wrote so many pages in this time.
+    /// Records that the device wrote `pages` pages in `time`; keeps a moving average.
     pub(crate) fn saw_speed(&self, pages: usize, time: Duration) {
         let now = pages as f64 / time.as_secs_f64().max(1e-6);
         let mixed = self.pages_per_second() * 0.9 + now * 0.1;
@@ -372,5 +378,5 @@ impl Below {
     }
 }
 
-/// What a device is taken to write in a second before it has been seen to: 100 MiB.
+/// Assumed write speed in pages per second before any measurement: 100 MiB/s.
 const SPEED_AT_FIRST: u64 = 25_600;

@@ -1,12 +1,12 @@
-//! Errors of write-behind: whoever has a file open is told of each once, at the next flush.
+//! Write-behind errors: every open file reports each error once, at its next flush.
 //!
-//! **Invariant:** an opener is told of an error that happened while it had the file open, and of one
-//! that nobody has been told of yet; never of the same one twice.
+//! **Invariant:** an open file reports an error that happened while it was open, and one that has
+//! not been reported to any open file yet; never the same one twice.
 
 use block::{Error, Result};
 use std::sync::Mutex;
 
-/// The last error of a file and how many there were.
+/// The last error of a file and the number of errors so far.
 #[derive(Default)]
 pub struct ErrorSequence {
     state: Mutex<State>,
@@ -16,16 +16,16 @@ pub struct ErrorSequence {
 struct State {
     count: u64,
     last: Option<Error>,
-    /// Somebody was told of the last one.
+    /// The last error has been reported.
     told: bool,
 }
 
-/// How far one opener has been told.
+/// Position of one open file in the sequence of errors.
 #[derive(Debug)]
 pub struct ErrorCursor(Mutex<u64>);
 
 impl ErrorSequence {
-    /// Something went wrong behind the openers' backs.
+    /// Records an asynchronous error.
     pub fn record(&self, error: Error) {
         let mut state = self.state.lock().expect("no panic under this lock");
         state.count += 1;
@@ -33,17 +33,17 @@ impl ErrorSequence {
         state.told = false;
     }
 
-    /// Where a new opener begins.
+    /// Returns the cursor for a new open file.
     pub fn cursor(&self) -> ErrorCursor {
         let state = self.state.lock().expect("no panic under this lock");
         let untold = u64::from(state.last.is_some() && !state.told);
         ErrorCursor(Mutex::new(state.count - untold))
     }
 
-    /// The last error, if this opener has not been told of it.
+    /// Reports the last error, unless it was already reported through this cursor.
     ///
     /// # Errors
-    /// That error.
+    /// The last recorded error.
     pub fn check(&self, cursor: &ErrorCursor) -> Result<()> {
         let mut state = self.state.lock().expect("no panic under this lock");
         let mut seen = cursor.0.lock().expect("no panic under this lock");

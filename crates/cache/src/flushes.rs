@@ -1,36 +1,37 @@
-//! Flushes below of one file, one at a time, shared by everyone who waits for one.
+//! Flushes of one file on the pager, one at a time, shared by all waiters.
 //!
-//! A device reports a lost write to one flush and answers the next one well. Two flushes that run side
-//! by side could therefore bring the good answer to a client whose data the other one lost. So only one
-//! flush of a file runs at a time; whoever asks meanwhile shares the next one and its outcome.
+//! A device reports a lost write to one flush and lets the next one succeed. Of two concurrent
+//! flushes, the successful one could thus be reported to a client whose data the other one lost. So
+//! only one flush of a file runs at a time; requests that arrive while it runs share the next one
+//! and its result.
 //!
-//! **Invariant:** a flush covers every page that had arrived below when it began, and nobody is told
-//! that it went well before it has ended.
+//! **Invariant:** a flush covers every page whose write had completed when it began, and its
+//! success is not reported before it has ended.
 
 use block::{Error, Result};
 use std::sync::{Mutex, MutexGuard};
 
-/// The flushes of one file.
+/// Flush state of one file.
 #[derive(Default)]
 pub(crate) struct Flushes(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Flushes that have begun.
+    /// Number of flushes that have begun.
     begun: u64,
     /// The last one that began has not ended.
     running: bool,
-    /// The number of the last one that failed, and its error.
+    /// Number of the last flush that failed, and its error.
     failed: Option<(u64, Error)>,
 }
 
-/// What a caller does next about its flush.
+/// Next step of a caller that wants a flush.
 pub(crate) enum Turn {
-    /// Send it, and report its end to [`Flushes::ended`].
+    /// Submit the flush, and report its end to [`Flushes::ended`].
     Begin,
-    /// Wait: another one runs.
+    /// Wait: another one is running.
     Wait,
-    /// It has ended.
+    /// The flush has ended.
     Over(Result<()>),
 }
 
@@ -39,12 +40,12 @@ impl Flushes {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// The number of the first flush that covers everything that has arrived below by now.
+    /// Returns the number of the first flush that covers all writes completed by now.
     pub(crate) fn next(&self) -> u64 {
         self.lock().begun + 1
     }
 
-    /// How far the flush of this number is.
+    /// Returns the next step for the flush of this number.
     pub(crate) fn turn(&self, number: u64) -> Turn {
         let mut state = self.lock();
         if state.running {
@@ -62,7 +63,7 @@ impl Flushes {
         }
     }
 
-    /// The flush that was begun has ended.
+    /// Records the end of the running flush.
     pub(crate) fn ended(&self, result: &Result<()>) {
         let mut state = self.lock();
         state.running = false;

@@ -1,11 +1,11 @@
-//! Frames: which are free, which page each belongs to, and what makes room when none is left.
+//! The frame pool: free frames, the page of each allocated frame, and eviction when none is free.
 //!
-//! **Invariant:** no more frames are out than the limit, except those that were out when it was
-//! lowered and cannot go yet. A frame that is out belongs to one page, to one load, or, as an orphan,
-//! to those who hold it.
+//! **Invariant:** at most `limit` frames are allocated, except for those that were allocated when
+//! the limit was lowered and cannot be freed yet. An allocated frame belongs to one page, to one
+//! load, or, as an orphan, to its holders.
 //!
-//! The order of locks is: latch of a page, then the lock in here. Under the lock a page is latched
-//! only by trying, never by waiting.
+//! Lock order: the latch of a page, then the pool's lock. Under the lock, a page is latched only by
+//! trying, never by waiting.
 
 use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, Slab};
@@ -24,21 +24,21 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Bytes of a page and of a frame.
+/// Size of a page and of a frame in bytes.
 pub const PAGE_BYTES: usize = 4096;
-/// Frames of a chunk.
+/// Frames per chunk.
 const CHUNK_FRAMES: usize = CHUNK_BYTES / PAGE_BYTES;
-/// Frames that an allocation tries to keep together: 64 KiB.
+/// Frames that an allocation tries to keep contiguous: 64 KiB.
 const CLUSTER_FRAMES: usize = 16;
-/// Pages that leave at a time, so that the lock and the policy's search are paid once for many.
+/// Pages evicted at a time, which amortizes the lock and the policy's search.
 const BATCH: usize = 64;
-/// Free frames that are kept when chunks are given back, so that the next load need not wait for
-/// the kernel to zero one.
+/// Free frames that are kept when chunks are released, so that the next load need not wait for the
+/// kernel to zero one.
 const KEPT_FREE: usize = CHUNK_FRAMES;
 
-/// What is known of a frame that is out.
+/// State of one frame.
 struct Frame {
-    /// The page's leaf and index in it, 0 for none.
+    /// Leaf address and index of the frame's page; 0 for none.
     page: AtomicU64,
     holds: Holds,
 }
@@ -49,25 +49,25 @@ pub struct Pool {
     frames: Box<[Frame]>,
     slab: Arc<Slab>,
     inner: Mutex<Inner>,
-    /// Frames that are out, for those who want to know without the lock.
+    /// Number of allocated frames, readable without the lock.
     used: AtomicUsize,
     limit: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
-    /// The nodes that chunks are spread over; none: memory is all the same.
+    /// NUMA nodes that chunks are spread over; empty if memory is uniform.
     nodes: Vec<u32>,
 }
 
 struct Inner {
     policy: Partition,
     chunks: Vec<Chunk>,
-    /// Chunks that have memory, those that are on their way to it included.
+    /// Chunks that have memory, including those being populated.
     present: usize,
     limit: usize,
-    /// Frames whose memory is not given back.
+    /// Number of frames whose memory is never released.
     kept: usize,
     used: usize,
-    /// The chunk that frames were taken from last.
+    /// Chunk of the last allocation.
     cursor: usize,
     victims: Vec<FrameNo>,
 }
@@ -75,23 +75,23 @@ struct Inner {
 #[derive(Clone, Copy)]
 struct Chunk {
     state: ChunkState,
-    /// Index of the node that its memory was asked of.
+    /// Index of the node that its memory was requested from.
     node: usize,
-    /// A bit for each free frame.
+    /// Bitmap of free frames.
     free: [u64; CHUNK_FRAMES / 64],
-    /// How many bits are set.
+    /// Number of bits set in `free`.
     count: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChunkState {
-    /// It has no memory.
+    /// Has no memory.
     Absent,
-    /// Somebody gives it memory or takes it away.
+    /// Is being populated or released.
     Changing,
-    /// Its free frames may be taken.
+    /// Its free frames may be allocated.
     Open,
-    /// It is to go: its free frames are not taken any more.
+    /// Is to be released: its free frames are no longer allocated.
     Closed,
 }
 
@@ -104,7 +104,7 @@ impl Chunk {
     };
 }
 
-/// Where the frames of a pool begin, for those who look often and hold the pool anyway.
+/// Address of a pool's first frame, for frequent use by owners of a reference to the pool.
 #[derive(Clone, Copy)]
 pub struct Base(NonNull<u8>);
 
@@ -114,7 +114,7 @@ unsafe impl Send for Base {}
 unsafe impl Sync for Base {}
 
 impl Base {
-    /// The first byte of a frame.
+    /// Returns the address of a frame.
     #[inline]
     pub fn at(self, frame: FrameNo) -> NonNull<u8> {
         // SAFETY: frame numbers come from `Pool::take`, so the frame lies in the mapping.
@@ -122,26 +122,26 @@ impl Base {
     }
 }
 
-/// What came of it when pages left to make room: for who has called, after the lock is free.
+/// Bookkeeping from an eviction batch, applied by the caller after the pool lock is released.
 #[derive(Default)]
 pub struct Emptied {
-    /// Leaves that became empty: vnode and number.
+    /// Leaves that became empty: vnode and leaf number.
     pub leaves: Vec<(u64, u64)>,
-    /// Pages that left, by vnode and reason in a row.
+    /// Evicted pages, one entry per run of the same vnode and reason.
     pub pages: Vec<Left>,
 }
 
-/// Pages of one vnode that left for one reason.
+/// Pages of one vnode that were evicted for one reason.
 pub struct Left {
     pub vnode: u64,
     pub reason: Reason,
     pub count: u64,
-    /// How many of them were read ahead and not used.
+    /// Number of them that were read ahead and never used.
     pub wasted: u64,
 }
 
 impl Emptied {
-    /// Nothing yet.
+    /// Returns an empty record.
     pub fn new() -> Emptied {
         Emptied::default()
     }
@@ -164,7 +164,7 @@ impl Emptied {
 }
 
 impl Pool {
-    /// A pool that may grow to `reserve` bytes and holds at most `limit` frames for now.
+    /// Creates a pool that may grow to `reserve` bytes and holds at most `limit` frames for now.
     ///
     /// # Errors
     /// The system refuses the mapping.
@@ -205,68 +205,68 @@ impl Pool {
         }))
     }
 
-    /// The mapping.
+    /// Returns the mapping.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The first byte of a frame.
+    /// Returns the address of a frame.
     #[inline]
     pub fn at(&self, frame: FrameNo) -> NonNull<u8> {
         debug_assert!((frame.0 as usize) < self.frames.len());
         self.base().at(frame)
     }
 
-    /// Where the frames begin.
+    /// Returns the address of the first frame.
     pub fn base(&self) -> Base {
         Base(self.memory.base())
     }
 
-    /// Who holds a frame beyond pins.
+    /// Returns the holds on a frame beyond pins.
     #[inline]
     pub fn holds(&self, frame: FrameNo) -> &Holds {
         &self.frames[frame.0 as usize].holds
     }
 
-    /// A buffer over a row of frames, which keeps the pool.
+    /// Returns a buffer over `count` contiguous frames, which keeps the pool alive.
     ///
     /// # Safety
-    /// Nobody writes to the frames while the buffer lives; nobody reads them either if the buffer is
-    /// to be written to.
+    /// No thread may write to the frames while the buffer lives, nor read them if the buffer is to
+    /// be written to.
     pub unsafe fn buf(self: &Arc<Self>, first: FrameNo, count: usize) -> Buf {
         let keep = Arc::clone(self);
         // SAFETY: the frames lie in the mapping, which `keep` owns; the rest is the caller's word.
         unsafe { Buf::pinned(self.at(first), count * PAGE_BYTES, keep) }
     }
 
-    /// Says which page a frame belongs to.
+    /// Records which page a frame belongs to.
     pub fn assign(&self, frame: FrameNo, leaf: LeafAt, index: u32) {
         let page = leaf.with_index(index);
         self.frames[frame.0 as usize].page.store(page, Release);
     }
 
-    /// Frames that are out.
+    /// Returns the number of allocated frames.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Most frames that may be out.
+    /// Returns the largest number of frames that may be allocated.
     pub fn limit(&self) -> usize {
         self.limit.load(Relaxed)
     }
 
-    /// Bytes of memory that the pool takes, free frames included.
+    /// Returns the bytes of memory that the pool occupies, including free frames.
     pub fn resident_bytes(&self) -> usize {
         self.lock().present * CHUNK_BYTES
     }
 
-    /// Frames that hold metadata.
+    /// Returns the number of frames that hold metadata.
     pub fn metadata(&self) -> usize {
         self.lock().policy.metadata()
     }
 
-    /// Sets how many frames of metadata are not given up for data, the limits of streams, and how many
-    /// frames keep their memory when there is no use for them.
+    /// Sets the number of metadata frames that are not evicted for data, the limits of streams, and
+    /// the number of frames whose memory is kept even when unused.
     pub fn set_shares(&self, metadata: usize, limits: SeqLimits, kept: usize) {
         let mut inner = self.lock();
         inner.policy.set_share(metadata);
@@ -274,7 +274,7 @@ impl Pool {
         inner.kept = kept;
     }
 
-    /// The nodes that memory is asked of, and the bytes that were.
+    /// Returns the NUMA nodes that memory is requested from, and the bytes requested from each.
     pub fn nodes(&self) -> Vec<(u32, usize)> {
         let inner = self.lock();
         let chunks = |index| {
@@ -287,9 +287,9 @@ impl Pool {
             .collect()
     }
 
-    /// Takes up to `want` frames, neighbours where it can, and says how many; pages leave to make
-    /// room. Their leaves that became empty are added to `emptied`. Frames on `node` come first, if
-    /// it is one of several.
+    /// Allocates up to `want` frames, contiguous where possible, and returns their number; evicts
+    /// pages to make room. Adds the leaves that became empty to `emptied`. Prefers frames on `node`
+    /// if the pool is spread over several nodes.
     pub fn take(
         &self,
         want: usize,
@@ -343,7 +343,7 @@ impl Pool {
         taken.len()
     }
 
-    /// Gives frames back that belong to no page and that nobody holds.
+    /// Frees frames that belong to no page and are not held.
     pub fn put(&self, frames: impl IntoIterator<Item = FrameNo>) {
         let mut inner = self.lock();
         for frame in frames {
@@ -355,8 +355,8 @@ impl Pool {
         self.waiters.wake_all();
     }
 
-    /// Tells the policy of pages that came. Before they are published, so that none of them can go
-    /// before it has come.
+    /// Adds pages to the policy. Must precede their publication, so that a page cannot be removed
+    /// before it has been inserted.
     pub fn inserted(&self, pages: impl IntoIterator<Item = (FrameNo, PageKey)>, entry: Entry) {
         let mut inner = self.lock();
         for (frame, key) in pages {
@@ -364,13 +364,13 @@ impl Pool {
         }
     }
 
-    /// Takes a page out of the policy. By the holder of its latch, who then clears the word and calls
-    /// [`Pool::abandon`].
+    /// Removes a page from the policy. The caller holds its latch, and then clears the word and
+    /// calls [`Pool::abandon`].
     pub fn removed(&self, frame: FrameNo) {
         self.lock().policy.removed(frame);
     }
 
-    /// The page of `from` lies in `to` from now on. By the holder of its latch, who then calls
+    /// Reassigns the page of frame `from` to frame `to`. The caller holds its latch, and then calls
     /// [`Pool::abandon`] for `from`.
     pub fn moved(&self, from: FrameNo, to: FrameNo) {
         let page = self.frames[from.0 as usize].page.load(Relaxed);
@@ -378,21 +378,21 @@ impl Pool {
         self.lock().policy.moved(from, to);
     }
 
-    /// A frame has left its page: it is free, or an orphan of those who hold it.
+    /// Detaches a frame from its page: frees it, or leaves it as an orphan to its holders.
     pub fn abandon(&self, frame: FrameNo) {
         if self.holds(frame).orphan() {
             self.put([frame]);
         }
     }
 
-    /// Gives holds on a frame back that are counts, not pins.
+    /// Releases hold counts (not pins) on a frame.
     pub fn release(&self, frame: FrameNo, count: u32) {
         if self.holds(frame).release(count) {
             self.put([frame]);
         }
     }
 
-    /// Sets how many frames may be out. Pages leave until it is so, as far as they can.
+    /// Sets the limit of allocated frames and evicts pages down to it, as far as possible.
     pub fn set_limit(&self, limit: usize, emptied: &mut Emptied) {
         let mut inner = self.lock();
         inner.limit = limit.clamp(1, self.frames.len());
@@ -404,7 +404,8 @@ impl Pool {
         self.waiters.wake_all();
     }
 
-    /// Makes pages leave until no more than `frames` are out, as far as they can. Says how many left.
+    /// Evicts pages until at most `frames` are allocated, as far as possible. Returns the number of
+    /// pages evicted.
     pub fn shrink_to(&self, frames: usize, reason: Reason, emptied: &mut Emptied) -> usize {
         let mut gone = 0;
         loop {
@@ -420,8 +421,8 @@ impl Pool {
         }
     }
 
-    /// Gives chunks back to the system that the limit leaves no use for. `relocate` moves the page in
-    /// a frame to another frame, and says whether it could.
+    /// Releases the memory of chunks that the limit does not need. `relocate` moves the page in a
+    /// frame to another frame and returns whether it could.
     pub fn trim(&self, mut relocate: impl FnMut(FrameNo) -> bool) {
         loop {
             // Not the head of a `while let`: its lock would be held through the body.
@@ -448,17 +449,18 @@ impl Pool {
         }
     }
 
-    /// The leaf and the index of the page in a frame.
+    /// Returns the leaf and the index of the page in a frame.
     pub fn page_of(&self, frame: FrameNo) -> Option<(LeafAt, u32)> {
         LeafAt::split(self.frames[frame.0 as usize].page.load(Acquire))
     }
 
-    /// Makes the bytes of all free frames zero, because what they hold is nobody's business any more.
+    /// Zeroes all free frames, so that no data of a closed volume remains in them.
     pub fn wipe_free(&self) {
         let chunks = self.memory.chunks();
         for chunk in 0..chunks {
             for word in 0..CHUNK_FRAMES / 64 {
-                // Taken out while they are wiped, a few at a time, so that nobody else takes them.
+                // Taken out of the bitmap while they are wiped, a few at a time, so that no other
+                // thread allocates them.
                 let mut inner = self.lock();
                 if inner.chunks[chunk].state != ChunkState::Open {
                     break;
@@ -483,7 +485,7 @@ impl Pool {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Makes up to `want` pages leave, and says how many did.
+    /// Evicts up to `want` pages and returns how many were evicted.
     fn evict(
         &self,
         inner: &mut Inner,
@@ -516,7 +518,7 @@ impl Pool {
         gone
     }
 
-    /// What the policy is told of a page.
+    /// Returns the page state that the policy bases its decision on, and clears the use marks.
     fn touched(&self, frame: FrameNo) -> Touched {
         let busy = Touched {
             frequency: 0,
@@ -543,7 +545,7 @@ impl Pool {
         }
     }
 
-    /// Takes a page away from its frame, if it is clean and nobody uses it.
+    /// Evicts the page of a frame if it is clean and unused.
     fn evict_one(&self, frame: FrameNo, reason: Reason, emptied: &mut Emptied) -> Evicted {
         let Some((at, index)) = self.page_of(frame) else {
             return Evicted::No;
@@ -554,7 +556,7 @@ impl Pool {
         if snap.frame() != frame.0 || snap.in_window() || snap.pins() > 0 {
             return Evicted::No;
         }
-        // Without pins nothing is counted, so nothing can have to be taken back.
+        // Without pins no counts are added, so none can have to be undone.
         let Some(latched) = word.latch(snap, self.holds(frame), || {}) else {
             return Evicted::No;
         };
@@ -570,8 +572,8 @@ impl Pool {
         if leaf.let_go() {
             emptied.leaves.push((vnode, number));
         }
-        // A latch that is about to fail may just now count pins it does not get; whoever takes them
-        // back frees the frame then.
+        // A concurrent latch attempt that is about to fail may have added counts; the thread that
+        // undoes them frees the frame.
         if self.holds(frame).orphan() {
             Evicted::Free
         } else {
@@ -580,18 +582,19 @@ impl Pool {
     }
 }
 
-/// What became of a victim.
+/// Result of evicting one page.
 enum Evicted {
-    /// It stays.
+    /// The page stays.
     No,
-    /// Its frame is free.
+    /// The page was evicted and its frame is free.
     Free,
-    /// It has gone, and its frame will be free.
+    /// The page was evicted; its frame is freed with the last hold.
     Held,
 }
 
 impl Inner {
-    /// Takes up to `want` free frames of chunks that will do: whole clusters for many, then any.
+    /// Takes up to `want` free frames of chunks that satisfy `will_do`: whole clusters first when
+    /// many are wanted, then single frames.
     fn take_free(
         &mut self,
         want: usize,
@@ -608,8 +611,9 @@ impl Inner {
         out.len() - had
     }
 
-    /// Takes up to `want` free frames where `choose` finds a range in a word of the bitmap. Goes on
-    /// where it left off, so that a full pool is not searched from its beginning for each frame.
+    /// Takes up to `want` free frames where `choose` finds a range in a word of the bitmap.
+    /// Continues at the last position, so that a full pool is not searched from its beginning for
+    /// each frame.
     fn take_from_chunks(
         &mut self,
         mut want: usize,
@@ -656,7 +660,7 @@ impl Inner {
         self.used -= 1;
     }
 
-    /// A chunk that may be given memory now, if the limit has use for it.
+    /// Selects a chunk to populate, if the limit allows another one.
     fn grow(&mut self, node: usize) -> Option<usize> {
         if self.present >= self.limit.div_ceil(CHUNK_FRAMES) {
             return None;
@@ -669,7 +673,7 @@ impl Inner {
         Some(chunk)
     }
 
-    /// Closes the emptiest chunk if the rest is enough.
+    /// Closes the chunk with the most free frames, if the rest is enough.
     fn close_one(&mut self) -> Option<usize> {
         let wanted = (self.used + KEPT_FREE).max(self.kept);
         let needed = self.limit.min(wanted).div_ceil(CHUNK_FRAMES);
@@ -684,7 +688,7 @@ impl Inner {
     }
 }
 
-/// The first whole free cluster in a word of the bitmap.
+/// Returns the first entirely free cluster in a word of the bitmap.
 fn whole_cluster(word: u64) -> Option<Range<usize>> {
     let full = |i: &usize| word >> i & 0xffff == 0xffff;
     let first = (0..64).step_by(CLUSTER_FRAMES).find(full)?;
@@ -695,7 +699,7 @@ fn mask(bits: &Range<usize>) -> u64 {
     (u64::MAX >> (64 - bits.len())) << bits.start
 }
 
-/// The bits that are set, lowest first.
+/// Returns the numbers of the bits that are set, lowest first.
 pub fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = bits.trailing_zeros();
@@ -706,9 +710,9 @@ pub fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Frames of which all bits are zero, which takes no memory until a frame is used.
+/// Allocates zeroed frames, which take no memory until they are used.
 fn zeroed_frames(count: usize) -> Box<[Frame]> {
     let frames = Box::<[Frame]>::new_zeroed_slice(count);
-    // SAFETY: a frame is two atomic integers, for which all bits zero is a value: no page, no hold.
+    // SAFETY: a frame is two atomic integers, for which all-zero bits are valid: no page, no hold.
     unsafe { frames.assume_init() }
 }

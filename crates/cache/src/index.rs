@@ -1,9 +1,9 @@
-//! Where the leaves of a vnode are: a table that readers search without a lock, and a map in the
-//! order of the file that owns the truth.
+//! The leaves of a vnode: a hash table that readers search without a lock, and an authoritative map
+//! in file order.
 //!
-//! **Invariant:** a leaf that is found stands for what was asked for, because the leaf itself says
-//! so. The table may miss a leaf that the map has, never the other way that matters: a miss is asked
-//! again under the lock.
+//! **Invariant:** the leaf's own tag confirms that a leaf found in the table is the requested one.
+//! The table may lack a leaf that the map has; a miss that matters is repeated in the map, under
+//! the lock.
 
 use crate::leaf::{Leaf, LeafAt, Slab};
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Places in the smallest table.
+/// Slots in the smallest table.
 const PLACES_MIN: usize = 8;
-/// Places that a search looks at.
+/// Slots that a search probes.
 const PROBES: usize = 8;
 
 /// The leaves of one vnode.
@@ -27,10 +27,10 @@ pub struct Index {
     truth: Mutex<Truth>,
 }
 
-/// Addresses of leaves at the place of their number's hash, or one of the next; 0 for none.
+/// Addresses of leaves at the slot of their number's hash, or one of the next; 0 for none.
 struct Table {
     places: Box<[AtomicU64]>,
-    /// By how much a hash is shifted to give a place: its top bits, which spread neighbours evenly.
+    /// Right shift from hash to slot: keeps the top bits, which spread neighbors evenly.
     shift: u32,
 }
 
@@ -51,15 +51,15 @@ impl Table {
         }
     }
 
-    /// The first place where a leaf of this number may stand.
+    /// Returns the first slot of a leaf of this number.
     #[inline]
     fn place(&self, number: u64) -> usize {
-        // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so the
-        // leaves of a file that is read through meet at no place, and the first look finds.
+        // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so
+        // the leaves of a sequentially read file do not collide, and the first probe finds them.
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// All places where a leaf of this number may stand.
+    /// Returns all slots where a leaf of this number may be.
     fn probe(&self, number: u64) -> impl Iterator<Item = &AtomicU64> {
         let (first, mask) = (self.place(number), self.places.len() - 1);
         (0..PROBES).map(move |i| &self.places[(first + i) & mask])
@@ -67,7 +67,7 @@ impl Table {
 }
 
 impl Index {
-    /// Of a vnode without pages.
+    /// Creates the index of a vnode without pages.
     pub fn new(vnode: u64, slab: Arc<Slab>) -> Index {
         let first = Box::new(Table::new(PLACES_MIN));
         Index {
@@ -81,7 +81,7 @@ impl Index {
         }
     }
 
-    /// The leaf that is probably of this number, in a few instructions: the caller asks the leaf.
+    /// Returns the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
     pub fn guess(&self, number: u64) -> Option<LeafAt> {
         // SAFETY: tables live in `truth.tables` until the index is dropped.
@@ -89,7 +89,7 @@ impl Index {
         LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
     }
 
-    /// The leaf of this number, if the table has it. Takes no lock.
+    /// Returns the leaf of this number, if the table has it. Takes no lock.
     pub fn find(&self, number: u64) -> Option<LeafAt> {
         // SAFETY: tables live in `truth.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
@@ -103,14 +103,14 @@ impl Index {
         None
     }
 
-    /// The leaf of this number, under the lock.
+    /// Returns the leaf of this number; on a miss in the table, searches the map under the lock.
     pub fn find_surely(&self, number: u64) -> Option<LeafAt> {
         let found = self.find(number);
         found.or_else(|| self.truth().leaves.get(&number).copied())
     }
 
-    /// The leaf of this number, made if need be and kept once for the caller, who calls
-    /// [`Index::let_go`].
+    /// Returns the leaf of this number, creating it if necessary, with one reference for the
+    /// caller, who releases it with [`Index::let_go`].
     pub fn keep(&self, number: u64) -> LeafAt {
         if let Some(at) = self.find(number)
             && self.slab.get(at).keep(self.vnode, number)
@@ -119,7 +119,7 @@ impl Index {
         }
         let mut truth = self.truth();
         if let Some(at) = truth.leaves.get(&number).copied() {
-            // Leaves are given up under this lock, so this one is not.
+            // Leaves are retired under this lock, so this one stays.
             assert!(self.slab.get(at).keep(self.vnode, number));
             self.enter(&mut truth, number, at);
             return at;
@@ -130,15 +130,15 @@ impl Index {
         at
     }
 
-    /// Takes a [`Index::keep`] back, or says that a word is empty now; gives the leaf up when it was
-    /// the last.
+    /// Undoes an [`Index::keep`], or accounts for a word that became empty; releases the leaf when
+    /// nothing uses it any more.
     pub fn let_go(&self, number: u64, at: LeafAt) {
         if self.slab.get(at).let_go() {
             self.give_up(number);
         }
     }
 
-    /// Gives a leaf up if nothing keeps it.
+    /// Releases a leaf if it is idle.
     pub fn give_up(&self, number: u64) {
         let mut truth = self.truth();
         let Some(at) = truth.leaves.get(&number).copied() else {
@@ -156,7 +156,7 @@ impl Index {
         self.slab.give_back(at);
     }
 
-    /// The leaves in a range of numbers, in order.
+    /// Returns the leaves in a range of numbers, in order.
     pub fn range(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
         let truth = self.truth();
         truth
@@ -166,19 +166,19 @@ impl Index {
             .collect()
     }
 
-    /// How many leaves there are.
+    /// Returns the number of leaves.
     pub fn len(&self) -> usize {
         self.truth().leaves.len()
     }
 
-    /// How many leaves there are, and pages that are there or on their way.
+    /// Returns the number of leaves, and of pages that are resident or being loaded.
     pub fn tally(&self) -> (usize, u64) {
         let truth = self.truth();
         let pages = truth.leaves.values().map(|at| self.leaf(*at).live());
         (truth.leaves.len(), pages.sum())
     }
 
-    /// The leaf at an address.
+    /// Returns the leaf at an address.
     #[inline]
     pub fn leaf(&self, at: LeafAt) -> &Leaf {
         self.slab.get(at)
@@ -188,7 +188,7 @@ impl Index {
         self.truth.lock().expect("no panic under this lock")
     }
 
-    /// Puts a leaf into the table, which grows when it is half full or the places are taken.
+    /// Enters a leaf into the table, which grows when it is half full or the slots are taken.
     fn enter(&self, truth: &mut Truth, number: u64, at: LeafAt) {
         let table = truth.tables.last().expect("there is always one");
         if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
@@ -197,7 +197,7 @@ impl Index {
         if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
             return;
         }
-        // More places than twice the leaves make a crowded spot unlikely, and a leaf that finds none
+        // More slots than twice the leaves make a crowded spot unlikely, and a leaf without a slot
         // is found through the map.
         let wanted = (truth.leaves.len() * 2).next_power_of_two();
         if wanted <= table.places.len() {

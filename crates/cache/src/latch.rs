@@ -1,7 +1,7 @@
-//! A page that one thread has for itself, and pages that many hold.
+//! Exclusive access to a page by one thread ([`Latch`]), and shared holds on pages ([`PageRef`]).
 //!
-//! **Invariant:** a latch is given back before anything that may wait: no I/O, no other page's latch,
-//! no message to anybody happens under it.
+//! **Invariant:** a latch is released before anything that may block: no I/O, no other page's
+//! latch, and no notification happens under it.
 
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The latch of a resident page. Dropped, it gives the page back, with a new version if it changed.
+/// Latch of a resident page. Dropping it releases the page, with a new version if it changed.
 pub(crate) struct Latch<'a> {
     vnode: &'a Vnode,
     leaf: &'a Leaf,
@@ -29,11 +29,11 @@ pub(crate) struct Latch<'a> {
     changed: bool,
 }
 
-/// Looks at a word that takes another thread a copy's time; then the thread may have lost its
-/// processor, and ours is better given away.
+/// Polls of a word that together take as long as a copy; after that, the other thread may have been
+/// preempted, and yielding the CPU is better.
 const SPINS: u32 = 64;
 
-/// Waits a moment for somebody who has a latch.
+/// Backs off briefly while another thread holds a latch.
 pub(crate) fn pause(turn: &mut u32) {
     *turn += 1;
     if *turn < SPINS {
@@ -44,8 +44,8 @@ pub(crate) fn pause(turn: &mut u32) {
 }
 
 impl<'a> Latch<'a> {
-    /// Takes the latch of a page; waits for others who have it. `None`: the page is not there, or on
-    /// its way, or the leaf is another's by now.
+    /// Takes the latch of a page, waiting for other holders. `None`: the page is absent or being
+    /// loaded, or the leaf has been reassigned.
     pub fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
         let leaf = vnode.index().leaf(at);
         let word = leaf.word(index);
@@ -83,12 +83,12 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Where the page lies.
+    /// Returns the location of the page.
     pub fn home(&self) -> Home {
         self.home
     }
 
-    /// The bytes of the page. Whoever changes them has called [`Latch::make_private`].
+    /// Returns the address of the page's bytes. To change them, call [`Latch::make_private`] first.
     pub fn data(&self) -> NonNull<u8> {
         match self.home {
             Home::Frame(frame) => self.pool().at(FrameNo(frame)),
@@ -96,35 +96,35 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Somebody has used the page since it was last asked; then the note is taken away.
+    /// Returns whether the page was used since the last call, and clears the use marks.
     pub fn take_touches(&mut self) -> bool {
         let touched = self.snap.frequency() > 0;
         self.snap = self.snap.untouched();
         touched
     }
 
-    /// The page holds what is not below yet.
+    /// Returns whether the page is dirty.
     pub fn is_dirty(&self) -> bool {
         self.leaf.dirty() & self.bit() != 0
     }
 
-    /// The page's content is on its way below.
+    /// Returns whether the page is under write-back.
     pub fn is_in_writeback(&self) -> bool {
         self.leaf.writeback() & self.bit() != 0
     }
 
-    /// Somebody has a lease on the page.
+    /// Returns whether the page is leased.
     pub fn is_leased(&self) -> bool {
         self.home == Home::Window && self.mapped().is_leased(self.page)
     }
 
-    /// What is dirty near the page has been so for as long as the file allows.
+    /// Returns whether the dirty data in the page's leaf has reached the file's maximum age.
     pub fn is_due(&self) -> bool {
         let since = self.leaf.dirty_since_ms();
         since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
     }
 
-    /// Somebody holds the frame of the page.
+    /// Returns whether the frame of the page is held.
     pub fn is_held(&self) -> bool {
         match self.home {
             Home::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
@@ -132,8 +132,9 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Makes the page's bytes the latch holder's to change: if somebody holds the frame, the page
-    /// moves to one of `spare`, with its content if `keep`. `None`: there is no spare frame.
+    /// Makes the page's bytes writable for the latch holder: if the frame is held, moves the page
+    /// to one of `spare`, with its content if `keep`. Returns whether the page moved, or `None` if
+    /// there is no spare frame.
     #[must_use]
     pub fn make_private(&mut self, spare: &mut Vec<FrameNo>, keep: bool) -> Option<bool> {
         self.changed = true;
@@ -148,16 +149,17 @@ impl<'a> Latch<'a> {
         Some(true)
     }
 
-    /// Makes bytes of the page zeros, which are the holder's to change.
+    /// Zeroes bytes of the page, which must be private to the holder.
     pub fn zero(&mut self, bytes: Range<usize>) {
         assert!(bytes.start <= bytes.end && bytes.end <= PAGE_BYTES);
         self.changed = true;
-        // SAFETY: inside the page, which is latched, and which nobody holds.
+        // SAFETY: inside the page, which is latched and not held.
         unsafe { copy::zero_page(self.data().as_ptr().add(bytes.start), bytes.len()) };
     }
 
-    /// The holder has written bytes of the page, which may lie behind the end of the file as long as
-    /// the page does not: then the file ends there. Says whether the page was wholly behind the end.
+    /// Marks the page dirty after the holder has written `bytes`. The bytes may extend the file if
+    /// the page itself begins within or at its end. Returns whether the page began exactly at the
+    /// old end.
     pub fn written(&mut self, bytes: Range<usize>) -> bool {
         let first = self.page * PAGE_BYTES as u64;
         let (old, end) = (self.vnode.size(), first + bytes.end as u64);
@@ -187,32 +189,32 @@ impl<'a> Latch<'a> {
         self.pool().abandon(FrameNo(from));
     }
 
-    /// Moves the page from its frame to its place in the window, if it is not there already.
+    /// Moves the page from its frame to its place in the window, unless it is already in the
+    /// window.
     ///
     /// # Errors
-    /// There is no memory; the page is where it was.
+    /// Out of memory; the page stays where it was.
     pub fn move_to_window(&mut self) -> Result<()> {
         let Home::Frame(from) = self.home else {
             return Ok(());
         };
         let to = self.mapped().make_room(self.page)?;
-        // SAFETY: the latch keeps others from changing the page, nothing maps its place in the window
-        // yet, and both are pages.
+        // SAFETY: the latch keeps others from changing the page, its place in the window is not
+        // mapped yet, and both are pages.
         unsafe { copy::between_pages(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
         self.pool().removed(FrameNo(from));
         self.settle(Home::Window);
-        // Programs use it from here on without a word.
+        // From here on programs use the page without updating its word.
         self.note_use();
         self.pool().abandon(FrameNo(from));
         Ok(())
     }
 
-    /// Moves the page from the window to a frame. `false`: somebody with a lease needs it there.
+    /// Moves the page from the window to a frame. `false`: a lease keeps it in the window.
     #[must_use]
     pub fn move_to_pool(&mut self, to: FrameNo) -> bool {
         debug_assert!(self.home == Home::Window);
-        // First programs cannot reach it any more, then it is copied: a store between the two would
-        // be lost.
+        // First revoke the programs' access, then copy: a store between the two would be lost.
         if !self.mapped().revoke(self.page) {
             return false;
         }
@@ -226,7 +228,7 @@ impl<'a> Latch<'a> {
         true
     }
 
-    /// Notes a use of the page.
+    /// Records a use of the page.
     pub(crate) fn note_use(&mut self) {
         if self.snap.is_ahead() {
             self.vnode.gone.read_ahead_used.fetch_add(1, Relaxed);
@@ -234,15 +236,15 @@ impl<'a> Latch<'a> {
         self.snap = self.snap.used();
     }
 
-    /// Notes that the page has changed and is not below yet.
+    /// Records that the page has changed and must be written back.
     pub fn mark_dirty(&mut self) {
         self.changed = true;
         self.vnode.mark_dirty(self.at, self.page);
     }
 
-    /// Sends a dirty page on its way: clean from here on, and the frame given is held until
-    /// [`Latch::end_writeback`]. A page in a window is sealed and copied to one of `spare`. `None`:
-    /// it is clean, on its way already, or there is no spare frame.
+    /// Starts write-back of a dirty page: marks it clean and holds the returned frame until
+    /// [`Latch::end_writeback`]. A page in a window is write-protected and copied to one of
+    /// `spare`. `None`: the page is clean or already under write-back, or there is no spare frame.
     pub fn begin_writeback(&mut self, spare: &mut Vec<FrameNo>) -> Option<FrameNo> {
         if !self.is_dirty() || self.is_in_writeback() {
             return None;
@@ -260,8 +262,8 @@ impl<'a> Latch<'a> {
             self.copy_to(frame);
             self.zero_beyond_end(frame);
             if !sealed {
-                // Somebody with a lease may store at any time: the page is as dirty as before, since
-                // now.
+                // The holder of a lease may store at any time: the page stays dirty, with a new
+                // age.
                 self.leaf.renew_dirty(self.vnode.below().core.now_ms());
                 return Some(frame);
             }
@@ -270,7 +272,7 @@ impl<'a> Latch<'a> {
         Some(frame)
     }
 
-    /// The page has arrived below, or not, and then it is dirty again.
+    /// Ends write-back. If it failed (`good` is false), the page is dirty again.
     pub fn end_writeback(&mut self, good: bool) {
         if !good {
             self.vnode.mark_dirty(self.at, self.page);
@@ -281,12 +283,12 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Makes the page vanish, dirty or not. It must not be on its way below.
+    /// Drops the page, dirty or not. It must not be under write-back.
     pub fn discard(self) {
         self.leave(Reason::Dropped);
     }
 
-    /// Makes the page vanish for this reason, dirty or not. It must not be on its way below.
+    /// Drops the page for this reason, dirty or not. It must not be under write-back.
     pub(crate) fn leave(self, reason: Reason) {
         debug_assert!(!self.is_in_writeback());
         if self.leaf.clear_dirty(self.index()) {
@@ -309,14 +311,14 @@ impl<'a> Latch<'a> {
 
     fn copy_to(&self, to: FrameNo) {
         let to = self.pool().at(to).as_ptr();
-        // SAFETY: the latch keeps others from changing the page, but for programs with a lease, of
-        // whose stores each byte is seen or not; and `to` is nobody's yet.
+        // SAFETY: the latch keeps others from changing the page, except for programs with a lease,
+        // of whose stores each byte is seen or not; and no other thread uses `to` yet.
         unsafe { copy::between_pages(self.data().as_ptr(), to, PAGE_BYTES) };
     }
 
-    /// What programs have stored behind the end of the file is not part of it (mmap(2) of POSIX: "the
-    /// system shall never write out any modified portions of the last page of an object which are
-    /// beyond its end").
+    /// Zeroes a page copy behind the end of the file: stores of programs there are not part of the
+    /// file (mmap(2) of POSIX: "the system shall never write out any modified portions of the last
+    /// page of an object which are beyond its end").
     fn zero_beyond_end(&self, copy: FrameNo) {
         let end = self
             .vnode
@@ -324,7 +326,7 @@ impl<'a> Latch<'a> {
             .saturating_sub(self.page * PAGE_BYTES as u64);
         if end < PAGE_BYTES as u64 {
             let keep = end as usize;
-            // SAFETY: the frame is the caller's alone.
+            // SAFETY: only the caller uses the frame.
             unsafe {
                 let rest = self.pool().at(copy).as_ptr().add(keep);
                 copy::zero_page(rest, PAGE_BYTES - keep);
@@ -378,7 +380,7 @@ pub struct PageRef<'a> {
 }
 
 impl<'a> PageRef<'a> {
-    /// Of a pin that the caller has taken.
+    /// Returns the reference for a pin that the caller has taken.
     #[inline]
     pub(crate) fn of(vnode: &'a Vnode, leaf: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
         PageRef {
@@ -389,12 +391,13 @@ impl<'a> PageRef<'a> {
         }
     }
 
-    /// The address of the page, good while the reference lives.
+    /// Returns the address of the page, valid while the reference lives.
     pub fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()
     }
 
-    /// Lends the page as it is: the loan outlives the reference, and the file.
+    /// Returns a loan of the page in its current state, which may outlive the reference and the
+    /// file.
     pub fn lend(&self) -> Loan {
         Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
     }

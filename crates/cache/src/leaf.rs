@@ -1,20 +1,21 @@
-//! A leaf: the words of 56 neighbouring pages of one vnode, and what is known of them as bit sets.
+//! A leaf: the words of 56 consecutive pages of one vnode, and their states as bit sets.
 //!
 //! ```text
-//!   tag  dirty  writeback  since  live            one line of the processor's cache
+//!   tag  dirty  writeback  since  live            one cache line
 //!   tag  word 0  ...  word 6                      eight more
 //!   tag  word 7  ...
 //! ```
 //!
-//! **Invariant:** the memory of a leaf is a leaf for as long as the [`Slab`] lives, whichever range of
-//! whichever vnode it stands for. A reader may therefore keep the address of a leaf without a count
-//! on it, and asks the leaf whose it is between its two looks at a word: a leaf changes hands only
-//! while all its words are empty, so a word that was resident at both looks belonged all the time to
-//! whom the leaf named between them. It asks the tag that lies in one line with the word, so a hit on
-//! a page that was not used of late waits for one line and not for two.
+//! **Invariant:** the memory of a leaf remains a leaf as long as the [`Slab`] lives, although the
+//! range and vnode it stands for may change. A reader may therefore keep the address of a leaf
+//! without a reference count, and checks the leaf's tag between its two loads of a word: a leaf is
+//! reassigned only while all its words are empty, so a word that was resident at both loads
+//! belonged throughout to the owner that the tag named between them. It checks the tag in the
+//! word's own cache line, so a hit on a page that was not used recently misses one line instead of
+//! two.
 //!
-//! So few pages, because then a set of them is one integer that changes in one step, and a device
-//! that is used thinly all over takes half a kilobyte for a lone page and not four.
+//! A leaf is this small so that a set of its pages is one integer that changes atomically, and so
+//! that a sparsely used device takes half a kilobyte for a lone page and not four.
 
 use crate::policy::PageKey;
 use crate::word::Word;
@@ -24,26 +25,26 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-/// Pages of a leaf.
+/// Pages per leaf.
 pub const LEAF_PAGES: u64 = (LINES * LINE_WORDS) as u64;
-/// Lines of words.
+/// Cache lines of words per leaf.
 const LINES: usize = 8;
 /// Words in a line, beside its tag.
 const LINE_WORDS: usize = 7;
 
-/// Bits of a tag that say which leaf of the vnode it is: enough for files of 14 PiB.
+/// Bits of a tag for the leaf's number within its vnode: enough for files of 14 PiB.
 const NUMBER_BITS: u32 = 36;
-/// Numbers of vnodes end before this.
+/// Exclusive upper bound of vnode numbers.
 pub const VNODES_MAX: u64 = 1 << (64 - NUMBER_BITS);
-/// Longest file in bytes.
+/// Largest file size in bytes.
 pub const FILE_BYTES_MAX: u64 = (LEAF_PAGES * 4096) << NUMBER_BITS;
 
-/// Vnode and number in one: what a leaf stands for. Zero: nothing.
+/// Identity of a leaf: vnode and leaf number in one integer. Zero: unassigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
-    /// Of a leaf of a vnode, whose number is not zero.
+    /// Returns the tag of leaf `number` of a vnode; vnode numbers are not zero.
     #[inline]
     pub fn of(vnode: u64, number: u64) -> Tag {
         debug_assert!(vnode < VNODES_MAX && number < 1 << NUMBER_BITS);
@@ -55,28 +56,28 @@ impl Tag {
     }
 }
 
-/// `live` of a leaf that stands for nothing.
+/// `live` of an unassigned leaf.
 const DEAD: u32 = u32::MAX;
 
-/// The words of 56 neighbouring pages. What belongs to all of them comes first.
+/// The words of 56 consecutive pages. The state common to all of them comes first.
 #[repr(C, align(64))]
 pub struct Leaf {
     tag: AtomicU64,
-    /// Pages that hold what is not below; changed under the latch of the page.
+    /// Pages not yet written back; changed under the latch of the page.
     dirty: AtomicU64,
-    /// Pages whose content is on its way below; changed under the latch of the page.
+    /// Pages under write-back; changed under the latch of the page.
     writeback: AtomicU64,
-    /// When the first of the dirty pages became so, in milliseconds of the cache's clock.
+    /// When the first of the dirty pages became dirty, in milliseconds of the cache's clock.
     dirty_since_ms: AtomicU64,
-    /// Words that are not empty, and callers about to fill one. At zero the leaf may be given up.
+    /// Words that are not empty, plus callers about to fill one. At zero the leaf may be retired.
     live: AtomicU32,
     lines: [Line; LINES],
 }
 
-/// Seven words, and whose they are.
+/// Seven words and the tag of their leaf.
 #[repr(C, align(64))]
 struct Line {
-    /// That of the leaf when it was last given out; words of one that has been given up are empty.
+    /// The leaf's tag when it was last adopted; the words of a retired leaf are empty.
     tag: AtomicU64,
     words: [Word; LINE_WORDS],
 }
@@ -96,25 +97,26 @@ impl Leaf {
         }
     }
 
-    /// Whether it stands for this range of this vnode at the moment.
+    /// Returns whether the leaf currently stands for this range of this vnode.
     #[inline]
     pub fn is(&self, vnode: u64, number: u64) -> bool {
         self.tag.load(Acquire) == Tag::of(vnode, number).0
     }
 
-    /// Whether a page that was resident at a look just now, and is at the next, is of this leaf.
+    /// Returns whether the line of page `index` has this tag. If the page is resident before and
+    /// after the call, it belonged to that leaf throughout.
     #[inline]
     pub fn has(&self, index: u32, tag: Tag) -> bool {
         let line = &self.lines[index as usize / LINE_WORDS];
         line.tag.load(Acquire) == tag.0
     }
 
-    /// The vnode's number, and which range of it.
+    /// Returns the vnode's number and the leaf's number within it.
     pub fn owner(&self) -> (u64, u64) {
         Tag(self.tag.load(Acquire)).split()
     }
 
-    /// Which page this index stands for at the moment.
+    /// Returns the page that this index currently stands for.
     pub fn key(&self, index: u32) -> PageKey {
         let (vnode, number) = self.owner();
         PageKey {
@@ -123,29 +125,29 @@ impl Leaf {
         }
     }
 
-    /// The word of a page.
+    /// Returns the word of a page.
     #[inline]
     pub fn word(&self, index: u32) -> &Word {
         let index = index as usize;
         &self.lines[index / LINE_WORDS].words[index % LINE_WORDS]
     }
 
-    /// The dirty pages.
+    /// Returns the set of dirty pages.
     pub fn dirty(&self) -> u64 {
         self.dirty.load(Acquire)
     }
 
-    /// The pages on their way below.
+    /// Returns the set of pages under write-back.
     pub fn writeback(&self) -> u64 {
         self.writeback.load(Acquire)
     }
 
-    /// Since when a page has been dirty.
+    /// Returns when the oldest dirty page became dirty, in milliseconds of the cache's clock.
     pub fn dirty_since_ms(&self) -> u64 {
         self.dirty_since_ms.load(Relaxed)
     }
 
-    /// Puts a page among the dirty ones; gives those there were. By the holder of its latch.
+    /// Marks a page dirty and returns the previous set. The caller holds the page's latch.
     pub fn set_dirty(&self, index: u32, now_ms: u64) -> u64 {
         let before = self.dirty.fetch_or(1 << index, AcqRel);
         if before == 0 {
@@ -154,28 +156,28 @@ impl Leaf {
         before
     }
 
-    /// Takes a page from among the dirty ones; says whether it was there. By the holder of its latch.
+    /// Clears a page's dirty bit and returns whether it was set. The caller holds the page's latch.
     pub fn clear_dirty(&self, index: u32) -> bool {
         self.dirty.fetch_and(!(1 << index), AcqRel) & 1 << index != 0
     }
 
-    /// Counts the age of the dirty pages from now on: one of them was sent below and stays dirty.
+    /// Restarts the age of the dirty pages: one of them was written out and stays dirty.
     pub fn renew_dirty(&self, now_ms: u64) {
         self.dirty_since_ms.store(now_ms, Relaxed);
     }
 
-    /// Says that a page is on its way below. By the holder of its latch.
+    /// Marks a page as under write-back. The caller holds its latch.
     pub fn set_writeback(&self, index: u32) {
         self.writeback.fetch_or(1 << index, AcqRel);
     }
 
-    /// Says that a page is on its way no more. By the holder of its latch.
+    /// Clears a page's write-back bit. The caller holds its latch.
     pub fn clear_writeback(&self, index: u32) {
         self.writeback.fetch_and(!(1 << index), AcqRel);
     }
 
-    /// Keeps the leaf from being given up: for a word about to be filled. `false`: it stands for
-    /// something else, or nothing.
+    /// Keeps the leaf from being retired while the caller fills a word. `false`: it stands for
+    /// another range, or none.
     pub fn keep(&self, vnode: u64, number: u64) -> bool {
         let mut now = self.live.load(Relaxed);
         loop {
@@ -189,13 +191,14 @@ impl Leaf {
         }
         let right = self.is(vnode, number);
         if !right {
-            // Its new owner cannot give it up meanwhile, and finds it empty the next time it looks.
+            // The new owner cannot retire the leaf in between; it finds the leaf idle at its next
+            // check.
             self.let_go();
         }
         right
     }
 
-    /// Words that are not empty, and callers about to fill one.
+    /// Returns the number of non-empty words plus callers about to fill one.
     pub fn live(&self) -> u64 {
         match self.live.load(Relaxed) {
             DEAD => 0,
@@ -203,13 +206,13 @@ impl Leaf {
         }
     }
 
-    /// Takes a [`Leaf::keep`] back, or says that a word is empty now. `true`: nothing keeps the leaf,
-    /// and its vnode may give it up.
+    /// Undoes a [`Leaf::keep`], or accounts for a word that became empty. `true`: the leaf is idle,
+    /// and its vnode may retire it.
     pub fn let_go(&self) -> bool {
         self.live.fetch_sub(1, AcqRel) == 1
     }
 
-    /// Gives the leaf up if nothing keeps it.
+    /// Makes the leaf unassigned if it is idle, and returns whether it was.
     pub fn retire(&self) -> bool {
         let idle = self.live.compare_exchange(0, DEAD, AcqRel, Relaxed).is_ok();
         if idle {
@@ -225,45 +228,45 @@ impl Leaf {
             .iter()
             .for_each(|line| line.tag.store(tag, Relaxed));
         self.tag.store(tag, Release);
-        // Kept once, for the caller.
+        // One reference, for the caller.
         self.live.store(1, Release);
     }
 }
 
-/// A leaf by its address, which stays good while the slab lives.
+/// Address of a leaf, valid while the slab lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LeafAt(*const Leaf);
 
-// SAFETY: an address; what it leads to is shared by all threads.
+// SAFETY: an address; the leaf it refers to is shared by all threads.
 unsafe impl Send for LeafAt {}
 // SAFETY: as above.
 unsafe impl Sync for LeafAt {}
 
 impl LeafAt {
-    /// The address with the index of a page in its low bits, which are zero by alignment.
+    /// Returns the address with the index of a page in its low bits, which are zero by alignment.
     pub fn with_index(self, index: u32) -> u64 {
         debug_assert!(u64::from(index) < LEAF_PAGES);
         self.0 as u64 | u64::from(index)
     }
 
-    /// The reverse of [`LeafAt::with_index`]; `None` for zero.
+    /// Returns the leaf and index of [`LeafAt::with_index`]; `None` for zero.
     pub fn split(both: u64) -> Option<(LeafAt, u32)> {
         let low = align_of::<Leaf>() as u64 - 1;
         (both != 0).then_some((LeafAt((both & !low) as *const Leaf), (both & low) as u32))
     }
 
-    /// The address as a number.
+    /// Returns the address as an integer.
     pub fn raw(self) -> u64 {
         self.0 as u64
     }
 
-    /// The reverse of [`LeafAt::raw`].
+    /// Returns the address of [`LeafAt::raw`]; `None` for zero.
     pub fn of_raw(raw: u64) -> Option<LeafAt> {
         (raw != 0).then_some(LeafAt(raw as *const Leaf))
     }
 }
 
-/// Leaves made at a time.
+/// Leaves allocated at a time.
 const BLOCK: usize = 64;
 
 /// All leaves of a cache, in use or not.
@@ -279,16 +282,17 @@ struct SlabInner {
 }
 
 impl Slab {
-    /// The leaf at an address that this slab gave out.
+    /// Returns the leaf at an address of this slab.
     #[inline]
     pub fn get(&self, at: LeafAt) -> &Leaf {
         // SAFETY: addresses of leaves come from `Slab::adopt` alone, each cache has one slab and
-        // keeps its addresses to itself, and the slab frees no leaf before it is dropped. All fields
-        // of a leaf are atomic, so a shared reference is good whoever the leaf belongs to.
+        // keeps its addresses to itself, and the slab frees no leaf before it is dropped. All
+        // fields of a leaf are atomic, so a shared reference is valid whichever vnode owns the
+        // leaf.
         unsafe { &*at.0 }
     }
 
-    /// A leaf that stands for this range, kept once for the caller.
+    /// Returns a leaf assigned to this range, with one [`Leaf::keep`] for the caller.
     pub fn adopt(&self, vnode: u64, number: u64) -> LeafAt {
         let mut inner = self.inner.lock().expect("no panic under this lock");
         if inner.free.is_empty() {
@@ -302,14 +306,14 @@ impl Slab {
         at
     }
 
-    /// Takes back a leaf that was retired.
+    /// Returns a retired leaf to the free list.
     pub fn give_back(&self, at: LeafAt) {
         debug_assert_eq!(self.get(at).live.load(Relaxed), DEAD);
         let mut inner = self.inner.lock().expect("no panic under this lock");
         inner.free.push(at);
     }
 
-    /// Bytes of all leaves.
+    /// Returns the size of all leaves in bytes.
     pub fn bytes(&self) -> usize {
         let inner = self.inner.lock().expect("no panic under this lock");
         inner.blocks.len() * BLOCK * size_of::<Leaf>()

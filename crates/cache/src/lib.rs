@@ -1,25 +1,25 @@
-//! The unified file cache: pages of file data found by (vnode, offset), one set of them for reads and
-//! writes, mappings, block exports and sends.
+//! The unified file cache: pages of file data, looked up by (vnode, offset). Reads and writes,
+//! mappings, block exports and sends share one copy of each page.
 //!
 //! ```text
 //!   Session (one thread)    CachedDevice    Mapping (faults)    keeper (background)
 //!          \____________________|_______________|___________________/
 //!                                      |
-//!   Vnode ── Index ── Leaf ── Word {state, version, frame}      where a page is, who may touch it
+//!   Vnode ── Index ── Leaf ── Word {state, version, frame}      page location and access state
 //!                                      |
-//!                Pool of frames, Policy;  Window                what lies in memory, what leaves
+//!                Pool of frames, Policy;  Window                residency and eviction
 //!                                      |
 //!                              Pager, PagerQueue                getpage, putpage, sync
 //! ```
 //!
-//! **Invariant:** a page is in one place, a frame of the pool or the window of a file that programs
-//! have mapped, and everybody sees that one. A reader takes no lock: it copies, and looks at the page's
-//! word before and after, or counts itself in where programs store as they like. What is dirty stays until it is below, and
-//! an error on the way is reported to everybody who has the file open, once.
+//! **Invariant:** a page is in one place, either a frame of the pool or the window of a file that
+//! programs have mapped, and every user sees that copy. A reader takes no lock: it copies, and
+//! checks the page's word before and after. In a window, where programs may store at any time, it
+//! registers as a reader for the duration of the copy instead. A dirty page stays in memory until
+//! it has been written to the pager, and every open file receives a write-back error once.
 //!
-//! Absent on purpose: knowledge of what is below (a device, an encrypted volume, a file system are
-//! pagers) and of who is above; a lock that is held over I/O; an allocation or a shared counter on a
-//! hit.
+//! Deliberately absent: knowledge of the pager (a device, an encrypted volume or a file system) and
+//! of the cache's users; a lock that is held over I/O; an allocation or a shared counter on a hit.
 
 mod attributes;
 mod config;

@@ -1,7 +1,7 @@
 //! The settings in force, which change while the cache runs.
 //!
-//! **Invariant:** a set of settings takes effect as a whole before the next begins. Who reads one
-//! setting reads one number; a reader that needs two may see an old and a new one, which does no harm.
+//! **Invariant:** a set of settings takes effect as a whole before the next begins. A reader of one
+//! setting loads one number; a reader of two may see an old and a new one, which is harmless.
 
 use crate::attributes::FlushBehind;
 use crate::config::Config;
@@ -14,29 +14,29 @@ use std::sync::atomic::{
     Ordering::{Relaxed, Release},
 };
 
-/// The settings of a cache.
+/// Current settings of a cache.
 pub(crate) struct Live {
     given: Mutex<(Tunables, Settings)>,
-    /// Memory that percentages are of, in bytes.
+    /// Memory in bytes that percentages refer to.
     memory: u64,
-    /// Most bytes that `filecache_max` can be.
+    /// Upper limit of `filecache_max` in bytes.
     reserve: u64,
-    /// Dirty pages above which the background writes out.
+    /// Number of dirty pages above which the background threads write back.
     pub(crate) background_pages: AtomicUsize,
-    /// Dirty pages above which writers are held back.
+    /// Number of dirty pages above which writers are throttled.
     pub(crate) throttle_pages: AtomicUsize,
     pub(crate) sync_ms: AtomicU64,
     flush_behind: AtomicU8,
-    /// Bytes of the largest window of read-ahead.
+    /// Size of the largest read-ahead window in bytes.
     pub(crate) read_ahead_max: AtomicU64,
-    /// Bytes that memory pressure leaves alone.
+    /// Bytes that are not evicted under memory pressure.
     pub(crate) min_bytes: AtomicU64,
-    /// Mapped pages above which those that were not touched of late leave.
+    /// Number of mapped pages above which those not recently used are evicted.
     pub(crate) mapped_pages: AtomicUsize,
 }
 
 impl Live {
-    /// Those that the cache is made with, which [`Live::begin`] puts in force.
+    /// Creates the initial settings, which [`Live::begin`] puts in force.
     pub(crate) fn new(config: &Config) -> Live {
         let memory = config.memory_bytes;
         let given = config.tunables.clone();
@@ -56,18 +56,18 @@ impl Live {
         }
     }
 
-    /// Puts the first settings in force; the pool has its limit.
+    /// Applies the initial settings, except for the limit, which the pool already has.
     pub(crate) fn begin(&self, pool: &Pool) {
         let given = self.given.lock().expect("no panic under this lock");
         self.apply(&given.1, pool);
     }
 
-    /// What was given, and what it means.
+    /// Returns the settings as specified, and as resolved.
     pub(crate) fn get(&self) -> (Tunables, Settings) {
         self.given.lock().expect("no panic under this lock").clone()
     }
 
-    /// Puts settings in force: all of them, or an error and nothing. Pages leave as far as they can.
+    /// Applies settings: all of them, or none and an error. Evicts pages as far as possible.
     pub(crate) fn set(
         &self,
         tunables: &Tunables,
@@ -88,7 +88,7 @@ impl Live {
         Ok(settings)
     }
 
-    /// Sets `filecache_max`; `filecache_min` follows it down.
+    /// Sets `filecache_max`, and lowers `filecache_min` if necessary.
     pub(crate) fn set_max(&self, bytes: u64, pool: &Pool, emptied: &mut Emptied) {
         let mut given = self.given.lock().expect("no panic under this lock");
         let bytes = bytes.min(self.reserve);
@@ -118,7 +118,7 @@ impl Live {
         pool.set_shares(metadata, limits, pages(settings.filecache_min));
     }
 
-    /// When written pages of a file that says nothing else go below.
+    /// Returns when written pages of files without their own policy are sent to the pager.
     pub(crate) fn flush_behind(&self) -> FlushBehind {
         FlushBehind::of(self.flush_behind.load(Relaxed))
     }

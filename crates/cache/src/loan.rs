@@ -1,22 +1,23 @@
-//! A loan: a page as it was when it was lent, whatever becomes of the page, its file and its reader.
+//! A loan: a page's content at one moment, independent of the fate of the page, its file and its
+//! reader.
 
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::policy::FrameNo;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A page that was lent: its bytes do not change and its frame is not used again before the last
-/// loan of it is given back, which is when it is dropped. For bytes that may have to be sent again.
+/// A hold on a page: its bytes do not change and its frame is not reused until the last loan of it
+/// is dropped. For bytes that may have to be sent again.
 ///
-/// What is lent counts as used, and cannot be made to leave. Whoever lends to what others decide the
-/// end of, a peer that acknowledges or not, sets a limit.
+/// A loaned page counts as used and cannot be evicted. Code whose loans end at the discretion of
+/// others, such as a peer that may or may not acknowledge, must limit them.
 pub struct Loan {
     pool: Arc<Pool>,
     frame: FrameNo,
 }
 
 impl Loan {
-    /// Of a frame that the caller holds.
+    /// Creates a loan of a frame that the caller holds.
     pub(crate) fn of(pool: &Arc<Pool>, frame: FrameNo) -> Loan {
         pool.holds(frame).add(1);
         Loan {

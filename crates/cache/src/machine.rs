@@ -1,12 +1,12 @@
-//! What the machine gives this process: memory, and who says when it runs short.
+//! Memory available to this process, and the files that report memory pressure.
 
 use std::path::{Path, PathBuf};
 
-/// Where cgroups are mounted.
+/// Mount point of the cgroup file system.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes of memory that this process can have: the machine's, or what its cgroups allow (`memory.max`
-/// of cgroup v2) when that is less.
+/// Returns the bytes of memory available to this process: the machine's, or the limit of its
+/// cgroups (`memory.max` of cgroup v2) if that is less.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = info.totalram as u64 * u64::from(info.mem_unit.max(1));
@@ -14,7 +14,7 @@ pub fn memory_bytes() -> u64 {
     limit_along(&own, Path::new(CGROUPS)).map_or(machine, |limit| limit.min(machine))
 }
 
-/// The least `memory.max` from `cgroup` up to `root`.
+/// Returns the lowest `memory.max` from `cgroup` up to `root`.
 fn limit_along(cgroup: &Path, root: &Path) -> Option<u64> {
     let along = cgroup.ancestors().take_while(|at| at.starts_with(root));
     along
@@ -23,15 +23,15 @@ fn limit_along(cgroup: &Path, root: &Path) -> Option<u64> {
         .min()
 }
 
-/// The pressure files that concern this process (`Documentation/accounting/psi.rst`), the nearest
-/// first.
+/// Returns the pressure files that apply to this process (`Documentation/accounting/psi.rst`), the
+/// nearest first.
 pub(crate) fn pressure_files() -> Vec<PathBuf> {
     let of_cgroup = own_cgroup().map(|cgroup| cgroup.join("memory.pressure"));
     let machine = PathBuf::from("/proc/pressure/memory");
     of_cgroup.into_iter().chain([machine]).collect()
 }
 
-/// The folder of this process's cgroup, of version 2.
+/// Returns the directory of this process's cgroup (version 2).
 fn own_cgroup() -> Option<PathBuf> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;

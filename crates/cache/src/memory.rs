@@ -1,10 +1,10 @@
-//! The memory of the pool: one mapping, as long as the pool may ever grow, of which only the chunks
-//! in use take memory.
+//! The memory of the pool: one mapping, sized for the largest pool, of which only the chunks in use
+//! are populated.
 //!
-//! What backs it is the first of these that the system allows, and [`Backing`] says which it was: a
-//! tmpfs of our own with large pages that is mounted nowhere, a memfd, anonymous memory. Clear data
-//! must not reach a disk through the back door, so the mapping is left out of core dumps, and out of
-//! swap by the mount option `noswap` or by locking each chunk.
+//! Its backing is the first of these that the system allows, reported as [`Backing`]: a private
+//! tmpfs with large pages that is mounted nowhere, a memfd, anonymous memory. Plaintext must not
+//! leak to a disk, so the mapping is excluded from core dumps, and kept out of swap by the mount
+//! option `noswap` or by locking each chunk.
 
 use block::{Error, ErrorKind, Result};
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -14,10 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Bytes that the pool grows and shrinks by: a large page of x86-64.
+/// Unit in bytes by which the pool grows and shrinks: a large page of x86-64.
 pub const CHUNK_BYTES: usize = 2 << 20;
 
-/// What the pool's memory is made of.
+/// Kind of memory behind the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// A detached tmpfs with large pages.
@@ -28,19 +28,19 @@ pub enum Backing {
     Anonymous,
 }
 
-/// A mapping of which chunks come into being and go.
+/// A mapping whose chunks are populated and released individually.
 pub struct Memory {
     base: NonNull<u8>,
     bytes: usize,
     file: Option<OwnedFd>,
     backing: Backing,
-    /// The backing itself stays out of swap.
+    /// The backing itself is excluded from swap.
     noswap: bool,
     swappable: AtomicBool,
 }
 
-// SAFETY: the mapping is memory at a fixed address; who may touch which part is decided by the words
-// of the pages that lie in it.
+// SAFETY: the mapping is memory at a fixed address; the words of the pages that lie in it control
+// who may access which part.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -69,40 +69,41 @@ impl Memory {
         })
     }
 
-    /// Chunks that fit.
+    /// Returns the number of chunks in the mapping.
     pub fn chunks(&self) -> usize {
         self.bytes / CHUNK_BYTES
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The file behind the mapping, for a process that is to map it too, or for sends.
+    /// Returns the file behind the mapping, for other processes to map, or for sends.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|f| f.as_fd())
     }
 
-    /// What it is made of.
+    /// Returns the kind of memory behind the mapping.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Some of it could be written to swap, because the system allows neither way to prevent it.
+    /// Returns whether memory could be swapped out, because the system allows neither prevention.
     pub fn swappable(&self) -> bool {
         self.swappable.load(Relaxed)
     }
 
-    /// Gives a chunk memory, so that no fault happens on the way of data: from `node` as long as that
-    /// has some, if one is given.
+    /// Populates a chunk, so that the data path takes no page faults: from `node`, if given, as
+    /// long as that has free memory.
     pub fn populate(&self, chunk: usize, node: Option<u32>) {
         let at = self.chunk(chunk);
         if let Some(node) = node {
             prefer(at, node);
         }
-        // SAFETY: the chunk lies in the mapping. Memory that cannot be had now comes by faults.
+        // SAFETY: the chunk lies in the mapping. Memory that is not available now is faulted in
+        // later.
         unsafe { libc::madvise(at, CHUNK_BYTES, libc::MADV_POPULATE_WRITE) };
         if self.noswap {
             return;
@@ -117,14 +118,16 @@ impl Memory {
         }
     }
 
-    /// Takes a chunk's memory away; it reads as zeros when it comes back. Nobody uses its frames.
+    /// Releases a chunk's memory; it reads as zeros when populated again. Its frames must be
+    /// unused.
     pub fn release(&self, chunk: usize) {
         let how = match self.backing {
             Backing::Anonymous => libc::MADV_DONTNEED,
             Backing::HugeTmpfs | Backing::Memfd => libc::MADV_REMOVE,
         };
         let at = self.chunk(chunk);
-        // SAFETY: the chunk lies in the mapping, and the caller says that no frame of it is in use.
+        // SAFETY: the chunk lies in the mapping, and the caller guarantees that no frame of it is
+        // in use.
         unsafe {
             libc::munlock(at, CHUNK_BYTES);
             libc::madvise(at, CHUNK_BYTES, how);
@@ -133,23 +136,23 @@ impl Memory {
 
     fn chunk(&self, chunk: usize) -> *mut libc::c_void {
         assert!(chunk < self.chunks());
-        // SAFETY: inside the mapping, by the line above.
+        // SAFETY: inside the mapping, by the assertion above.
         unsafe { self.base.as_ptr().add(chunk * CHUNK_BYTES).cast() }
     }
 }
 
-/// Nodes that a mask of [`prefer`] has bits for.
+/// Number of nodes that the mask of [`prefer`] covers.
 const NODES_MAX: usize = 1024;
 
-/// Makes memory of a chunk come from `node`, or from others when that has none: mbind(2),
-/// `MPOL_PREFERRED`. What the kernel refuses stays where it comes to lie.
+/// Makes memory of a chunk come from `node`, or from other nodes when that has none: mbind(2),
+/// `MPOL_PREFERRED`. If the kernel refuses, the chunk's placement is left to it.
 fn prefer(at: *mut libc::c_void, node: u32) {
     let mut mask = [0u64; NODES_MAX / 64];
     let Some(word) = mask.get_mut(node as usize / 64) else {
         return;
     };
     *word = 1 << (node % 64);
-    // SAFETY: the caller's chunk lies in the mapping, and the mask is as long as is said.
+    // SAFETY: the caller's chunk lies in the mapping, and the mask has the stated length.
     let bound = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -169,12 +172,12 @@ fn prefer(at: *mut libc::c_void, node: u32) {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: whoever holds a pointer into the mapping also holds the pool that owns it.
+        // SAFETY: every holder of a pointer into the mapping also holds the pool that owns it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// The file to map, what it is, and whether it stays out of swap by itself.
+/// Returns the file to map, its kind, and whether it is excluded from swap by itself.
 fn backing_file(bytes: usize) -> (Option<OwnedFd>, Backing, bool) {
     for noswap in [true, false] {
         if let Ok(file) = huge_tmpfs(bytes, noswap) {
@@ -187,7 +190,7 @@ fn backing_file(bytes: usize) -> (Option<OwnedFd>, Backing, bool) {
     }
 }
 
-/// A file on a tmpfs that is mounted nowhere, so that no path leads to it.
+/// Returns a file on a tmpfs that is mounted nowhere, so that no path leads to it.
 fn huge_tmpfs(bytes: usize, noswap: bool) -> rustix::io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(fs.as_fd(), "huge", "always")?;
@@ -213,7 +216,7 @@ fn memfd(bytes: usize) -> rustix::io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Maps `bytes` at a multiple of a chunk, so that large pages fit.
+/// Maps `bytes` at a multiple of the chunk size, so that large pages fit.
 fn map(bytes: usize, file: Option<BorrowedFd<'_>>) -> Result<NonNull<u8>> {
     let failed = |e: rustix::io::Errno| {
         Error::from_io("cache", e.into())
@@ -223,8 +226,8 @@ fn map(bytes: usize, file: Option<BorrowedFd<'_>>) -> Result<NonNull<u8>> {
     let (read_write, none) = (ProtFlags::READ | ProtFlags::WRITE, ProtFlags::empty());
     let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let room = bytes + CHUNK_BYTES;
-    // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing; the one
-    // that replaces part of it lies inside it, and what is left over at both ends is given back.
+    // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing; the
+    // mapping that replaces part of it lies inside it, and the excess at both ends is unmapped.
     unsafe {
         let whole = rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, none, reserve)
             .map_err(failed)?;
@@ -261,7 +264,7 @@ mod tests {
         for chunk in [0, 3] {
             memory.populate(chunk, None);
             let at = memory.chunk(chunk).cast::<u8>();
-            // SAFETY: inside the mapping, and nobody else knows it.
+            // SAFETY: inside the mapping, and no other thread knows it.
             unsafe {
                 assert_eq!(at.read(), 0);
                 at.write(7);

@@ -1,8 +1,7 @@
-//! An open file: where its last access was, how far its opener has been told of errors, and what it
-//! has counted.
+//! An open file: the position of its last access, its error cursor and its counters.
 //!
-//! **Invariant:** a hit takes no lock, allocates nothing, and writes to no memory that another
-//! opener's hit writes to, except for the first three notes of use in a page's word.
+//! **Invariant:** a hit takes no lock, allocates nothing, and writes to no memory that a hit of
+//! another open file writes to, except for the first three use marks in a page's word.
 
 use crate::copy;
 use crate::errors::ErrorCursor;
@@ -18,36 +17,36 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// What a page of a file with large pages is brought with.
+/// Load unit of a file with large pages.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
-/// A file that somebody has open. One thread uses it at a time.
+/// An open file. One thread uses it at a time.
 pub struct OpenFile {
     pub(crate) state: Arc<OpenState>,
-    /// The leaf of the last access.
+    /// Leaf of the last access.
     last: Last,
     streams: Streams,
-    /// The first byte of the last access, and the byte behind it.
+    /// First byte of the last access, and the byte after its end.
     before: (u64, u64),
 }
 
-/// What requests in flight share with the open file they came from.
+/// State that requests in flight share with the open file that issued them.
 pub(crate) struct OpenState {
     pub(crate) vnode: Arc<Vnode>,
     pub(crate) counters: Counters,
     pub(crate) cursor: ErrorCursor,
-    /// What was asked to be read ahead and has not been begun.
+    /// Read-ahead requests that have not been started.
     pub(crate) asked: AtomicU32,
 }
 
-/// Read-ahead of one opener that may wait for the background; beyond that it is not keeping up.
+/// Queued read-ahead requests per open file; with more, the background thread is not keeping up.
 const ASKED_MAX: u32 = 4;
 
-/// A leaf that was found before, so that a stream searches once in 56 pages.
+/// The leaf found last, so that a stream searches the index once in 56 pages.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Last(Option<(u64, LeafAt)>);
 
-/// A pin that was taken, and that a [`PageRef`] is to give back.
+/// A pin that was taken, to be released by a [`PageRef`].
 #[derive(Clone, Copy)]
 pub(crate) struct Pinned {
     at: LeafAt,
@@ -55,14 +54,14 @@ pub(crate) struct Pinned {
     frame: u32,
 }
 
-/// What a look at a page gave.
+/// Result of a page lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// It was there and has been copied.
+    /// The page was resident and has been copied.
     Hit,
-    /// It is not there.
+    /// The page is not in the cache.
     Absent,
-    /// Somebody brings it.
+    /// Another thread is loading the page.
     Loading,
 }
 
@@ -81,13 +80,13 @@ impl OpenFile {
         }
     }
 
-    /// The file.
+    /// Returns the file's vnode.
     pub fn vnode(&self) -> &Arc<Vnode> {
         &self.state.vnode
     }
 
-    /// Notes a read for the streams of this opener, asks for what is to be read ahead of it, and says
-    /// how pages come that it brings. `hit`: all of its pages were there.
+    /// Records a read for stream detection, requests read-ahead, and returns how the policy is to
+    /// classify pages that this read loads. `hit`: all of its pages were resident.
     #[inline]
     pub(crate) fn accessed(&mut self, offset: u64, len: u64, hit: bool) -> Entry {
         match self.note_access(offset, len, hit) {
@@ -96,12 +95,12 @@ impl OpenFile {
         }
     }
 
-    /// The same for a write.
+    /// Like [`OpenFile::accessed`], for a write.
     pub(crate) fn writes(&mut self, offset: u64, len: u64) -> Entry {
         let end = offset.saturating_add(len);
         let size = self.state.vnode.size();
-        // Records smaller than a page bring each page that they change; of a longer write there is
-        // one at each end, which says nothing of what comes next.
+        // Records smaller than a page load each page that they change. A longer write loads at most
+        // one page at each end, which does not predict the next access.
         let part = |at: u64| at < size && self.is_absent(at);
         let hit = len >= PAGE_BYTES as u64 || !(part(offset) || part(end.saturating_sub(1)));
         match self.note_access(offset, len, hit) {
@@ -110,7 +109,7 @@ impl OpenFile {
         }
     }
 
-    /// Says whether the access belongs to a stream.
+    /// Returns whether the access belongs to a stream.
     #[inline]
     fn note_access(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         self.before = (offset, offset.saturating_add(len));
@@ -120,7 +119,7 @@ impl OpenFile {
         self.note_in_streams(offset, len, hit)
     }
 
-    /// The same where it may matter.
+    /// Slow path of [`OpenFile::note_access`]: a miss, or streams are tracked.
     #[inline(never)]
     fn note_in_streams(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         let vnode = &*self.state.vnode;
@@ -134,7 +133,7 @@ impl OpenFile {
             offset,
             len,
             file_size: vnode.size(),
-            // What the background is about to bring is as good as being brought.
+            // Queued read-ahead counts as being loaded.
             hit: hit || self.state.asked.load(Relaxed) > 0,
         };
         let advice = self.streams.accessed(access);
@@ -144,7 +143,7 @@ impl OpenFile {
         advice.in_stream
     }
 
-    /// Asks for the rest of the clusters that a read of a file with large pages has missed in.
+    /// Requests the rest of the clusters in which a read of a file with large pages has missed.
     #[cold]
     fn bring_clusters(&self, offset: u64, len: u64) {
         let vnode = &self.state.vnode;
@@ -163,7 +162,7 @@ impl OpenFile {
         }
     }
 
-    /// Whether the page of this byte is neither there nor being brought.
+    /// Returns whether the page of this byte is neither resident nor being loaded.
     #[cold]
     pub(crate) fn is_absent(&self, offset: u64) -> bool {
         let page = offset / PAGE_BYTES as u64;
@@ -174,8 +173,8 @@ impl OpenFile {
         })
     }
 
-    /// The page that an access touches again which goes on where the one before has ended: records
-    /// smaller than a page are one use of it.
+    /// Returns the page that this access shares with the previous, adjoining access: records
+    /// smaller than a page count as one use of it.
     #[inline]
     fn page_again(&self, offset: u64, end: u64) -> Option<u64> {
         let page = PAGE_BYTES as u64;
@@ -185,8 +184,8 @@ impl OpenFile {
         (end == self.before.0 && !end.is_multiple_of(page)).then_some(end / page)
     }
 
-    /// Copies from `offset` on what is there, page by page, until one is not; gives the bytes copied.
-    /// The caller has seen to it that the range lies in the file.
+    /// Copies resident pages from `offset` on until one is missing and returns the bytes copied.
+    /// The caller ensures that the range lies within the file.
     #[inline]
     pub(crate) fn copy_hits(&mut self, offset: u64, out: &mut [u8]) -> usize {
         let within = offset as usize % PAGE_BYTES;
@@ -202,7 +201,7 @@ impl OpenFile {
         self.copy_many(offset, out)
     }
 
-    /// The same for more than one page.
+    /// Like [`OpenFile::copy_hits`], for more than one page.
     fn copy_many(&mut self, offset: u64, out: &mut [u8]) -> usize {
         let again = self.page_again(offset, offset + out.len() as u64);
         let mut done = 0;
@@ -224,7 +223,8 @@ impl OpenFile {
         done
     }
 
-    /// Holds a page that is there in place. `None`: it is not there, or lies in a window.
+    /// Returns a reference that holds a resident page in place, or `None` if the page is absent or
+    /// lies in a window.
     #[inline]
     pub fn page(&mut self, page: u64) -> Option<PageRef<'_>> {
         let pinned = self.pin(page)?;
@@ -232,14 +232,14 @@ impl OpenFile {
         Some(self.held(pinned))
     }
 
-    /// The reference that goes with a pin, which it takes over.
+    /// Returns the reference for a pin and takes over the pin.
     #[inline]
     pub(crate) fn held(&self, pinned: Pinned) -> PageRef<'_> {
         let vnode = &*self.state.vnode;
         PageRef::of(vnode, pinned.at, pinned.index, pinned.frame)
     }
 
-    /// Whether a page lies in a window at the moment.
+    /// Returns whether a page currently lies in a window.
     pub(crate) fn is_in_window(&mut self, page: u64) -> bool {
         let vnode = &*self.state.vnode;
         vnode.find_surely(page).is_some_and(|(at, index)| {
@@ -248,7 +248,7 @@ impl OpenFile {
         })
     }
 
-    /// Pins a page that is there.
+    /// Pins a resident page.
     #[inline]
     pub(crate) fn pin(&mut self, page: u64) -> Option<Pinned> {
         let vnode = &*self.state.vnode;
@@ -256,8 +256,8 @@ impl OpenFile {
             let leaf = vnode.index().leaf(at);
             let word = leaf.word(index);
             let snap = word.look();
-            // A leaf asked between the look and a pin that finds the word unchanged was the page's
-            // all the time.
+            // A leaf checked between the lookup and a pin that finds the word unchanged was the
+            // page's throughout.
             if snap.has_room()
                 && vnode.owns(leaf, page)
                 && let Some(frame) = word.pin(snap)
@@ -295,7 +295,7 @@ impl OpenFile {
                     return None;
                 }
                 if snap.is_full() {
-                    // Taking the latch turns the pins into counts, which have room.
+                    // Taking the latch turns the pins into hold counts, which have room.
                     drop(vnode.latch(page));
                 }
             }
@@ -304,7 +304,8 @@ impl OpenFile {
     }
 }
 
-/// Bytes of the largest window of read-ahead: what is set, in a small cache less.
+/// Returns the size of the largest read-ahead window in bytes: the setting, or less in a small
+/// cache.
 fn most_ahead(vnode: &Vnode) -> u64 {
     let core = &vnode.below().core;
     let page = PAGE_BYTES as u64;
@@ -312,11 +313,11 @@ fn most_ahead(vnode: &Vnode) -> u64 {
     (core.live.read_ahead_max.load(Relaxed) / page * page).min(room)
 }
 
-/// A window takes at most one in so many of the cache's frames.
+/// A read-ahead window takes at most 1/`POOL_SHARE` of the cache's frames.
 const POOL_SHARE: u64 = 16;
 
 impl OpenState {
-    /// Of a new opener.
+    /// Creates the state of a new open file and registers it with the vnode.
     pub(crate) fn new(vnode: Arc<Vnode>) -> Arc<OpenState> {
         let state = Arc::new(OpenState {
             counters: Counters::default(),
@@ -336,7 +337,7 @@ impl Drop for OpenState {
 }
 
 impl Last {
-    /// The leaf and the index of a page, probably: the caller asks the leaf.
+    /// Returns the probable leaf and index of a page; the caller verifies the leaf's tag.
     #[inline]
     fn guess(&self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
         let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
@@ -346,14 +347,14 @@ impl Last {
         }
     }
 
-    /// The leaf of a page was this.
+    /// Records that this is the page's leaf.
     #[inline]
     fn is(&mut self, page: u64, at: LeafAt) {
         self.0 = Some((page / LEAF_PAGES, at));
     }
 }
 
-/// Copies from a page, if it is there. `again`: this is no new use of it.
+/// Copies from a page if it is resident. `again`: not a new use of the page.
 #[inline]
 pub(crate) fn copy_page(
     open: &OpenState,
@@ -395,7 +396,8 @@ fn copy_page_slowly(
     }
 }
 
-/// One attempt at a copy. `None`: the leaf is another's, or the page changed meanwhile.
+/// Attempts a copy once. `None`: the leaf belongs to another range, or the page changed during the
+/// copy.
 #[inline]
 fn try_copy(
     open: &OpenState,
@@ -417,8 +419,8 @@ fn try_copy(
             return copy_in_window(vnode, word, snap, page, within, out);
         }
         let from = vnode.base().at(FrameNo(snap.frame())).as_ptr();
-        // SAFETY: the frame lies in the pool, which is mapped while the vnode lives; `out` is ours. If
-        // the page changes meanwhile, the look below tells.
+        // SAFETY: the frame lies in the pool, which is mapped while the vnode lives; `out` is ours.
+        // A change of the page during the copy is detected by `still` below.
         unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
         if word.still(snap) {
             if !again && word.touch(snap) {
@@ -437,8 +439,8 @@ fn try_copy(
     })
 }
 
-/// One attempt at a copy of a page that lies in the window. Its memory goes with it, so it is counted
-/// that somebody reads: to touch it once it is gone would make it again, for nobody.
+/// Attempts once to copy a page that lies in the window. A window page's memory is released with
+/// the page, and touching it afterwards would allocate it again; so the copy registers as a reader.
 #[cold]
 fn copy_in_window(
     vnode: &Vnode,
@@ -453,16 +455,16 @@ fn copy_in_window(
     }
     let mapped = vnode.mapped().expect("a page in a window has one");
     let from = mapped.at(page).as_ptr();
-    // SAFETY: the page is in the window until the read is ended, and `out` is ours and no mapping, so
-    // that the copy waits for nobody. Programs may store meanwhile, as they may into any mapped file
-    // that is read.
+    // SAFETY: the page is in the window until the read is ended, and `out` is ours and no mapping,
+    // so the copy cannot block on a fault. Programs may store during the copy, as into any mapped
+    // file that is being read.
     unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
     word.end_read();
     word.touch(word.look());
     Some(Look::Hit)
 }
 
-/// The pages that a range of bytes touches.
+/// Returns the pages that a range of bytes touches.
 pub(crate) fn pages_of(offset: u64, len: u64) -> Range<u64> {
     let page = PAGE_BYTES as u64;
     if len == 0 {

@@ -1,8 +1,7 @@
-//! Ranges of a vnode into which no page may come for now: direct writes and holes in progress.
+//! Ranges of a vnode into which no page may be loaded for now: direct writes and holes in progress.
 //!
 //! **Invariant:** a range is registered before its pages are dropped, and a page is made `LOADING`
-//! before the ranges are looked at; so a page that is not dropped by the one is turned back by the
-//! other.
+//! before the ranges are checked; so a page that the drop misses is rejected by the check.
 
 use crate::wait::{WaitList, Waker};
 use std::ops::Range;
@@ -18,7 +17,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Keeps pages from coming into a range, until [`Ranges::unlock`].
+    /// Keeps pages from being loaded into a range, until [`Ranges::unlock`].
     pub fn lock(&self, range: Range<u64>) {
         let mut list = self.list.lock().expect("no panic under this lock");
         list.push(range);
@@ -27,7 +26,7 @@ impl Ranges {
         fence(SeqCst);
     }
 
-    /// Lets pages come again.
+    /// Allows loads into the range again.
     pub fn unlock(&self, range: &Range<u64>) {
         let mut list = self.list.lock().expect("no panic under this lock");
         let at = list.iter().position(|r| r == range);
@@ -37,7 +36,7 @@ impl Ranges {
         self.waiters.wake_all();
     }
 
-    /// Whether a page may come. Asked by who has just made it `LOADING`.
+    /// Returns whether a page may be loaded. The caller has just made it `LOADING`.
     #[inline]
     pub fn admits(&self, page: u64) -> bool {
         if self.count.load(SeqCst) == 0 {
@@ -47,7 +46,7 @@ impl Ranges {
         !list.iter().any(|range| range.contains(&page))
     }
 
-    /// Asks for a wake when a range is unlocked; the caller looks again afterwards.
+    /// Registers for a wake-up when a range is unlocked; the caller checks again afterwards.
     pub fn wait(&self, waker: &Arc<Waker>) {
         self.waiters.register(waker);
     }

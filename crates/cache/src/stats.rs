@@ -1,29 +1,30 @@
-//! Counters. Each opener counts by itself, so that hits of two threads meet in no counter; totals
-//! are summed when somebody asks.
+//! Counters. Each open file has its own, so that hits of two threads share no counter; totals are
+//! summed on request.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// Counters of one opener, to each of which one thread adds at a time; or of all that are gone.
+        /// Counters of one open file, to each of which one thread adds at a time; or totals of
+        /// closed ones.
         #[derive(Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)+
         }
 
-        /// What was counted, in all.
+        /// Totals of all counters.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)+
         }
 
         impl Counters {
-            /// What was counted so far.
+            /// Returns the current values.
             pub fn get(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)+ }
             }
 
-            /// Adds what others counted; many threads may.
+            /// Adds other counters; may be called by many threads at once.
             pub fn fold(&self, other: Counts) {
                 $(self.$name.fetch_add(other.$name, Relaxed);)+
             }
@@ -38,48 +39,48 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Pages that were read and were there.
+    /// Page reads that found the page resident.
     hits,
-    /// Pages that were read and had to be brought.
+    /// Page reads that had to load the page.
     misses,
-    /// Pages that were read while somebody else brought them.
+    /// Page reads that joined a load in progress.
     joins,
     /// Pages written.
     writes,
-    /// Pages copied to another frame because somebody held the old one.
+    /// Pages copied to another frame because the old one was held.
     copies_on_write,
-    /// Pages brought because somebody was expected to read them.
+    /// Pages loaded in anticipation of a read.
     read_ahead,
-    /// Pages brought ahead that somebody did use.
+    /// Pages read ahead that were used later.
     read_ahead_used,
-    /// Pages brought ahead that left before anybody used them. What is neither used nor wasted is
-    /// still there.
+    /// Pages read ahead that were evicted before their first use. Those neither used nor wasted are
+    /// still resident.
     read_ahead_wasted,
-    /// Bytes read past the cache.
+    /// Bytes read bypassing the cache.
     direct_bytes_read,
-    /// Bytes written past the cache.
+    /// Bytes written bypassing the cache.
     direct_bytes_written,
-    /// Milliseconds that writers were held back.
+    /// Milliseconds that writers were throttled.
     throttled_ms,
-    /// Pages that left because others needed the room.
+    /// Pages evicted to make room for others.
     evicted_limit,
-    /// Pages that left because the system was short of memory.
+    /// Pages evicted because the system was short of memory.
     evicted_pressure,
-    /// Pages that left because their file's streams had taken more than their share.
+    /// Pages evicted because their file's streams had taken more than their share.
     evicted_stealback,
-    /// Pages that left because somebody asked for it, or wrote past the cache.
+    /// Pages dropped on request, or because of a write that bypassed the cache.
     dropped,
-    /// Pages that left behind the reader of a file that is not to be kept.
+    /// Pages dropped behind the reader of a file that is not to be cached.
     left_behind,
-    /// Pages that were cut off their file.
+    /// Pages dropped because their file was truncated.
     cut,
-    /// Pages of files that were removed.
+    /// Pages dropped because their file was removed.
     unlinked,
-    /// Pages of volumes that were closed.
+    /// Pages dropped because their volume was closed.
     closed,
 }
 
-/// Why a page left.
+/// Why a page left the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Limit,
@@ -93,7 +94,7 @@ pub(crate) enum Reason {
 }
 
 impl Counters {
-    /// Counts pages that left, `wasted` of them before anybody used what was read ahead.
+    /// Counts pages that left the cache, `wasted` of which were read ahead and never used.
     pub(crate) fn left(&self, reason: Reason, pages: u64, wasted: u64) {
         let counter = match reason {
             Reason::Limit => &self.evicted_limit,
@@ -113,14 +114,14 @@ impl Counters {
 }
 
 impl Counts {
-    /// Pages that left to make room.
+    /// Returns the number of pages evicted to make room.
     pub fn evicted(&self) -> u64 {
         self.evicted_limit + self.evicted_pressure + self.evicted_stealback
     }
 
-    /// Pages that were read ahead, and that nobody has used yet.
+    /// Returns the number of pages that were read ahead and are still unused.
     pub fn read_ahead_unused(&self) -> u64 {
-        // Summed while it changes, so the parts may not fit.
+        // The counters change while they are summed, so the difference could become negative.
         let settled = self.read_ahead_used + self.read_ahead_wasted;
         self.read_ahead.saturating_sub(settled)
     }
@@ -132,57 +133,57 @@ pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed) + count, Relaxed);
 }
 
-/// A file in numbers.
+/// Statistics of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileStats {
-    /// The file's number below its pager.
+    /// The file's number in its pager.
     pub file: crate::FileId,
     /// Size in bytes.
     pub size: u64,
-    /// It holds metadata.
+    /// The file holds metadata.
     pub metadata: bool,
-    /// Its attributes.
+    /// Current attributes.
     pub attributes: crate::Attributes,
-    /// What was counted.
+    /// Counters of all open files.
     pub counts: Counts,
-    /// Bytes in frames, pages that are being brought included.
+    /// Bytes in frames, including pages being loaded.
     pub resident_bytes: u64,
-    /// Bytes in the window that programs have mapped.
+    /// Bytes in the window of a mapped file.
     pub mapped_bytes: u64,
-    /// Bytes that are not below yet, those on their way included.
+    /// Bytes that are dirty or under write-back.
     pub dirty_bytes: u64,
-    /// Age of the oldest of them in milliseconds.
+    /// Age of the oldest dirty page in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
-    /// Leaves of 56 pages that have a page.
+    /// Leaves of 56 pages that are in use.
     pub leaves: usize,
 }
 
-/// A cache in numbers.
+/// Statistics of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheStats {
-    /// What was counted, by openers that are gone too.
+    /// Counters of all open files, live and closed.
     pub counts: Counts,
-    /// Pages that left to make room.
+    /// Pages evicted to make room.
     pub evicted: u64,
-    /// Mapped pages that left to make room.
+    /// Mapped pages evicted to make room.
     pub mapped_evicted: u64,
-    /// Bytes in frames that are out.
+    /// Bytes in allocated frames.
     pub used_bytes: u64,
-    /// Most bytes in frames that may be out.
+    /// Limit of bytes in allocated frames.
     pub max_bytes: u64,
-    /// Bytes of memory behind frames, free ones included.
+    /// Bytes of memory behind frames, including free ones.
     pub resident_bytes: u64,
-    /// Bytes of the index.
+    /// Size of the index in bytes.
     pub index_bytes: u64,
     /// Bytes in frames that hold metadata.
     pub metadata_bytes: u64,
-    /// Bytes in windows that programs have mapped, which no limit counts.
+    /// Bytes in windows of mapped files, which count towards no limit.
     pub mapped_bytes: u64,
-    /// Bytes that are not below yet, those on their way included.
+    /// Bytes that are dirty or under write-back.
     pub dirty_bytes: u64,
-    /// Age of the oldest of them in milliseconds.
+    /// Age of the oldest dirty page in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
-    /// What the frames are made of.
+    /// Kind of memory behind the frames.
     pub backing: crate::Backing,
     /// The system allows neither way to keep frames out of swap.
     pub swappable: bool,

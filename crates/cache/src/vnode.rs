@@ -1,8 +1,8 @@
-//! A vnode: one file's pages, its size, what of it is dirty, and what went wrong with it.
+//! A vnode: one file's pages, its size, its dirty set and its write-back errors.
 //!
-//! **Invariant:** bytes of a page beyond the size of the file are zeros. A page that is dirty or on
-//! its way below is in the dirty set through its leaf, so that a flush costs as much as there is to
-//! write.
+//! **Invariant:** bytes of a page beyond the size of the file are zeros. A page that is dirty or
+//! under write-back is reachable through the dirty set of leaves, so the cost of a flush is
+//! proportional to the data to write.
 
 use crate::attributes::{Attributes, FlushBehind};
 use crate::core::Below;
@@ -38,32 +38,32 @@ pub struct Vnode {
     index: Index,
     base: Base,
     size: AtomicU64,
-    /// How often the size was lowered.
+    /// Number of times the size was lowered.
     cuts: AtomicU64,
-    /// Leaves with pages that are dirty or on their way, by number.
+    /// Leaves with pages that are dirty or under write-back, by number.
     dirty: Mutex<BTreeMap<u64, LeafAt>>,
     dirty_pages: AtomicU64,
     pub(crate) ranges: Ranges,
     pub(crate) errors: ErrorSequence,
     pub(crate) flushes: Flushes,
-    /// Sessions that wait for pages on their way below.
+    /// Sessions that wait for pages under write-back.
     pub(crate) written: WaitList,
     attributes: Mutex<Attributes>,
-    /// The attributes that each access asks for, as bits.
+    /// The attributes that every access needs, as bits.
     quick: AtomicU8,
     metadata: bool,
     failed_loads: Mutex<FailedLoads>,
     retry: Mutex<Retry>,
     openers: Mutex<Vec<Weak<OpenState>>>,
-    /// What openers that are gone have counted, and what no opener counts.
+    /// Counters of closed open files, and of events outside any open file.
     pub(crate) gone: Counters,
-    /// No page comes any more, and what comes back goes: one of the numbers below.
+    /// If not [`ALIVE`], no page is loaded any more, and pages that are released are dropped.
     dead: AtomicU8,
-    /// Since it was first mapped.
+    /// Set when the file is first mapped.
     mapped: OnceLock<Mapped>,
 }
 
-/// `dead` of a file in use, one that was removed, and one whose volume was closed.
+/// Values of `dead`: the file is in use, was removed, or its volume was closed.
 const ALIVE: u8 = 0;
 const UNLINKED: u8 = 1;
 const CLOSED: u8 = 2;
@@ -71,22 +71,22 @@ const CLOSED: u8 = 2;
 /// Bits of `quick`.
 const NO_READ_AHEAD: u8 = 1;
 const NO_CACHE: u8 = 2;
-/// The file has a policy of its own for flush-behind, in the two bits above.
+/// The file has its own flush-behind policy, in the two bits above.
 const FLUSH_BEHIND: u8 = 4;
 const FLUSH_BEHIND_SHIFT: u32 = 3;
 const LARGE_PAGE: u8 = 32;
 
-/// Loads that failed of late, for those who waited for one.
+/// Recent load failures, for sessions that were waiting for one.
 #[derive(Default)]
 struct FailedLoads {
     count: u64,
     last: VecDeque<(u64, std::ops::Range<u64>, Error)>,
 }
 
-/// Failed loads that are kept; who waited for an older one tries the load itself.
+/// Failed loads that are kept; a waiter for an older one retries the load itself.
 const FAILED_LOADS_MAX: usize = 16;
 
-/// When write-behind may be tried again.
+/// Back-off state of write-behind.
 #[derive(Default)]
 struct Retry {
     failures: u32,
@@ -128,23 +128,23 @@ impl Vnode {
         }
     }
 
-    /// The file's number below its pager.
+    /// Returns the file's number in its pager.
     pub fn file(&self) -> FileId {
         self.file
     }
 
-    /// The vnode's number in this cache; used again when it is gone and 2^28 more have come.
+    /// Returns the vnode's number in this cache; numbers are reused after 2^28 vnodes.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Size in bytes.
+    /// Returns the size of the file in bytes.
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Acquire)
     }
 
-    /// Makes the file at least this long, up to 14 PiB; what is between reads as zeros.
+    /// Makes the file at least `size` bytes long, up to 14 PiB; the added range reads as zeros.
     pub fn extend(&self, size: u64) {
         let size = size.min(FILE_BYTES_MAX);
         if self.size() >= size {
@@ -158,35 +158,35 @@ impl Vnode {
         self.heal();
     }
 
-    /// Raises the size, and nothing more.
+    /// Raises the size without any other effect.
     pub(crate) fn raise(&self, size: u64) {
         self.size.fetch_max(size, AcqRel);
     }
 
-    /// Pages have come into the file: mappings that had them behind the end ask again.
+    /// Lets mappings fault again on pages that were behind the end and now belong to the file.
     pub(crate) fn heal(&self) {
         if let Some(mapped) = self.mapped() {
             mapped.heal();
         }
     }
 
-    /// How often the size was lowered.
+    /// Returns the number of times the size was lowered.
     pub(crate) fn cuts(&self) -> u64 {
         self.cuts.load(Acquire)
     }
 
-    /// Lowers the size; the pages are the caller's business.
+    /// Lowers the size; the caller drops the pages.
     pub(crate) fn cut(&self, size: u64) {
         self.size.store(size, Release);
         self.cuts.fetch_add(1, AcqRel);
     }
 
-    /// The file's attributes.
+    /// Returns the file's attributes.
     pub fn attributes(&self) -> Attributes {
         *self.attributes.lock().expect("no panic under this lock")
     }
 
-    /// Sets the file's attributes; the last to set them wins.
+    /// Replaces the file's attributes, for all of its open files.
     pub fn set_attributes(&self, attributes: Attributes) {
         let mut own = self.attributes.lock().expect("no panic under this lock");
         *own = attributes;
@@ -209,23 +209,23 @@ impl Vnode {
         }
     }
 
-    /// Pages may be read ahead.
+    /// Returns whether pages may be read ahead.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.quick.load(Relaxed) & NO_READ_AHEAD == 0
     }
 
-    /// Pages come by whole clusters.
+    /// Returns whether pages are loaded in whole clusters.
     pub(crate) fn has_large_pages(&self) -> bool {
         self.quick.load(Relaxed) & LARGE_PAGE != 0
     }
 
-    /// Pages are not to be kept longer than they are used.
+    /// Returns whether pages are dropped after use.
     #[inline]
     pub(crate) fn drops_behind(&self) -> bool {
         self.quick.load(Relaxed) & NO_CACHE != 0
     }
 
-    /// When written pages go below.
+    /// Returns when written pages are sent to the pager.
     pub(crate) fn flush_behind(&self) -> FlushBehind {
         let quick = self.quick.load(Relaxed);
         match quick & FLUSH_BEHIND {
@@ -234,12 +234,12 @@ impl Vnode {
         }
     }
 
-    /// It holds metadata.
+    /// Returns whether the file holds metadata.
     pub fn is_metadata(&self) -> bool {
         self.metadata
     }
 
-    /// What the policy is told of a page of this file that comes as `entry`.
+    /// Returns the class for the policy of a page of this file that is loaded as `entry`.
     pub(crate) fn entry(&self, entry: Entry) -> Entry {
         if self.metadata {
             Entry::Metadata
@@ -248,12 +248,12 @@ impl Vnode {
         }
     }
 
-    /// Pages that are not below yet, those on their way included.
+    /// Returns the number of pages that are dirty or under write-back.
     pub fn dirty_pages(&self) -> u64 {
         self.dirty_pages.load(Relaxed)
     }
 
-    /// The file in numbers.
+    /// Returns the file's statistics.
     pub fn stats(&self) -> FileStats {
         let now = self.below.core.now_ms();
         let mapped = self.mapped().map_or(0, Mapped::pages) as u64;
@@ -280,7 +280,7 @@ impl Vnode {
         &self.index
     }
 
-    /// What was counted by all openers.
+    /// Returns the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
         let mut openers = self.openers.lock().expect("no panic under this lock");
         openers.retain(|o| o.strong_count() > 0);
@@ -301,14 +301,14 @@ impl Vnode {
         self.dead.load(Acquire) != ALIVE
     }
 
-    /// The file was removed, or its volume closed.
+    /// Marks the file as removed, or as belonging to a closed volume, and sets its size to 0.
     pub(crate) fn die(&self, closed: bool) {
         let dead = if closed { CLOSED } else { UNLINKED };
         self.dead.store(dead, Release);
         self.cut(0);
     }
 
-    /// Why pages leave that nobody has asked to go.
+    /// Returns the reason to record for pages that are dropped without a request.
     pub(crate) fn death(&self) -> Reason {
         match self.dead.load(Acquire) {
             UNLINKED => Reason::Unlinked,
@@ -317,34 +317,34 @@ impl Vnode {
         }
     }
 
-    /// What the file has if it was ever mapped.
+    /// Returns the mapping state, if the file was ever mapped.
     #[inline]
     pub(crate) fn mapped(&self) -> Option<&Mapped> {
         self.mapped.get()
     }
 
-    /// The file is mapped for the first time, unless it was already.
+    /// Sets the mapping state, unless the file already has one, and returns it.
     pub(crate) fn become_mapped(&self, mapped: Mapped) -> &Mapped {
         let mapped = self.mapped.get_or_init(|| mapped);
-        // Whoever makes the file longer raises the size first and looks for mappings then; whoever
-        // faults looks at the size after this.
+        // A thread that extends the file raises the size first and then checks for mappings; a
+        // faulting thread checks the size after this fence.
         fence(SeqCst);
         mapped
     }
 
-    /// Where the frames of the pool begin.
+    /// Returns the address of the pool's first frame.
     #[inline]
     pub(crate) fn base(&self) -> Base {
         self.base
     }
 
-    /// The leaf and the index of a page, if it has a leaf.
+    /// Returns the leaf and the index of a page, if it has a leaf.
     pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
         let at = self.index.find_surely(page / LEAF_PAGES)?;
         Some((at, (page % LEAF_PAGES) as u32))
     }
 
-    /// Whether the page in a leaf that was found earlier is still this vnode's.
+    /// Returns whether the page in a leaf that was found earlier still belongs to this vnode.
     #[inline]
     pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
         leaf.has(
@@ -353,14 +353,14 @@ impl Vnode {
         )
     }
 
-    /// Takes a page's latch; waits for others who have it, which is never long. `None`: the page is
-    /// not there, or on its way.
+    /// Takes a page's latch; waits for other holders, which is always short. `None`: the page is
+    /// absent or being loaded.
     pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
         let (at, index) = self.find_surely(page)?;
         Latch::take(self, at, index, page)
     }
 
-    /// A page became dirty. By the holder of its latch, or by who brings it.
+    /// Records that a page became dirty. The caller holds its latch or is loading it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
         let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
         let now = self.below.core.now_ms();
@@ -377,13 +377,14 @@ impl Vnode {
         }
     }
 
-    /// A page is neither dirty nor on its way any more.
+    /// Counts a page that is neither dirty nor under write-back any more.
     pub(crate) fn count_clean(&self) {
         self.dirty_pages.fetch_sub(1, Relaxed);
         self.below.core.sub_dirty();
     }
 
-    /// Leaves with pages that are dirty or on their way, in order, within a range of leaf numbers.
+    /// Returns the leaves with pages that are dirty or under write-back, in order, within a range
+    /// of leaf numbers.
     pub(crate) fn dirty_leaves(
         &self,
         numbers: std::ops::RangeInclusive<u64>,
@@ -399,14 +400,14 @@ impl Vnode {
                 clean.push(*number);
             }
         }
-        // Whoever makes a page of one of these dirty just now puts the leaf back afterwards.
+        // A thread that dirties a page of one of these now inserts the leaf again afterwards.
         for number in clean {
             dirty.remove(&number);
         }
         found
     }
 
-    /// When the oldest dirty page became so, in milliseconds of the cache's clock.
+    /// Returns when the oldest dirty page became dirty, in milliseconds of the cache's clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let dirty = self.dirty.lock().expect("no panic under this lock");
         let leaves = dirty.values().map(|at| self.index.leaf(*at));
@@ -414,14 +415,14 @@ impl Vnode {
         leaves.map(Leaf::dirty_since_ms).min()
     }
 
-    /// Age in milliseconds at which a dirty page is due.
+    /// Returns the age in milliseconds at which a dirty page is due.
     pub(crate) fn sync_ms(&self) -> u64 {
         let own = self.attributes().sync_ms;
         let all = self.below.core.live.sync_ms.load(Relaxed);
         own.map_or(all, u64::from)
     }
 
-    /// How many loads have failed, to be asked before waiting for one.
+    /// Returns the number of failed loads, to be read before waiting for one.
     pub(crate) fn failed_loads(&self) -> u64 {
         self.failed_loads
             .lock()
@@ -429,7 +430,7 @@ impl Vnode {
             .count
     }
 
-    /// A load failed; those who wait for it are to know why.
+    /// Records the error of a failed load, for the sessions that wait for it.
     pub(crate) fn load_failed(&self, pages: std::ops::Range<u64>, error: Error) {
         let mut failed = self.failed_loads.lock().expect("no panic under this lock");
         failed.count += 1;
@@ -440,7 +441,7 @@ impl Vnode {
         }
     }
 
-    /// Why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
+    /// Returns why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
     pub(crate) fn why_load_failed(&self, page: u64, since: u64) -> Option<Error> {
         let failed = self.failed_loads.lock().expect("no panic under this lock");
         let mut last = failed.last.iter().rev();
@@ -448,13 +449,14 @@ impl Vnode {
         found.map(|(_, _, error)| error.clone())
     }
 
-    /// Whether write-behind may be tried.
+    /// Returns whether the back-off permits write-behind now.
     pub(crate) fn may_retry(&self) -> bool {
         let retry = self.retry.lock().expect("no panic under this lock");
         retry.not_before.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// How a write-behind went. Says whether that is news: a first failure, or a success after one.
+    /// Records the result of a write-behind. Returns whether it is a change: a first failure, or a
+    /// success after one.
     pub(crate) fn note_write(&self, good: bool) -> bool {
         let mut retry = self.retry.lock().expect("no panic under this lock");
         let news = good == (retry.failures > 0);
@@ -471,7 +473,7 @@ impl Vnode {
         news
     }
 
-    /// Where a frame's page is, to move it to another frame. Says whether it moved.
+    /// Moves the page at `at`, `index` from one frame to another. Returns whether it moved.
     pub(crate) fn relocate(&self, at: LeafAt, index: u32, from: FrameNo, to: FrameNo) -> bool {
         let page = self.index.leaf(at).key(index).page;
         let Some(mut latch) = Latch::take(self, at, index, page) else {
@@ -486,8 +488,7 @@ impl Vnode {
 
 impl Drop for Vnode {
     fn drop(&mut self) {
-        // Nobody has the vnode any more: what is left are pages that are clean, or that are not
-        // wanted.
+        // No reference to the vnode is left, so the remaining pages are clean or to be discarded.
         for (number, at) in self.index.range(0..=u64::MAX) {
             for index in 0..LEAF_PAGES as u32 {
                 let page = number * LEAF_PAGES + u64::from(index);

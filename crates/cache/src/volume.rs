@@ -37,28 +37,28 @@ pub struct Volume {
 #[derive(Default)]
 struct Vnodes {
     by_file: HashMap<FileId, Arc<Vnode>>,
-    /// How many there were after the last look for those nobody needs.
+    /// Number of vnodes left after the last removal of unused ones.
     kept: usize,
 }
 
-/// Vnodes that may be there before it is worth looking for those nobody needs.
+/// Number of vnodes below which unused ones are not searched for.
 const VNODES_MIN: usize = 1024;
 
 impl Cache {
-    /// A cache without volumes.
+    /// Creates a cache without volumes.
     ///
     /// # Errors
-    /// [`block::ErrorKind::Invalid`] for settings that make no sense, or that the system refuses.
+    /// [`block::ErrorKind::Invalid`] for settings that are inconsistent or that the system refuses.
     pub fn new(config: Config) -> Result<Arc<Cache>> {
         let core = Arc::new(Core::new(config)?);
         let volumes = Mutex::default();
         Ok(Arc::new(Cache { core, volumes }))
     }
 
-    /// Puts the files of `pager` under the cache, and starts the volume's background thread.
+    /// Adds a volume with the files of `pager`, and starts the volume's background thread.
     ///
     /// # Errors
-    /// The pager gives no queue, or the system no thread.
+    /// The pager cannot open a queue, or the system cannot start a thread.
     pub fn volume(&self, pager: Arc<dyn Pager>) -> Result<Arc<Volume>> {
         let below = Below::new(Arc::clone(&self.core), pager, Errands::new()?);
         let below = Arc::new(below);
@@ -71,7 +71,7 @@ impl Cache {
             std::thread::Builder::new().name("cache".into()).spawn(run)
         };
         let thread = thread.map_err(|e| Error::from_io(name, e))?;
-        // The thread says how it got its queue; if it is gone without a word it has panicked.
+        // The thread reports whether it got its queue; a closed channel means that it has panicked.
         starts.recv().expect("the background thread reports")?;
         let volume = Arc::new(Volume {
             below,
@@ -84,18 +84,18 @@ impl Cache {
         Ok(volume)
     }
 
-    /// The volumes in use.
+    /// Returns the volumes in use.
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
         let volumes = self.volumes.lock().expect("no panic under this lock");
         volumes.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Puts settings in force, all at once, while everything goes on. When it returns, pages have left
-    /// as far as they could for a lower `filecache_max`; dirty ones leave when they have been written
-    /// out.
+    /// Applies settings, all at once, while the cache is in use. When it returns, pages have been
+    /// evicted as far as possible for a lower `filecache_max`; dirty ones are evicted once they
+    /// have been written back.
     ///
     /// # Errors
-    /// They contradict one another or the memory there is; nothing has changed then.
+    /// The settings contradict one another or the available memory; nothing has changed then.
     pub fn set(&self, tunables: &Tunables) -> std::result::Result<Settings, tunables::Error> {
         let mut emptied = Emptied::new();
         let set = self.core.live.set(tunables, &self.core.pool, &mut emptied);
@@ -103,18 +103,18 @@ impl Cache {
         set
     }
 
-    /// The settings in force, as they were given.
+    /// Returns the settings in force, as they were specified.
     pub fn tunables(&self) -> Tunables {
         self.core.live.get().0
     }
 
-    /// The settings in force, as they are understood.
+    /// Returns the settings in force, resolved to absolute values.
     pub fn settings(&self) -> Settings {
         self.core.live.get().1
     }
 
-    /// Sets how many bytes pages may take; `filecache_max`. When it returns, pages have left as far
-    /// as they could; dirty ones leave when they have been written out.
+    /// Sets `filecache_max`, the limit of bytes in pages. When it returns, pages have been evicted
+    /// as far as possible; dirty ones are evicted once they have been written back.
     pub fn set_max_bytes(&self, bytes: u64) {
         let mut emptied = Emptied::new();
         let pool = &self.core.pool;
@@ -122,7 +122,7 @@ impl Cache {
         self.settle(emptied);
     }
 
-    /// The limit may be lower.
+    /// Completes a change of settings, which may have lowered the limit.
     fn settle(&self, emptied: Emptied) {
         self.core.give_up_leaves(emptied);
         keeper::trim(&self.core);
@@ -131,10 +131,11 @@ impl Cache {
         }
     }
 
-    /// Makes clean pages leave until pages take at most `bytes`, or `filecache_min`, without changing
-    /// the limit: for a system that is short of memory. Pages in frames go first, then mapped ones that
-    /// were not touched of late. Gives the bytes that pages take then; if they are too many still, the
-    /// background writes dirty ones out, for another call.
+    /// Evicts clean pages until pages take at most `bytes`, or `filecache_min` if that is more,
+    /// without changing the limit: for a system that is short of memory. Evicts pages in frames
+    /// first, then mapped ones that were not used recently. Returns the bytes in pages afterwards;
+    /// if that is still too much, the background threads write dirty pages back, for another call
+    /// to evict.
     pub fn shrink(&self, bytes: u64) -> u64 {
         let mut emptied = Emptied::new();
         let core = &self.core;
@@ -154,7 +155,7 @@ impl Cache {
         (left() * PAGE_BYTES) as u64
     }
 
-    /// The cache in numbers.
+    /// Returns the cache's statistics.
     pub fn stats(&self) -> CacheStats {
         let pool = &self.core.pool;
         let counts = self.core.counts();
@@ -179,28 +180,29 @@ impl Cache {
     /// Flushes every volume.
     ///
     /// # Errors
-    /// The first file that could not be flushed; the others were tried all the same.
+    /// The first file that could not be flushed; the others were still attempted.
     pub fn flush(&self) -> Result<()> {
         first_error(self.volumes().iter().map(|volume| volume.flush()))
     }
 
-    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    /// Writes back all dirty pages and evicts every page that is not held.
     ///
     /// # Errors
-    /// The first file of which something could not be written, and whose pages stay; the others have
-    /// gone.
+    /// The error of the first file that could not be written completely; its pages stay, those of
+    /// the other files have been evicted.
     pub fn drop_pages(&self) -> Result<()> {
         first_error(self.volumes().iter().map(|volume| volume.drop_pages()))
     }
 
-    /// The nodes that memory is asked of, and how many bytes lie there: none on a machine whose memory
-    /// is all the same.
+    /// Returns the NUMA nodes that memory is requested from and the bytes requested from each;
+    /// empty on a machine with uniform memory.
     pub fn nodes(&self) -> Vec<(u32, u64)> {
         let nodes = self.core.pool.nodes().into_iter();
         nodes.map(|(node, bytes)| (node, bytes as u64)).collect()
     }
 
-    /// The file behind all frames, for a process that is to map it; `None` for [`Backing::Anonymous`].
+    /// Returns the file behind all frames, for a process that is to map it; `None` for
+    /// [`Backing::Anonymous`].
     pub fn memory_fd(&self) -> Option<BorrowedFd<'_>> {
         debug_assert!(
             self.core.pool.memory().backing() != Backing::Anonymous
@@ -211,19 +213,20 @@ impl Cache {
 }
 
 impl Volume {
-    /// What lies below.
+    /// Returns the pager's properties.
     pub fn info(&self) -> &PagerInfo {
         &self.below.info
     }
 
-    /// The vnode of a file, with the pages it still has from before. `size` is that of a file that
-    /// has no vnode yet.
+    /// Returns the vnode of a file, with the pages it still has in the cache. `size` applies only
+    /// if the file has no vnode yet.
     pub fn vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
         self.vnode_of(file, size, false)
     }
 
-    /// As [`Volume::vnode`], for a file of metadata: its pages count towards `metadata_share`, and up
-    /// to there are not given up for data. What a file is was decided when its vnode was made.
+    /// Like [`Volume::vnode`], for a file of metadata: its pages count towards `metadata_share`,
+    /// and within that share are not evicted for data. A file's class is fixed when its vnode is
+    /// created.
     pub fn metadata_vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
         self.vnode_of(file, size, true)
     }
@@ -256,13 +259,13 @@ impl Volume {
     /// Opens a session for the calling thread.
     ///
     /// # Errors
-    /// The pager gives no queue, or the system no descriptor.
+    /// The pager cannot open a queue, or the system has no file descriptor left.
     pub fn session(&self) -> Result<Session> {
         Session::open(Arc::clone(&self.below))
     }
 
-    /// A file was removed: its pages go at once, dirty or not, and whoever still has it open finds
-    /// it gone. Pages on their way go when they arrive.
+    /// Drops all pages of a removed file at once, dirty or not; open files find it empty. Pages
+    /// under write-back are dropped when that ends.
     pub fn forget(&self, file: FileId) {
         self.let_die(file, false);
     }
@@ -277,13 +280,13 @@ impl Volume {
         }
     }
 
-    /// The files of which there is something in the cache, in numbers.
+    /// Returns the statistics of all files that the cache knows.
     pub fn files(&self) -> Vec<FileStats> {
         self.all().iter().map(|vnode| vnode.stats()).collect()
     }
 
-    /// Why pages are still dirty that could not be written out, if there are any: one that was dirty when a
-    /// write-behind failed last is so now. That others are written out meanwhile does not hide them.
+    /// Returns the last write-behind error, if pages that were dirty when it happened are still
+    /// dirty. Later successful write-back of other pages does not hide it.
     pub fn held_back(&self) -> Option<Error> {
         let (error, at) = self.below.failed()?;
         let all = self.all();
@@ -294,7 +297,7 @@ impl Volume {
     /// Flushes every file with dirty pages.
     ///
     /// # Errors
-    /// The first file that could not be flushed; the others were tried all the same.
+    /// The first file that could not be flushed; the others were still attempted.
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
@@ -307,10 +310,11 @@ impl Volume {
         written.and(flushed)
     }
 
-    /// Sends everything that is dirty below, without a flush below.
+    /// Writes all dirty pages to the pager, without a flush of the pager.
     ///
     /// # Errors
-    /// The first file of which something could not be written; the others were tried all the same.
+    /// The error of the first file that could not be written completely; the others were still
+    /// attempted.
     pub fn write_out(&self) -> Result<()> {
         let mut session = self.session()?;
         let core = &self.below.core;
@@ -324,7 +328,7 @@ impl Volume {
     /// Flushes a file; one that the cache does not know has nothing to flush.
     ///
     /// # Errors
-    /// What could not be written, and stays dirty.
+    /// The write error; the affected pages stay dirty.
     pub fn flush_file(&self, file: FileId) -> Result<()> {
         let Some(vnode) = self.known(file) else {
             return Ok(());
@@ -332,11 +336,11 @@ impl Volume {
         self.session()?.flush(&mut self.open(&vnode))
     }
 
-    /// Writes out what is dirty and makes all pages leave that nobody holds.
+    /// Writes back all dirty pages and evicts every page that is not held.
     ///
     /// # Errors
-    /// The first file of which something could not be written, and whose pages stay; the others have
-    /// gone.
+    /// The error of the first file that could not be written completely; its pages stay, those of
+    /// the other files have been evicted.
     pub fn drop_pages(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
@@ -344,10 +348,10 @@ impl Volume {
         first_error(all.iter().map(drop))
     }
 
-    /// The same for one file.
+    /// Like [`Volume::drop_pages`], for one file.
     ///
     /// # Errors
-    /// What could not be written; the pages stay.
+    /// The write error; the pages stay.
     pub fn drop_file(&self, file: FileId) -> Result<()> {
         let Some(vnode) = self.known(file) else {
             return Ok(());
@@ -356,8 +360,8 @@ impl Volume {
         self.session()?.invalidate(&mut open, 0..FILE_BYTES_MAX)
     }
 
-    /// Changes attributes of a file (name, value), and gives those it has then: all changes or none.
-    /// `None`: the cache does not know the file.
+    /// Changes attributes of a file, given as (name, value) pairs, all or none, and returns the
+    /// resulting attributes. `None`: the cache does not know the file.
     ///
     /// # Errors
     /// As [`Attributes::with`].
@@ -379,13 +383,13 @@ impl Volume {
         vnodes.by_file.get(&file).cloned()
     }
 
-    /// Flushes, then makes all pages leave and wipes what they held, because the key of the volume
-    /// goes. Nobody uses the volume any more.
+    /// Flushes, then drops all pages and wipes their contents, because the volume's key is about to
+    /// be discarded. The volume must not be in use.
     ///
     /// # Errors
-    /// [`block::ErrorKind::Busy`] while some file of it is mapped or leased: its stores would be lost.
-    /// Otherwise something could not be written. The volume stays as it is then, and may be closed again, or
-    /// dropped, and then what is not below is lost.
+    /// [`block::ErrorKind::Busy`] while a file of the volume is mapped or leased: its stores would
+    /// be lost. Otherwise a write error. In both cases the volume is unchanged and may be closed
+    /// again; if it is dropped instead, the data not written back is lost.
     pub fn close(&self) -> Result<()> {
         for vnode in self.all() {
             if vnode.mapped().is_some_and(Mapped::is_in_use) {
@@ -421,7 +425,7 @@ impl Volume {
     }
 }
 
-/// All results are looked at, and the first error is kept.
+/// Consumes all results and returns the first error.
 fn first_error(results: impl Iterator<Item = Result<()>>) -> Result<()> {
     results
         .reduce(|first, result| first.and(result))

@@ -1,8 +1,8 @@
 //! Waking sessions that wait for one another.
 //!
-//! **Invariant:** whoever waits registers first and then looks again; whoever changes something
-//! changes it first and then looks for waiters. One of the two sees the other, so no wake is lost.
-//! Wakes may come for nothing.
+//! **Invariant:** a waiter registers first and then checks the condition again; a thread that
+//! changes the condition changes it first and then checks for waiters. One of the two sees the
+//! other, so no wake-up is lost. Wake-ups may be spurious.
 
 use block::{Error, Result};
 use rustix::event::EventfdFlags;
@@ -10,14 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};
 
-/// What wakes one session.
+/// Wakes one session.
 pub struct Waker {
     fd: OwnedFd,
     set: AtomicBool,
 }
 
 impl Waker {
-    /// One that is not set.
+    /// Creates a waker that is not set.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -31,12 +31,12 @@ impl Waker {
     /// Wakes the session, from any thread.
     pub fn wake(&self) {
         if !self.set.swap(true, SeqCst) {
-            // The counter cannot be full: it is written once for each time it is read.
+            // The counter cannot overflow: it is written once for each time it is read.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether the session was woken since it last asked.
+    /// Returns whether the session was woken since the last call, and resets the waker.
     pub fn take(&self) -> bool {
         if !self.set.load(SeqCst) {
             return false;
@@ -45,13 +45,13 @@ impl Waker {
         self.set.swap(false, SeqCst)
     }
 
-    /// Readable while the waker is set.
+    /// Returns a descriptor that is readable while the waker is set.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Sessions that wait for one thing.
+/// Sessions that wait for one condition.
 #[derive(Default)]
 pub struct WaitList {
     any: AtomicBool,
@@ -59,7 +59,7 @@ pub struct WaitList {
 }
 
 impl WaitList {
-    /// Adds a session; the caller looks again afterwards whether it still has to wait.
+    /// Adds a session; the caller checks again afterwards whether it still has to wait.
     pub fn register(&self, waker: &Arc<Waker>) {
         let mut list = self.list.lock().expect("no panic under this lock");
         if !list.iter().any(|other| Arc::ptr_eq(other, waker)) {
@@ -70,12 +70,12 @@ impl WaitList {
         fence(SeqCst);
     }
 
-    /// Whether somebody waits, as far as is known.
+    /// Returns whether sessions may be waiting.
     pub fn any(&self) -> bool {
         self.any.load(SeqCst)
     }
 
-    /// Wakes everybody; the caller has changed what they wait for.
+    /// Wakes all sessions; the caller has changed the condition.
     pub fn wake_all(&self) {
         fence(SeqCst);
         if !self.any.load(SeqCst) {
@@ -90,7 +90,7 @@ impl WaitList {
     }
 }
 
-/// Lists for things that are too many to have one each. Who waits for one may be woken for another.
+/// Wait lists for objects too numerous to have one each. A waiter may be woken for another object.
 pub struct WaitTable {
     lists: [WaitList; WaitTable::LISTS],
 }
@@ -98,7 +98,7 @@ pub struct WaitTable {
 impl WaitTable {
     const LISTS: usize = 64;
 
-    /// The list of the thing at this address.
+    /// Returns the list for the object at this address.
     pub fn of(&self, address: usize) -> &WaitList {
         let hash = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.lists[(hash >> 58) as usize]

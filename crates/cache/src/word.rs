@@ -1,4 +1,4 @@
-//! The word of a page: where the page is, and who may touch it, in one atomic of 64 bits.
+//! The word of a page: its location and access state in one 64-bit atomic.
 //!
 //! ```text
 //!   63       62..56      55..54      53      52..30      29..0
@@ -13,39 +13,41 @@
 //! ```
 //!
 //! **Invariants.**
-//! * A version changes whenever what the page holds may have changed: at publish, at clear, and when
-//!   a latch is given back after a change. Two equal looks at a resident word with a copy between
-//!   them mean that the copy is whole.
-//! * A frame somebody holds is never changed. A hold is a pin in the word or a count in the frame's
-//!   [`Holds`]; a latch turns the pins it finds into counts first, so that a writer never waits for
-//!   a reader: it sees the counts and takes another frame.
-//! * A page that was read ahead says so until its first use, which is no note of use yet. Either one
-//!   reader takes that away, or whoever takes the page away finds it: used and wasted are exact.
-//! * A frame that left its page while it was held is an orphan; whoever drops the last hold frees it,
-//!   and nobody else does.
-//! * A page in a window has no other place to go to, and its memory goes when the page does. So who
-//!   reads it counts itself in for the time of the copy, and a latch waits until nobody is. Who wants
-//!   the latch says so in the word, and then no reader begins before that latch was given back.
+//! * A version changes whenever the page's contents may have changed: at publish, at clear, and
+//!   when a latch is released after a change. Two equal loads of a resident word with a copy
+//!   between them prove that the copy is consistent.
+//! * A frame that is held is never changed. A hold is a pin in the word or a count in the frame's
+//!   [`Holds`]; a latch first turns existing pins into counts, so that a writer never waits for a
+//!   reader: it sees the counts and takes another frame.
+//! * A page that was read ahead is marked until its first use, which is not counted as a use mark.
+//!   Either one reader clears the mark, or the thread that evicts the page finds it: the numbers of
+//!   used and wasted pages are exact.
+//! * A frame that left its page while it was held is an orphan; only the thread that drops the last
+//!   hold frees it.
+//! * A page in a window cannot be moved aside for a writer, and its memory is released with the
+//!   page. So a reader registers itself for the duration of the copy, and a latch waits until there
+//!   is no reader. A thread that wants the latch sets a flag in the word, and no reader begins
+//!   until that latch has been released.
 //!
 //! A version has 23 bits, so a copy that stalls while one page is changed exactly 2^23 times could
-//! pass for whole; at the speed of memory that is a stall of seconds that ends on one write of
-//! eight million. A frame has 30 bits: 4 TiB of pages.
+//! pass for consistent; at the speed of memory that is a stall of seconds that ends on one write of
+//! eight million. A frame number has 30 bits: 4 TiB of pages.
 //!
-//! Everything here is generic over the atomics, so that `tests/loom.rs` can try every interleaving.
+//! The module is generic over the atomics, so that `tests/loom.rs` can explore every interleaving.
 
 use std::sync::atomic::{self, AtomicU32, AtomicU64, Ordering};
 
-/// An atomic integer and the fence that goes with it: the standard library's, or a model checker's.
+/// An atomic integer and its fence: the standard library's, or a model checker's.
 pub trait Atom {
-    /// What it holds.
+    /// Type of the value.
     type Int: Copy;
-    /// One that holds `value`.
+    /// Creates an atomic with `value`.
     fn new(value: Self::Int) -> Self;
-    /// Reads.
+    /// Loads the value.
     fn load(&self, order: Ordering) -> Self::Int;
-    /// Replaces `old` by `new`, or gives what was there.
+    /// Replaces `old` by `new`, or returns the current value as an error.
     fn cas(&self, old: Self::Int, new: Self::Int, good: Ordering) -> Result<Self::Int, Self::Int>;
-    /// A fence of the same world.
+    /// Issues a fence of the same implementation.
     fn fence(order: Ordering);
 }
 
@@ -92,12 +94,12 @@ const VERSION_MASK: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
 const AHEAD: u64 = 1 << AHEAD_SHIFT;
 const FREQUENCY_ONE: u64 = 1 << FREQUENCY_SHIFT;
 const FREQUENCY_MASK: u64 = 3 << FREQUENCY_SHIFT;
-/// What is noted of the use of a page.
+/// All marks of a page's use.
 const NOTES: u64 = FREQUENCY_MASK | AHEAD;
 const STATE_ONE: u64 = 1 << STATE_SHIFT;
 const STATE_MASK: u64 = 0x7f << STATE_SHIFT;
 const WINDOW: u64 = 1 << 63;
-/// In place of the frame of a page that lies in a window: somebody wants the latch.
+/// In place of the frame of a page that lies in a window: a thread waits for the latch.
 const WANTED: u64 = 1;
 
 const EMPTY: u64 = 0;
@@ -106,12 +108,12 @@ const LOADING_AWAITED: u64 = 2;
 const EXCLUSIVE: u64 = 3;
 const RESIDENT: u64 = 4;
 
-/// Frames a word can name.
+/// Number of frames that a word can address.
 pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
-/// Pins a word can count.
+/// Most pins that a word can count.
 pub const PINS_MAX: u32 = (0x7f - RESIDENT) as u32;
 
-/// What a word said at one moment.
+/// Value of a word at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snap(u64);
 
@@ -121,49 +123,49 @@ impl Snap {
         (self.0 & STATE_MASK) >> STATE_SHIFT
     }
 
-    /// There is no page.
+    /// Returns whether the word has no page.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.state() == EMPTY
     }
 
-    /// Somebody brings the page.
+    /// Returns whether a thread is loading the page.
     #[inline]
     pub fn is_loading(self) -> bool {
         matches!(self.state(), LOADING | LOADING_AWAITED)
     }
 
-    /// Somebody changes the page, for no longer than a copy takes.
+    /// Returns whether a thread holds the latch, which lasts no longer than a copy takes.
     #[inline]
     pub fn is_exclusive(self) -> bool {
         self.state() == EXCLUSIVE
     }
 
-    /// The page is there.
+    /// Returns whether the page is resident.
     #[inline]
     pub fn is_resident(self) -> bool {
         self.state() >= RESIDENT
     }
 
-    /// Pins in the word.
+    /// Returns the number of pins in the word.
     #[inline]
     pub fn pins(self) -> u32 {
         self.state().saturating_sub(RESIDENT) as u32
     }
 
-    /// The frame, where there is one.
+    /// Returns the frame number; valid for a page that lies in a frame.
     #[inline]
     pub fn frame(self) -> u32 {
         (self.0 & FRAME_MASK) as u32
     }
 
-    /// The page lies in its vnode's window; the frame means nothing then.
+    /// Returns whether the page lies in its vnode's window; the frame number is then meaningless.
     #[inline]
     pub fn in_window(self) -> bool {
         self.0 & WINDOW != 0
     }
 
-    /// Where a page lies that is there.
+    /// Returns the location of a resident page.
     #[inline]
     pub fn home(self) -> Home {
         match self.in_window() {
@@ -172,44 +174,44 @@ impl Snap {
         }
     }
 
-    /// The page is there, in a frame, and there is room for another pin.
+    /// Returns whether the page is resident in a frame and another pin fits.
     #[inline]
     pub fn has_room(self) -> bool {
         // One comparison of the top byte: the window's bit makes it too large.
         (self.0 >> STATE_SHIFT).wrapping_sub(RESIDENT) < u64::from(PINS_MAX)
     }
 
-    /// The page lies in a window and may be read now.
+    /// Returns whether the page lies in a window and accepts another reader.
     #[inline]
     fn admits_reader(self) -> bool {
         self.in_window() && self.is_resident() && !self.is_full() && self.0 & WANTED == 0
     }
 
-    /// There is no room for another pin.
+    /// Returns whether no further pin fits.
     #[inline]
     pub fn is_full(self) -> bool {
         self.pins() == PINS_MAX
     }
 
-    /// The same with the pin that was taken on it.
+    /// Returns the value with one pin more.
     #[inline]
     pub fn pinned(self) -> Snap {
         Snap(self.0 + STATE_ONE)
     }
 
-    /// How often the page was touched since somebody asked, 0 to 3.
+    /// Returns the number of uses since the marks were last cleared, 0 to 3.
     #[inline]
     pub fn frequency(self) -> u8 {
         ((self.0 & FREQUENCY_MASK) >> FREQUENCY_SHIFT) as u8
     }
 
-    /// The page was read ahead, and nobody has used it yet.
+    /// Returns whether the page was read ahead and has not been used.
     #[inline]
     pub fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
 
-    /// The same after a use by the holder of the latch.
+    /// Returns the value after a use by the holder of the latch.
     pub fn used(self) -> Snap {
         if self.is_ahead() {
             return Snap(self.0 & !AHEAD);
@@ -220,13 +222,13 @@ impl Snap {
         Snap(self.0 + FREQUENCY_ONE)
     }
 
-    /// The same without notes of use.
+    /// Returns the value without use marks.
     #[inline]
     pub fn untouched(self) -> Snap {
         Snap(self.0 & !FREQUENCY_MASK)
     }
 
-    /// Whether a page that was resident at `self` has been there unchanged until `later`.
+    /// Returns whether a page that was resident at `self` has been unchanged until `later`.
     #[inline]
     pub fn still(self, later: Snap) -> bool {
         const SAME: u64 = WINDOW | VERSION_MASK | FRAME_MASK;
@@ -251,42 +253,42 @@ impl Snap {
     }
 }
 
-/// Where a page lies.
+/// Location of a resident page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Home {
-    /// In this frame of the pool.
+    /// This frame of the pool.
     Frame(u32),
-    /// At its place in the window of its vnode.
+    /// The page's place in the window of its vnode.
     Window,
 }
 
-/// The word of one page.
+/// State word of one page.
 pub struct Word<A = AtomicU64>(A);
 
 impl<A: Atom<Int = u64>> Word<A> {
-    /// The word of a page that is not there.
+    /// Returns the word of an absent page.
     pub fn empty() -> Self {
         Word(A::new(0))
     }
 
-    /// A look, before a copy.
+    /// Returns the current value, to be checked with [`Word::still`] after a copy.
     #[inline]
     pub fn look(&self) -> Snap {
         Snap(self.0.load(Ordering::Acquire))
     }
 
-    /// Whether what was copied since `snap` is whole.
+    /// Returns whether a copy made since `snap` is consistent.
     #[inline]
     pub fn still(&self, snap: Snap) -> bool {
         A::fence(Ordering::Acquire);
         snap.still(Snap(self.0.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the page was used; saturates, so a page in heavy use is not written to. Says
-    /// whether it was the first use of a page that was read ahead.
+    /// Records a use of the page and returns whether it was the first use of a page that was read
+    /// ahead. Saturates, so that a heavily used page is not written to.
     #[inline]
     pub fn touch(&self, snap: Snap) -> bool {
-        // A page that is still ahead has no notes of use.
+        // A page that is still marked as read ahead has no use marks.
         snap.0 & FREQUENCY_MASK != FREQUENCY_MASK && self.note_use(snap)
     }
 
@@ -294,14 +296,14 @@ impl<A: Atom<Int = u64>> Word<A> {
         if snap.is_ahead() {
             return self.take_ahead(snap);
         }
-        // Losing the race to another change loses one note, which is all it costs.
+        // Losing the race to another change loses one use mark, which is harmless.
         let _ = self
             .0
             .cas(snap.0, snap.0 + FREQUENCY_ONE, Ordering::Relaxed);
         false
     }
 
-    /// Takes away that the page is ahead, if this is the first to try and the page is still there.
+    /// Clears the read-ahead mark; returns whether this call did, on the unchanged page.
     #[cold]
     fn take_ahead(&self, snap: Snap) -> bool {
         let mut now = snap;
@@ -314,7 +316,7 @@ impl<A: Atom<Int = u64>> Word<A> {
         false
     }
 
-    /// Takes the notes of use away.
+    /// Clears the use marks.
     pub fn forget_touches(&self) {
         let mut now = self.0.load(Ordering::Relaxed);
         while now & FREQUENCY_MASK != 0 {
@@ -325,8 +327,8 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
     }
 
-    /// Holds the frame of a resident page in place by a pin in the word; `None`: the word says
-    /// something else by now, or has no room for a pin.
+    /// Pins the frame of a resident page and returns it, or `None` if the word has changed or has
+    /// no room for a pin.
     #[inline]
     pub fn pin(&self, snap: Snap) -> Option<u32> {
         if !snap.has_room() {
@@ -337,11 +339,11 @@ impl<A: Atom<Int = u64>> Word<A> {
         Some(snap.frame())
     }
 
-    /// Gives a hold on `frame` back. `false`: its pin has become a count in the frame's [`Holds`],
+    /// Releases a hold on `frame`. `false`: its pin has become a count in the frame's [`Holds`],
     /// and the caller releases one there.
     ///
-    /// Pins and counts of one frame are alike, so it does not matter whose pin is taken: a frame
-    /// that is held does not return to another page, and the sum is what counts.
+    /// Pins and counts of one frame are interchangeable, so it does not matter whose pin is
+    /// removed: a frame that is held is not reused for another page, and only the sum counts.
     #[inline]
     pub fn unpin(&self, frame: u32) -> bool {
         let mut now = Snap(self.0.load(Ordering::Relaxed));
@@ -355,13 +357,13 @@ impl<A: Atom<Int = u64>> Word<A> {
     }
 
     /// Begins to read a page that lies in a window, which stays there until [`Word::end_read`].
-    /// `false`: the word says something else by now, or somebody wants the latch first.
+    /// `false`: the word has changed, or a thread is waiting for the latch.
     pub fn begin_read(&self, snap: Snap) -> bool {
         let reading = snap.0.wrapping_add(STATE_ONE);
         snap.admits_reader() && self.0.cas(snap.0, reading, Ordering::Acquire).is_ok()
     }
 
-    /// Ends what [`Word::begin_read`] has begun.
+    /// Ends a read begun by [`Word::begin_read`].
     pub fn end_read(&self) {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
@@ -373,15 +375,15 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
     }
 
-    /// Keeps further readers of a page in a window from beginning. By who goes on trying for the
-    /// latch until it has it, or the page is gone.
+    /// Prevents further readers of a page in a window from beginning. The caller must keep trying
+    /// for the latch until it has it or the page is no longer resident.
     pub fn want(&self, snap: Snap) {
         if snap.in_window() && snap.pins() > 0 && snap.0 & WANTED == 0 {
             let _ = self.0.cas(snap.0, snap.0 | WANTED, Ordering::Relaxed);
         }
     }
 
-    /// Makes a page that is not there one that the caller brings, into `frame`.
+    /// Changes an absent page to one that the caller loads into `frame`; returns whether it won.
     pub fn begin_load(&self, snap: Snap, frame: u32) -> bool {
         debug_assert!(frame < FRAMES_MAX);
         if !snap.is_empty() {
@@ -389,13 +391,13 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
         let loading = snap.at(Home::Frame(frame)).with_state(LOADING);
         let won = self.0.cas(snap.0, loading, Ordering::AcqRel).is_ok();
-        // Whoever locks a range registers it and then looks at the words; whoever brings a page
-        // changes the word and then looks at the ranges. One of them sees the other.
+        // A thread that locks a range registers it and then checks the words; a thread that loads a
+        // page changes the word and then checks the ranges. One of them sees the other.
         A::fence(Ordering::SeqCst);
         won
     }
 
-    /// Asks to be told when a page that is being brought is there. `false`: it is by now.
+    /// Marks a load as awaited, so that its end reports a waiter. `false`: the word has changed.
     pub fn await_load(&self, snap: Snap) -> bool {
         match snap.state() {
             LOADING_AWAITED => true,
@@ -407,17 +409,17 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
     }
 
-    /// Ends a load: everybody may read. Says whether somebody waits.
+    /// Ends a load and makes the page readable. Returns whether a session waits for it.
     pub fn publish(&self) -> bool {
         self.end_load(|now| now.next_version().with_state(RESIDENT))
     }
 
-    /// Ends the load of a page that was read ahead: everybody may read. Says whether somebody waits.
+    /// Like [`Word::publish`], for a page that was read ahead.
     pub fn publish_ahead(&self) -> bool {
         self.end_load(|now| now.next_version().with_state(RESIDENT) | AHEAD)
     }
 
-    /// Ends a load without a page. Says whether somebody waits.
+    /// Ends a load without a page. Returns whether a session waits for it.
     pub fn abort_load(&self) -> bool {
         self.end_load(|now| now.next_version().at(Home::Frame(0)).with_state(EMPTY) & !NOTES)
     }
@@ -433,12 +435,12 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
     }
 
-    /// Takes a resident page for the caller alone. Pins that are there become counts in `holds`,
-    /// which are those of the frame in `snap`. `None`: the word says something else by now, or
-    /// somebody reads the page in its window.
+    /// Takes a resident page for exclusive use. Existing pins become counts in `holds`, which must
+    /// be those of the frame in `snap`. `None`: the word has changed, or the page lies in a window
+    /// and is being read.
     ///
-    /// `released` is told when the counts had to be taken back and the frame turned out to be an
-    /// orphan of nobody: the caller frees it.
+    /// Calls `released` if the counts had to be undone and the frame turned out to be an unheld
+    /// orphan, which the caller must free.
     pub fn latch<H: Atom<Int = u32>>(
         &self,
         snap: Snap,
@@ -458,7 +460,7 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
         let latched = snap.at(snap.home()).with_state(EXCLUSIVE);
         if self.0.cas(snap.0, latched, Ordering::Acquire).is_ok() {
-            // A reader that sees a byte of what follows must also see that the word has changed.
+        // A reader that sees a byte of a later store must also see that the word has changed.
             A::fence(Ordering::Release);
             return Some(Snap(latched));
         }
@@ -468,23 +470,24 @@ impl<A: Atom<Int = u64>> Word<A> {
         None
     }
 
-    /// Gives a latched page back as it was.
+    /// Releases the latch of an unchanged page.
     pub fn unlatch(&self, latched: Snap) {
         self.settle(latched.with_state(RESIDENT));
     }
 
-    /// Gives a latched page back changed, wherever it lies now.
+    /// Releases the latch of a changed page, which now lies at `home`.
     pub fn unlatch_changed(&self, latched: Snap, home: Home) {
         self.settle(latched.next_version().at(home).with_state(RESIDENT));
     }
 
-    /// Takes a latched page away.
+    /// Removes a latched page.
     pub fn clear(&self, latched: Snap) {
         let gone = latched.next_version().at(Home::Frame(0)).with_state(EMPTY);
         self.settle(gone & !NOTES);
     }
 
-    /// Nobody but the holder changes an exclusive word, except for notes of use taken away.
+    /// Stores `next` into an exclusive word. Only the holder changes such a word, except that use
+    /// marks may be cleared.
     fn settle(&self, next: u64) {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
@@ -497,32 +500,32 @@ impl<A: Atom<Int = u64>> Word<A> {
     }
 }
 
-/// The top bit of [`Holds`]: the frame belongs to no page any more.
+/// The top bit of [`Holds`]: the frame no longer belongs to a page.
 const ORPHAN: u32 = 1 << 31;
 
-/// Who holds a frame beyond the pins in its page's word.
+/// Number of holds on a frame beyond the pins in its page's word.
 pub struct Holds<A = AtomicU32>(A);
 
 impl<A: Atom<Int = u32>> Holds<A> {
-    /// Of a frame that nobody holds.
+    /// Returns the holds of an unheld frame.
     pub fn none() -> Self {
         Holds(A::new(0))
     }
 
-    /// Whether somebody holds the frame. Asked by who has the page's latch, after which the answer
-    /// `false` stays true until the latch is given back.
+    /// Returns whether the frame is held. The caller has the page's latch; `false` then stays true
+    /// until the latch is released.
     #[inline]
     pub fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) & !ORPHAN != 0
     }
 
-    /// Holds the frame `count` times. The caller has the page's latch, or holds the frame already, or
-    /// takes back what it adds.
+    /// Adds `count` holds. The caller has the page's latch, or holds the frame already, or undoes
+    /// the addition.
     pub fn add(&self, count: u32) {
         self.change(|now| now + count);
     }
 
-    /// Gives `count` holds back. `true`: the frame was an orphan and is the caller's to free.
+    /// Releases `count` holds. `true`: the frame was an orphan, and the caller must free it.
     #[must_use = "an orphan has to be freed"]
     pub fn release(&self, count: u32) -> bool {
         let after = self.change(|now| match now - count {
@@ -532,13 +535,13 @@ impl<A: Atom<Int = u32>> Holds<A> {
         after.0 & ORPHAN != 0 && after.1 == 0
     }
 
-    /// The frame leaves its page. `true`: nobody holds it, and it is the caller's to free.
+    /// Detaches the frame from its page. `true`: it is not held, and the caller must free it.
     #[must_use = "a frame that nobody holds has to be freed"]
     pub fn orphan(&self) -> bool {
         self.change(|now| if now == 0 { 0 } else { now | ORPHAN }).1 == 0
     }
 
-    /// What was there and what is there now.
+    /// Applies `next` and returns the values before and after.
     fn change(&self, next: impl Fn(u32) -> u32) -> (u32, u32) {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
