@@ -1,7 +1,7 @@
-//! A block device through the cache: the pages of file 0 of a volume over a raw device.
+//! A block device behind the cache: the pages of file 0 of a volume on a raw device.
 //!
-//! **Invariant:** a flush and FUA reach the device below. Direct queues and cached ones over one
-//! volume see one content.
+//! **Invariant:** a flush and FUA reach the raw device. Direct and cached queues on one volume see
+//! the same content.
 
 use crate::device_pager::{DEVICE_FILE, DevicePager};
 use crate::open::OpenFile;
@@ -13,7 +13,7 @@ use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wai
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A device behind the cache.
+/// A device whose data is cached.
 #[derive(Clone)]
 pub struct CachedDevice {
     info: DeviceInfo,
@@ -42,7 +42,7 @@ impl CachedDevice {
         })
     }
 
-    /// The same device past the cache, and coherent with it.
+    /// Returns the same device with requests that bypass the cache, coherently with it.
     pub fn direct(&self) -> CachedDevice {
         CachedDevice {
             info: self.info.clone(),
@@ -52,12 +52,12 @@ impl CachedDevice {
         }
     }
 
-    /// The volume, to close it, and for its numbers.
+    /// Returns the volume, for closing it and for its statistics.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
 
-    /// The vnode, for its attributes and numbers.
+    /// Returns the vnode, for its attributes and statistics.
     pub fn vnode(&self) -> &Arc<Vnode> {
         &self.vnode
     }

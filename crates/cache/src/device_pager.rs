@@ -1,7 +1,7 @@
 //! A raw device as the one file of a pager.
 //!
-//! **Invariant:** the file ends at a page. Where the device ends inside its last page, what lies
-//! beyond it reads as zeros and is not written.
+//! **Invariant:** the file ends at a page boundary. If the device ends inside its last page, the
+//! rest of the page reads as zeros and is not written.
 
 use crate::frames::PAGE_BYTES;
 use crate::pager::{FileId, Pager, PagerInfo, PagerQueue};
@@ -21,10 +21,10 @@ pub struct DevicePager {
 }
 
 impl DevicePager {
-    /// Over `device`.
+    /// Creates a pager over `device`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when its blocks are longer than a page, or its largest transfer is
+    /// [`ErrorKind::Invalid`] if its blocks are longer than a page, or its largest transfer is
     /// shorter.
     pub fn new(device: Arc<dyn BlockDevice>) -> Result<DevicePager> {
         let below = device.info();
@@ -50,7 +50,7 @@ impl DevicePager {
         Ok(DevicePager { device, info })
     }
 
-    /// The device below.
+    /// Returns the underlying device.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
@@ -80,8 +80,8 @@ struct DevicePagerQueue {
 }
 
 impl DevicePagerQueue {
-    /// Bytes of the range that lie beyond the device, where they are less than a page: those of
-    /// the page it ends in. What reaches further is an error that the device reports.
+    /// Returns the bytes of the range beyond the device if they are less than a page, the last page
+    /// of the device. A range that reaches further is an error, which the device reports.
     fn excess(&self, op: &Op) -> usize {
         match op.range() {
             Some((offset, len)) if offset < self.size => {
@@ -97,7 +97,7 @@ impl DevicePagerQueue {
     }
 }
 
-/// Shortens the last buffers by `excess` bytes; a buffer that ends up empty stays in the row.
+/// Shortens the last buffers by `excess` bytes; a buffer that becomes empty stays in the list.
 fn shorten(bufs: &mut Bufs, mut excess: usize) {
     for buf in bufs.as_mut_slice().iter_mut().rev() {
         let cut = excess.min(buf.len());
@@ -106,7 +106,7 @@ fn shorten(bufs: &mut Bufs, mut excess: usize) {
     }
 }
 
-/// Lengthens buffers over pages to what they hold; what is added reads as zeros after a read.
+/// Restores buffers to their full capacity; after a read, the added bytes are zeroed.
 fn lengthen(bufs: &mut Bufs, zero: bool) {
     let restore = |buf: &mut Buf| {
         let (len, capacity) = (buf.len(), buf.capacity());

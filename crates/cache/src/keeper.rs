@@ -1,11 +1,11 @@
-//! The background of one volume: writes out what is due, brings what was asked for ahead, and gives
-//! memory back.
+//! The background thread of one volume: writes back dirty pages that are due, reads ahead, and
+//! releases memory.
 //!
-//! **Invariant:** what has become old goes below and is flushed there, so that a power cut costs no
-//! more than the sync interval. What is not below yet is tried again for ever: an error keeps the page dirty, is
-//! recorded for the file's openers, and makes the next attempt wait longer. The background needs no
-//! frame to write a page of the pool out, so it can always make room, and then there are frames to
-//! write mapped pages out by.
+//! **Invariant:** pages that have reached their maximum age are written and flushed, so that a
+//! power cut loses no more than the sync interval. Failed write-back is retried indefinitely: an
+//! error keeps the page dirty, is recorded for the open files, and lengthens the delay until the
+//! next attempt. Writing back a page of the pool takes no frame, so the thread can always make
+//! room, and then there are frames for writing back mapped pages.
 
 use crate::core::{Below, Core};
 use crate::frames::Emptied;
@@ -31,27 +31,27 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
-/// What a volume's background is to do.
+/// Job queues of a volume's background thread.
 pub(crate) struct Errands {
     waker: Arc<Waker>,
     dirty: Mutex<DirtyVnodes>,
-    /// The shortest sync interval that a vnode was ever given of its own.
+    /// The shortest sync interval that was ever set on a vnode.
     own_sync_ms: AtomicU64,
-    /// Vnodes of which something was written that no flush has followed.
+    /// Vnodes with completed writes that no flush has covered.
     unflushed: Mutex<BTreeSet<u64>>,
     ahead: Mutex<VecDeque<Bring>>,
     behind: Mutex<VecDeque<(Weak<Vnode>, Range<u64>)>>,
-    /// Vnodes of which a mapping went.
+    /// Vnodes of which a mapping was removed.
     unmapped: Mutex<BTreeSet<u64>>,
-    /// Somebody waits for a clean page.
+    /// A session waits for a clean page.
     clean: AtomicBool,
-    /// There is more to write out than there should be.
+    /// The number of dirty pages exceeds the background threshold.
     write_out: AtomicBool,
     stop: AtomicBool,
 }
 
-/// Vnodes with dirty pages, so that those that are due are found without a look at the others. The
-/// time is when the oldest of a vnode's pages became dirty, or earlier.
+/// Vnodes with dirty pages, ordered so that those that are due are found without scanning the
+/// others. The time is when the oldest of a vnode's pages became dirty, or earlier.
 #[derive(Default)]
 struct DirtyVnodes {
     by_age: BTreeSet<(u64, u64)>,
@@ -73,23 +73,23 @@ impl DirtyVnodes {
     }
 }
 
-/// Pages to bring.
+/// Pages to load.
 enum Bring {
-    /// Because somebody said so.
+    /// Requested explicitly.
     Pages(Weak<Vnode>, Range<u64>, Option<u32>),
-    /// Ahead of a stream of this opener, whose thread runs on this node.
+    /// Read-ahead for a stream of this open file, whose thread runs on this node.
     Ahead(Weak<OpenState>, Ahead, Option<u32>),
 }
 
-/// Errands of one kind that wait at most; more are forgotten, for they are only hints.
+/// Queued jobs of one kind; further ones are dropped, since they are only hints.
 const ERRANDS_MAX: usize = 1024;
-/// Reads that are on their way together before another errand is begun.
+/// Concurrent reads above which no further load is started.
 const LOADS_MAX: usize = 16;
-/// Writes that are on their way together.
+/// Concurrent writes above which no further write-back is started.
 const STORES_MAX: usize = 16;
-/// Dirty pages that are written out when somebody needs a clean one.
+/// Dirty pages written back when a session needs a clean one.
 const CLEAN_PAGES: usize = 256;
-/// Pages that one errand brings.
+/// Pages loaded per job.
 const BRING_MAX: u64 = 512;
 
 impl Errands {
@@ -112,29 +112,29 @@ impl Errands {
         &self.waker
     }
 
-    /// A vnode has dirty pages since `now`, a time of the cache's clock in milliseconds.
+    /// Records that a vnode has dirty pages since `now`, in milliseconds of the cache's clock.
     pub(crate) fn dirty_vnode(&self, number: u64, now: u64) {
         self.lock_dirty().insert(number, now);
     }
 
-    /// Vnodes that have, or had, dirty pages, in the order in which they were first seen.
+    /// Returns the vnodes that have, or had, dirty pages, in ascending order.
     pub(crate) fn dirty_vnodes(&self) -> Vec<u64> {
         let mut numbers: Vec<u64> = self.lock_dirty().since.keys().copied().collect();
         numbers.sort_unstable();
         numbers
     }
 
-    /// A vnode has a sync interval of its own.
+    /// Records a sync interval that was set on a vnode.
     pub(crate) fn sync_within(&self, ms: u64) {
         self.own_sync_ms.fetch_min(ms, Relaxed);
     }
 
-    /// The first vnode by age from here on: since when it is dirty, and its number.
+    /// Returns the oldest dirty vnode not before `from`: the time it became dirty, and its number.
     fn oldest_dirty(&self, from: (u64, u64)) -> Option<(u64, u64)> {
         self.lock_dirty().by_age.range(from..).next().copied()
     }
 
-    /// The oldest dirty page of a vnode is from then.
+    /// Sets the time of a vnode's oldest dirty page.
     fn dirty_since(&self, number: u64, since: u64) {
         let mut dirty = self.lock_dirty();
         dirty.remove(number);
@@ -149,7 +149,7 @@ impl Errands {
         self.dirty.lock().expect("no panic under this lock")
     }
 
-    /// Something of a vnode was written, and nobody is going to flush it.
+    /// Records a completed write of a vnode that no pending request is going to flush.
     pub(crate) fn unflushed(&self, number: u64) {
         let mut unflushed = self.unflushed.lock().expect("no panic under this lock");
         unflushed.insert(number);
@@ -160,7 +160,7 @@ impl Errands {
         std::mem::take(&mut *unflushed)
     }
 
-    /// A mapping of a vnode is gone: pages that nobody maps any more are to go back to the pool.
+    /// Requests that pages of a vnode that are no longer mapped return to the pool.
     pub(crate) fn unmapped(&self, number: u64) {
         self.still_unmapped(number);
         self.waker.wake();
@@ -176,27 +176,27 @@ impl Errands {
         std::mem::take(&mut *unmapped)
     }
 
-    /// There is more to write out than there should be.
+    /// Requests write-back, because the number of dirty pages exceeds the threshold.
     pub(crate) fn write_out(&self) {
         self.write_out.store(true, Release);
         self.waker.wake();
     }
 
-    /// Somebody needs a clean page.
+    /// Requests clean pages.
     pub(crate) fn clean(&self) {
         self.clean.store(true, Release);
         self.waker.wake();
     }
 
-    /// Pages are to be brought.
+    /// Requests that pages be loaded.
     pub(crate) fn prefetch(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
         let here = vnode.below().core.here();
         self.bring(Bring::Pages(Arc::downgrade(vnode), pages, here));
     }
 
-    /// Pages are to be brought before a stream comes to them.
+    /// Requests that pages be loaded ahead of a stream.
     pub(crate) fn read_ahead(&self, open: &Arc<OpenState>, ahead: Ahead) {
-        // Counted before it can be taken.
+        // Counted before the background thread can take the job.
         open.asked.fetch_add(1, Relaxed);
         let here = open.vnode.below().core.here();
         if !self.bring(Bring::Ahead(Arc::downgrade(open), ahead, here)) {
@@ -208,7 +208,7 @@ impl Errands {
         self.add(&self.ahead, bring)
     }
 
-    /// Pages were written in a sequence and are to go below soon.
+    /// Requests early write-back of sequentially written pages.
     pub(crate) fn write_behind(&self, vnode: &Arc<Vnode>, pages: Range<u64>) {
         self.add(&self.behind, (Arc::downgrade(vnode), pages));
     }
@@ -229,14 +229,15 @@ impl Errands {
         queue.pop_front()
     }
 
-    /// The background is to end.
+    /// Asks the background thread to exit.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Release);
         self.waker.wake();
     }
 }
 
-/// Runs until it is told to stop; says first whether it could begin.
+/// Runs the background thread until it is stopped; first reports to `started` whether it has a
+/// queue.
 pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
     home(Layer::Cache);
     let waker = Arc::clone(below.errands.waker());
@@ -250,7 +251,7 @@ pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
     };
     let _ = started.send(Ok(()));
     while let Err(error) = work(&below, &mut session) {
-        // The queue is beyond use; there may be a better one.
+        // The queue has failed; a new one may work.
         tracing::warn!(volume = below.info.name, %error, "write-behind lost its queue");
         std::thread::sleep(below.core.limits.tick);
         let waker = Arc::clone(below.errands.waker());
@@ -279,7 +280,7 @@ fn work(below: &Below, session: &mut Session) -> Result<()> {
         }
         let tick = looked.elapsed() >= core.limits.tick;
         let pressed = errands.write_out.swap(false, AcqRel) | errands.clean.load(Acquire);
-        // To look through what is dirty takes time that read-ahead does not have.
+        // A scan of the dirty pages takes time that read-ahead does not have.
         if tick || pressed || more {
             more = write_due(below, session);
             give_memory_back(core);
@@ -325,7 +326,8 @@ fn write_behind(session: &mut Session, vnode: &Weak<Vnode>, pages: &Range<u64>) 
     }
 }
 
-/// Writes out what is due, the oldest first. Says whether there is more that could not be sent yet.
+/// Writes back pages that are due, the oldest first. Returns whether some could not be submitted
+/// yet.
 fn write_due(below: &Below, session: &mut Session) -> bool {
     let core = &below.core;
     let errands = &below.errands;
@@ -346,7 +348,7 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
         let vnode = core.vnode(number);
         let Some(vnode) = vnode.filter(|vnode| vnode.dirty_pages() > 0) else {
             errands.clean_vnode(number);
-            // It may have become dirty between the look and the removal.
+            // It may have become dirty between the lookup and the removal.
             if core.vnode(number).is_some_and(|v| v.dirty_pages() > 0) {
                 errands.dirty_vnode(number, now);
             }
@@ -354,7 +356,7 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
         };
         let oldest = vnode.oldest_dirty_ms().unwrap_or(since);
         if oldest > since {
-            // It comes again in its turn.
+            // The vnode is visited again in order of its new age.
             errands.dirty_since(number, oldest);
             continue;
         }
@@ -383,7 +385,7 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
     false
 }
 
-/// Sends some pages that nobody maps any more back to the pool. Says whether there are more.
+/// Returns some unmapped pages to the pool. Returns whether there are more.
 fn send_back(below: &Below) -> bool {
     let mut more = false;
     for number in below.errands.take_unmapped() {
@@ -404,10 +406,10 @@ fn send_back(below: &Below) -> bool {
     more
 }
 
-/// Flushes below what was written behind everybody's back.
+/// Flushes the files written by background write-back.
 fn flush_behind(below: &Below, session: &mut Session) {
     let numbers = below.errands.take_unflushed().into_iter();
-    // A vnode that is gone was flushed when its volume was, or removed.
+        // A vnode that no longer exists was flushed with its volume, or removed.
     let vnodes: Vec<Arc<Vnode>> = numbers.filter_map(|n| below.core.vnode(n)).collect();
     let together = if below.info.flushes_all {
         vnodes.len().max(1)
@@ -419,7 +421,7 @@ fn flush_behind(below: &Below, session: &mut Session) {
     }
 }
 
-/// Makes pages leave that are too many, and gives memory back that has no use.
+/// Evicts pages beyond the limits, and releases unused memory.
 fn give_memory_back(core: &Core) {
     let mut emptied = Emptied::new();
     let limit = core.pool.limit();
@@ -430,12 +432,12 @@ fn give_memory_back(core: &Core) {
     trim(core);
 }
 
-/// Gives chunks back to the system, after moving pages out of them.
+/// Releases chunks to the system, after moving pages out of them.
 pub(crate) fn trim(core: &Core) {
     core.pool.trim(|from| relocate(core, from));
 }
 
-/// Moves the page in a frame to another frame.
+/// Moves the page in a frame to another frame, and returns whether the frame is now free.
 fn relocate(core: &Core, from: FrameNo) -> bool {
     let Some((at, index)) = core.pool.page_of(from) else {
         return true;

@@ -1,5 +1,5 @@
-//! What a fault in a mapping does: the page is brought, moved into the window, and mapped, under its
-//! latch.
+//! Handling of a fault in a mapping: the page is loaded, moved into the window, and mapped, under
+//! its latch.
 
 use super::PAGE;
 use crate::leaf::LEAF_PAGES;
@@ -12,18 +12,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Pages that are brought, and mapped, together: 64 KiB in a row that begins at a multiple of that.
+/// Pages that are loaded and mapped together: 64 KiB, aligned to that size.
 const CLUSTER: u64 = 16;
 
 type Then<'a> = dyn FnMut(Range<u64>, Outcome) + 'a;
 
 /// A file as the home of one mapping.
 pub(super) struct MappedFile {
-    /// The mapping as an opener of the file, who is told of errors.
+    /// The mapping's own open file, which reports errors.
     open: Arc<OpenState>,
-    /// What is mapped.
+    /// The mapped range.
     pages: Range<u64>,
-    /// The mapping is gone.
+    /// The mapping was removed.
     ended: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl MappedFile {
         Error::new(kind, &self.vnode().below().info.name, detail)
     }
 
-    /// Pages worth having with this one.
+    /// Returns the pages to load together with this one.
     fn cluster(&self, page: u64) -> Range<u64> {
         let attributes = self.vnode().attributes();
         if attributes.no_read_ahead || attributes.no_cache {
@@ -52,11 +52,11 @@ impl MappedFile {
         }
         let first = page / CLUSTER * CLUSTER;
         let end = (first + CLUSTER).min(self.vnode().size().div_ceil(PAGE));
-        // The file may have been cut before the page meanwhile.
+        // A concurrent truncation may have moved the end before the page.
         first.max(self.pages.start)..end.min(self.pages.end).max(page + 1)
     }
 
-    /// Brings a page into the cache.
+    /// Loads a page into the cache.
     fn load(&self, keep: &mut Keep, page: u64) -> Result<()> {
         let vnode = self.vnode();
         let below = vnode.below();
@@ -65,24 +65,24 @@ impl MappedFile {
         let cluster = self.cluster(page);
         let mut result = session.bring(&open, cluster.clone());
         if result.is_err() && cluster.end - cluster.start > 1 {
-            // It may have been a neighbour that could not be had.
+            // The error may concern a neighbor, so this page is tried alone.
             result = session.bring(&open, page..page + 1);
         }
         if result.is_err() {
-            // Its queue may be beyond use; the next fault gets another.
+            // The session's queue may have failed; the next fault opens a new session.
             keep.clear();
         }
         result
     }
 
-    /// Tells the pager that a clean page becomes dirty.
+    /// Notifies the pager that a clean page becomes dirty.
     fn announce(&self, page: u64) -> Result<()> {
         let below = self.vnode().below();
         let bytes = page * PAGE..(page + 1) * PAGE;
         below.pager.will_write(self.vnode().file(), bytes)
     }
 
-    /// Answers that a page lies behind the end, if it does.
+    /// Fails the fault if the page lies behind the end.
     fn behind_end(&self, page: u64, then: &mut Then) -> Result<()> {
         let mapped = self.vnode().mapped().expect("a mapping of it exists");
         if page * PAGE < self.vnode().size() {
@@ -98,7 +98,7 @@ impl MappedFile {
         Err(self.error(ErrorKind::OutOfRange, detail))
     }
 
-    /// Maps what is there of the cluster, so that it does not fault.
+    /// Maps the resident pages of the cluster, so that they do not fault.
     fn map_around(&self, page: u64, then: &mut Then) {
         for near in self.cluster(page).filter(|near| *near != page) {
             if let Some(mut latch) = self.vnode().latch(near)
@@ -156,7 +156,8 @@ impl Home for MappedFile {
             self.map_around(page, then);
         }
         if self.ended.load(SeqCst) {
-            // The mapping went meanwhile, and its pages may have been sent back before these came.
+            // The mapping was removed during the fault, possibly before these pages entered the
+            // window.
             vnode.below().errands.unmapped(vnode.number());
         }
         Ok(())
@@ -182,12 +183,13 @@ fn outcome(dirty: bool) -> Outcome {
 }
 
 impl Vnode {
-    /// Calls `act` while a page is not there and cannot come. `false`: it is there, or on its way.
+    /// Calls `act` while a page is absent and cannot be loaded. `false`: it is resident, or being
+    /// loaded.
     fn while_absent(&self, page: u64, act: &mut dyn FnMut()) -> bool {
         let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
         let at = self.index().keep(number);
         let word = self.index().leaf(at).word(index);
-        // As if it were being brought, into a frame that nobody will ask for.
+        // Occupies the word like a load; its frame number is never used.
         let absent = word.begin_load(word.look(), 0);
         if absent {
             act();
@@ -200,7 +202,7 @@ impl Vnode {
         absent
     }
 
-    /// Notes that a page was used.
+    /// Records a use of a page.
     fn touch(&self, page: u64) {
         if let Some((at, index)) = self.find_surely(page) {
             let word = self.index().leaf(at).word(index);

@@ -1,19 +1,19 @@
-//! A vnode that programs have mapped: its window, which of its pages lie there, and what mappings
-//! change about its size.
+//! A vnode that programs have mapped: its window, the pages that lie there, and the effect of
+//! mappings on its size.
 //!
 //! ```text
-//!   fault: pool or nowhere ──► window          home.rs
-//!   unmapped: window ──► pool                  reclaim.rs, by the background
-//!   memory is short: window ──► nowhere        reclaim.rs, clean pages not touched of late
+//!   fault: pool or absent ──► window           home.rs
+//!   unmapped: window ──► pool                  reclaim.rs, by the background thread
+//!   memory is short: window ──► evicted        reclaim.rs, clean pages not used recently
 //! ```
 //!
-//! **Invariants.** A page is in one place, which its word says, and goes from one to another under its
-//! latch alone. Behind the end of the file no page is in the window, and in the last page what lies
-//! behind the end never goes below and never becomes part of the file: a program may have stored
-//! there, so it is made zero when the file grows over it.
+//! **Invariants.** A page is in one place, recorded in its word, and moves only under its latch. No
+//! page behind the end of the file is in the window. In the last page, bytes behind the end are
+//! never written to the pager and never become part of the file: a program may have stored there,
+//! so they are zeroed when the file grows over them.
 //!
-//! Pages that are mapped do not count against the limit of the cache, as with HP-UX; they are counted
-//! beside it. Pages that nobody maps any more go back to the pool.
+//! Mapped pages do not count against the limit of the cache, as in HP-UX; they are counted
+//! separately. Pages that are no longer mapped return to the pool.
 
 mod home;
 mod reclaim;
@@ -35,32 +35,32 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// What a vnode has once it was mapped.
+/// Mapping state of a vnode that was mapped at least once.
 pub(crate) struct Mapped {
     below: Arc<Below>,
     window: Arc<Window>,
     /// The pages that lie in the window; changed under their latches.
     resident: Mutex<BTreeSet<u64>>,
-    /// Where the search for pages to evict goes on.
+    /// Position at which the search for pages to evict continues.
     hand: AtomicU64,
-    /// Held to find that a page lies behind the end of the file, and to make the file longer.
+    /// Held while a page is determined to lie behind the end, and while the file is extended.
     growing: Mutex<()>,
 }
 
 impl OpenFile {
-    /// Maps bytes of the file, from a multiple of 4096 on, for loads or for loads and stores. What
-    /// sessions write is there at once, and what programs store is read and flushed by sessions; the
-    /// range may reach behind the end of the file. See [`Mapping`] and [`crate::window`] for what
-    /// becomes of errors, and of memory that is passed to system calls.
+    /// Maps bytes of the file, starting at a multiple of 4096, for loads or for loads and stores.
+    /// The mapping and sessions see each other's writes at once, and sessions flush stores of
+    /// programs; the range may extend behind the end of the file. See [`Mapping`] and
+    /// [`crate::window`] for the handling of errors, and of memory that is passed to system calls.
     ///
-    /// Faults have their own cursor for errors of write-behind: [`Mapping::flush`] tells of those since
+    /// A mapping has its own cursor for write-behind errors: [`Mapping::flush`] reports those since
     /// this call.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`] if the system has, or allows, no
-    /// userfaultfd as windows need it; [`ErrorKind::ReadOnly`] for stores into a volume that is;
-    /// [`ErrorKind::Invalid`] for a range that is empty or not aligned; otherwise what the system says
-    /// when it has no address space, or no mapping, left.
+    /// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`] if the system lacks, or does not
+    /// permit, the userfaultfd features that windows need; [`ErrorKind::ReadOnly`] for stores into
+    /// a read-only volume; [`ErrorKind::Invalid`] for a range that is empty or not aligned;
+    /// otherwise the system's error when it has no address space, or no mapping, left.
     pub fn map(&self, bytes: Range<u64>, access: Access) -> Result<Mapping> {
         let vnode = self.vnode();
         let info = &vnode.below().info;
@@ -76,14 +76,14 @@ impl OpenFile {
 }
 
 impl Mapped {
-    /// What the vnode has, made if this is the first time.
+    /// Returns the mapping state of the vnode, creating it on first use.
     fn of(vnode: &Arc<Vnode>) -> Result<&Mapped> {
         if let Some(mapped) = vnode.mapped() {
             return Ok(mapped);
         }
         let below = vnode.below();
         let window = Window::new(&below.windows()?)?;
-        // If two come at once, one of the windows goes again, with no page in it.
+        // Of two concurrent callers, one drops its new window, which has no page in it.
         Ok(vnode.become_mapped(Mapped {
             below: Arc::clone(below),
             window,
@@ -93,13 +93,13 @@ impl Mapped {
         }))
     }
 
-    /// A page in the cache's own view of the window, where no fault happens. By the holder of the
-    /// page's latch, or of a read of it in the window, while it lies there.
+    /// Returns the address of a page in the cache's own view of the window, where no fault happens.
+    /// The caller holds the page's latch, or a read of it in the window, while the page lies there.
     pub(crate) fn at(&self, page: u64) -> NonNull<u8> {
         NonNull::new(self.window.page(page)).expect("a mapping is not at zero")
     }
 
-    /// Makes memory in the window for a page that is about to lie there.
+    /// Allocates memory in the window for a page that is about to move there.
     pub(crate) fn make_room(&self, page: u64) -> Result<NonNull<u8>> {
         self.window.allocate(page..page + 1)?;
         let new = self.resident().insert(page);
@@ -108,18 +108,18 @@ impl Mapped {
         Ok(self.at(page))
     }
 
-    /// Takes care that no program stores into the page until it has asked again. `false`: somebody
-    /// with a lease may.
+    /// Write-protects the page in all mappings, so that the next store faults. `false`: the holder
+    /// of a lease may still store.
     pub(crate) fn seal(&self, page: u64) -> bool {
         self.window.protect(page..page + 1)
     }
 
-    /// Takes the page out of all mappings. `false`: somebody has a lease.
+    /// Removes the page from all mappings. `false`: it is leased.
     pub(crate) fn revoke(&self, page: u64) -> bool {
         self.window.revoke(page..page + 1)
     }
 
-    /// The page leaves the window, out of all mappings and leases.
+    /// Removes the page from the window, and from all mappings and leases.
     pub(crate) fn vacate(&self, page: u64) {
         self.window.discard(page..page + 1);
         let was = self.resident().remove(&page);
@@ -127,22 +127,22 @@ impl Mapped {
         self.below.core.window_pages.fetch_sub(1, Relaxed);
     }
 
-    /// Whether somebody has a lease on the page.
+    /// Returns whether the page is leased.
     pub(crate) fn is_leased(&self, page: u64) -> bool {
         self.window.is_leased(page)
     }
 
-    /// Somebody has mapped some of it, or has a lease.
+    /// Returns whether any page is mapped or leased.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.window.wanted().is_empty()
     }
 
-    /// Pages that lie in the window.
+    /// Returns the number of pages that lie in the window.
     pub(crate) fn pages(&self) -> usize {
         self.resident().len()
     }
 
-    /// Makes the file at least `size` bytes long. By a caller without a latch.
+    /// Makes the file at least `size` bytes long. The caller holds no latch.
     pub(crate) fn extend(&self, vnode: &Vnode, size: u64) {
         let growing = self.growing();
         loop {
@@ -155,7 +155,7 @@ impl Mapped {
                 0 => None,
                 _ => vnode.latch(page),
             };
-            // Whoever writes into the last page makes the file longer under its latch.
+            // A writer to the last page extends the file under that page's latch.
             if vnode.size() != old {
                 continue;
             }
@@ -173,9 +173,9 @@ impl Mapped {
         self.window.heal();
     }
 
-    /// Pages lie in the file that did not: who finds them poisoned is to ask again.
+    /// Un-poisons pages that now lie within the file, so that the next access faults again.
     pub(crate) fn heal(&self) {
-        // Who looked at the size before it was raised has poisoned by now what lay behind the end.
+        // A thread that read the size before it was raised has finished poisoning by now.
         drop(self.growing());
         self.window.heal();
     }

@@ -1,5 +1,5 @@
-//! Pages that leave a window: back to the pool when nobody maps them any more, or out of memory when
-//! it is short.
+//! Removal of pages from a window: to the pool when they are no longer mapped, or out of memory
+//! when it is short.
 
 use super::Mapped;
 use crate::latch::Latch;
@@ -8,23 +8,23 @@ use crate::word::Home;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Pages that are looked at together.
+/// Pages examined together.
 const BATCH: usize = 64;
 
-/// What became of an attempt to send unmapped pages back.
+/// Result of an attempt to return unmapped pages to the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// All of them went.
+    /// No unmapped page is left.
     All,
-    /// Some went, and there are more.
+    /// Some were removed, and there may be more.
     Some,
-    /// There are some that cannot go now.
+    /// None of the remaining ones can be removed now.
     Stuck,
 }
 
 impl Mapped {
-    /// Sends pages that nobody maps back to the pool, so that they count against its limit again; if
-    /// it has no frame, clean ones go altogether.
+    /// Returns unmapped pages to the pool, so that they count against its limit again; without a
+    /// free frame, evicts clean ones.
     pub(crate) fn send_back(&self, vnode: &Vnode) -> Sent {
         let pages = self.unwanted();
         if pages.is_empty() {
@@ -55,11 +55,11 @@ impl Mapped {
         }
     }
 
-    /// Makes up to `want` clean pages leave that were not touched since the last look, and says how
-    /// many did. A page that was touched is taken out of the mappings, so that a further touch shows.
+    /// Evicts up to `want` clean pages that were not used since the last pass, and returns how many
+    /// were evicted. A page that was used is unmapped, so that the next use is noticed.
     pub(crate) fn evict(&self, vnode: &Vnode, want: usize) -> usize {
         let mut gone = 0;
-        // Twice around: once to take the notes of use away, once to see who has none.
+        // Two rounds: the first clears the use marks, the second finds pages without one.
         let mut looks = 2 * self.pages();
         while gone < want && looks > 0 {
             let batch = self.next_batch(looks.min(BATCH));
@@ -91,13 +91,13 @@ impl Mapped {
         true
     }
 
-    /// The latch of a page that lies in the window.
+    /// Latches a page if it lies in the window.
     fn latch<'a>(&self, vnode: &'a Vnode, page: u64) -> Option<Latch<'a>> {
         let latch = vnode.latch(page)?;
         (latch.home() == Home::Window).then_some(latch)
     }
 
-    /// The next pages of the window from where the last search ended, around the end.
+    /// Returns the next pages of the window after the last search, wrapping around at the end.
     fn next_batch(&self, count: usize) -> Vec<u64> {
         let resident = self.resident();
         let hand = self.hand.load(Relaxed);
@@ -109,7 +109,7 @@ impl Mapped {
         batch
     }
 
-    /// Some pages of the window that are in no mapping and under no lease.
+    /// Returns some pages of the window that are neither mapped nor leased.
     fn unwanted(&self) -> Vec<u64> {
         let wanted = self.window.wanted();
         let resident = self.resident();
@@ -122,12 +122,12 @@ impl Mapped {
     }
 }
 
-/// Nobody needs the page in memory.
+/// Returns whether the page may be evicted.
 fn may_go(latch: &Latch<'_>) -> bool {
     !latch.is_dirty() && !latch.is_in_writeback()
 }
 
-/// What lies between ranges that are in order of their beginnings.
+/// Returns the gaps between ranges that are sorted by their start.
 fn gaps(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut gaps = Vec::with_capacity(ranges.len() + 1);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Calls that wait, on top of the queue.
+//! Blocking calls, on top of the queue.
 
 use super::job::{Job, Pages, Target, Work};
 use super::load::drop_behind;
@@ -17,11 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Session {
-    /// Reads from `offset` on, any byte, and says how many bytes there were before the end of the
-    /// file.
+    /// Reads from any byte `offset` on, and returns the number of bytes up to the end of the file.
     ///
     /// # Errors
-    /// A page could not be brought.
+    /// A page could not be loaded.
     pub fn read(&mut self, open: &mut OpenFile, offset: u64, out: &mut [u8]) -> Result<usize> {
         let _here = within(Layer::Cache);
         if window::covers(out.as_ptr(), out.len()) {
@@ -45,18 +44,19 @@ impl Session {
             if open.vnode().drops_behind() {
                 drop_behind(open.vnode(), offset, len as u64);
             }
-            // If the file was cut meanwhile, what was copied may be zeros that came later.
+            // If the file was truncated during the read, the copied bytes may be zeros of the
+            // truncation.
             if open.vnode().cuts() == cuts {
                 return Ok(len);
             }
         }
     }
 
-    /// Writes from `offset` on, any byte; the file gets longer if need be.
+    /// Writes from any byte `offset` on, extending the file if necessary.
     ///
     /// # Errors
-    /// A page could not be brought, or the pager refuses the range. What was written of it before
-    /// that stays written.
+    /// A page could not be loaded, or the pager refuses the range. Data written before the error
+    /// stays.
     pub fn write(&mut self, open: &mut OpenFile, offset: u64, data: &[u8]) -> Result<()> {
         let _here = within(Layer::Cache);
         if data.is_empty() {
@@ -73,7 +73,7 @@ impl Session {
         self.run(Job { entry, ..job }).map(drop)
     }
 
-    /// Writes zeros, as [`Session::write`] would.
+    /// Writes zeros, like [`Session::write`].
     fn write_zeros(&mut self, open: &OpenFile, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -89,11 +89,11 @@ impl Session {
         self.run(job).map(drop)
     }
 
-    /// Makes everything written to the file so far survive a power cut.
+    /// Makes everything written to the file so far durable.
     ///
     /// # Errors
-    /// What could not be written, by this flush or behind the opener's back since the last. The pages
-    /// stay dirty.
+    /// A write error, of this flush or of background write-back since the last. The pages stay
+    /// dirty.
     pub fn flush(&mut self, open: &mut OpenFile) -> Result<()> {
         let _here = within(Layer::Cache);
         let work = Work::Sync(Sync::whole_file(open.vnode()));
@@ -101,17 +101,17 @@ impl Session {
             .map(drop)
     }
 
-    /// Makes a range of bytes survive a power cut, for the opener of a mapping.
+    /// Makes a range of bytes durable, for the open file of a mapping.
     pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
         let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));
         let work = Work::Sync(Sync::range(&open.vnode, pages));
         self.run(Job::new(open, Target::Nothing, work)).map(drop)
     }
 
-    /// Sends what is dirty in a range of bytes below, without a flush below.
+    /// Writes the dirty pages in a range of bytes to the pager, without flushing the pager.
     ///
     /// # Errors
-    /// What could not be written.
+    /// The write error.
     pub fn write_out(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
@@ -120,10 +120,10 @@ impl Session {
             .map(drop)
     }
 
-    /// Reads past the cache. Offset and length are multiples of the pager's block size.
+    /// Reads bypassing the cache. Offset and length must be multiples of the pager's block size.
     ///
     /// # Errors
-    /// Those of the request below, or of writing out what is dirty in the range.
+    /// Those of the pager's read, or of writing back dirty pages in the range.
     pub fn read_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<Bufs> {
         let _here = within(Layer::Cache);
         match self.run(Job::of_request(
@@ -137,11 +137,11 @@ impl Session {
         }
     }
 
-    /// Writes past the cache, which forgets the range. Offset and length are multiples of the pager's
-    /// block size.
+    /// Writes bypassing the cache, which drops its pages of the range. Offset and length must be
+    /// multiples of the pager's block size.
     ///
     /// # Errors
-    /// Those of the request below, or of writing out what is dirty in the range.
+    /// Those of the pager's write, or of writing back dirty pages in the range.
     pub fn write_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<()> {
         let _here = within(Layer::Cache);
         let end = offset + bufs.total_len() as u64;
@@ -152,12 +152,12 @@ impl Session {
         Ok(())
     }
 
-    /// Sets the size. What is cut off is gone, dirty or not; what is added reads as zeros, if the
-    /// pager forgets what is cut off.
+    /// Sets the size. Data cut off is dropped, dirty or not; an added range reads as zeros,
+    /// provided that the pager discards data cut off.
     ///
     /// # Errors
-    /// The new last page could not be brought, or its space not be reserved. The size is the old one
-    /// then, but dirty pages beyond the new may be lost.
+    /// The new last page could not be loaded, or its space not be reserved. The size is then
+    /// unchanged, but dirty pages beyond the new size may be lost.
     pub fn truncate(&mut self, open: &mut OpenFile, size: u64) -> Result<()> {
         let _here = within(Layer::Cache);
         if size >= open.vnode().size() {
@@ -169,11 +169,11 @@ impl Session {
             .map(drop)
     }
 
-    /// Makes a range of bytes read as zeros; whole pages of it are zeroed below, which may free their
-    /// space.
+    /// Makes a range of bytes read as zeros; whole pages of it are zeroed by the pager, which may
+    /// free their space.
     ///
     /// # Errors
-    /// Those of the request below, or of a page at the edge that could not be brought.
+    /// Those of the pager's request, or of loading a page at the edge.
     pub fn punch(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let end = range.end.min(open.vnode().size());
@@ -198,11 +198,11 @@ impl Session {
             .map(drop)
     }
 
-    /// Forgets the pages of a range of bytes, because what is below has changed by another's doing.
-    /// Dirty pages are written out first.
+    /// Drops the pages of a range of bytes, because the data in the pager was changed by other
+    /// means. Dirty pages are written back first.
     ///
     /// # Errors
-    /// What could not be written; nothing may have been forgotten then.
+    /// The write error; the pages may not have been dropped then.
     pub fn invalidate(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
@@ -211,18 +211,18 @@ impl Session {
             .map(drop)
     }
 
-    /// Asks the background to bring a range of bytes.
+    /// Asks the background thread to load a range of bytes.
     pub fn prefetch(&self, open: &OpenFile, range: Range<u64>) {
         let end = range.end.min(open.vnode().size());
         let pages = pages_of(range.start, end.saturating_sub(range.start));
         self.below.errands.prefetch(open.vnode(), pages);
     }
 
-    /// Holds a page in place, brought if need be. The page does not change while it is held: writers
-    /// go on in a copy.
+    /// Holds a page in place, loading it if necessary. The page does not change while it is held:
+    /// writers continue in a copy.
     ///
     /// # Errors
-    /// It could not be brought, or lies in a window, where programs may change it at any time.
+    /// The page could not be loaded, or lies in a window, where programs may change it at any time.
     pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
         let _here = within(Layer::Cache);
         if let Some(pinned) = open.pin(page) {
@@ -234,7 +234,7 @@ impl Session {
         Ok(open.held(pinned))
     }
 
-    /// Holds the pages of a range of bytes in place, as [`Session::page`] does.
+    /// Holds the pages of a range of bytes in place, like [`Session::page`].
     ///
     /// # Errors
     /// As [`Session::page`].
@@ -275,7 +275,7 @@ impl Session {
         }
     }
 
-    /// Brings pages that are not there.
+    /// Loads absent pages.
     pub(crate) fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
@@ -288,7 +288,7 @@ impl Session {
         self.run(job).map(drop)
     }
 
-    /// Runs the job of a blocking caller to its end, and gives its operation back.
+    /// Runs the job of a blocking caller to its end, and returns its operation.
     fn run(&mut self, job: Job) -> Result<Option<Op>> {
         let id = self.jobs.insert(job);
         self.runnable.push(id);
@@ -310,8 +310,7 @@ impl Session {
         }
     }
 
-    /// Waits at most so long for something to happen, be it to the session's own I/O or because
-    /// somebody wakes it, and deals with it.
+    /// Waits at most `time` for I/O of the session or a wake-up, and processes it.
     pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
         self.turn(block::Wait::Poll)?;
         let until = std::time::Instant::now().checked_add(time);

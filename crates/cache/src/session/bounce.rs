@@ -1,17 +1,17 @@
-//! Reads into, and writes from, memory that is a mapping of a file itself.
+//! Reads into, and writes from, memory that is itself a mapping of a file.
 //!
-//! To touch such memory may need a page, and a session copies while it has one: the two could wait for
-//! each other. So what goes to or comes from a mapping makes a stop in memory of the session's own.
+//! Access to such memory may fault and need a page, while the copying session holds one: the two
+//! could deadlock. So the data passes through a bounce buffer.
 
 use super::Session;
 use crate::open::OpenFile;
 use block::Result;
 
-/// Bytes that are copied at a time.
+/// Size of the bounce buffer in bytes.
 const STEP: usize = 256 << 10;
 
 impl Session {
-    /// As [`Session::read`].
+    /// Like [`Session::read`].
     pub(super) fn read_into_mapping(
         &mut self,
         open: &mut OpenFile,
@@ -32,7 +32,7 @@ impl Session {
         Ok(done)
     }
 
-    /// As [`Session::write`].
+    /// Like [`Session::write`].
     pub(super) fn write_from_mapping(
         &mut self,
         open: &mut OpenFile,

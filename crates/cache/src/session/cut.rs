@@ -1,9 +1,9 @@
 //! Making a file shorter.
 //!
-//! First no page may come beyond the new end, and those that are there go; then, in one step under
-//! the latch of the new last page, what lies beyond the end in it becomes zeros and the size changes.
-//! So whoever reads or writes sees the file before or after, and a write that came too late for the
-//! one begins again for the other.
+//! First the range beyond the new end is locked against loads and its pages are dropped; then,
+//! atomically under the latch of the new last page, the rest of that page is zeroed and the size
+//! changes. So every reader and writer sees the file either before or after the change, and a write
+//! that raced with the change restarts as one that follows it.
 
 use super::job::Job;
 use super::load::Begun;
@@ -16,7 +16,7 @@ use crate::vnode::Vnode;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A cut on its way.
+/// A truncation in progress.
 pub(super) struct Cut {
     size: u64,
     locked: bool,
@@ -34,7 +34,7 @@ impl Cut {
         }
     }
 
-    /// The pages that go.
+    /// Returns the pages to drop.
     fn pages(&self) -> Range<u64> {
         self.size.div_ceil(PAGE)..u64::MAX / PAGE
     }
@@ -75,7 +75,7 @@ impl Session {
         true
     }
 
-    /// Makes the end of the last page zeros and changes the size. `false`: something is missing.
+    /// Zeroes the end of the last page and changes the size. `false`: the job has to wait.
     fn cut_last_page(
         &mut self,
         id: usize,
@@ -105,7 +105,7 @@ impl Session {
                     }
                     continue;
                 }
-                // SAFETY: the page is latched, and its frame is held by nobody.
+                // SAFETY: the page is latched, and its frame is not held.
                 unsafe {
                     let end = latch.data().as_ptr().add(keep);
                     copy::zero_page(end, PAGE as usize - keep);

@@ -1,4 +1,4 @@
-//! I/O below: what is on its way, and what its completion means.
+//! I/O on the pager: requests in flight, and the handling of their completions.
 
 use super::Session;
 use super::job::Target;
@@ -14,52 +14,52 @@ use block::{Buf, Bufs, Completion, Error, Op, Request, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Something on its way.
+/// A request in flight.
 pub(super) enum Io {
-    /// Pages that are brought.
+    /// A load of pages.
     Load(Load),
-    /// Pages that are sent below.
+    /// A write-back of pages.
     Store(Store),
-    /// A flush below of this file, for a job.
+    /// A flush of this file, for a job.
     Flush(usize, Arc<Vnode>),
-    /// A flush below for what was written behind everybody's back.
+    /// A flush of files written by background write-back.
     FlushBehind(Vec<Arc<Vnode>>),
-    /// A request of a job that goes past the cache.
+    /// A job's own request, which bypasses the cache.
     Through(usize),
 }
 
-/// A run of pages that the session brings.
+/// A run of pages that the session loads.
 pub(super) struct Load {
     pub(super) open: Arc<OpenState>,
     pub(super) first: u64,
     pub(super) pages: Vec<(LeafAt, FrameNo)>,
-    /// Size of the file when the load began; what lies beyond it are zeros.
+    /// Size of the file when the load began; bytes beyond it are zeroed.
     pub(super) size: u64,
-    /// The job that wants the pages, if anybody does yet.
+    /// The job that needs the pages; `None` for read-ahead.
     pub(super) job: Option<usize>,
     pub(super) entry: Entry,
 }
 
-/// A run of pages on their way below.
+/// A run of pages under write-back.
 pub(super) struct Store {
     pub(super) vnode: Arc<Vnode>,
     pub(super) first: u64,
     pub(super) pages: Vec<(LeafAt, FrameNo)>,
     pub(super) job: Option<usize>,
-    /// Its job sees to it that the pages survive a power cut.
+    /// The job also makes the pages durable.
     pub(super) durable: bool,
     pub(super) started: Instant,
 }
 
 impl Session {
-    /// Submits an operation, or keeps it until there is room.
+    /// Submits an operation, or queues it until there is room.
     pub(super) fn submit_below(&mut self, file: FileId, io: Io, op: Op) {
         let tag = self.ios.insert(io) as u64;
         self.outgoing.push_back((file, Request { tag, op }));
         self.send();
     }
 
-    /// Hands below what there is room for.
+    /// Submits queued requests as far as there is room.
     pub(super) fn send(&mut self) {
         while let Some((file, request)) = self.outgoing.pop_front() {
             if let Err(request) = self.queue.submit(file, request) {
@@ -70,7 +70,7 @@ impl Session {
         }
     }
 
-    /// Pages that are being brought.
+    /// Returns the number of pages that are being loaded.
     pub(super) fn pages_under_way(&self) -> u64 {
         let pages = |io: &Io| match io {
             Io::Load(load) => load.pages.len() as u64,
@@ -79,7 +79,7 @@ impl Session {
         self.ios.slots.iter().flatten().map(pages).sum()
     }
 
-    /// Runs of pages that are being brought, and that are on their way below.
+    /// Returns the numbers of loads and of write-backs in flight, in runs of pages.
     pub(crate) fn runs_in_flight(&self) -> (usize, usize) {
         let ios = self.ios.slots.iter().flatten();
         ios.fold((0, 0), |(loads, stores), io| match io {
@@ -97,7 +97,7 @@ impl Session {
                 if cfg!(evfs_tsan) && result.is_ok() {
                     fill_frames(&self.below.core.pool, &load.pages, &op);
                 }
-                // The buffers let go of the frames before anybody else may read them.
+                // The buffers release the frames before any other thread may read them.
                 drop(op);
                 self.loaded(load, result);
             }
@@ -119,7 +119,7 @@ impl Session {
         }
     }
 
-    /// An I/O of a job has ended.
+    /// Records the end of a job's I/O.
     pub(super) fn job_io_done(&mut self, id: Option<usize>, result: Result<()>) {
         let Some(id) = id else { return };
         let Some(job) = self.jobs.get_mut(id) else {
@@ -132,8 +132,8 @@ impl Session {
         self.runnable.push(id);
     }
 
-    /// The queue below is beyond use: nothing on its way will ever come back. The frames are not
-    /// used again, because nobody knows who still writes to them.
+    /// Fails all I/O and jobs after a fatal error of the pager's queue: no completion will follow.
+    /// The frames are not reused, because the device may still write to them.
     pub(super) fn fail_everything(&mut self, error: &Error) {
         self.outgoing.clear();
         for id in 0..self.ios.slots.len() {
@@ -155,19 +155,20 @@ impl Session {
     }
 }
 
-/// The buffers of a read into frames.
+/// Returns the buffers of a read into frames.
 ///
-/// Whoever copied from a frame while it was another page's, and has not yet found out, may still read
-/// it while the device writes to it; the copy is thrown away then. A checker of races cannot know
-/// that of a device, so for one the device writes elsewhere and [`fill_frames`] takes it over.
+/// A reader that copied from a frame while it belonged to another page, and has not yet found out,
+/// may still read it while the device writes to it; that copy is discarded. A race checker cannot
+/// know this of a device, so under one the device writes to a separate buffer and [`fill_frames`]
+/// copies it.
 ///
 /// # Safety
-/// As [`Pool::buf`], for each frame.
+/// Like [`Pool::buf`], for each frame.
 pub(super) unsafe fn bufs_to_fill(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)]) -> Bufs {
     if cfg!(evfs_tsan) {
         return Buf::zeroed(pages.len() * PAGE_BYTES).into();
     }
-    // SAFETY: passed on.
+    // SAFETY: as required of the caller.
     unsafe { bufs_over(pool, pages) }
 }
 
@@ -175,19 +176,19 @@ fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
     let Op::Read { bufs, .. } = op else { return };
     let bytes = bufs.iter().flat_map(|buf| buf.chunks(PAGE_BYTES));
     for ((_, frame), page) in pages.iter().zip(bytes) {
-        // SAFETY: the session brings the page, so its frame is the session's alone.
+        // SAFETY: the session is loading the page, so it alone uses the frame.
         unsafe { copy::into_page(page.as_ptr(), pool.at(*frame).as_ptr(), page.len()) };
     }
 }
 
-/// Buffers over frames, one for each row of neighbours.
+/// Returns buffers over frames, one for each run of contiguous frames.
 ///
 /// # Safety
-/// As [`Pool::buf`], for each frame.
+/// Like [`Pool::buf`], for each frame.
 pub(super) unsafe fn bufs_over(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)]) -> Bufs {
     let mut rows = pages.chunk_by(|a, b| a.1.0 + 1 == b.1.0);
     let one = |row: &[(LeafAt, FrameNo)]| {
-        // SAFETY: passed on.
+        // SAFETY: as required of the caller.
         unsafe { pool.buf(row[0].1, row.len()) }
     };
     let first = rows.next().map(one).expect("there is a page");

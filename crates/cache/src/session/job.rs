@@ -1,4 +1,4 @@
-//! A job: one request on its way through a session.
+//! A job: one request in progress in a session.
 
 use super::PAGE;
 use super::cut::Cut;
@@ -15,30 +15,30 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One request on its way.
+/// One request in progress.
 pub(super) struct Job {
-    /// The name of a request; `None`: a caller waits.
+    /// Tag of a submitted request; `None` for a blocking call.
     pub(super) tag: Option<u64>,
     pub(super) open: Arc<OpenState>,
     pub(super) target: Target,
-    /// First byte of the file, and bytes.
+    /// First byte in the file, and length in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) work: Work,
-    /// How pages come that it brings or makes.
+    /// How the policy is to classify pages that this job loads or creates.
     pub(super) entry: Entry,
-    /// I/Os of this job that are on their way.
+    /// Number of the job's I/Os in flight.
     pub(super) in_flight: usize,
     pub(super) error: Option<Error>,
-    /// It is done and held back.
+    /// The job is done and its completion is delayed.
     pub(super) held: bool,
-    /// Since when it has been waiting for a frame.
+    /// Since when the job has been waiting for a frame.
     pub(super) starved_since: Option<Instant>,
-    /// How many loads of the vnode had failed when it began to wait for others'.
+    /// Number of failed loads of the vnode when the job was created.
     pub(super) failed_loads: u64,
 }
 
-/// What is left to do.
+/// Remaining work of a job.
 pub(super) enum Work {
     Nothing,
     Read(Pages),
@@ -48,17 +48,17 @@ pub(super) enum Work {
     Cut(Cut),
 }
 
-/// Where a job's data goes or comes from.
+/// Source or destination of a job's data.
 pub(super) enum Target {
-    /// A request, with its buffers.
+    /// A request with its buffers.
     Op(Op),
-    /// The memory of a blocking caller, which outlives the call; a null pointer is never followed.
+    /// Memory of a blocking caller, which outlives the call; a null pointer is never dereferenced.
     Memory(*mut u8),
-    /// There is none.
+    /// No data.
     Nothing,
 }
 
-/// Pages that are not done: those from `next` to `end`, and some before that are to be tried again.
+/// Pages that are not done: those from `next` to `end`, and earlier ones that are to be retried.
 pub(super) struct Pages {
     pub(super) next: u64,
     pub(super) end: u64,
@@ -78,7 +78,7 @@ impl Pages {
         self.next == self.end && self.again.is_empty()
     }
 
-    /// Nothing more is to be tried.
+    /// Cancels the remaining pages.
     pub(super) fn stop(&mut self) {
         self.next = self.end;
         self.again.clear();
@@ -103,7 +103,7 @@ impl Job {
         }
     }
 
-    /// The job of a request.
+    /// Returns the job of a submitted request.
     pub(super) fn of_request(open: &Arc<OpenState>, tag: Option<u64>, op: Op, direct: bool) -> Job {
         let (offset, len) = op.range().unwrap_or((0, 0));
         let pages = pages_of(offset, len);
@@ -123,7 +123,7 @@ impl Job {
         }
     }
 
-    /// The job of a blocking caller, over its memory.
+    /// Returns the job of a blocking caller, on its memory.
     pub(super) fn of_memory(
         open: &Arc<OpenState>,
         offset: u64,
@@ -142,12 +142,12 @@ impl Job {
         self.error.get_or_insert(error);
     }
 
-    /// How it went.
+    /// Returns the first error of the job, if it has failed.
     pub(super) fn result(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Pages that a finished write has made dirty.
+    /// Returns the number of pages that a finished write has made dirty.
     pub(super) fn pages_written(&self) -> Option<usize> {
         match &self.work {
             Work::Write(write) if !write.is_durable() => {
@@ -157,7 +157,7 @@ impl Job {
         }
     }
 
-    /// The part of a page that the job is about: first byte in the page, and bytes.
+    /// Returns the part of a page that the job covers: first byte in the page, and length.
     pub(super) fn part_of(&self, page: u64) -> (usize, usize) {
         let from = self.offset.max(page * PAGE);
         let to = (self.offset + self.len).min((page + 1) * PAGE);
@@ -165,18 +165,18 @@ impl Job {
         ((from - page * PAGE) as usize, (to - from) as usize)
     }
 
-    /// Where the job's part of a page ends in the file.
+    /// Returns the file offset at which the job's part of a page ends.
     pub(super) fn end_in(&self, page: u64) -> u64 {
         (self.offset + self.len).min((page + 1) * PAGE)
     }
 
-    /// Whether the job is about all of a page.
+    /// Returns whether the job covers the whole page.
     pub(super) fn covers(&self, page: u64) -> bool {
         self.part_of(page) == (0, PAGE_BYTES)
     }
 
-    /// Gives the job's part of a page, which lies at `from`, to its caller. The session brings the
-    /// page, so that nobody changes it.
+    /// Copies the job's part of a page, which lies at `from`, to the caller's memory. The session
+    /// is loading the page, so no other thread changes it.
     pub(super) fn give(&mut self, page: u64, from: NonNull<u8>) {
         let (within, len) = self.part_of(page);
         let at = (page * PAGE + within as u64 - self.offset) as usize;
@@ -193,14 +193,15 @@ impl Job {
         }
     }
 
-    /// Takes the job's part of a page from its caller, into the page at `to`, which the caller has
-    /// latched or brings. Without data it is zeros.
+    /// Copies the job's part of a page from the caller's memory to the page at `to`, which this
+    /// session has latched or is loading. Without data, writes zeros.
     pub(super) fn take(&self, page: u64, to: NonNull<u8>) {
         let (within, len) = self.part_of(page);
         let at = (page * PAGE + within as u64 - self.offset) as usize;
         let mut to = to.as_ptr().wrapping_add(within);
         let each = |from: *mut u8, len: usize| {
-            // SAFETY: the parts are the caller's buffers, `to` is inside a page that is the session's.
+            // SAFETY: the parts are the caller's buffers, `to` is inside a page that is the
+            // session's.
             unsafe { copy::into_page(from, to, len) };
             to = to.wrapping_add(len);
         };
@@ -212,7 +213,7 @@ impl Job {
         }
     }
 
-    /// The session goes before the job is done.
+    /// Releases the job's range locks, because the session is dropped before the job is done.
     pub(super) fn give_up(self) {
         if let Work::Through(through) = &self.work {
             through.give_up(&self.open.vnode);
@@ -223,7 +224,7 @@ impl Job {
     }
 }
 
-/// Calls `each` for the places of `len` bytes from `at` on in a row of buffers.
+/// Calls `each` for the segments of `len` bytes at offset `at` in a list of buffers.
 fn parts(bufs: &Bufs, at: usize, len: usize, mut each: impl FnMut(*mut u8, usize)) {
     let mut skip = at;
     let mut left = len;

@@ -1,4 +1,4 @@
-//! Bringing pages.
+//! Loading pages.
 
 use super::io::{Io, Load, bufs_to_fill};
 use super::job::{Job, Work};
@@ -14,24 +14,24 @@ use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Op, Result};
 use std::sync::Arc;
 
-/// Most pages in one read: rows of buffers stay well below what a system call takes.
+/// Most pages in one read: keeps buffer lists well within the limits of a system call.
 const RUN_MAX: u64 = 512;
 
-/// What came of the attempt to bring pages.
+/// Result of an attempt to start loading pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// So many are on their way, from the first on.
+    /// The load of this number of pages has started, from the first one on.
     Pages(u64),
-    /// There is no frame.
+    /// No frame is available.
     NoFrame,
     /// The range is locked.
     Locked,
-    /// Somebody else was faster; look again.
+    /// Another thread was faster; the caller tries again.
     Raced,
 }
 
 impl Session {
-    /// Brings the pages from `first` on that are not there, up to the first that is, or `end`.
+    /// Loads absent pages from `first` on, up to the first that is not absent, or `end`.
     pub(super) fn load(
         &mut self,
         open: &Arc<OpenState>,
@@ -77,8 +77,8 @@ impl Session {
             return begun;
         }
         let count = pages.len() as u64;
-        // SAFETY: the words say that the session brings the pages, so nobody else touches their
-        // frames before it publishes them, which it does after the buffers are gone.
+        // SAFETY: the words say that the session is loading the pages, so no other thread touches
+        // their frames before it publishes them, which it does after the buffers have been dropped.
         let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
         let load = Load {
             open: Arc::clone(open),
@@ -96,7 +96,7 @@ impl Session {
         Begun::Pages(count)
     }
 
-    /// Brings pages that are not there, for nobody yet, unless frames are short.
+    /// Reads absent pages ahead, unless frames are short.
     pub(crate) fn bring_ahead(
         &mut self,
         open: &Arc<OpenState>,
@@ -113,7 +113,7 @@ impl Session {
         while next < pages.end && !open.vnode.is_dead() {
             match self.load(open, next, pages.end, None, Entry::Prefetched) {
                 Begun::Pages(count) => next += count,
-                // What is there already, or cannot come now, is passed by.
+                // Pages that are resident, being loaded or locked are skipped.
                 Begun::Raced | Begun::Locked => next += 1,
                 Begun::NoFrame => break,
             }
@@ -123,7 +123,7 @@ impl Session {
         }
     }
 
-    /// Parks a job until a page may come into a range that is locked. `false`: it may already.
+    /// Parks a job until a page of a locked range may be loaded. `false`: it may be already.
     pub(super) fn waits_for_range(&mut self, id: usize, vnode: &Vnode, page: u64) -> bool {
         vnode.ranges.wait(&self.waker);
         let locked = !vnode.ranges.admits(page);
@@ -133,7 +133,7 @@ impl Session {
         locked
     }
 
-    /// Makes a page one that the session brings.
+    /// Marks an absent page as being loaded by this session.
     fn begin(
         &self,
         vnode: &Vnode,
@@ -160,8 +160,8 @@ impl Session {
         Begun::Pages(1)
     }
 
-    /// Makes a page that is not there one that the session fills by itself, in one of its frames.
-    /// On [`Begun::Pages`] the caller fills the frame and calls [`Session::publish_written`].
+    /// Marks an absent page as being created by this session, in one of its spare frames. On
+    /// [`Begun::Pages`] the caller fills the frame and calls [`Session::publish_written`].
     pub(super) fn begin_alone(&mut self, vnode: &Vnode, page: u64) -> (Begun, Option<FrameNo>) {
         if self.spare.is_empty() && self.below.core.take_frames(1, &mut self.spare) == 0 {
             return (Begun::NoFrame, None);
@@ -175,7 +175,7 @@ impl Session {
         (begun, None)
     }
 
-    /// Publishes a page that the session has filled by itself, dirty; the file reaches to `end` then.
+    /// Publishes a page that the session has filled, as dirty; extends the file to `end`.
     pub(super) fn publish_written(
         &mut self,
         vnode: &Vnode,
@@ -202,7 +202,7 @@ impl Session {
         }
     }
 
-    /// The read of a run has ended.
+    /// Completes the read of a run.
     pub(super) fn loaded(&mut self, load: Load, result: Result<()>) {
         if let Err(error) = &result {
             self.give_up_load(&load, error, true);
@@ -216,7 +216,7 @@ impl Session {
             let data = pool.at(*frame);
             if (page + 1) * PAGE > load.size {
                 let keep = load.size.saturating_sub(page * PAGE) as usize;
-                // SAFETY: the session brings the page, so its frame is the session's alone.
+                // SAFETY: the session is loading the page, so it alone uses the frame.
                 unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
             }
             if let Some(job) = &mut job
@@ -263,7 +263,7 @@ impl Session {
         self.job_io_done(load.job, result);
     }
 
-    /// Gives up a run that could not be brought.
+    /// Aborts the load of a run that failed.
     fn give_up_load(&self, load: &Load, error: &Error, frames_are_ours: bool) {
         let vnode = &load.open.vnode;
         let range = load.first..load.first + load.pages.len() as u64;
@@ -291,7 +291,7 @@ impl Session {
         self.below.core.loads.of(address).wake_all();
     }
 
-    /// Waits for a page that somebody else brings; says whether it is still on its way.
+    /// Registers for the end of a page's load; returns whether the page is still being loaded.
     pub(super) fn await_load(&self, vnode: &Vnode, page: u64) -> bool {
         let Some((at, index)) = vnode.find_surely(page) else {
             return false;
@@ -305,7 +305,7 @@ impl Session {
         word.await_load(word.look())
     }
 
-    /// What a file that was unlinked answers.
+    /// Returns the error for accesses to a removed file.
     pub(super) fn gone(&self) -> Error {
         Error::new(
             ErrorKind::NotFound,
@@ -315,7 +315,7 @@ impl Session {
     }
 }
 
-/// Does with a page that has come what its job wants; says whether it changed.
+/// Applies the job to a page that was loaded for it; returns whether the page changed.
 fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
     match job.work {
         Work::Read(_) => {
@@ -330,7 +330,7 @@ fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
     }
 }
 
-/// Drops pages of a file that is gone, dirty or not, unless they are on their way below.
+/// Drops pages of a removed file, dirty or not, unless they are under write-back.
 fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
     for page in pages {
         if let Some(latch) = vnode.latch(page)
@@ -341,8 +341,8 @@ fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
     }
 }
 
-/// Drops the pages that a reader has left behind, if the file is not to be kept. The page in which
-/// it stopped stays, for it goes on there.
+/// Drops the clean pages that a reader has passed, for a file that is not to be cached. The page in
+/// which the read ended stays, because the next one continues there.
 pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
     let end = offset + len;
     let past = match end >= vnode.size() {
@@ -359,7 +359,7 @@ pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
     }
 }
 
-/// Pages from `first` on that are not there, up to `end`.
+/// Returns the number of consecutive absent pages from `first` on, up to `end`.
 fn absent_from(vnode: &Vnode, first: u64, end: u64) -> usize {
     let absent = |page: &u64| match vnode.find_surely(*page) {
         Some((at, index)) => {

@@ -1,19 +1,21 @@
-//! A session: one thread's way into a volume, shaped like a queue, with blocking calls on top.
+//! A session: one thread's access to a volume, with a queue interface and blocking calls on top of
+//! it.
 //!
 //! ```text
-//!            submit          step                I/O, or a wait for others           reap
+//!            submit          step              I/O, or a wait for other sessions         reap
 //!   caller ─────────► job ─────────► done ◄──────────────────────────────── parked ─────► caller
 //! ```
 //!
-//! A request becomes a job. A job is stepped when it comes and whenever something it waits for may
-//! have happened; a step does what can be done at once, sends what has to be sent below, and never
-//! waits. What a job waits for is either its own I/O, or somebody else: a page that another session
-//! brings, a frame, a range that is locked, a page on its way below; then it is parked, and the
-//! session's waker is registered with what it waits for.
+//! A request becomes a job. A job is stepped when it is submitted and whenever an event it waits
+//! for may have happened; a step does everything that is possible at once, submits the necessary
+//! I/O, and never blocks. A job waits either for its own I/O or for another session: a page that
+//! another session is loading, a frame, a range that is locked, or a page under write-back. In the
+//! latter case it is parked, and the session's waker is registered for that event.
 //!
-//! **Invariant:** every page a session brings is published or given up by that session, every
-//! page it sends below is taken back by it, and no request changes threads. Whoever has requests in
-//! flight therefore goes on reaping; a session that is dropped finishes its I/O first.
+//! **Invariant:** every page that a session starts to load is published or aborted by that session,
+//! it completes every write-back it starts, and no request moves to another thread. The owner of a
+//! session with requests in flight must therefore keep reaping; a session that is dropped finishes
+//! its I/O first.
 
 mod blocking;
 mod bounce;
@@ -47,36 +49,37 @@ use std::time::{Duration, Instant};
 
 /// Requests that may be submitted and not yet reaped.
 const CAPACITY: usize = 128;
-/// How soon a session looks again when it waits for a frame: pages that are let go wake nobody.
+/// Polling interval of a session that waits for a frame: releasing a hold on a page wakes no
+/// session.
 const STARVED: Duration = Duration::from_millis(5);
 
-/// One thread's way into a volume.
+/// One thread's access to a volume.
 pub struct Session {
     below: Arc<Below>,
     queue: Box<dyn PagerQueue>,
     waker: Arc<Waker>,
-    /// Readable when the queue below, the waker or the timer is.
+    /// Readable when the pager's queue, the waker or the timer is.
     all: OwnedFd,
     timer: OwnedFd,
     jobs: Slots<Job>,
     ios: Slots<Io>,
-    /// What the queue below had no room for.
+    /// Requests that the pager's queue had no room for.
     outgoing: VecDeque<(FileId, Request)>,
     /// Jobs to step.
     runnable: Vec<usize>,
-    /// Jobs that wait for somebody else.
+    /// Jobs that wait for other sessions.
     parked: Vec<usize>,
-    /// Jobs that are done and held back, because there is too much to write out.
+    /// Completed jobs whose completion is delayed, because there are too many dirty pages.
     held: Vec<(Instant, usize)>,
     ready: VecDeque<Completion>,
-    /// How the blocking call went.
+    /// Result of the blocking call.
     outcome: Option<Result<Option<Op>>>,
     /// A job waits for a frame.
     starved: bool,
     spare: Vec<FrameNo>,
-    /// The node of whoever pages are brought for, if that is not the session's thread.
+    /// NUMA node of the thread that pages are loaded for, if not the session's own.
     near: Option<u32>,
-    /// Something was handed below since the last reap.
+    /// A request was submitted to the pager since the last reap.
     sent: bool,
     completions: Vec<Completion>,
     submitted: usize,
@@ -125,20 +128,20 @@ impl Session {
         })
     }
 
-    /// Requests that may be submitted and not yet reaped.
+    /// Returns the number of requests that may be submitted and not yet reaped.
     pub fn capacity(&self) -> usize {
         CAPACITY
     }
 
-    /// Requests that are submitted and not yet reaped.
+    /// Returns the number of requests that are submitted and not yet reaped.
     pub fn in_flight(&self) -> usize {
         self.submitted
     }
 
-    /// Takes a request on a file; gives it back when there are [`Session::capacity`] in flight. A
-    /// read beyond the end of the file fills with zeros; a write beyond it makes the file longer.
-    /// Does not block. `direct`: the data goes past the cache, and offset and length are multiples of
-    /// the pager's block size.
+    /// Takes a request on a file, or returns it when [`Session::capacity`] requests are in flight.
+    /// A read beyond the end of the file fills with zeros; a write beyond it makes the file longer.
+    /// Does not block. `direct`: bypasses the cache; offset and length must be multiples of the
+    /// pager's block size.
     pub fn submit(
         &mut self,
         open: &mut OpenFile,
@@ -181,26 +184,26 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a request that is answered already.
+    /// Accepts a request whose result is already known.
     pub(crate) fn answer(&mut self, request: Request, result: Result<()>) {
         let Request { tag, op } = request;
         self.submitted += 1;
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    /// Hands what is staged below.
+    /// Submits the staged requests to the pager.
     ///
     /// # Errors
-    /// The queue below is beyond use.
+    /// Fatal: the pager's queue must be dropped.
     pub fn kick(&mut self) -> Result<()> {
         self.send();
         self.queue.kick()
     }
 
-    /// Kicks, then moves completions to the end of `done` and says how many.
+    /// Kicks, then appends completions to `done` and returns their number.
     ///
     /// # Errors
-    /// The queue below is beyond use.
+    /// Fatal: the pager's queue must be dropped.
     pub fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let until = match wait {
             Wait::AtMost(time) => Instant::now().checked_add(time),
@@ -222,17 +225,17 @@ impl Session {
         }
     }
 
-    /// A descriptor that becomes readable when a reap has something to give.
+    /// Returns a descriptor that becomes readable when a reap may return completions.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.all.as_fd()
     }
 
-    /// Whether a reap has something to give that does not make [`Session::wait_fd`] readable.
+    /// Returns whether completions may be ready without [`Session::wait_fd`] being readable.
     pub fn holds_answers(&self) -> bool {
         !self.ready.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
     }
 
-    /// Takes what has happened, and steps the jobs that it concerns.
+    /// Processes completions and wake-ups, and steps the jobs that they concern.
     pub(crate) fn turn(&mut self, wait: Wait) -> Result<()> {
         let mut wait = wait;
         loop {
@@ -244,7 +247,7 @@ impl Session {
             self.release_held();
             self.step_runnable();
             self.send();
-            // What was sent just now may have come back already, and then no descriptor tells.
+            // Requests submitted just now may have completed already, which no descriptor signals.
             if !std::mem::take(&mut self.sent) {
                 break;
             }
@@ -268,7 +271,7 @@ impl Session {
             .inspect_err(|error| self.fail_everything(error))
     }
 
-    /// Waits until something may have happened.
+    /// Blocks until an event may have happened.
     fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
         let alone = self.parked.is_empty() && self.held.is_empty();
         if self.sleeps_deaf() {
@@ -284,12 +287,12 @@ impl Session {
         self.poll_all(until)
     }
 
-    /// What it waits for makes no descriptor readable.
+    /// Returns whether the awaited event makes no descriptor readable.
     fn sleeps_deaf(&self) -> bool {
         !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
     }
 
-    /// Waits until a descriptor says that something may have happened.
+    /// Blocks until a descriptor signals that an event may have happened.
     fn poll_all(&mut self, until: Option<Instant>) -> Result<()> {
         self.queue.kick()?;
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -303,7 +306,7 @@ impl Session {
         }
     }
 
-    /// The next moment at which something is due without anybody's doing.
+    /// Returns the time until the next timed event: a delayed completion, or a retry for a frame.
     fn next_due(&self) -> Option<Duration> {
         let now = Instant::now();
         let held = self
@@ -327,7 +330,7 @@ impl Session {
             it_value: timespec(due),
         };
         let flags = TimerfdTimerFlags::empty();
-        // A timer that was made can be set; setting it also makes it unreadable until it is due.
+        // Setting a valid timer cannot fail; it also makes the timer unreadable until it is due.
         let _ = rustix::time::timerfd_settime(&self.timer, flags, &setting);
     }
 
@@ -345,7 +348,7 @@ impl Session {
                 index += 1;
             }
         }
-        // Makes the timer unreadable when nothing is left to wait for.
+        // Makes the timer unreadable when no timed event is left.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
     }
 
@@ -366,7 +369,7 @@ impl Session {
         }
     }
 
-    /// Steps a job; says whether it is done.
+    /// Steps a job; returns whether it is done.
     fn step(&mut self, id: usize, job: &mut Job) -> bool {
         let mut work = std::mem::replace(&mut job.work, Work::Nothing);
         let done = match &mut work {
@@ -381,14 +384,14 @@ impl Session {
         done && job.in_flight == 0
     }
 
-    /// A job waits for somebody else; its waker is registered.
+    /// Parks a job that waits for another session; the waker is already registered.
     fn park(&mut self, id: usize) {
         if !self.parked.contains(&id) {
             self.parked.push(id);
         }
     }
 
-    /// A job waits for a frame. `true`: it has waited long enough, and has its error.
+    /// Parks a job that waits for a frame. `true`: it has waited too long and has failed.
     fn park_for_frame(&mut self, id: usize, job: &mut Job) -> bool {
         let since = *job.starved_since.get_or_insert_with(Instant::now);
         if since.elapsed() > self.below.core.limits.patience {
@@ -405,8 +408,7 @@ impl Session {
         false
     }
 
-    /// A job has nothing left to do: it ends now, or a little later if there is too much to write
-    /// out.
+    /// Ends a job that has nothing left to do, now or, with too many dirty pages, after a delay.
     fn job_done(&mut self, id: usize) {
         let job = self.jobs.get(id).expect("it was stepped just now");
         if let Some(pages) = job.pages_written() {
@@ -439,7 +441,7 @@ impl Session {
     }
 }
 
-/// Carries out a read as far as its pages are there; gives the bytes from its beginning on.
+/// Copies the resident pages at the beginning of a read, and returns the number of bytes copied.
 fn read_hits(open: &mut OpenFile, offset: u64, bufs: &mut Bufs) -> u64 {
     if offset.saturating_add(bufs.total_len() as u64) > open.vnode().size() {
         return 0;
@@ -457,7 +459,7 @@ fn read_hits(open: &mut OpenFile, offset: u64, bufs: &mut Bufs) -> u64 {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Jobs that wait for others give up; what is on its way is waited for.
+        // Parked jobs are abandoned; I/O in flight is waited for.
         for id in std::mem::take(&mut self.parked) {
             if let Some(job) = self.jobs.remove(id) {
                 job.give_up();
@@ -483,7 +485,7 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Things by small numbers that are used again.
+/// A slab: values with small integer keys that are reused.
 struct Slots<T> {
     slots: Vec<Option<T>>,
     free: Vec<usize>,
@@ -516,7 +518,7 @@ impl<T> Slots<T> {
         self.slots[id].as_mut()
     }
 
-    /// Takes a thing out for a while; its number stays taken.
+    /// Takes a value out temporarily; its key stays reserved.
     fn take(&mut self, id: usize) -> Option<T> {
         self.slots[id].take()
     }
@@ -534,5 +536,5 @@ impl<T> Slots<T> {
     }
 }
 
-/// Bytes of a page, where offsets are counted.
+/// Page size in bytes, as an offset type.
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -7,18 +7,18 @@ use crate::open::{Last, Look, copy_page};
 use crate::stats::add;
 use block::Op;
 
-/// What became of an attempt at one page.
+/// Result of trying one page.
 enum Tried {
-    /// So many pages are done, or on their way for this job.
+    /// This number of pages are done, or being loaded for this job.
     Pages(u64),
-    /// It has to wait for somebody else, who will wake it.
+    /// The page has to wait for another session, which will wake this one.
     Later,
-    /// There is no frame; the rest has to wait as well.
+    /// No frame is available; the rest of the job has to wait as well.
     NoFrame,
 }
 
 impl Session {
-    /// Copies what is there, brings what is not, and waits for what others bring.
+    /// Copies resident pages, loads absent ones, and waits for loads of other sessions.
     pub(super) fn step_read(&mut self, id: usize, job: &mut Job, pages: &mut Pages) -> bool {
         if job.error.is_some() {
             pages.stop();
@@ -102,7 +102,7 @@ impl Session {
     }
 }
 
-/// Copies the job's part of a page, if it is there.
+/// Copies the job's part of a page, if the page is resident.
 fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
     let (within, len) = job.part_of(page);
     let at = ((page * super::PAGE + within as u64) - job.offset) as usize;
@@ -129,7 +129,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
             Look::Hit
         }
         Target::Memory(base) => {
-            // SAFETY: the memory is that of a caller who waits for this job, and lent to it alone.
+            // SAFETY: the memory is that of a caller blocked on this job, which alone may use it.
             let part = unsafe { std::slice::from_raw_parts_mut(base.add(at), len) };
             copy_page(open, last, page, within, part, false)
         }

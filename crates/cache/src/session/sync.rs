@@ -1,8 +1,8 @@
-//! Sending dirty pages below, and waiting until they are there.
+//! Writing back dirty pages and waiting for completion.
 //!
-//! A sync writes what was dirty when it began, each page once: what becomes dirty later is for a
-//! later one. A page that is on its way already and dirty again waits for the first to arrive,
-//! because two writes of one page on their way together could arrive in either order.
+//! A sync writes the pages that were dirty when it began, each once; pages dirtied later are left
+//! to a later sync. A page that is under write-back and dirty again waits for the first write to
+//! complete, because two concurrent writes of one page could reach the device in either order.
 
 use super::io::{Io, Store, bufs_over};
 use super::job::Job;
@@ -18,26 +18,26 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Frames that are taken at a time to copy pages of windows to.
+/// Frames that are taken at a time as copies of window pages.
 const COPIES: usize = 16;
-/// Writes of one sync that are on their way together.
+/// Concurrent writes of one sync.
 const STORES_MAX: usize = 32;
 
-/// A sync on its way.
+/// A sync in progress.
 pub(super) struct Sync {
     leaves: Vec<LeafWork>,
-    /// The opener asked for it, and is told of errors.
+    /// Requested through the open file, which reports errors.
     told: bool,
     /// Force unit access with each write.
     fua: bool,
-    /// What is left to do below when all pages have arrived.
+    /// Remaining flush after all pages have been written.
     flush: Flush,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flush {
     No,
-    /// Only if pages arrived that another sync has sent, without FUA.
+    /// Only if pages were written by another sync, without FUA.
     IfOthers,
     Yes,
     /// Waits for the flush of this number.
@@ -45,23 +45,23 @@ enum Flush {
     Sent,
 }
 
-/// What is left of one leaf.
+/// Remaining work on one leaf.
 struct LeafWork {
     number: u64,
     at: LeafAt,
-    /// Pages to send.
+    /// Pages to write.
     send: u64,
-    /// Pages that others have sent.
+    /// Pages that others are writing.
     wait: u64,
 }
 
 impl Sync {
-    /// Of everything, with a flush below.
+    /// Returns a sync of the whole file, with a flush.
     pub(super) fn whole_file(vnode: &Vnode) -> Sync {
         Sync::range(vnode, 0..u64::MAX)
     }
 
-    /// Of a range of pages, with a flush below, for an opener who is told of errors.
+    /// Returns a sync of a range of pages, with a flush, that reports the open file's errors.
     pub(super) fn range(vnode: &Vnode, pages: Range<u64>) -> Sync {
         Sync {
             told: true,
@@ -70,7 +70,7 @@ impl Sync {
         }
     }
 
-    /// Of a range of pages; with `fua` they are on stable storage at the end.
+    /// Returns a sync of a range of pages; with `fua` they are on stable storage at the end.
     pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Sync {
         let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
         let leaves = if pages.is_empty() {
@@ -98,7 +98,7 @@ impl Sync {
     }
 }
 
-/// The pages of a leaf that lie in a range.
+/// Returns the pages of a leaf that lie in a range.
 pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
     let first = number * LEAF_PAGES;
     let from = pages.start.saturating_sub(first).min(LEAF_PAGES);
@@ -109,7 +109,7 @@ pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
     (u64::MAX >> (64 - (to - from))) << from
 }
 
-/// Pages side by side that are about to be sent.
+/// Consecutive pages that are about to be written.
 #[derive(Default)]
 struct Run {
     first: u64,
@@ -162,7 +162,7 @@ impl Session {
                 }
             },
             Flush::Yes | Flush::Sent => {
-                // The opener is told of every error there was, once; this job's are among them.
+                // Reports every error of the open file once; this job's errors are among them.
                 if sync.told {
                     let told = vnode.errors.check(&job.open.cursor).err();
                     job.error = told.or(job.error.take());
@@ -173,7 +173,7 @@ impl Session {
         }
     }
 
-    /// How far a flush below is; parks the job while another one runs.
+    /// Returns the state of a flush of the file; parks the job while another flush runs.
     fn turn_to_flush(&mut self, id: usize, vnode: &Vnode, number: u64) -> Turn {
         let turn = vnode.flushes.turn(number);
         if !matches!(turn, Turn::Wait) {
@@ -184,15 +184,15 @@ impl Session {
         vnode.flushes.turn(number)
     }
 
-    /// The flush below of a job has ended.
+    /// Completes a job's flush.
     pub(super) fn flushed(&mut self, id: usize, vnode: &Vnode, result: Result<()>) {
         vnode.flushes.ended(&result);
         vnode.written.wake_all();
         self.job_io_done(Some(id), result);
     }
 
-    /// Sends what can be sent now, and forgets what has arrived. Says whether there was no frame to
-    /// copy a page of a window to.
+    /// Submits the writes that are possible now, and drops completed pages from the work list.
+    /// Returns whether a window page could not be copied for lack of a frame.
     fn send_dirty(
         &mut self,
         id: usize,
@@ -212,7 +212,8 @@ impl Session {
             let arrived = work.wait & !leaf.writeback();
             if arrived != 0 {
                 work.wait &= !arrived;
-                // What others could not write is dirty still, and only they were told.
+                // Pages whose write by another sync failed are still dirty, and only that sync got
+                // the error.
                 work.send |= arrived & leaf.dirty();
                 if sync.flush == Flush::IfOthers {
                     sync.flush = Flush::Yes;
@@ -256,8 +257,8 @@ impl Session {
         starved
     }
 
-    /// Makes a dirty page one that is on its way. `asked`: somebody waits for it; else a page that may be
-    /// as dirty right after goes no sooner than it has to.
+    /// Starts write-back of a dirty page. `asked`: a caller waits for it; otherwise a leased page,
+    /// which may be dirty again right after, is written only when due.
     fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> Sent {
         loop {
             let Some(mut latch) = vnode.latch(page) else {
@@ -294,8 +295,8 @@ impl Session {
         fua: bool,
         durable: bool,
     ) {
-        // SAFETY: the frames are held, so nobody writes to them before `stored` lets them go, and
-        // the device below only reads.
+        // SAFETY: the frames are held, so they are not written before `stored` releases them, and
+        // the device only reads.
         let bufs = unsafe { bufs_over(&self.below.core.pool, &run.pages) };
         let op = Op::Write {
             offset: run.first * PAGE,
@@ -313,7 +314,7 @@ impl Session {
         self.submit_below(vnode.file(), Io::Store(store), op);
     }
 
-    /// Sends dirty pages of some leaves below, for nobody in particular, and says how many pages.
+    /// Starts background write-back of dirty pages of some leaves, and returns the number of pages.
     pub(crate) fn store_leaves(
         &mut self,
         vnode: &Arc<Vnode>,
@@ -334,7 +335,7 @@ impl Session {
                 let page = number * LEAF_PAGES + u64::from(index);
                 let frame = match self.begin_store(vnode, page, false) {
                     Sent::Frame(frame) => frame,
-                    // Others, in frames of their own, may go.
+                    // Other pages, in frames of their own, may still be written.
                     Sent::Clean | Sent::ByOthers | Sent::NotYet | Sent::NoFrame => continue,
                 };
                 count += 1;
@@ -357,8 +358,9 @@ impl Session {
         count
     }
 
-    /// Sends dirty pages of many files below, those of several on their way together. What could not
-    /// be sent, or not all of a large file, is left; so is the waiting for the last of it.
+    /// Starts write-back of many files, with requests of several in flight at once. Pages that
+    /// cannot be submitted now, or exceed one cluster of a large file, are left; so is waiting for
+    /// completion.
     pub(crate) fn store_many(&mut self, vnodes: &[Arc<Vnode>]) -> Result<()> {
         for vnode in vnodes {
             while self.runs_in_flight().1 >= STORES_MAX {
@@ -370,13 +372,13 @@ impl Session {
         Ok(())
     }
 
-    /// Makes what was written behind everybody's back survive a power cut: of one file, or of several
-    /// where the flush of one covers all.
+    /// Flushes background write-back to stable storage: of one file, or of several where the flush
+    /// of one covers all.
     pub(crate) fn flush_behind(&mut self, vnodes: Vec<Arc<Vnode>>) {
         let Some(vnode) = vnodes.first() else { return };
         let file = vnode.file();
         if vnodes.len() == 1 && !matches!(vnode.flushes.turn(vnode.flushes.next()), Turn::Begin) {
-            // Another one runs; the next round comes after it.
+            // Another flush is running; retried at the next tick.
             self.below.errands.unflushed(vnode.number());
             return;
         }
@@ -396,7 +398,7 @@ impl Session {
         }
     }
 
-    /// The write of a run has ended.
+    /// Completes the write of a run.
     pub(super) fn stored(&mut self, store: Store, result: Result<()>) {
         let vnode = &store.vnode;
         let good = result.is_ok();
@@ -412,7 +414,7 @@ impl Session {
         self.job_io_done(store.job, result);
     }
 
-    /// Takes the pages of a run back.
+    /// Ends write-back of the pages of a run.
     fn arrived(&self, store: &Store, good: bool) {
         let vnode = &store.vnode;
         for (page, (_, frame)) in (store.first..).zip(&store.pages) {
@@ -450,24 +452,24 @@ impl Session {
 
     pub(super) fn store_lost(&mut self, store: Store, error: &Error) {
         let result = Err(error.clone());
-        // Whoever was to read the frames below may still do so; nobody writes to them.
+        // The device may still read the frames, which is harmless: they are not written.
         self.arrived(&store, false);
         self.note_store(&store.vnode, &result);
         self.job_io_done(store.job, result);
     }
 }
 
-/// What became of an attempt to send a page.
+/// Result of an attempt to start write-back of a page.
 enum Sent {
-    /// It is on its way, in this frame.
+    /// Started, from this frame.
     Frame(FrameNo),
-    /// There is nothing to send.
+    /// The page is not dirty.
     Clean,
-    /// Somebody else has sent what there was to send.
+    /// Another thread is already writing the current content.
     ByOthers,
-    /// Somebody else has sent an older content, or there is no hurry.
+    /// Another thread is writing older content, or the page is not due.
     NotYet,
-    /// It lies in a window, and there is no frame to copy it to.
+    /// The page lies in a window, and there is no frame to copy it to.
     NoFrame,
 }
 

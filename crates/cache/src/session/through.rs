@@ -1,8 +1,8 @@
-//! Requests that go past the cache: direct reads and writes, holes.
+//! Requests that bypass the cache: direct reads and writes, holes.
 //!
-//! A read first sends below what is dirty in its range. A change also locks the range, so that no
-//! page comes into it, and drops the pages that are there; then nobody can read anything old from the
-//! cache, or write an old page over the change later.
+//! A read first writes back the dirty pages in its range. A change also locks the range against
+//! loads and drops its pages, so that no reader finds old data in the cache, and no old page is
+//! written over the change later.
 
 use super::Session;
 use super::io::Io;
@@ -17,7 +17,7 @@ use block::{Error, ErrorKind, Op};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A request past the cache.
+/// A bypassing request in progress.
 pub(super) struct Through {
     pages: Range<u64>,
     changes: bool,
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Sends the request itself.
+    /// Submits the request itself.
     fn send_through(&mut self, id: usize, job: &mut Job) -> Phase {
         let Target::Op(op) = std::mem::replace(&mut job.target, Target::Nothing) else {
             return Phase::Done;
@@ -130,8 +130,8 @@ impl Session {
         Phase::Sent
     }
 
-    /// Drops the pages of a range that is locked. `gone`: they are no part of the file any more, so
-    /// dirty ones and leased ones go as well.
+    /// Drops the pages of a locked range. `gone`: they are no longer part of the file, so dirty and
+    /// leased ones are dropped too.
     pub(super) fn drop_range(
         &mut self,
         id: usize,
@@ -197,14 +197,15 @@ impl Session {
             if latch.is_dirty() && !gone {
                 return Dropped::Dirty;
             }
-            // Only a cut takes dirty pages with it.
+            // Only a truncation drops dirty pages.
             latch.leave(if gone { Reason::Cut } else { Reason::Dropped });
             return Dropped::All;
         }
     }
 }
 
-/// Drops all pages of a file that is gone, dirty or not; those on their way go when they arrive.
+/// Drops all pages of a removed file, dirty or not; those under write-back are dropped when it
+/// ends.
 pub(crate) fn drop_all_pages(vnode: &Vnode) {
     for (number, at) in vnode.index().range(0..=u64::MAX) {
         for index in 0..LEAF_PAGES as u32 {
@@ -218,15 +219,15 @@ pub(crate) fn drop_all_pages(vnode: &Vnode) {
     }
 }
 
-/// What became of an attempt to drop pages.
+/// Result of an attempt to drop pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dropped {
-    /// They are gone.
+    /// All pages were dropped.
     All,
-    /// Some are on their way, and the session will be woken.
+    /// Some are being loaded or written back, and the session will be woken.
     Later,
     /// Some are dirty.
     Dirty,
-    /// Somebody has a lease on some.
+    /// Some are leased.
     Leased,
 }

@@ -1,9 +1,9 @@
 //! Writing into the cache.
 //!
-//! A page that is there is changed under its latch; one that somebody holds moves to another frame
-//! first. A page that is not there is brought only if part of it stays. The file becomes longer page by
-//! page, in one step with the data, so that nothing is ever behind its end. A write that ends while the
-//! file was cut short begins again, so that it counts as one that came after the cut.
+//! A resident page is changed under its latch; if its frame is held, it first moves to another
+//! frame. An absent page is loaded only if part of it is preserved. The file grows page by page,
+//! atomically with the data, so that there is never data behind its end. A write that ends after a
+//! concurrent truncation restarts, so that it counts as one that followed it.
 
 use super::job::{Job, Pages};
 use super::load::Begun;
@@ -19,16 +19,16 @@ use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 
-/// A write on its way.
+/// A write in progress.
 pub(super) struct Write {
     pages: Pages,
     all: Range<u64>,
-    /// The pager was told of the range.
+    /// The pager has accepted the range.
     announced: bool,
-    /// How often the file had been cut when the write began.
+    /// Number of truncations of the file when the write began.
     cuts: u64,
     fua: bool,
-    /// Sends what was written below and waits for it, after all pages are done.
+    /// Write-back of the written range with waiting, after all pages are done.
     sync: Option<Sync>,
 }
 
@@ -44,18 +44,18 @@ impl Write {
         }
     }
 
-    /// It leaves nothing for later.
+    /// Returns whether the write waits for its write-back, and so leaves no backlog.
     pub(super) fn is_durable(&self) -> bool {
         self.sync.is_some()
     }
 }
 
-/// What became of an attempt at one page.
+/// Result of an attempt at one page.
 enum Tried {
     Done,
-    /// It is being brought for this job.
+    /// The page is being loaded for this job.
     OnItsWay,
-    /// It waits for somebody else.
+    /// The page waits for another session.
     Later,
     NoFrame,
     Failed,
@@ -104,7 +104,7 @@ impl Session {
         }
     }
 
-    /// Everything is in its page.
+    /// Continues when all data is in its pages.
     fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         let vnode = std::sync::Arc::clone(&job.open.vnode);
         if vnode.cuts() != write.cuts {
@@ -121,8 +121,8 @@ impl Session {
         done
     }
 
-    /// What a finished write sends below and waits for: itself with FUA, or by the file's attribute
-    /// the cluster that it has completed.
+    /// Returns the write-back that a finished write waits for: its own range with FUA, or, by the
+    /// file's attribute, the clusters that it has completed.
     fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<Sync> {
         if write.fua {
             return Some(Sync::pages(vnode, write.all.clone(), true));
@@ -222,7 +222,7 @@ impl Session {
         }
     }
 
-    /// Writes into a page that is there. `None`: look again.
+    /// Writes into a resident page. `None`: the caller tries again.
     fn write_latched(
         &mut self,
         job: &mut Job,
@@ -238,7 +238,8 @@ impl Session {
             return Ok(None);
         }
         if vnode.size() < page * PAGE {
-            // The file was cut; the page goes, or this write makes the file longer again.
+            // The file was truncated: the page is being dropped, or this write extends the file
+            // again.
             return Ok(None);
         }
         let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
@@ -259,18 +260,18 @@ impl Session {
         Ok(Some(Tried::Done))
     }
 
-    /// Fills the frame of a page that the session makes: the job's part, and zeros.
+    /// Fills the frame of a page that the session creates: the job's part, and zeros.
     fn fill(&self, job: &Job, page: u64, frame: crate::policy::FrameNo, whole: bool) {
         let data = self.below.core.pool.at(frame);
         if !whole {
-            // SAFETY: the session makes the page, so its frame is the session's alone.
+            // SAFETY: the session creates the page, so it alone uses the frame.
             unsafe { copy::zero_page(data.as_ptr(), PAGE_BYTES) };
         }
         job.take(page, data);
     }
 }
 
-/// Tells the pager once that the pages of a write become dirty.
+/// Notifies the pager, once, that the pages of a write become dirty.
 fn announce(vnode: &Vnode, write: &mut Write) -> Result<()> {
     if !write.announced {
         let bytes = write.all.start * PAGE..write.all.end * PAGE;
