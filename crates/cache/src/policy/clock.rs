@@ -1,5 +1,5 @@
-//! CLOCK: a circle of pages; the hand clears the mark of one that was referenced, and takes one that
-//! was not. The circle is a list whose back is where the hand stands.
+//! CLOCK: a circle of pages; the hand clears the mark of a referenced page, and takes an
+//! unreferenced one. The circle is a list whose back is the position of the hand.
 
 use super::lists::{Lists, Queue};
 use super::lru::take_oldest;
@@ -8,15 +8,15 @@ use super::{Entry, FrameNo, PageKey, Policy, Touched};
 const CIRCLE: Queue = 1;
 const NAMED: Queue = 2;
 
-/// One bit of reference for each page, however often it was touched.
+/// One reference bit per page, however often it was touched.
 pub struct Clock {
     pub(super) lists: Lists,
-    /// Frames whose reference was asked for by somebody else.
+    /// Frames with a reference reported by `hit`.
     marked: Vec<bool>,
 }
 
 impl Clock {
-    /// For frame numbers below `limit`.
+    /// Creates a policy for frame numbers below `limit`.
     pub fn new(limit: u32) -> Clock {
         Clock {
             lists: Lists::new(NAMED, limit),

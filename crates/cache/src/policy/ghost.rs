@@ -1,17 +1,18 @@
-//! A bounded memory of pages that left: fingerprints, not keys, with the queue each one left.
+//! A bounded history of evicted pages: fingerprints instead of keys, with the queue of each page.
 //!
-//! All queues share one table, so that a page that enters costs one cache line to look up. A bucket is such a
-//! line of 16 entries; an entry is 14 bits of fingerprint, 2 bits of queue, and 16 bits of the time it was made, in
-//! ticks of 1/4096 of its queue's span. Time is counted for each queue by itself, in pages that left it: what one
-//! queue forgets does not depend on what leaves another. A page is forgotten when as many younger
-//! ones have left its queue as the span says, or a little earlier when its bucket is full. About one
-//! question in a thousand about strangers is answered wrongly with yes.
+//! All queues share one table, so that the lookup for an entering page touches one cache line. A
+//! bucket is such a line of 16 entries; an entry has 14 bits of fingerprint, 2 bits of queue, and
+//! 16 bits of creation time, in ticks of 1/4096 of its queue's span. Each queue has its own time,
+//! counted in pages evicted from it, so that one queue's history does not depend on evictions from
+//! another. A page is forgotten when its queue has evicted a span of younger pages, or a little
+//! earlier when its bucket is full. About one in a thousand lookups of unknown pages is a false
+//! positive.
 
-/// Queues that are told apart.
+/// Number of queues that are distinguished.
 pub(super) const SOURCES: usize = 3;
 const WAYS: usize = 16;
 const TICKS_PER_SPAN: u64 = 4096;
-/// Share of slots in use when the memory is full, at most; buckets then overflow seldom.
+/// Largest share of slots in use when the history is full; buckets then rarely overflow.
 const FILL_NUM: usize = 4;
 const FILL_DEN: usize = 5;
 
@@ -25,9 +26,9 @@ pub(super) struct Ghost {
 
 #[derive(Clone, Copy)]
 struct Clock {
-    /// Pages remembered at a time.
+    /// Length of the history in pages.
     span: u64,
-    /// Part of the current tick that has passed, in 1/span.
+    /// Elapsed part of the current tick, in units of 1/span.
     in_tick: u64,
     tick: u16,
 }
@@ -43,7 +44,7 @@ impl Clock {
 }
 
 impl Ghost {
-    /// So many pages of each source.
+    /// Creates histories of the given lengths, in pages per source.
     pub(super) fn new(spans: [usize; SOURCES]) -> Ghost {
         Ghost {
             buckets: vec![[0; WAYS]; buckets_for(spans)],
@@ -55,13 +56,13 @@ impl Ghost {
         }
     }
 
-    /// Remembers that a page left.
+    /// Records that a page was evicted.
     pub(super) fn remember(&mut self, source: usize, hash: u64) {
         self.clocks[source].advance();
         let clocks = self.clocks;
         let slot = fingerprint(hash) | (source as u32 + 1) << 16 | u32::from(clocks[source].tick);
-        // A full bucket loses a page of the same queue, so that no queue pushes out what another left.
-        // One number a slot, without branches: this runs for each page that leaves.
+        // A full bucket drops a page of the same queue, so that no queue displaces another's
+        // history. The sort key is one number without branches: this runs for each evicted page.
         let order = |slot: Slot| {
             let age = age(slot, &clocks);
             let expired = u32::from(age >= TICKS_PER_SPAN as u32);
@@ -73,7 +74,7 @@ impl Ghost {
         *loser.expect("a bucket has slots") = slot;
     }
 
-    /// What the page left, if it did so within the span; it is forgotten by being asked for.
+    /// Returns the queue that the page was evicted from, if within its span, and forgets the page.
     pub(super) fn recall(&mut self, hash: u64) -> Option<usize> {
         let clocks = self.clocks;
         let wanted = fingerprint(hash);
@@ -84,8 +85,8 @@ impl Ghost {
         Some(source_bits(std::mem::take(slot)) as usize - 1)
     }
 
-    /// Changes the spans. Buckets are halved or doubled only when the sum has changed that much, and what
-    /// they remember stays.
+    /// Changes the spans. Buckets are halved or doubled only when the sum has changed that much,
+    /// and their contents are kept.
     pub(super) fn resize(&mut self, spans: [usize; SOURCES]) {
         for (clock, span) in self.clocks.iter_mut().zip(spans) {
             clock.span = span.max(1) as u64;
@@ -93,8 +94,8 @@ impl Ghost {
         }
         let wanted = buckets_for(spans);
         while self.buckets.len() < wanted {
-            // A bucket's number is the high bits of the hash; the bit that is missing is in no slot, so
-            // both halves get all.
+            // The bucket number is the high bits of the hash; the next bit is in no slot, so both
+            // halves get all entries.
             self.buckets = self.buckets.iter().flat_map(|b| [*b, *b]).collect();
         }
         while self.buckets.len() > wanted * 2 {
@@ -124,12 +125,12 @@ fn fingerprint(hash: u64) -> Slot {
     (hash as u32) << 18
 }
 
-/// The source and 1; 0 for an empty slot.
+/// Returns the source plus 1; 0 for an empty slot.
 fn source_bits(slot: Slot) -> u32 {
     slot >> 16 & 3
 }
 
-/// In ticks of its queue's clock; an empty slot is older than any.
+/// Returns the age in ticks of the queue's clock; an empty slot is older than any.
 fn age(slot: Slot, clocks: &[Clock; SOURCES]) -> u32 {
     let ticks = [0, clocks[0].tick, clocks[1].tick, clocks[2].tick];
     let source = source_bits(slot);
@@ -137,7 +138,7 @@ fn age(slot: Slot, clocks: &[Clock; SOURCES]) -> u32 {
     empty | u32::from(ticks[source as usize].wrapping_sub(slot as u16))
 }
 
-/// The youngest of two buckets.
+/// Merges two buckets, keeping the youngest entries.
 fn merge(pair: &[[Slot; WAYS]], clocks: &[Clock; SOURCES]) -> [Slot; WAYS] {
     let mut all: Vec<Slot> = pair.iter().flatten().copied().collect();
     all.sort_unstable_by_key(|slot| age(*slot, clocks));

@@ -1,16 +1,16 @@
 //! Doubly linked lists over frame numbers, in flat arrays.
 //!
-//! Invariant: a frame is linked into the list that `queue` names for it, or into none.
-//! All-zero memory is the empty state, so that the allocator can hand out untouched pages.
+//! Invariant: a frame is linked into the list that `queue` names for it, or into none. All-zero
+//! memory is the empty state, so that the allocator can provide untouched pages.
 
 use super::FrameNo;
 
 const PREV: usize = 0;
 const NEXT: usize = 1;
 
-/// A list's number, from 1; 0 stands for none.
+/// Number of a list, from 1; 0 stands for none.
 pub(super) type Queue = u16;
-/// In no list.
+/// Queue number of a frame in no list.
 pub(super) const NONE: Queue = 0;
 
 pub(super) struct Lists {
@@ -21,7 +21,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Lists 1 to `queues` over frames below `limit`.
+    /// Creates lists 1 to `queues` of frames below `limit`.
     pub(super) fn new(queues: Queue, limit: u32) -> Lists {
         let heads = usize::from(queues) + 1;
         let nodes = heads + limit as usize;
@@ -45,14 +45,14 @@ impl Lists {
         self.len[usize::from(queue)]
     }
 
-    /// The oldest frame of a list.
+    /// Returns the oldest frame of a list.
     pub(super) fn back(&self, queue: Queue) -> Option<FrameNo> {
         let node = self.links[usize::from(queue)][PREV] as usize;
         let frame = node.checked_sub(self.len.len())?;
         Some(FrameNo(frame as u32))
     }
 
-    /// Links a frame that is in no list at the young end.
+    /// Inserts a frame that is in no list at the young end.
     pub(super) fn push_front(&mut self, queue: Queue, frame: FrameNo) {
         assert_eq!(self.queue_of(frame), NONE, "{frame:?} holds a page already");
         let node = self.node(frame);
@@ -65,7 +65,7 @@ impl Lists {
         self.len[head] += 1;
     }
 
-    /// Takes a frame out of its list.
+    /// Removes a frame from its list, and returns the list.
     pub(super) fn remove(&mut self, frame: FrameNo) -> Queue {
         let queue = self.queue_of(frame);
         assert_ne!(queue, NONE, "{frame:?} holds no page");
@@ -77,13 +77,13 @@ impl Lists {
         queue
     }
 
-    /// To the young end of `queue`, from wherever it is.
+    /// Moves a frame from its list to the young end of `queue`.
     pub(super) fn move_front(&mut self, queue: Queue, frame: FrameNo) {
         self.remove(frame);
         self.push_front(queue, frame);
     }
 
-    /// `to` takes the place of `from`.
+    /// Puts `to` into the place of `from`.
     pub(super) fn replace(&mut self, from: FrameNo, to: FrameNo) {
         assert_eq!(self.queue_of(to), NONE, "{to:?} holds a page already");
         let queue = self.queue_of(from);
@@ -97,7 +97,7 @@ impl Lists {
         self.queue[from.0 as usize] = NONE;
     }
 
-    /// Frames in all lists.
+    /// Returns the number of frames in all lists.
     pub(super) fn total(&self) -> usize {
         self.len.iter().sum()
     }
@@ -106,7 +106,7 @@ impl Lists {
         self.len.len() + frame.0 as usize
     }
 
-    /// Walks everything: each list is whole in both directions and has the frames that name it.
+    /// Checks that every list is consistent in both directions and has the frames that name it.
     #[cfg(test)]
     pub(super) fn verify(&self) {
         let mut seen = vec![NONE; self.queue.len()];

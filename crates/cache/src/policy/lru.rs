@@ -1,5 +1,5 @@
-//! Least recently used: one list, a hit moves a page to the young end. The yardstick, and what most
-//! programs have; a scan longer than the cache empties it.
+//! Least recently used: one list; a hit moves a page to the young end. The common baseline; a scan
+//! longer than the cache evicts everything.
 
 use super::lists::{Lists, NONE, Queue};
 use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
@@ -7,13 +7,13 @@ use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
 const RECENT: Queue = 1;
 const NAMED: Queue = 2;
 
-/// Exact if each hit is told by `hit`; where only `Touched` tells of hits it is CLOCK.
+/// Exact if each hit is reported by `hit`; if hits are visible only through `Touched`, it is CLOCK.
 pub struct Lru {
     pub(super) lists: Lists,
 }
 
 impl Lru {
-    /// For frame numbers below `limit`.
+    /// Creates a policy for frame numbers below `limit`.
     pub fn new(limit: u32) -> Lru {
         Lru {
             lists: Lists::new(NAMED, limit),
@@ -70,8 +70,9 @@ impl Policy for Lru {
     }
 }
 
-/// From the back of `queue`; a frame that was referenced or is busy has another turn. Two laps at
-/// most: in the second nothing is referenced any more, unless it was between the two.
+/// Names frames from the back of `queue`; a frame that was referenced or is busy moves to the
+/// front. Makes at most two rounds: in the second, only frames referenced since the first are
+/// spared.
 pub(super) fn take_oldest(
     lists: &mut Lists,
     queue: Queue,

@@ -1,15 +1,17 @@
-//! Which page leaves when a frame is wanted.
+//! Eviction policies: which page is evicted when a frame is needed.
 //!
-//! A policy orders frames; it holds no page, does no I/O, takes no time and no lock. The cache calls it
-//! under the pool's queue lock when a page enters or leaves, never on a hit: what hits leave behind (two
-//! bits of frequency, a dirty bit, pins) is asked for with a closure when victims are looked for.
+//! A policy orders frames; it owns no page, does no I/O, reads no clock and takes no lock. The
+//! cache calls it under the pool's lock when a page enters or leaves, never on a hit: the traces of
+//! hits (two bits of frequency, a dirty bit, pins) are queried through a closure when victims are
+//! selected.
 //!
-//! Invariant: each frame that was `inserted` and not yet `removed` is in exactly one queue. A frame that
-//! `victims` names is in the queue of the named, from which only the cache takes it: by `removed` when the
-//! page is gone, or by `kept` when somebody was faster. So no frame is named twice.
+//! Invariant: each frame that was `inserted` and not yet `removed` is in exactly one queue. A frame
+//! named by `victims` is in the queue of named frames, from which only the cache takes it: by
+//! `removed` when the page has been evicted, or by `kept` when the page was used in the meantime.
+//! So no frame is named twice.
 //!
-//! Tables are allocated once, for the highest frame number the pool may ever reach, and the kernel commits
-//! them as frames are used; no operation allocates but `resize`.
+//! Tables are allocated once, for the highest possible frame number of the pool, and the kernel
+//! commits them as frames are used; no operation allocates except `resize`.
 
 mod clock;
 mod ghost;
@@ -32,17 +34,17 @@ pub use ufc::{Shares, Ufc};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameNo(pub u32);
 
-/// The name of a page.
+/// Identity of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey {
-    /// The vnode. Whoever reuses the number inherits what policies remember of it, for the better or not.
+    /// The vnode's number. A vnode that reuses a number inherits the policy's history of it.
     pub vnode: u64,
-    /// The page's number in it, in pages.
+    /// The page's number within the file.
     pub page: u64,
 }
 
 impl PageKey {
-    /// A hash whose high and low bits are equally good (the finaliser of SplitMix64).
+    /// Returns a hash whose high and low bits are equally good (the finalizer of SplitMix64).
     fn hash(self) -> u64 {
         let mut z = self.page.wrapping_add(
             self.vnode
@@ -55,7 +57,7 @@ impl PageKey {
     }
 }
 
-/// How a page came into the cache.
+/// How a page entered the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// A read that missed.
@@ -64,51 +66,51 @@ pub enum Entry {
     Stream,
     /// Read ahead of a stream, not used yet.
     Prefetched,
-    /// A write of a page that was not there.
+    /// A write to an absent page.
     Written,
-    /// The same, by a sequential stream.
+    /// A write to an absent page, by a sequential stream.
     WrittenStream,
     /// A page of metadata, read or written.
     Metadata,
 }
 
 impl Entry {
-    /// The page entered by a write.
+    /// Returns whether the page entered by a write.
     pub fn is_written(self) -> bool {
         matches!(self, Entry::Written | Entry::WrittenStream)
     }
 }
 
-/// What hits have left on a frame. Asking takes `frequency`: the next answer counts from zero.
+/// State that hits have left on a frame. A query resets `frequency` to zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// References since last asked, at most 3. A page that its own stream touches again is not
-    /// referenced, and neither is a page read ahead by its first use.
+    /// References since the last query, at most 3. Repeated accesses of a stream to its own page do
+    /// not count, nor does the first use of a page that was read ahead.
     pub frequency: u8,
-    /// The page has to be written before its frame is free.
+    /// The page must be written back before its frame can be freed.
     pub dirty: bool,
-    /// Pinned, loading or lent: it stays.
+    /// Pinned, loading or loaned: the page cannot be evicted.
     pub busy: bool,
     /// Read ahead and not used yet.
     pub ahead: bool,
 }
 
-/// An order of frames.
+/// An eviction order of frames.
 pub trait Policy: Send {
-    /// `key` is in `frame` now. Panics if the frame is beyond the limit given at construction or
-    /// holds a page already: both are mistakes of the cache.
+    /// Records that `frame` now holds page `key`. Panics if the frame is beyond the limit given at
+    /// construction or already holds a page: both are errors of the cache.
     fn inserted(&mut self, frame: FrameNo, key: PageKey, entry: Entry);
 
-    /// The frame's page is gone. A page that had been named is remembered as evicted; one that had
-    /// not (truncated, unlinked, invalidated) is forgotten.
+    /// Records that the frame no longer holds its page. A page that had been named is remembered as
+    /// evicted; any other (truncated, unlinked, invalidated) is forgotten.
     fn removed(&mut self, frame: FrameNo);
 
-    /// The page in `from` lives in `to` now, which held none. A named page is named in `to`.
+    /// Moves the page of `from` to `to`, which was empty. A named page stays named.
     fn moved(&mut self, from: FrameNo, to: FrameNo);
 
-    /// Names up to `want` clean frames, and behind them in `out` dirty ones that the policy came upon
-    /// meanwhile, up to `want` and as many again that are stolen from a stream; `out` is appended to.
-    /// If some frame is neither busy nor named, at least one is named.
+    /// Appends up to `want` clean frames to `out`, and after them dirty ones that the policy
+    /// encountered, up to `want` and the same number again for those stolen from a stream. Names at
+    /// least one frame if any is neither busy nor named.
     fn victims(
         &mut self,
         want: usize,
@@ -116,35 +118,36 @@ pub trait Policy: Send {
         out: &mut Vec<FrameNo>,
     );
 
-    /// A named frame stays after all: touched, dirtied or pinned since. It goes back to the young end
-    /// of the queue it came from.
+    /// Returns a named frame, whose page was touched, dirtied or pinned since, to the young end of
+    /// the queue it came from.
     fn kept(&mut self, frame: FrameNo);
 
-    /// Names a frame that the caller has chosen, and that is not named.
+    /// Names a frame that the caller has chosen, and that is not named yet.
     fn claim(&mut self, frame: FrameNo);
 
-    /// A reference that the caller tells about, for policies that want each (`wants_hits`), and for
-    /// those who asked a frame's `Touched` and left it where it is.
+    /// Records a reference that the caller reports: every one for policies that need it
+    /// (`wants_hits`), or those that the caller has read from a frame's `Touched` without evicting
+    /// the page.
     fn hit(&mut self, frame: FrameNo);
 
-    /// Each hit is to be told by `hit`. Exact LRU only, which pays with a lock on each hit; without
-    /// them it is CLOCK.
+    /// Returns whether each hit must be reported by `hit`. Exact LRU only, at the price of a lock
+    /// on each hit; without the reports it is CLOCK.
     fn wants_hits(&self) -> bool {
         false
     }
 
-    /// The cache may hold `frames` pages now. Shares and memories follow; frames leave only by `victims`.
+    /// Sets the cache size to `frames` pages and scales shares and histories; evicts nothing.
     fn resize(&mut self, frames: usize);
 
-    /// Frames inserted and not removed, named ones included.
+    /// Returns the number of frames inserted and not removed, including named ones.
     fn resident(&self) -> usize;
 }
 
-/// A batch of victims being gathered: clean ones before dirty ones.
+/// A batch of victims being collected: clean ones before dirty ones.
 struct Batch<'a> {
     want: usize,
     out: &'a mut Vec<FrameNo>,
-    /// Where the next clean frame goes in `out`.
+    /// Position of the next clean frame in `out`.
     clean_end: usize,
     clean: usize,
     dirty: usize,
@@ -165,7 +168,7 @@ impl<'a> Batch<'a> {
         self.clean == self.want
     }
 
-    /// Whether a frame of this state still has room.
+    /// Returns whether there is room for a frame of this state.
     fn takes(&self, dirty: bool) -> bool {
         !dirty || self.dirty < self.want
     }

@@ -1,28 +1,28 @@
-//! Metadata apart from data, so that neither can push out all of the other.
+//! Separates metadata from data, so that neither can displace all of the other.
 //!
-//! Metadata is the last to leave while it has no more than its share of the cache, and the first when it
-//! has more. So a scan of data leaves directories and allocation maps alone, and a walk over all of the
-//! metadata leaves the data alone. Frames that either does not use are the other's. Data is ordered
-//! by stealback before any other policy, metadata by CLOCK: it has no streams, and what is looked up
-//! once is mostly looked up again.
+//! Metadata is evicted last while it takes no more than its share of the cache, and first when it
+//! takes more. So a scan of data preserves directories and allocation maps, and a walk over all of
+//! the metadata preserves the data. Frames unused by one are available to the other. Data is
+//! ordered by stealback on top of another policy, metadata by CLOCK: it has no streams, and
+//! metadata that is used once is usually used again.
 
 use super::{Clock, Entry, FrameNo, PageKey, Policy, SeqLimits, Stealback, Touched};
 use std::ops::Range;
 
-/// Two policies over one set of frames.
+/// Two policies on one set of frames.
 pub struct Partition {
     data: Stealback,
     metadata: Clock,
-    /// A bit for each frame: it holds metadata.
+    /// Bitmap of the frames that hold metadata.
     is_metadata: Vec<u64>,
-    /// Frames of metadata that data cannot have.
+    /// Number of metadata frames that are not evicted for data.
     share: usize,
-    /// Where in the last answer the clean frames are that were stolen.
+    /// Positions of the stolen clean frames in the last answer.
     stolen: Range<usize>,
 }
 
 impl Partition {
-    /// Around `data`, for frames numbered below `limit`.
+    /// Creates a partition with policy `data` for data, for frame numbers below `limit`.
     pub fn new(data: Stealback, limit: u32) -> Partition {
         Partition {
             data,
@@ -33,7 +33,7 @@ impl Partition {
         }
     }
 
-    /// Sets how many frames of metadata are not given up for data.
+    /// Sets the number of metadata frames that are not evicted for data.
     pub fn set_share(&mut self, frames: usize) {
         self.share = frames;
     }
@@ -43,13 +43,13 @@ impl Partition {
         self.data.set_limits(limits);
     }
 
-    /// Frames that hold metadata.
+    /// Returns the number of frames that hold metadata.
     pub fn metadata(&self) -> usize {
         self.metadata.resident()
     }
 
-    /// Which places of what [`Policy::victims`] has added last hold frames that a file stole from
-    /// itself.
+    /// Returns the positions, in the output of the last [`Policy::victims`], of the clean frames
+    /// that a file's stream stole from the file itself.
     pub fn stolen(&self) -> Range<usize> {
         self.stolen.clone()
     }

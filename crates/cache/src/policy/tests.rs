@@ -1,4 +1,5 @@
-//! Any order of calls keeps each frame in exactly one queue, and names nobody who is busy, or twice.
+//! Any order of calls keeps each frame in exactly one queue, and names no frame that is busy, or
+//! twice.
 
 use super::*;
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ const SEQ_LIMITS: SeqLimits = SeqLimits {
     file: 5,
 };
 
-/// A policy whose lists can be walked.
+/// A policy whose lists can be checked.
 trait Walked: Policy {
     fn verify(&self);
 }
@@ -56,7 +57,7 @@ fn all() -> Vec<Box<dyn Walked>> {
 
 #[derive(Debug, Clone, Copy)]
 enum Call {
-    /// A page into the frame, if it is free.
+    /// Inserts a page into the frame, if it is free.
     Insert(usize, u64, u64, Entry),
     Remove(usize),
     Move(usize, usize),
@@ -65,7 +66,7 @@ enum Call {
     Claim(usize),
     Hit(usize),
     Resize(usize),
-    /// What the hit path notes.
+    /// Sets the state that hits leave behind.
     Touch(usize, Touched),
 }
 
@@ -179,7 +180,7 @@ impl Model {
         }
     }
 
-    /// Everybody can go, and does.
+    /// Evicts every frame.
     fn drain(&mut self, policy: &mut dyn Walked) {
         self.touched.fill(Touched::default());
         while self.count(Frame::Resident) > 0 {
@@ -212,7 +213,7 @@ proptest! {
     }
 }
 
-/// Pages of a file into the frames of the same numbers.
+/// Inserts pages of a file into the frames of the same numbers.
 fn fill(policy: &mut dyn Policy, vnode: u64, frames: std::ops::Range<u32>, entry: Entry) {
     for f in frames {
         let page = f.into();
@@ -269,7 +270,7 @@ fn dirty_frames_are_named_behind_clean_ones() {
     assert_eq!(name(&mut lru, 2, odd_is_clean), [1, 3, 2, 0]);
 }
 
-/// Ten stream pages of file 1 and ten pages that were read at random, in this order.
+/// Returns a policy with ten stream pages of file 1 and ten randomly read pages, in this order.
 fn streamed(limits: SeqLimits, how: Stealing) -> Stealback {
     let mut policy = Stealback::new(Box::new(Lru::new(20)), 20, 20, limits, how);
     fill(&mut policy, 9, 0..10, Entry::Read);
@@ -292,7 +293,7 @@ fn a_file_keeps_what_its_limit_allows() {
         file: 40,
     };
     let mut policy = streamed(limits, Stealing::AsDocumented);
-    // Two of ten are beyond 40 % of 20; the rest comes from whom LRU names.
+    // Two of ten are beyond 40 % of 20; the rest is named by LRU.
     assert_eq!(evict(&mut policy, 4), [10, 11, 0, 1]);
     assert_eq!(policy.stream_pages(), 8);
 }
@@ -315,7 +316,7 @@ fn behind_the_cursor_only_clean_pages_that_nobody_else_uses_are_stolen() {
         busy: f == 12,
         ahead: f == 13,
     };
-    // 10 is used by others, 11 is dirty, 12 busy, 13 ahead of the reader; four looks are all it gets.
+    // 10 is used by others, 11 is dirty, 12 busy, 13 ahead of the reader; only four are examined.
     assert_eq!(name(&mut policy, 1, touched), [0]);
     assert_eq!(name(&mut policy, 1, touched), [14]);
 }

@@ -1,32 +1,36 @@
-//! The default: S3-FIFO, made safe for files.
+//! The default policy: S3-FIFO, adapted to files.
 //!
 //! ```text
 //!   read   --> small ---(referenced)--> once more --(again)--> main --+
 //!                |  10 %                                        ^ |   | referenced: around again
 //!                v                                              | v---+
-//!            left small --(wanted again, and main gains by it)--+ left main (the same)
+//!            left small --(read again, and main gains by it)----+ left main (the same)
 //!   written -> written --(referenced twice)--> once more
 //!                |  2 % .. 60 %, learned
 //!                v
 //!            left written (read again: more room for written pages)
 //! ```
 //!
-//! A page that is used once passes through `small` or `written` and never disturbs `main`. References that
-//! come soon after one another (records smaller than a page, four looks at one block) say nothing about
-//! the future: they buy a second passage through `small`, and only a reference in that one buys `main`.
+//! A page that is used once passes through `small` or `written` and never disturbs `main`.
+//! References in quick succession (records smaller than a page, four lookups of one block) do not
+//! predict later use: they earn a second pass through `small`, and only a reference during that
+//! pass earns `main`.
 //!
-//! Written pages have a queue of their own, because a file that is written and read back at once must stay,
-//! and one that is written and never read must not push out anything. Which of the two is happening is
-//! learned: a written page that left and is read again makes room for written pages, a page of `main`
-//! that left and is wanted again takes room from them.
+//! Written pages have a queue of their own, because a file that is written and read back at once
+//! should stay, and one that is written and never read should displace nothing. The share is
+//! learned: a written page that was evicted and is read again enlarges the room for written pages,
+//! a page of `main` that was evicted and is requested again reduces it.
 //!
-//! Each queue has its own memory of what left it, with its own clock, so that writes do not shorten the
-//! memory that finds loops. A loop longer than `main` would still empty it: each page is wanted again, enters, and is
-//! gone before its next turn. So `main` watches whether pages that enter are referenced by the time the hand
-//! first comes to them, and the fewer are, the fewer of those wanted again are let in: in a loop one
-//! in 32, and `main` keeps a part of the loop that hits in each lap. Sources: Yang et al., "FIFO queues are all you need for cache eviction",
-//! SOSP 2023 (small, main, ghost); Johnson and Shasha, VLDB 1994 (correlated references); Megiddo
-//! and Modha, FAST 2003 (learning from ghosts).
+//! Each queue has its own history of evicted pages, with its own clock, so that writes do not
+//! shorten the history that detects loops. A loop longer than `main` would still flush it: each
+//! page is requested again, enters, and is evicted before its next use. So `main` measures the
+//! share of entering pages that are referenced before the hand first reaches them; the lower it is,
+//! the fewer re-requested pages are admitted. In a loop one in 32 is admitted, and `main` keeps a
+//! part of the loop that hits in each round.
+//!
+//! Sources: Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023 (small, main,
+//! ghost); Johnson and Shasha, VLDB 1994 (correlated references); Megiddo and Modha, FAST 2003
+//! (learning from ghosts).
 
 use super::ghost::{Ghost, SOURCES};
 use super::lists::{Lists, Queue};
@@ -37,46 +41,46 @@ const MAIN: Queue = 2;
 const WRITTEN: Queue = 3;
 const NAMED: Queue = 4;
 
-/// The queue that a source of the memory stands for.
+/// Returns the queue that a source number of the history stands for.
 fn left(source: usize) -> Queue {
     SMALL + source as Queue
 }
 
-/// What a frame's mark holds: frequency, passage, first lap in `main`, home while it is named.
+/// Bits of a frame's mark: frequency, second pass, first round in `main`, home queue while named.
 const FREQUENCY: u8 = 0b0000_0011;
 const AGAIN: u8 = 0b0000_0100;
-/// The hand of `main` has come to it.
+/// The hand of `main` has reached the frame.
 const PROVEN: u8 = 0b0000_1000;
 const HOME_SHIFT: u8 = 4;
 
-/// Second chances per wanted frame in one call; beyond them references are not heeded. They bound the time
-/// the queue lock is held where everything is hot.
+/// Second chances per wanted frame in one call; beyond them references are ignored. Limits the time
+/// that the pool's lock is held when everything is hot.
 const PATIENCE: usize = 64;
 
-/// One, for fractions.
+/// The value 1 as a fixed-point fraction.
 const ONE: u32 = 1 << 16;
-/// Least share of pages wanted again that `main` lets in.
+/// Smallest share of re-requested pages that `main` admits.
 const ADMIT_MIN: u32 = ONE / 32;
-/// Weight of one page in the mean of what pages in `main` are worth.
+/// Weight of one page in the running mean of `worth`: 1 / `WORTH_WEIGHT`.
 const WORTH_WEIGHT: u32 = 64;
-/// Room that written pages gain when one of them left too early. They lose one for a page of `main`:
-/// a file that is read back comes in bursts, the rest of the load all the time.
+/// Frames that written pages gain when one of them was evicted too early. They lose one for a page
+/// of `main`: reading back a file comes in bursts, the other load is constant.
 const GAIN: usize = 2;
 
 /// Shares of the cache, in percent of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
-    /// Pages on their first passages.
+    /// Pages on their first and second passes.
     pub small: u8,
-    /// Least room for written pages.
+    /// Smallest room for written pages.
     pub written_min: u8,
-    /// Most room for written pages.
+    /// Largest room for written pages.
     pub written_max: u8,
-    /// Pages that left `small` and are remembered.
+    /// Length of the history of `small`.
     pub left_small: u16,
-    /// Pages that left `main` and are remembered.
+    /// Length of the history of `main`.
     pub left_main: u16,
-    /// Pages that left `written` and are remembered.
+    /// Length of the history of `written`.
     pub left_written: u16,
 }
 
@@ -98,7 +102,7 @@ impl Shares {
         frames * usize::from(percent) / 100
     }
 
-    /// Pages of `SMALL`, `MAIN` and `WRITTEN` that are remembered.
+    /// Returns the history lengths of `SMALL`, `MAIN` and `WRITTEN` in pages.
     fn spans(&self, frames: usize) -> [usize; SOURCES] {
         [self.left_small, self.left_main, self.left_written].map(|share| Shares::of(share, frames))
     }
@@ -112,21 +116,21 @@ pub struct Ufc {
     left: Ghost,
     shares: Shares,
     frames: usize,
-    /// Room for written pages, between the shares.
+    /// Room for written pages in frames, between the shares.
     written_room: usize,
-    /// Share of pages that were referenced in their first lap of `main`.
+    /// Share of pages that were referenced in their first round of `main`.
     worth: u32,
-    /// What is left over from admissions, below `ONE`.
+    /// Remainder of the admission shares, below `ONE`.
     credit: u32,
 }
 
 impl Ufc {
-    /// For a cache of `frames` pages in frames numbered below `limit`.
+    /// Creates a policy for a cache of `frames` pages with frame numbers below `limit`.
     pub fn new(limit: u32, frames: usize) -> Ufc {
         Ufc::with_shares(limit, frames, Shares::default())
     }
 
-    /// The same with other shares.
+    /// Like [`Ufc::new`], with other shares.
     pub fn with_shares(limit: u32, frames: usize, shares: Shares) -> Ufc {
         Ufc {
             lists: Lists::new(NAMED, limit),
@@ -141,12 +145,12 @@ impl Ufc {
         }
     }
 
-    /// Frames that written pages may hold before they are first to leave.
+    /// Returns the number of frames that written pages may hold before they are evicted first.
     pub fn written_room(&self) -> usize {
         self.written_room
     }
 
-    /// The queue for a page that enters, by what is remembered of it.
+    /// Returns the queue for a page that enters, according to its history.
     fn place(&mut self, hash: u64, written: bool) -> Queue {
         let first = if written { WRITTEN } else { SMALL };
         match self.left.recall(hash).map(left) {
@@ -163,7 +167,8 @@ impl Ufc {
         }
     }
 
-    /// Whether this page that is wanted again may enter `main`: the square of what pages there are worth is let in.
+    /// Returns whether this re-requested page may enter `main`: the admitted share is `worth`
+    /// squared.
     fn admits(&mut self) -> bool {
         let share = (u64::from(self.worth).pow(2) / u64::from(ONE)) as u32;
         self.credit += share.max(ADMIT_MIN);
@@ -172,7 +177,7 @@ impl Ufc {
         admitted
     }
 
-    /// The hand comes to a page of `main`.
+    /// Updates `worth` when the hand first reaches a page of `main`.
     fn prove(&mut self, frame: FrameNo) {
         let mark = &mut self.mark[frame.0 as usize];
         if *mark & PROVEN == 0 {
@@ -190,7 +195,7 @@ impl Ufc {
         Shares::of(self.shares.written_max.into(), self.frames)
     }
 
-    /// The queue that has to give next.
+    /// Returns the queue to evict from next.
     fn giver(&self, spent: [bool; 4]) -> Option<Queue> {
         let can = |queue: Queue| !spent[usize::from(queue)] && self.lists.len(queue) > 0;
         let over = |queue, room| self.lists.len(queue) > room;
@@ -204,7 +209,7 @@ impl Ufc {
         [MAIN, SMALL, WRITTEN].into_iter().find(|queue| can(*queue))
     }
 
-    /// Where a frame that was referenced goes instead of leaving.
+    /// Returns the destination of a referenced frame that is spared, and its new mark.
     fn another_turn(&self, queue: Queue, mark: u8) -> Option<(Queue, u8)> {
         let frequency = mark & FREQUENCY;
         let again = mark & AGAIN != 0;
@@ -260,7 +265,7 @@ impl Policy for Ufc {
     ) {
         let mut batch = Batch::new(want, out);
         let mut patience = want.saturating_mul(PATIENCE);
-        // Busy frames met in each queue since one of its frames was of use.
+        // Consecutive busy frames met in each queue.
         let mut idle = [0; 4];
         let mut spent = [false; 4];
         while !batch.full() {
@@ -284,7 +289,7 @@ impl Policy for Ufc {
             {
                 patience -= 1;
                 idle[at] = 0;
-                // It is met again where it goes, even if that queue had nothing to give before.
+                // The frame is met again in its new queue, even if that queue was exhausted before.
                 idle[usize::from(to)] = 0;
                 spent[usize::from(to)] = false;
                 self.lists.move_front(to, frame);

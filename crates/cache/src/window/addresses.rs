@@ -1,18 +1,18 @@
-//! Which addresses of the process are mappings of files, of whatever cache: to be asked before memory
-//! is touched under a latch.
+//! The addresses of this process that are mappings of files, of any cache: to be checked before
+//! memory is accessed under a latch.
 //!
-//! **Invariant:** a mapping is entered before anybody has its address, and leaves when nobody may use
-//! it any more, before the address can be another's. Whoever asks about memory far from all mappings
-//! takes no lock.
+//! **Invariant:** a mapping is entered before its address is published, and removed when it is no
+//! longer used, before the address can be reused. A query for memory far from all mappings takes no
+//! lock.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// First addresses, and the ends. Addresses are the process's, so the list is, too.
+/// Start and end addresses. Addresses are per process, so the list is, too.
 static MAPPINGS: RwLock<BTreeMap<usize, usize>> = RwLock::new(BTreeMap::new());
-/// All mappings there ever were lie between the two.
+/// Bounds of all mappings that have ever existed.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
@@ -28,12 +28,13 @@ pub(super) fn leave(addresses: &Range<usize>) {
     mappings.remove(&addresses.start);
 }
 
-/// Whether `len` bytes at `at` touch a [`Mapping`](super::Mapping) of any cache. Such memory may fault,
-/// and the fault may need what the asker holds.
+/// Returns whether `len` bytes at `at` overlap a [`Mapping`](super::Mapping) of any cache.
+/// Accessing such memory may fault, and serving the fault may need a resource that the caller
+/// holds.
 #[inline]
 pub fn covers(at: *const u8, len: usize) -> bool {
     let (from, to) = (at as usize, (at as usize).saturating_add(len));
-    // Who knows the address of a mapping learned of it after it was entered.
+    // A thread that knows the address of a mapping learned it after it was entered.
     let near = from < HIGHEST.load(Relaxed) && LOWEST.load(Relaxed) < to;
     near && len > 0 && search(from, to)
 }

@@ -1,7 +1,7 @@
 //! The threads that serve faults.
 //!
-//! Each waits on the userfaultfd by an epoll of its own, with EPOLLEXCLUSIVE, so that a fault wakes
-//! one of them and not all.
+//! Each waits for the userfaultfd with its own epoll and EPOLLEXCLUSIVE, so that a fault wakes one
+//! of them and not all.
 
 use super::view::View;
 use super::{Access, Keep, Outcome, Shared};
@@ -15,12 +15,12 @@ use std::thread::JoinHandle;
 
 const STOP: u64 = 1;
 
-/// A thread that ends when `shared.stop` is readable.
+/// Starts a thread that ends when `shared.stop` becomes readable.
 pub(super) fn start(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
     let wait = waiting(&shared)?;
     let name = "evfs-window".to_owned();
     std::thread::Builder::new().name(name).spawn(move || {
-        // A fault that is not answered is a thread that waits for ever, so a panic ends all.
+        // An unserved fault blocks a thread indefinitely, so a panic aborts the process.
         let _abort = Abort;
         no_signals();
         run(&shared, &wait);
@@ -42,10 +42,10 @@ fn waiting(shared: &Shared) -> io::Result<OwnedFd> {
     Ok(wait)
 }
 
-/// Signals are for the program's threads: a handler of its that touched a mapping here would wait
-/// for itself.
+/// Blocks all signals in this thread: a signal handler of the program that accessed a mapping here
+/// would wait for its own thread.
 fn no_signals() {
-    // SAFETY: a signal set is filled before it is used, and the call is about this thread only.
+    // SAFETY: a signal set is filled before it is used, and the call affects this thread only.
     unsafe {
         let mut all = std::mem::zeroed();
         libc::sigfillset(&mut all);
@@ -74,7 +74,7 @@ fn run(shared: &Shared, wait: &OwnedFd) {
 
 fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
     let Some(view) = view_at(shared, fault.address) else {
-        // The mapping went while somebody touched it: the touch is repeated and meets nothing.
+        // The mapping was removed during an access: the access is repeated and finds no mapping.
         let _gone = shared.uffd.wake(fault.address..fault.address + PAGE);
         return;
     };
@@ -94,8 +94,8 @@ fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
         let Err(e) = view.answer(pages, outcome) else {
             return;
         };
-        // No memory for page tables, or somebody with a lease punched a hole. A neighbour just
-        // faults when it is touched.
+        // No memory for page tables, or a lease holder punched a hole. A neighbor simply faults
+        // when it is accessed.
         tracing::error!("page {page} of a mapping cannot be mapped: {e}");
         if mine {
             failed = true;
@@ -120,7 +120,7 @@ fn view_at(shared: &Shared, address: usize) -> Option<Arc<View>> {
         .then(|| Arc::clone(view))
 }
 
-/// Ends the process when it is dropped, which happens only on the way of a panic.
+/// Aborts the process when dropped, which happens only during a panic.
 struct Abort;
 
 impl Drop for Abort {

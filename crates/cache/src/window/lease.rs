@@ -1,4 +1,4 @@
-//! Leases: pages of a window that stay where they are, for those who cannot fault.
+//! Leases: pages of a window that stay in place, for users that cannot fault.
 
 use super::uffd::PAGE;
 use super::view::View;
@@ -10,25 +10,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Pages that are resident and not evicted while this lives, and a descriptor under which another
-/// process can map them.
+/// Pages that stay resident while the lease lives, and a descriptor through which another process
+/// can map them.
 ///
-/// Pass [`Lease::fd`] over a Unix socket together with [`Lease::bytes`]. The receiver maps exactly that
-/// range with MAP_SHARED and shares the pages with this process: what one stores, the other loads.
+/// Pass [`Lease::fd`] over a Unix socket together with [`Lease::bytes`]. The receiver maps exactly
+/// that range with MAP_SHARED and shares the pages with this process: each sees the stores of the
+/// other.
 ///
 /// **Why not more than the leased range.** A page that is not resident is a hole in the file behind
-/// the descriptor. This process does not see the hole, because its userfaultfd stops the touch until
-/// the page has been brought. A process without that userfaultfd just gets zeros in its place, and
-/// what it stores there is no part of the file. So outside the range, and after the lease is
-/// dropped, the receiver must not look; nothing takes its mapping away. It can look, at whatever
-/// else of the same file is resident: give leases only to whom the whole file may be shown.
+/// the descriptor. This process does not see the hole, because its userfaultfd stops the access
+/// until the page has been loaded. A process without that userfaultfd reads zeros in its place, and
+/// its stores there are no part of the file. So the receiver must not access memory outside the
+/// range, nor after the lease is dropped; its mapping is not revoked. Nothing prevents it from
+/// reading the other resident pages of the same file: give leases only to processes that may read
+/// the whole file.
 ///
-/// A lease for stores keeps its pages dirty: they are written by each flush, as they are then, and
-/// once more after the lease ends, because a store of another process reports nothing. A lease for
-/// reading has a descriptor that cannot be mapped for writing; a process of the same user could open
-/// it anew.
+/// A lease for stores keeps its pages dirty: each flush writes their current contents, and they are
+/// written once more after the lease ends, because a store of another process is not reported. A
+/// lease for reading has a descriptor that cannot be mapped for writing; a process of the same user
+/// could reopen it.
 ///
-/// A file that is cut short takes its pages from under a lease, which then reads zeros.
+/// Truncating a file removes its pages from under a lease, which then reads zeros.
 pub struct Lease {
     window: Arc<Window>,
     pages: Range<u64>,
@@ -50,7 +52,7 @@ impl Lease {
         };
         let fd =
             fd.map_err(|e| Error::from_io("cache window", e).detail("a descriptor to lease"))?;
-        // Entered before the pages are brought: see `Window::holds`.
+        // Entered before the pages are loaded: see `Window::holds`.
         let entry = (pages.clone(), access);
         window.leased.fetch_add(1, Relaxed);
         window
@@ -68,12 +70,12 @@ impl Lease {
         Ok(lease)
     }
 
-    /// The file to map.
+    /// Returns the file to map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The bytes of it that are leased, in whole pages; offsets are those of the cached file.
+    /// Returns the leased bytes, in whole pages; offsets are those of the cached file.
     pub fn bytes(&self) -> Range<u64> {
         self.pages.start * PAGE as u64..self.pages.end * PAGE as u64
     }

@@ -1,4 +1,4 @@
-//! A mapping: what a program holds of a window.
+//! A mapping: a program's access to a window.
 
 use super::lease::Lease;
 use super::uffd::PAGE;
@@ -8,10 +8,10 @@ use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Memory of this process that is a range of a file. Unmapped on drop; what was stored by then is
-/// in the cache and will be written.
+/// Memory of this process that is a range of a file. Unmapped on drop; data stored by then is in
+/// the cache and will be written back.
 ///
-/// Loads and stores through [`Mapping::as_ptr`] fault pages in as they need them. Other threads, other
+/// Loads and stores through [`Mapping::as_ptr`] fault pages in on demand. Other threads, other
 /// mappings, and `write` change the same bytes at any time: use raw pointers, volatile or atomic
 /// accesses, and never a reference.
 pub struct Mapping {
@@ -21,12 +21,12 @@ pub struct Mapping {
 }
 
 impl Window {
-    /// Maps bytes of a file, from a multiple of 4096 on. The range may reach behind the end of the
-    /// file: touching a page wholly behind it is a SIGBUS until the file has grown there.
+    /// Maps bytes of a file, starting at a multiple of 4096. The range may extend behind the end of
+    /// the file: accessing a page wholly behind it raises SIGBUS until the file has grown there.
     ///
     /// # Errors
-    /// Invalid for a range that is empty, not aligned, or behind 128 TiB; otherwise what the system
-    /// says when it has no address space, or no mapping, left.
+    /// Invalid for a range that is empty, not aligned, or behind 128 TiB; otherwise the system's
+    /// error when it has no address space, or no mapping, left.
     pub fn map(
         self: &Arc<Window>,
         home: Arc<dyn Home>,
@@ -49,41 +49,43 @@ impl Window {
 }
 
 impl Mapping {
-    /// The first byte. Good until the mapping is dropped: whoever uses it later touches whatever lies
-    /// there then.
+    /// Returns the address of the first byte. Valid until the mapping is dropped; after that the
+    /// addresses may be reused.
     pub fn as_ptr(&self) -> *mut u8 {
         self.view.base().as_ptr()
     }
 
-    /// Bytes mapped; at least 1.
+    /// Returns the number of bytes mapped; at least 1.
     #[expect(clippy::len_without_is_empty, reason = "no mapping is empty")]
     pub fn len(&self) -> usize {
         (self.bytes.end - self.bytes.start) as usize
     }
 
-    /// Brings the pages of `range` (bytes from the mapping's first on) and maps them, so that touching
-    /// them does not fault until they are evicted; with [`Access::Store`] they are dirty from then on.
+    /// Loads the pages of `range` (bytes relative to the start of the mapping) and maps them, so
+    /// that accesses do not fault until they are evicted; with [`Access::Store`] they are dirty
+    /// from then on.
     ///
-    /// This is also the way to get an error as an error, and to try a page again that is poisoned.
+    /// It also returns errors as values, and retries a poisoned page.
     ///
     /// # Errors
-    /// OutOfRange behind the end of the file, Invalid outside of the mapping or for stores into one
-    /// that is for reading, otherwise what loading, or reserving space, ended with. Pages before the
-    /// one that failed have been brought.
+    /// OutOfRange behind the end of the file, Invalid outside of the mapping or for stores into a
+    /// read-only one, otherwise the error of loading, or of reserving space. Pages before the one
+    /// that failed have been loaded.
     pub fn prefault(&self, range: Range<usize>, access: Access) -> Result<()> {
         self.may(access)?;
         let pages = self.pages(&range)?;
         self.view.bring(&mut Keep::default(), pages, access)
     }
 
-    /// Makes what was stored in `range` durable, as msync(2) with MS_SYNC.
+    /// Makes stores to `range` durable, like msync(2) with MS_SYNC.
     pub fn flush(&self, range: Range<usize>) -> Result<()> {
         self.pages(&range)?;
         let byte = |at| self.bytes.start + at as u64;
         self.view.home.flush(byte(range.start)..byte(range.end))
     }
 
-    /// Copies bytes out, from `at` on, under the latch of each page in turn: no fault, no signal.
+    /// Copies bytes out, starting at `at`, under the latch of each page in turn: no fault, no
+    /// signal.
     ///
     /// # Errors
     /// As [`Mapping::prefault`].
@@ -94,8 +96,8 @@ impl Mapping {
         })
     }
 
-    /// Copies bytes in, from `at` on, under the latch of each page in turn. `data` is no memory of a
-    /// mapping.
+    /// Copies bytes in, starting at `at`, under the latch of each page in turn. `data` must not be
+    /// memory of a mapping.
     ///
     /// # Errors
     /// As [`Mapping::prefault`].
@@ -136,7 +138,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// The pages of a range of the mapping's bytes.
+    /// Returns the pages of a range of the mapping's bytes.
     fn pages(&self, range: &Range<usize>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             return Err(invalid(format!(
@@ -156,7 +158,7 @@ impl Mapping {
         }
     }
 
-    /// A copy under a latch must not fault, and memory of a mapping may.
+    /// Rejects memory of a mapping: a copy under a latch must not fault.
     fn not_mapped(at: *const u8, len: usize) -> Result<()> {
         match covers(at, len) {
             true => Err(invalid(

@@ -3,15 +3,15 @@
 //!
 //! ```text
 //!   page    0        512       1024              2048          ...
-//!           | 2 MiB  | 2 MiB   | 4 MiB           | 8 MiB       ...     segments, mapped when needed
+//!           | 2 MiB  | 2 MiB   | 4 MiB           | 8 MiB       ...     segments, mapped on demand
 //! ```
 //!
-//! **Invariants.** The file never becomes shorter (and is sealed, so that nobody who gets its
-//! descriptor makes it so): the cache view never meets its end. A segment stays where it is while
-//! the window lives, so a pointer into it stays good however far the file grows.
+//! **Invariants.** The file never shrinks (and is sealed, so that no process that receives its
+//! descriptor can shrink it): the cache view never extends beyond its end. A segment does not move
+//! while the window lives, so a pointer into it stays valid however far the file grows.
 //!
-//! Cutting a file short therefore frees pages here, and the end of the file is the fault handler's
-//! affair.
+//! Truncating a file therefore only frees pages here, and the fault handler enforces the end of the
+//! file.
 
 use super::uffd::PAGE;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
@@ -22,9 +22,9 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Pages of the first segment: what one page table maps.
+/// Pages of the first segment: the number that one page table maps.
 const FIRST: u64 = 512;
-/// Segments; together they reach 2^45 pages, far beyond any address space.
+/// Number of segments; together they cover 2^45 pages, far beyond any address space.
 const SEGMENTS: usize = 37;
 
 pub(super) struct Memory {
@@ -38,7 +38,7 @@ struct Segment {
     bytes: usize,
 }
 
-// SAFETY: a segment is an address and a length; who may touch the bytes is the users' affair.
+// SAFETY: a segment is an address and a length; its users control access to the bytes.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -49,7 +49,7 @@ impl Memory {
             "cache-window",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?;
-        // A memfd is open to every user who gets at it through /proc; this one is not.
+        // By default any user can open a memfd through /proc; this one is restricted to its owner.
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
         Ok(Memory {
@@ -63,12 +63,12 @@ impl Memory {
         self.file.as_fd()
     }
 
-    /// Whether the system refused to keep some of it out of swap space.
+    /// Returns whether the system refused to keep some of the memory out of swap space.
     pub fn swappable(&self) -> bool {
         self.swappable.load(Relaxed)
     }
 
-    /// Makes room for pages up to `pages`; never less than before. Callers take turns.
+    /// Extends the file to at least `pages` pages; never shrinks it. Calls must be serialized.
     pub fn reach(&self, pages: u64) -> io::Result<()> {
         let bytes = pages * PAGE as u64;
         if rustix::fs::fstat(&self.file)?.st_size as u64 >= bytes {
@@ -77,8 +77,8 @@ impl Memory {
         Ok(rustix::fs::ftruncate(&self.file, bytes)?)
     }
 
-    /// Gives pages memory (zeros, where they had none), so that the cache view has them without a
-    /// fault and without the risk of a SIGBUS for want of memory.
+    /// Populates pages (with zeros, where they had no memory), so that the cache view accesses them
+    /// without a fault and without the risk of a SIGBUS for lack of memory.
     pub fn allocate(&self, pages: Range<u64>) -> io::Result<()> {
         for (index, part) in parts(pages) {
             let segment = self.segment(index)?;
@@ -92,17 +92,17 @@ impl Memory {
         Ok(())
     }
 
-    /// Where the cache sees a page.
+    /// Returns the address of a page in the cache view.
     ///
     /// # Panics
-    /// When no page near it was ever allocated.
+    /// When no page of its segment was ever allocated.
     pub fn page(&self, page: u64) -> *mut u8 {
         let index = index_of(page);
         let segment = self.segments[index].get();
         segment.expect("the page was allocated").at(index, page)
     }
 
-    /// Takes the memory of pages away from every view; they are zeros from now on.
+    /// Releases the memory of pages in every view; they read as zeros from now on.
     pub fn punch(&self, pages: Range<u64>) -> io::Result<()> {
         rustix::fs::fallocate(
             &self.file,
@@ -117,7 +117,7 @@ impl Memory {
         if let Some(segment) = self.segments[index].get() {
             return Ok(segment);
         }
-        // Two may map it at once; one of the mappings goes again.
+        // Two threads may map it at once; one of the mappings is then dropped.
         let (segment, locked) = Segment::map(self.file(), pages_of(index))?;
         if !locked && !self.swappable.swap(true, Relaxed) {
             tracing::warn!("the system does not let mapped file pages be kept out of swap space");
@@ -127,14 +127,14 @@ impl Memory {
 }
 
 impl Segment {
-    /// Maps a segment, and says whether its pages stay out of swap space.
+    /// Maps a segment, and returns whether its pages stay out of swap space.
     fn map(file: BorrowedFd<'_>, pages: Range<u64>) -> io::Result<(Segment, bool)> {
         let bytes = usize::try_from((pages.end - pages.start) * PAGE as u64)
             .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let base = map_file(file, pages.start, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         let at = base.as_ptr().cast();
-        // SAFETY: all of it is about the mapping just made. A child has no use for it, a core dump
-        // no right to it; one page is to be 4 KiB and not 2 MiB of memory.
+        // SAFETY: all calls affect only the mapping just made. The segment is excluded from
+        // children and core dumps; a page must take 4 KiB and not 2 MiB of memory.
         let locked = unsafe {
             libc::madvise(at, bytes, libc::MADV_DONTFORK);
             libc::madvise(at, bytes, libc::MADV_DONTDUMP);
@@ -154,7 +154,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: the mapping is the segment's own, and whoever could point into it is gone.
+        // SAFETY: the mapping is the segment's own, and no pointer into it outlives the segment.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -197,7 +197,7 @@ fn pages_of(index: usize) -> Range<u64> {
     }
 }
 
-/// The pieces of a range, each in one segment.
+/// Splits a range into pieces, each in one segment.
 fn parts(pages: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
     let mut at = pages.start;
     std::iter::from_fn(move || {
@@ -243,7 +243,7 @@ mod tests {
         );
         assert!(rustix::fs::ftruncate(memory.file(), 0).is_err());
         memory.allocate(500..520).unwrap();
-        // SAFETY: the page has just been allocated, and nobody else uses it.
+        // SAFETY: the page has just been allocated, and no other thread uses it.
         unsafe { *memory.page(515) = 7 };
         memory.punch(500..520).unwrap();
         // SAFETY: as above.

@@ -1,43 +1,46 @@
-//! Windows: file pages as memory that faults in, is dirtied by plain stores, and can be taken away.
+//! Windows: file pages as memory that is faulted in, dirtied by plain stores, and revocable.
 //!
 //! ```text
-//!                 Home (the index: who has page p, is it dirty, its latch)
+//!                 Home (the index: where page p is, whether it is dirty, its latch)
 //!                   │ fault(p, access, then)          │ under p's latch:
 //!                   │                                 │ allocate, write, read, protect, revoke, punch
 //!    user view A ───┤  userfaultfd: missing, minor,   │
 //!    user view B ───┘  write-protected                ▼
-//!         └───────────────► sparse memfd of the window ◄──── cache view (never waits)
+//!         └───────────────► sparse memfd of the window ◄──── cache view (never blocks)
 //! ```
 //!
 //! A page of a mapped file has one home at a time: a frame of the pool, or its place in the window.
-//! The first touch through a mapping moves it into the window, and there `read` and `write` of the
-//! same page go on through the cache view, so all see the same bytes.
+//! The first access through a mapping moves it into the window, where `read` and `write` then use
+//! the cache view of the same page, so all users see the same bytes.
 //!
-//! **Invariants.** Everything below happens under the latch of the page, which the [`Home`] holds.
-//! * A page is writable in a user view only while the home has it as dirty. The dirty mark and the
-//!   lifting of the protection happen under one latch.
-//! * Nobody copies a page out to clean or evict it before it is protected or revoked in every user
-//!   view. (Look first and take away afterwards loses the stores between.)
-//! * Nobody resolves a fault without the latch: a protection lifted late would hit the page that was
-//!   loaded after.
+//! **Invariants.** Each of these operations happens under the latch of the page, which the [`Home`]
+//! holds.
+//! * A page is writable in a user view only while the home has it as dirty. The dirty mark is set
+//!   and the protection removed under one latch.
+//! * A page is write-protected or revoked in every user view before it is copied out to be cleaned
+//!   or evicted. (Copying first would lose the stores made in between.)
+//! * A fault is resolved only under the latch: a protection removed late would apply to the page
+//!   that was loaded afterwards.
 //!
-//! `tests/window_race.rs` breaks each of the rules on purpose and sees stores lost.
+//! `tests/window_race.rs` violates each rule on purpose and observes lost stores.
 //!
 //! **Threads.** Faults are served by threads of the cache, so that system calls on a missing page
-//! work like loads and stores. A SIGBUS handler instead (userfaultfd's FEATURE_SIGBUS) would save
-//! the way to another thread, but it may neither wait for a latch that its own thread holds, nor
-//! allocate, nor do I/O, it takes the signal from the program and from the standard library's stack
-//! guard, and system calls on a missing page fail. [`Mapping::prefault`] saves the same way, and more.
+//! work like loads and stores. A SIGBUS handler instead (userfaultfd's FEATURE_SIGBUS) would avoid
+//! the switch to another thread, but it may neither wait for a latch that its own thread holds, nor
+//! allocate, nor do I/O; it takes the signal from the program and from the standard library's stack
+//! guard; and system calls on a missing page fail. [`Mapping::prefault`] avoids the switch too, and
+//! the fault itself.
 //!
-//! **Errors.** A page that cannot be had is poisoned: touching it is a SIGBUS, as with mmap(2), and
-//! does not ask again. The poison goes when the page is had after all, by [`Mapping::prefault`] or by a
-//! fault in another mapping, and with [`Window::heal`]. Every page wholly behind the end of the file
-//! is poisoned when it is touched, too. The signal's code is BUS_ADRERR, or BUS_MCEERR_AR on a kernel
-//! with CONFIG_MEMORY_FAILURE, whose log then speaks of a hardware error: it knows no other poison.
+//! **Errors.** A page that cannot be loaded is poisoned: accessing it raises SIGBUS, as with
+//! mmap(2), and does not retry the load. The poison is removed when the page is loaded after all,
+//! by [`Mapping::prefault`] or by a fault in another mapping, and by [`Window::heal`]. A page
+//! wholly behind the end of the file is poisoned on access, too. The signal's code is BUS_ADRERR,
+//! or BUS_MCEERR_AR on a kernel with CONFIG_MEMORY_FAILURE, which then logs a hardware error: it
+//! knows no other poison.
 //!
-//! **Not sound, and not prevented:** I/O that pins pages (O_DIRECT, buffers registered with a ring)
-//! into a mapping, because a pinned page is written behind the protection; take a [`Lease`] for the
-//! time. A forked child does not have the mappings at all.
+//! **Unsound, and not prevented:** I/O that pins pages (O_DIRECT, buffers registered with a ring)
+//! into a mapping, because a pinned page is written despite the protection; take a [`Lease`] for
+//! the duration. A forked child does not have the mappings at all.
 
 mod addresses;
 mod handler;
@@ -64,14 +67,14 @@ use std::thread::JoinHandle;
 use uffd::{PAGE, Uffd};
 use view::View;
 
-/// Bytes of a page of a window.
+/// Size of a window page in bytes.
 pub const PAGE_BYTES: usize = PAGE;
-/// Pages a window reaches: 128 TiB, all the address space of a process.
+/// Largest size of a window in pages: 128 TiB, all the address space of a process.
 const PAGES_MAX: u64 = 1 << 35;
-/// Most threads that serve faults.
+/// Upper limit of the number of fault-serving threads.
 const THREADS_MAX: usize = 256;
 
-/// What somebody wants of a page, or of a range.
+/// Requested access to a page or a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Loads only.
@@ -80,36 +83,37 @@ pub enum Access {
     Store,
 }
 
-/// What a [`Home`] found about pages that it has latched.
+/// Result of a fault for pages that a [`Home`] has latched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Their bytes are in the window; the first store is to be reported.
+    /// The bytes are in the window; the first store must fault.
     Clean,
-    /// Their bytes are in the window and they are marked dirty; stores need no report.
+    /// The bytes are in the window and the pages are marked dirty; stores need not fault.
     Dirty,
-    /// They cannot be had, or not for this access.
+    /// The pages are not available, or not for this access.
     Failed,
 }
 
 /// The index that knows where pages are and latches them; a vnode of the cache.
 ///
-/// **Deadlock.** Under a latch no memory of a mapping may be touched: the touch may need the same
-/// latch. A `write` whose source may be mapped copies it before it latches; [`covers`] says when.
+/// **Deadlock.** Under a latch, memory of a mapping must not be accessed: the access may need the
+/// same latch. A `write` whose source may be mapped copies it before latching; see [`covers`].
 pub trait Home: Send + Sync {
-    /// Latches `page` exclusively, makes its bytes be in the window (loads it, or moves it there out
-    /// of the pool), for [`Access::Store`] marks it dirty, then calls `then` with the outcome, and only
-    /// after that unlatches.
+    /// Latches `page` exclusively, ensures that its bytes are in the window (by loading it, or
+    /// moving it there from the pool), for [`Access::Store`] marks it dirty, then calls `then` with
+    /// the outcome, and only after that unlatches.
     ///
-    /// * `then` is called for `page` exactly once, and may be called for neighbours that happen to be
-    ///   latched and in the window as well; ranges are pages, and one range has one outcome.
-    /// * With an error, `then` is called with [`Outcome::Failed`] while the latch, or for the end of
-    ///   the file whatever excludes a change of size, still keeps the answer true.
-    /// * A page is [`Outcome::Dirty`] if it is marked so, whatever the access: then its stores need not
-    ///   fault once more.
+    /// * `then` is called for `page` exactly once, and may also be called for neighbors that happen
+    ///   to be latched and in the window; ranges are pages, and each range has one outcome.
+    /// * On an error, `then` is called with [`Outcome::Failed`] while the outcome cannot change:
+    ///   under the latch or, for a page behind the end of the file, while size changes are
+    ///   excluded.
+    /// * A page is [`Outcome::Dirty`] if it is marked so, whatever the access: its stores then need
+    ///   no second fault.
     ///
-    /// `keep` is what the calling thread has from its faults before. Called from threads of [`Windows`]
-    /// and from threads that prefault; it may wait for I/O. It must
-    /// not panic: a thread would wait for ever, so the process is aborted.
+    /// `keep` is state of the calling thread from its earlier faults. Called from threads of
+    /// [`Windows`] and from threads that prefault; may block on I/O. Must not panic: a faulting
+    /// thread would block indefinitely, so the process is aborted.
     fn fault(
         &self,
         keep: &mut Keep,
@@ -118,22 +122,22 @@ pub trait Home: Send + Sync {
         then: &mut dyn FnMut(Range<u64>, Outcome),
     ) -> Result<()>;
 
-    /// Makes the bytes of a range of the file durable, as `fsync` does for all of it. A page that
-    /// [`Window::protect`] cannot protect is written and stays dirty.
+    /// Makes the bytes of a range of the file durable, as `fsync` does for the whole file. A page
+    /// that [`Window::protect`] cannot protect is written and stays dirty.
     fn flush(&self, bytes: Range<u64>) -> Result<()>;
 
-    /// A mapping of these pages is gone. Nothing has to happen: what was stored is marked dirty, and
-    /// pages may stay in the window until they are evicted.
+    /// Reports that a mapping of these pages was removed. No action is required: stored pages are
+    /// marked dirty, and pages may stay in the window until they are evicted.
     fn unmapped(&self, pages: Range<u64>);
 }
 
-/// What a [`Home`] keeps for a thread from one fault to the next, such as a queue to the device that is
-/// for that thread alone.
+/// State that a [`Home`] keeps for a thread between faults, such as a device queue that only this
+/// thread uses.
 #[derive(Default)]
 pub struct Keep(Option<Box<dyn Any>>);
 
 impl Keep {
-    /// What is kept, made if there is nothing or something of another kind.
+    /// Returns the kept value, created if there is none of type `T`.
     ///
     /// # Errors
     /// Those of `make`.
@@ -145,20 +149,20 @@ impl Keep {
         Ok(kept.expect("it is of that kind by now"))
     }
 
-    /// Forgets it.
+    /// Drops the kept value.
     pub fn clear(&mut self) {
         self.0 = None;
     }
 }
 
-/// How windows are to be served.
+/// Configuration of fault handling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Threads that serve faults, 1 to 256. One that loads a page waits for it, so this is the number
-    /// of loads that faults have in flight.
+    /// Threads that serve faults, 1 to 256. A thread blocks while it loads a page, so this is also
+    /// the number of loads that faults can have in flight.
     pub threads: usize,
-    /// Serve faults of user mode only: a system call on a missing page then fails with EFAULT. This
-    /// is what a process gets anyway whom the system does not trust with more.
+    /// Serves only faults of user mode: a system call on a missing page then fails with EFAULT. A
+    /// process without the privilege for more gets this mode in any case.
     pub user_faults_only: bool,
 }
 
@@ -171,14 +175,14 @@ impl Default for Config {
     }
 }
 
-/// What has passed since the start.
+/// Counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Served {
-    /// Faults answered.
+    /// Faults served.
     pub faults: u64,
-    /// Of these, first stores.
+    /// Of these, store faults.
     pub stores: u64,
-    /// Of these, answered with poison.
+    /// Of these, resolved with poison.
     pub failed: u64,
 }
 
@@ -188,12 +192,12 @@ pub struct Windows {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the threads see of it.
+/// State shared with the fault-serving threads.
 struct Shared {
     uffd: Uffd,
-    /// Readable once the threads are to end.
+    /// Readable once the threads are to exit.
     stop: OwnedFd,
-    /// All user views, by their first address.
+    /// All user views, by start address.
     views: RwLock<BTreeMap<usize, Arc<View>>>,
     faults: AtomicU64,
     stores: AtomicU64,
@@ -204,15 +208,16 @@ impl Windows {
     /// Opens the userfaultfd and starts the threads.
     ///
     /// # Errors
-    /// Unsupported, if the kernel lacks something (it has all since Linux 6.6) or the machine's pages
-    /// are not 4 KiB; Permission, if the system forbids userfaultfd; the detail says how to change it.
+    /// Unsupported, if the kernel lacks a feature (Linux 6.6 has all of them) or the machine's
+    /// pages are not 4 KiB; Permission, if the system forbids userfaultfd; the detail says how to
+    /// change it.
     pub fn start(config: &Config) -> Result<Arc<Windows>> {
         let invalid = |kind, detail: String| Err(Error::new(kind, "cache window", detail));
         if !(1..=THREADS_MAX).contains(&config.threads) {
             let detail = format!("{} threads; 1 to {THREADS_MAX} may be", config.threads);
             return invalid(ErrorKind::Invalid, detail);
         }
-        // SAFETY: asks the system for a constant.
+        // SAFETY: reads a system constant.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         if size != PAGE as libc::c_long {
             let detail = format!("the machine's pages have {size} bytes and not {PAGE}");
@@ -241,13 +246,13 @@ impl Windows {
         Ok(windows)
     }
 
-    /// Whether system calls on a missing page are served like loads and stores. If not, they fail
-    /// with EFAULT unless the page was prefaulted and not evicted since.
+    /// Returns whether system calls on a missing page are served like loads and stores. If not,
+    /// they fail with EFAULT unless the page was prefaulted and not evicted since.
     pub fn kernel_faults(&self) -> bool {
         self.shared.uffd.kernel_faults()
     }
 
-    /// What has passed so far.
+    /// Returns the counters.
     pub fn served(&self) -> Served {
         Served {
             faults: self.shared.faults.load(Relaxed),
@@ -262,7 +267,8 @@ impl Drop for Windows {
         rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()).expect("an eventfd takes a one");
         let threads = self.threads.get_mut().expect("no panic under this lock");
         for thread in threads.drain(..) {
-            // The last reference may have been the view that a thread has just served.
+            // The last reference may have been held by the view that one of these threads just
+            // served.
             if thread.thread().id() != std::thread::current().id() {
                 thread.join().expect("a handler that panics aborts");
             }
@@ -272,23 +278,23 @@ impl Drop for Windows {
 
 /// The window of one file: its memory, and all mappings of it.
 ///
-/// The methods that take pages are for the [`Home`], which calls them under the latches of all these
-/// pages; they say where that is not needed. Ranges are page numbers.
+/// Unless stated otherwise, the methods that take pages are for the [`Home`], which calls them
+/// under the latches of all these pages. Ranges are page numbers.
 pub struct Window {
     windows: Arc<Windows>,
     memory: Memory,
-    /// Its user views. Whoever changes what a view maps holds this for reading, so that none is
-    /// unmapped, and its addresses given to somebody else, meanwhile.
+    /// User views. A thread that changes the page tables of a view holds a read lock, so that no
+    /// view is unmapped, and its addresses reused, at the same time.
     views: RwLock<Vec<Arc<View>>>,
     leases: Mutex<Vec<(Range<u64>, Access)>>,
-    /// Leases there are, to be asked without the lock.
+    /// Number of leases, readable without the lock.
     leased: AtomicUsize,
-    /// Some page may be poisoned in some view.
+    /// A page may be poisoned in a view.
     poisoned: AtomicBool,
 }
 
 impl Window {
-    /// A window without pages.
+    /// Creates a window without pages.
     pub fn new(windows: &Arc<Windows>) -> Result<Arc<Window>> {
         Ok(Arc::new(Window {
             windows: Arc::clone(windows),
@@ -300,10 +306,10 @@ impl Window {
         }))
     }
 
-    /// Gives pages memory: zeros, or what they hold already. Call it before bytes are put there.
+    /// Allocates memory for pages: zeros, or their existing contents. Must precede writing to them.
     ///
     /// # Errors
-    /// No memory is left, or the pages lie outside every range that was ever mapped.
+    /// Out of memory, or the pages lie outside every range that was ever mapped.
     pub fn allocate(&self, pages: Range<u64>) -> Result<()> {
         self.memory.allocate(pages.clone()).map_err(|e| {
             let detail = format!("memory for pages {} to {}", pages.start, pages.end);
@@ -311,43 +317,44 @@ impl Window {
         })
     }
 
-    /// The cache's own view of a page: 4096 bytes that never fault to a handler. Good while the page
-    /// is latched or pinned; programs may store to it at any time, so no reference may be made of it.
-    /// An optimistic reader must not use it: touching a page that was punched allocates it again.
+    /// Returns the address of a page in the cache's own view: 4096 bytes that never fault to a
+    /// handler. Valid while the page is latched or pinned; programs may store to it at any time, so
+    /// no reference may be made of it. An optimistic reader must not use it: accessing a page that
+    /// was punched allocates it again.
     ///
     /// # Panics
-    /// When nothing near the page was ever allocated.
+    /// When no page of its segment was ever allocated.
     pub fn page(&self, page: u64) -> *mut u8 {
         self.memory.page(page)
     }
 
-    /// Copies bytes of an allocated page out, from `at` in the page on.
+    /// Copies bytes out of an allocated page, starting at byte `at`.
     pub fn read(&self, page: u64, at: usize, out: &mut [u8]) {
         assert!(at + out.len() <= PAGE, "a copy stays in its page");
         // SAFETY: the page is mapped in the cache view while the window lives; `out` is borrowed.
         unsafe { copy::out_of_page(self.page(page).add(at), out.as_mut_ptr(), out.len()) }
     }
 
-    /// Copies bytes into an allocated page, from `at` in the page on. `data` must not be mapped memory
+    /// Copies bytes into an allocated page, starting at byte `at`. `data` must not be mapped memory
     /// of a window (see [`Home`]).
     pub fn write(&self, page: u64, at: usize, data: &[u8]) {
         assert!(at + data.len() <= PAGE, "a copy stays in its page");
-        // SAFETY: as above, the other way.
+        // SAFETY: as above, in the other direction.
         unsafe { copy::into_page(data.as_ptr(), self.page(page).add(at), data.len()) }
     }
 
-    /// Makes an allocated page zero from byte `at` on: what lies behind the new end of the file.
+    /// Zeroes an allocated page from byte `at` on: the part behind a new end of the file.
     pub fn zero(&self, page: u64, at: usize) {
         assert!(at <= PAGE, "the tail of a page begins in it");
         // SAFETY: as above.
         unsafe { copy::zero_page(self.page(page).add(at), PAGE - at) }
     }
 
-    /// Makes the next store into each page fault, in every mapping; after this, and before the latch
-    /// is given back, what the pages hold may be copied out and the pages called clean.
+    /// Makes the next store to each page fault, in every mapping. After this, and before the latch
+    /// is released, the pages may be copied out and marked clean.
     ///
-    /// False if a lease for stores holds one of them: somebody may store at any time. They may be
-    /// written out as they are, but stay dirty.
+    /// Returns `false` if a store lease covers one of them: its holder may store at any time. They
+    /// may be written back in their current state, but stay dirty.
     #[must_use]
     pub fn protect(&self, pages: Range<u64>) -> bool {
         if self.holds(&pages, Access::Store) {
@@ -359,10 +366,10 @@ impl Window {
         true
     }
 
-    /// Takes the pages out of every mapping: the next touch faults. After this, and before the latch
-    /// is given back, they may be copied out and [`Window::punch`]ed.
+    /// Removes the pages from every mapping: the next access faults. After this, and before the
+    /// latch is released, they may be copied out and [`Window::punch`]ed.
     ///
-    /// False if a lease holds one of them: they stay where they are.
+    /// Returns `false` if a lease covers one of them: they stay where they are.
     #[must_use]
     pub fn revoke(&self, pages: Range<u64>) -> bool {
         if self.holds(&pages, Access::Read) {
@@ -372,26 +379,27 @@ impl Window {
         true
     }
 
-    /// Gives the memory of revoked pages back to the system. One call for a run of 64 pages costs a
-    /// quarter, for each page, of what single calls cost.
+    /// Releases the memory of revoked pages to the system. One call for a run of 64 pages costs a
+    /// quarter, per page, of single calls.
     pub fn punch(&self, pages: Range<u64>) {
         self.memory.punch(pages).expect("a hole in our own memfd");
     }
 
-    /// Takes pages out of every mapping and forgets what they hold, leases or not: the file was cut
-    /// short. A lease sees zeros there from now on. Of these pages, those in the window are latched.
+    /// Removes pages from every mapping and discards their contents, leases or not: the file was
+    /// truncated. A lease reads zeros there from now on. Those of these pages that lie in the
+    /// window must be latched.
     pub fn discard(&self, pages: Range<u64>) {
         self.unmap(&pages);
         self.punch(pages);
     }
 
-    /// Takes all poison away, so that touching a page asks the [`Home`] again. Called without latches:
-    /// after the file has grown, and when a device works again.
+    /// Removes all poison, so that accessing a page calls the [`Home`] again. Called without
+    /// latches: after the file has grown, and when a device works again.
     pub fn heal(&self) {
         if !self.poisoned.load(Relaxed) {
             return;
         }
-        // For writing, so that no poison is on its way.
+        // The write lock excludes concurrent poisoning.
         let views = self.views.write().expect("no panic under this lock");
         if self.poisoned.swap(false, Relaxed) {
             for view in views.iter() {
@@ -400,8 +408,7 @@ impl Window {
         }
     }
 
-    /// Pages that are in some mapping or under a lease at the moment, as ranges in order of their
-    /// beginnings.
+    /// Returns the pages that are currently mapped or leased, as ranges sorted by their start.
     pub fn wanted(&self) -> Vec<Range<u64>> {
         let views = self.views.read().expect("no panic under this lock");
         let mut wanted: Vec<Range<u64>> = views.iter().map(|view| view.pages.clone()).collect();
@@ -412,12 +419,12 @@ impl Window {
         wanted
     }
 
-    /// Whether a lease holds a page.
+    /// Returns whether a page is leased.
     pub fn is_leased(&self, page: u64) -> bool {
         self.holds(&(page..page + 1), Access::Read)
     }
 
-    /// Whether the system refused to keep some of this window's pages out of swap space.
+    /// Returns whether the system refused to keep some of this window's pages out of swap space.
     pub fn swappable(&self) -> bool {
         self.memory.swappable()
     }
@@ -428,10 +435,10 @@ impl Window {
         }
     }
 
-    /// Whether a lease for at least this access lies on any of the pages.
+    /// Returns whether a lease for at least this access covers any of the pages.
     ///
-    /// A lease is entered here first and latches its pages afterwards. Whoever holds a latch thus
-    /// either sees the lease, or is done with the page before the lease looks at it.
+    /// A lease is entered here first and latches its pages afterwards. A latch holder thus either
+    /// sees the lease, or is done with the page before the lease accesses it.
     fn holds(&self, pages: &Range<u64>, access: Access) -> bool {
         if self.leased.load(Relaxed) == 0 {
             return false;

@@ -1,16 +1,16 @@
-//! The kernel's userfaultfd, as far as windows use it: a file descriptor that tells of faults in
-//! registered ranges, and five ways to answer.
+//! The parts of the kernel's userfaultfd that windows use: a file descriptor that reports faults in
+//! registered ranges, and five ways to resolve them.
 //!
 //! Source: <linux/userfaultfd.h> of Linux 6.6, and Documentation/admin-guide/mm/userfaultfd.rst.
-//! Absent on purpose: COPY, ZEROPAGE and MOVE (windows fill pages through a view of their own), and
-//! asynchronous write protection, whose answer "was it written?" is old before it arrives.
+//! Deliberately absent: COPY, ZEROPAGE and MOVE (windows fill pages through a view of their own),
+//! and asynchronous write protection, whose report of written pages is outdated on arrival.
 
 use block::{Error, ErrorKind, Result};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes of a page; windows refuse machines with others.
+/// Page size in bytes; windows reject machines with another size.
 pub(super) const PAGE: usize = 4096;
 
 const API_VERSION: u64 = 0xaa;
@@ -21,8 +21,8 @@ const FEATURES: &[(u64, &str)] = &[
     (1 << 14, "poisoned pages (6.6)"),
 ];
 
-/// Flag of userfaultfd(2): report faults of user mode only (5.11). The only kind that a process
-/// without privilege may have.
+/// Flag of userfaultfd(2): report faults of user mode only (5.11). Unprivileged processes may use
+/// no other kind.
 const USER_MODE_ONLY: libc::c_int = 1;
 
 const REGISTER_MISSING: u64 = 1;
@@ -56,7 +56,7 @@ struct Register {
     ioctls: u64,
 }
 
-/// CONTINUE and POISON have the same shape.
+/// Argument of CONTINUE and POISON, which have the same layout.
 #[repr(C)]
 struct Resolve {
     span: Span,
@@ -98,27 +98,27 @@ const IOC_POISON: libc::Ioctl = ioc::<Resolve>(READ_WRITE, 8);
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd; its argument is the flags, not a pointer.
 const IOC_NEW: libc::Ioctl = 0xaa00;
 
-/// A fault that a thread waits in.
+/// A fault that a thread is blocked in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fault {
-    /// First byte of the page.
+    /// Address of the page.
     pub address: usize,
-    /// The thread wants to store.
+    /// The access is a store.
     pub store: bool,
 }
 
-/// One userfaultfd. Its faults may be taken, and answered, by any thread.
+/// One userfaultfd. Any thread may receive and resolve its faults.
 pub(super) struct Uffd {
     fd: OwnedFd,
     kernel_faults: bool,
 }
 
 impl Uffd {
-    /// A userfaultfd with all that windows need, or an error that says what the system withholds.
-    /// With `user_only`, faults of the kernel on behalf of a thread are not served even where they
-    /// could be.
+    /// Opens a userfaultfd with all features that windows need, or returns an error that names the
+    /// missing one. With `user_only`, faults of the kernel on behalf of a thread are not served
+    /// even if they could be.
     pub fn open(user_only: bool) -> Result<Uffd> {
-        // A descriptor agrees on its features once, so the question costs one of its own.
+        // Features are negotiated once per descriptor, so the query takes a descriptor of its own.
         let offered = Uffd::create(user_only)?.agree(0)?;
         let missing = |&&(bit, _): &&(u64, &str)| offered & bit == 0;
         if let Some((_, what)) = FEATURES.iter().find(missing) {
@@ -130,7 +130,8 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// Whether system calls that touch a missing page are served too, and do not fail with EFAULT.
+    /// Returns whether system calls that access a missing page are served, instead of failing with
+    /// EFAULT.
     pub fn kernel_faults(&self) -> bool {
         self.kernel_faults
     }
@@ -161,7 +162,8 @@ impl Uffd {
         Ok(api.features)
     }
 
-    /// Reports every first touch and every first store of a range of shared memory from now on.
+    /// Registers a range of shared memory: every first access and first store is reported from now
+    /// on.
     pub fn register(&self, range: Range<usize>) -> io::Result<()> {
         let mut register = Register {
             span: span(range),
@@ -171,7 +173,7 @@ impl Uffd {
         self.ioctl(IOC_REGISTER, &mut register)
     }
 
-    /// The next fault, or `None` while there is none.
+    /// Returns the next fault, or `None` if none is pending.
     pub fn next(&self) -> io::Result<Option<Fault>> {
         loop {
             let mut message = Message::default();
@@ -187,7 +189,7 @@ impl Uffd {
                     e => return Err(e),
                 }
             }
-            // Other events come only to those who asked for them.
+            // Other events are reported only if requested.
             if message.event == EVENT_PAGEFAULT {
                 return Ok(Some(Fault {
                     address: message.address as usize & !(PAGE - 1),
@@ -197,8 +199,8 @@ impl Uffd {
         }
     }
 
-    /// Maps pages that the file has, and wakes who waits for them. Where `writable`, stores go
-    /// through from now on, also on pages that are mapped already.
+    /// `UFFDIO_CONTINUE`: maps pages of the file and wakes the threads waiting for them. With
+    /// `writable`, stores no longer fault, even on pages that were already mapped.
     pub fn map(&self, range: Range<usize>, writable: bool) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -211,7 +213,7 @@ impl Uffd {
                 return Ok(());
             };
             match e.raw_os_error() {
-                // Part of it, or nothing because the address space is changing: go on.
+                // Part of it is done, or nothing because the address space is changing: continue.
                 Some(libc::EAGAIN) => at += usize::try_from(resolve.bytes).unwrap_or(0),
                 Some(libc::EEXIST) => {
                     let page = at..at + PAGE;
@@ -227,7 +229,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Makes stores into a range fault (`on`), or go through; the latter wakes who waits.
+    /// Makes stores to a range fault (`on`), or allows them and wakes the waiting threads.
     pub fn protect(&self, range: Range<usize>, on: bool) -> io::Result<()> {
         self.write_protect(range, if on { WRITEPROTECT_WP } else { 0 })
     }
@@ -245,10 +247,10 @@ impl Uffd {
         }
     }
 
-    /// Makes every touch of unmapped pages a SIGBUS, and wakes who waits for them.
+    /// Makes every access to unmapped pages raise SIGBUS, and wakes the threads waiting for them.
     pub fn poison(&self, range: Range<usize>) -> io::Result<()> {
-        // A protected page that is unmapped leaves its protection behind, and poison only goes where
-        // there is nothing.
+        // A write-protected page that is unmapped leaves a marker behind, and poison can only be
+        // set on an empty entry.
         self.write_protect(range.clone(), WRITEPROTECT_DONTWAKE)?;
         let mut at = range.start;
         while at < range.end {
@@ -268,15 +270,15 @@ impl Uffd {
         Ok(())
     }
 
-    /// Lets the threads that wait for a range try again.
+    /// Wakes the threads waiting in a range, which then retry.
     pub fn wake(&self, range: Range<usize>) -> io::Result<()> {
         self.ioctl(IOC_WAKE, &mut span(range))
     }
 
     fn ioctl<T>(&self, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-        // SAFETY: each request of this file has the size of its argument in its number, and the
-        // kernel reads and writes no more than that. What it does to a range of memory, the module
-        // does only to ranges that it has mapped itself.
+        // SAFETY: each request of this file encodes the size of its argument, and the kernel reads
+        // and writes no more than that. Requests that affect a range of memory are issued only for
+        // ranges that this module has mapped itself.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, &raw mut *argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -298,21 +300,22 @@ fn span(range: Range<usize>) -> Span {
 }
 
 fn system_call(flags: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes flags and gives a descriptor or an error.
+    // SAFETY: the call takes flags and returns a descriptor or an error.
     owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as libc::c_int)
 }
 
-/// The other door (6.1): whoever may open the device file may serve the kernel's faults as well.
+/// Opens a userfaultfd through its device file (6.1): access to it also permits serving kernel
+/// faults.
 fn device(flags: libc::c_int) -> io::Result<OwnedFd> {
     let device = std::fs::File::open("/dev/userfaultfd")?;
-    // SAFETY: this request takes flags and gives a descriptor or an error.
+    // SAFETY: this request takes flags and returns a descriptor or an error.
     owned(unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, flags) })
 }
 
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     match fd {
         0.. => {
-            // SAFETY: the kernel just made this descriptor, for us alone.
+            // SAFETY: the kernel just created this descriptor, and no other code has it.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         }
         _ => Err(io::Error::last_os_error()),

@@ -1,7 +1,7 @@
 //! One user view: the addresses at which a program has pages of a window.
 //!
-//! **Invariant:** what a view maps is changed only while the list of views of its window is held, so
-//! never after the view was unmapped, when its addresses may be another's already.
+//! **Invariant:** the page tables of a view are changed only while its window's list of views is
+//! locked, so never after the view was unmapped, when its addresses may have been reused.
 
 use super::memory::map_file;
 use super::uffd::PAGE;
@@ -18,12 +18,12 @@ pub(super) struct View {
     pub home: Arc<dyn Home>,
     pub pages: Range<u64>,
     base: NonNull<u8>,
-    /// Still mapped; changed and asked under the window's list of views.
+    /// Still mapped; accessed under the lock of the window's list of views.
     mapped: AtomicBool,
 }
 
 // SAFETY: the view is an address range; only the kernel, and the program through raw pointers,
-// touch what lies there.
+// access the memory.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -53,13 +53,14 @@ impl View {
             base,
             mapped: AtomicBool::new(true),
         });
-        // A child that inherited the view would not inherit the userfaultfd, and see holes as zeros.
-        // SAFETY: both are about the mapping just made.
+        // A forked child would inherit the view without the userfaultfd, and read holes as zeros.
+        // SAFETY: both calls affect only the mapping just made.
         unsafe {
             libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK);
             libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTDUMP);
         }
-        // Nobody has the address yet, so nothing is touched before it is registered.
+        // The address is not known to other code yet, so nothing is accessed before it is
+        // registered.
         if let Err(e) = shared.uffd.register(view.addresses()) {
             view.give_back();
             return Err(e);
@@ -71,7 +72,7 @@ impl View {
         Ok(view)
     }
 
-    /// Leaves both lists and unmaps. Whoever is still in a fault here is sent to touch nothing.
+    /// Removes the view from both lists and unmaps it. A fault still in progress then maps nothing.
     pub fn end(self: &Arc<View>) {
         let shared = &self.window.windows.shared;
         let mut views = self.window.views.write().expect("no panic under this lock");
@@ -86,7 +87,7 @@ impl View {
     fn give_back(&self) {
         self.mapped.store(false, Relaxed);
         // SAFETY: the view's own mapping, unmapped once. The contract of `Mapping::as_ptr` is that
-        // nobody uses the addresses any more.
+        // the addresses are no longer used.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.addresses().len()) };
     }
 
@@ -99,12 +100,12 @@ impl View {
         start..start + (self.pages.end - self.pages.start) as usize * PAGE
     }
 
-    /// The page at an address of the view.
+    /// Returns the page at an address of the view.
     pub fn page_at(&self, address: usize) -> u64 {
         self.pages.start + ((address - self.addresses().start) / PAGE) as u64
     }
 
-    /// Where the pages lie that the view has of a range; `None` if it has none.
+    /// Returns the addresses of the pages of a range that lie in the view; `None` if none do.
     fn part(&self, pages: &Range<u64>) -> Option<Range<usize>> {
         let from = pages.start.max(self.pages.start);
         let to = pages.end.min(self.pages.end);
@@ -112,7 +113,7 @@ impl View {
         (from < to).then(|| at(from)..at(to))
     }
 
-    /// Answers faults in pages that their home has latched.
+    /// Resolves faults in pages that their home has latched.
     pub fn answer(&self, pages: Range<u64>, outcome: Outcome) -> io::Result<()> {
         let window = &*self.window;
         let views = window.views.read().expect("no panic under this lock");
@@ -125,12 +126,12 @@ impl View {
         let uffd = &window.windows.shared.uffd;
         if outcome == Outcome::Failed {
             window.poisoned.store(true, Relaxed);
-            // Only what is not mapped can be poisoned; a page may be mapped for loads.
+            // Only an unmapped page can be poisoned; this one may be mapped for loads.
             zap(&part);
             return uffd.poison(part);
         }
         if window.poisoned.load(Relaxed) {
-            // The pages can be had; poison of an earlier failure goes.
+            // The pages are available again; remove the poison of an earlier failure.
             for view in views.iter() {
                 view.unmap(&pages);
             }
@@ -147,15 +148,16 @@ impl View {
         }
     }
 
-    /// Makes every touch fault. The caller holds the latches and the window's list of views.
+    /// Makes every access fault. The caller holds the latches and the window's list of views.
     pub fn unmap(&self, pages: &Range<u64>) {
         if let Some(part) = self.part(pages) {
             zap(&part);
         }
     }
 
-    /// Has the home bring pages and answers whoever waits for them, without poison: a caller gets the
-    /// error. Where the home brings neighbours with a page, they are not asked for again.
+    /// Has the home load pages and resolves pending faults on them, without poison: the error is
+    /// returned instead. Neighbors that the home loads together with a page are not requested
+    /// again.
     pub fn bring(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {
         let mut next = pages.start;
         while next < pages.end {
@@ -180,15 +182,15 @@ impl View {
     }
 }
 
-/// Drops page table entries; the pages stay in the file. The call returns after every processor has
-/// forgotten them.
+/// Drops page table entries; the pages stay in the file. Returns after the TLBs of all CPUs have
+/// been flushed.
 fn zap(part: &Range<usize>) {
     // SAFETY: the range is part of a shared mapping of a file, so no content is lost.
     let result = unsafe {
         libc::madvise(
             part.start as *mut libc::c_void,
             part.len(),
-            // The plain one fails if the program has locked all its memory.
+            // Plain MADV_DONTNEED fails if the program has locked all its memory.
             libc::MADV_DONTNEED_LOCKED,
         )
     };
