@@ -1,39 +1,38 @@
-//! What a file may have otherwise than the rest.
+//! Per-file attributes that override the settings of the cache.
 
 use crate::tunables::{Error, ErrorKind};
 
-/// Attributes of one file; the last to set them wins.
+/// Attributes of one file, common to all of its open files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// Age in milliseconds at which a dirty page is written out; `None`: as the cache has it.
+    /// Age in milliseconds at which a dirty page is written back; `None`: the cache's setting.
     pub sync_ms: Option<u32>,
-    /// Bring whole clusters of 64 KiB where a read misses, in the background.
+    /// Load whole clusters of 64 KiB in the background where a read misses.
     pub large_page: bool,
-    /// The node whose memory the pages are to lie in.
+    /// NUMA node whose memory the pages should be placed in.
     pub numa_node: Option<u32>,
     /// Do not read ahead.
     pub no_read_ahead: bool,
-    /// Do not keep pages longer than they are used: they leave behind the reader, and behind
-    /// write-behind.
+    /// Drop pages once they have been used: behind the reader, and after write-behind.
     pub no_cache: bool,
-    /// When written pages go below; `None`: as the cache has it.
+    /// When written pages are sent to the pager; `None`: the cache's setting.
     pub flush_behind: Option<FlushBehind>,
 }
 
-/// When the pages of a sequential write go below; the values of `fcache_fb_policy`.
+/// When the pages of a sequential write are sent to the pager; the values of `fcache_fb_policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FlushBehind {
     /// When they are due by age, or there are too many.
     #[default]
     None = 0,
-    /// Soon, by the background.
+    /// Soon, by the background thread.
     Background = 1,
     /// At once, by the writer.
     Inline = 2,
 }
 
 impl FlushBehind {
-    /// The policy of this number; what is not one is none.
+    /// Returns the policy of this number; [`FlushBehind::None`] for an unknown one.
     pub(crate) fn of(number: u8) -> FlushBehind {
         match number {
             1 => FlushBehind::Background,
@@ -43,7 +42,7 @@ impl FlushBehind {
     }
 }
 
-/// The attributes as [`Attributes::with`] takes them: name, value, what it does.
+/// The attributes that [`Attributes::with`] accepts: name, values, effect.
 pub const ATTRIBUTES: [(&str, &str, &str); 6] = [
     (
         "sync_interval",
@@ -62,10 +61,10 @@ pub const ATTRIBUTES: [(&str, &str, &str); 6] = [
 ];
 
 impl Attributes {
-    /// These attributes with `changes` (name, value): all of them, or an error and nothing.
+    /// Returns these attributes with `changes` (name, value) applied: all of them, or an error.
     ///
     /// # Errors
-    /// No attribute has the name, or the value is not one of its.
+    /// No attribute has the name, or the value is not valid for it.
     pub fn with<'a>(
         mut self,
         changes: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -87,7 +86,7 @@ impl Attributes {
         Ok(self)
     }
 
-    /// Each attribute, by its name and as [`Attributes::with`] takes it.
+    /// Returns each attribute's name and its value in the syntax of [`Attributes::with`].
     pub fn values(&self) -> [(&'static str, String); ATTRIBUTES.len()] {
         let yes = |flag| String::from(if flag { "yes" } else { "no" });
         let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());
@@ -131,7 +130,7 @@ fn flag(value: &str) -> Option<bool> {
     }
 }
 
-/// A number, or `None` for the word that stands for none.
+/// Parses a number, or returns `Some(None)` for the word that stands for no number.
 fn number_or(value: &str, word: &str) -> Option<Option<u32>> {
     if value == word {
         return Some(None);

@@ -1,12 +1,12 @@
-//! Copies between a caller's memory and a page that somebody else may change meanwhile.
+//! Copies between a caller's memory and a page that other threads may change during the copy.
 //!
-//! A hit copies first and asks afterwards whether what it copied is whole, so the bytes may change
-//! under the copy. To the language that is a data race if the compiler can see it, so it does not
-//! see it: the copy is done by the C library, through an address that the compiler knows nothing of,
-//! with the processor's plain loads and stores, which give each byte some value it had. The library
-//! also knows the best loop for the processor: one of our own with `rep movsb` took 1.4 times as long
-//! for a page. Built with `--cfg evfs_tsan`, and under Miri, the copy goes byte by byte through
-//! relaxed atomics instead, which every checker understands.
+//! A hit copies first and checks afterwards whether the copy is consistent, so the bytes may change
+//! during the copy. For the language that is a data race if the compiler can see it, so it is
+//! hidden: the C library does the copy, through an address that is opaque to the compiler, with
+//! plain loads and stores of the CPU, which yield for each byte one of its values. The library also
+//! has the fastest loop for the CPU: a loop of our own with `rep movsb` took 1.4 times as long for
+//! a page. With `--cfg evfs_tsan`, and under Miri, the copy uses relaxed atomic bytes instead,
+//! which every checker understands.
 
 /// Copies `len` bytes out of a page.
 ///
@@ -14,38 +14,39 @@
 /// `from..from + len` is mapped memory of a page, `to..to + len` is the caller's alone.
 #[inline]
 pub unsafe fn out_of_page(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on.
+    // SAFETY: as required of the caller.
     unsafe { racy::copy_from(from, to, len) }
 }
 
-/// Copies `len` bytes into a page that the caller has latched or brings.
+/// Copies `len` bytes into a page that the caller has latched or is loading.
 ///
 /// # Safety
 /// `from..from + len` is readable and does not change, `to..to + len` is mapped memory of a page.
 #[inline]
 pub unsafe fn into_page(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on.
+    // SAFETY: as required of the caller.
     unsafe { racy::copy_to(from, to, len) }
 }
 
-/// Copies `len` bytes of one page into another that the caller brings. Neither is the caller's alone: who
-/// reads without a lock may still be reading what the second was before, and will find out.
+/// Copies `len` bytes of one page into another that the caller is loading. Neither range is
+/// exclusive: lock-free readers may still be reading the previous contents of the second, and will
+/// detect the change.
 ///
 /// # Safety
 /// `from..from + len` and `to..to + len` are mapped memory of two pages.
 #[inline]
 pub unsafe fn between_pages(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on.
+    // SAFETY: as required of the caller.
     unsafe { racy::copy_between(from, to, len) }
 }
 
-/// Makes `len` bytes of a page that the caller has latched or brings zero.
+/// Zeroes `len` bytes of a page that the caller has latched or is loading.
 ///
 /// # Safety
 /// `to..to + len` is mapped memory of a page.
 #[inline]
 pub unsafe fn zero_page(to: *mut u8, len: usize) {
-    // SAFETY: passed on.
+    // SAFETY: as required of the caller.
     unsafe { racy::zero(to, len) }
 }
 
@@ -60,8 +61,8 @@ mod racy {
     #[inline]
     pub(super) unsafe fn copy_from(from: *const u8, to: *mut u8, len: usize) {
         let copy = black_box(libc::memcpy as Copy);
-        // SAFETY: the caller says that both ranges are mapped, and that one is its own, so they do
-        // not overlap.
+        // SAFETY: the caller guarantees that both ranges are mapped, and that one is its own, so
+        // they do not overlap.
         unsafe { copy(to.cast(), from.cast(), len) };
     }
 
@@ -80,7 +81,7 @@ mod racy {
     #[inline]
     pub(super) unsafe fn zero(to: *mut u8, len: usize) {
         let set = black_box(libc::memset as Set);
-        // SAFETY: the caller says that the range is mapped.
+        // SAFETY: the caller guarantees that the range is mapped.
         unsafe { set(to.cast(), 0, len) };
     }
 }
@@ -91,15 +92,15 @@ mod racy {
 
     pub(super) unsafe fn copy_from(from: *const u8, to: *mut u8, len: usize) {
         for i in 0..len {
-            // SAFETY: the caller says that both ranges are mapped; an atomic byte has the layout of
-            // a byte, and `to` is the caller's alone.
+            // SAFETY: the caller guarantees that both ranges are mapped; an atomic byte has the
+            // layout of a byte, and `to` is the caller's alone.
             unsafe { *to.add(i) = (*from.add(i).cast::<AtomicU8>()).load(Relaxed) }
         }
     }
 
     pub(super) unsafe fn copy_to(from: *const u8, to: *mut u8, len: usize) {
         for i in 0..len {
-            // SAFETY: as above, with the page on the other side.
+            // SAFETY: as above, with the page as the destination.
             unsafe { (*to.add(i).cast::<AtomicU8>()).store(*from.add(i), Relaxed) }
         }
     }

@@ -1,9 +1,9 @@
-//! Pages go when the system is short of memory: the kernel says so, and the cache shrinks towards
-//! `filecache_min`.
+//! Shrinks the cache towards `filecache_min` when the system is short of memory.
 //!
-//! The kernel tells of stalls for memory by pressure files (`Documentation/accounting/psi.rst`): a
-//! threshold is written, and the file becomes ready while it is crossed. The file of the process's own
-//! cgroup comes first, because a limit there is felt before that of the machine.
+//! The kernel reports stalls for memory through pressure files
+//! (`Documentation/accounting/psi.rst`): after a threshold is written to the file, it becomes ready
+//! whenever the threshold is crossed. The file of the process's own cgroup is preferred, because a
+//! limit there takes effect before that of the machine.
 
 use crate::machine;
 use crate::volume::Cache;
@@ -15,29 +15,30 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-/// Somebody waited for memory for a tenth of two seconds. Two seconds is the shortest window that
-/// the kernel gives to whoever is not root.
+/// Threshold: tasks stalled for memory during a tenth of two seconds. Two seconds is the shortest
+/// window that the kernel allows unprivileged processes.
 const TRIGGER: &[u8] = b"some 200000 2000000\0";
-/// What is left of the pages above `filecache_min` after each event, in percent.
+/// Percentage of the pages in frames that is kept at each step, down to `filecache_min`.
 const KEEP_PERCENT: u64 = 75;
-/// Between two steps of shrinking, so that the kernel can tell whether the first was enough.
+/// Pause between two steps of shrinking, so that the kernel can determine whether the first was
+/// enough.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000_000,
 };
 
-/// A thread that watches, until this is dropped.
+/// A thread that watches memory pressure until this is dropped.
 pub struct PressureWatch {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl PressureWatch {
-    /// Watches the pressure file of the process's cgroup, or that of the machine. Pages are left alone
-    /// once they take no more than `filecache_min`.
+    /// Watches the pressure file of the process's cgroup, or that of the machine. Once pages take
+    /// no more than `filecache_min`, they are not evicted further.
     ///
     /// # Errors
-    /// The kernel has neither, or lets this process watch neither.
+    /// Neither file exists, or this process may watch neither.
     pub fn start(cache: &Arc<Cache>) -> Result<PressureWatch> {
         let mut failure = Error::new(ErrorKind::NotFound, "no pressure file");
         for file in machine::pressure_files() {
@@ -49,7 +50,7 @@ impl PressureWatch {
         Err(failure)
     }
 
-    /// Shrinks the cache a step each time `fd` shows `events`.
+    /// Shrinks the cache by a step each time `fd` reports `events`.
     fn on(cache: &Arc<Cache>, fd: OwnedFd, events: PollFlags) -> Result<PressureWatch> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let watch = Watch {
@@ -68,13 +69,13 @@ impl Drop for PressureWatch {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed, and there is nothing to undo.
+            // The panic message has been printed, and there is no state to restore.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Watch {
     cache: Weak<Cache>,
     stop: Arc<OwnedFd>,
@@ -94,7 +95,7 @@ impl Watch {
                 Err(_) => return,
             }
             let [pressure, stopped] = fds.map(|fd| fd.revents());
-            // An error: the cgroup is gone, and its file says so for ever.
+            // An error means that the cgroup was removed; its file then reports it permanently.
             let over = stopped.contains(PollFlags::IN) || pressure.contains(PollFlags::ERR);
             let Some(cache) = self.cache.upgrade().filter(|_| !over) else {
                 return;
@@ -141,7 +142,7 @@ mod tests {
         let pressure = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let signal = pressure.try_clone().unwrap();
         let watch = PressureWatch::on(&cache, pressure, PollFlags::IN).unwrap();
-        // Nobody reads the counter, so the pressure lasts.
+        // The counter is never read, so the pressure persists.
         rustix::io::write(&signal, &1u64.to_ne_bytes()).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         while cache.stats().used_bytes > (2 << 20) + (64 << 10) {

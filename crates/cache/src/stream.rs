@@ -1,45 +1,47 @@
-//! Streams of one open file, and what to read ahead of them.
+//! Stream detection for one open file, and the read-ahead of its streams.
 //!
-//! A stream is an access that continues an earlier one: forward, backward, or at a constant stride. Several may run
-//! through one open file at a time. Each has a window that doubles from `first` to `most` as it is used up;
-//! when the reader comes to the middle of what was asked for last, the next window is asked for, so that a
-//! device and a reader of the same speed never wait for one another. A window shrinks when what was read
-//! ahead had gone before its use, and starts over when the opener goes elsewhere for a while.
+//! A stream is an access that continues an earlier one: forward, backward, or at a constant stride.
+//! Several streams may share an open file at a time. Each has a window that doubles from `first` to
+//! `most` as it is used up; when the reader reaches the middle of the last request, the next window
+//! is requested, so that a device and a reader of the same speed never wait for one another. A
+//! window shrinks when read-ahead was evicted before its use, and restarts when the accesses went
+//! elsewhere for a while.
 //!
-//! It is a function of the accesses it is told about: no clock, no I/O, no allocation. What it asks for
-//! lies in the file, is at most a window and a half ahead of the reader, and does not overlap what was
-//! asked for and not reached yet, by the same stream or by any other that is not strided.
+//! The result depends only on the reported accesses: no clock, no I/O, no allocation. Requested
+//! ranges lie in the file, at most a window and a half ahead of the reader, and do not overlap
+//! those requested and not yet reached, by the same stream or by any other that is not strided.
 //!
-//! An access that hits and belongs to no stream costs a comparison for each stream there is; patterns are
-//! searched for only among misses, which pay for a device anyway.
+//! A hit that belongs to no stream costs one comparison per stream; patterns are searched for only
+//! among misses, which access the device anyway.
 
 use std::ops::Range;
 
-/// Streams followed at a time; the one that was idle longest gives way.
+/// Streams tracked at a time; a new one replaces the one that was idle longest.
 const STREAMS: usize = 8;
-/// Accesses outside of streams that are remembered. Four interleaved strides are found among eight.
+/// Remembered accesses outside of streams. Eight are enough to detect four interleaved strides.
 const RECENT: usize = 8;
-/// A forward or backward stream may leave out as much as its own length or this many pages: to read
-/// on is cheaper than a second request.
+/// A forward or backward stream may skip its own record length or this many pages: reading the gap
+/// is cheaper than a second request.
 const GAP_PAGES: u64 = 4;
-/// Misses elsewhere after which a stream that is taken up again starts over.
+/// Misses elsewhere after which a resumed stream starts with the first window again.
 const COLLAPSE_AFTER: u32 = 8;
-/// Hits outside of all streams after which the streams are forgotten: whoever looks at random at what is
-/// there pays for none.
+/// Hits outside of all streams after which the streams are dropped, so that random reads of
+/// resident pages no longer pay for them.
 const STRAYS_MAX: u32 = 1024;
-/// Records of a strided stream asked for at a time; each is a request to the device.
+/// Records of a strided stream requested at a time; each is a separate device request.
 const RECORDS_MAX: u64 = 32;
-/// Wasted read-ahead shrinks a window to this share of `first` at least.
+/// Wasted read-ahead shrinks a window to no less than `first` / `FLOOR_SHARE`.
 const FLOOR_SHARE: u64 = 4;
 
-/// Sizes in bytes. `first` and `most` are multiples of `page`, which is a power of two.
+/// Window limits in bytes. `first` and `most` are multiples of `page`, which is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Ranges start and end at multiples of this, but for the end of the file.
+    /// Alignment of requested ranges, except at the end of the file.
     pub page: u64,
     /// The first window of a stream.
     pub first: u64,
-    /// The largest window: the device's best size. 0 reads nothing ahead, and still recognises streams.
+    /// The largest window: the device's best size. With 0, nothing is read ahead, but streams are
+    /// still detected.
     pub most: u64,
 }
 
@@ -58,22 +60,23 @@ impl Default for Limits {
 pub struct Access {
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The file's size at this moment.
     pub file_size: u64,
-    /// All of its pages were there, or being loaded. For a write: it needs no load.
+    /// All of its pages were resident, or being loaded. For a write: it needs no load.
     pub hit: bool,
 }
 
-/// What an access means.
+/// Classification of an access.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// To be read ahead, without waiting for it.
+    /// Ranges to read ahead in the background.
     pub ahead: Option<Ahead>,
     /// The access belongs to a stream.
     pub in_stream: bool,
-    /// A page that the stream's access before had touched already. To touch it again is no reference.
+    /// A page that the stream's previous access touched as well; touching it again is not a
+    /// reference.
     pub repeat: Option<u64>,
 }
 
@@ -88,7 +91,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// The ranges, in the order in which the stream will come to them; none is empty.
+    /// Returns the ranges in the order in which the stream will reach them; none is empty.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         (0..self.count).map(|n| {
             let shift = self.stride.wrapping_mul(n as i64);
@@ -103,35 +106,35 @@ impl Ahead {
 enum Shape {
     Forward,
     Backward,
-    /// Bytes from the start of one record to the start of the next; never 0.
+    /// Distance in bytes from the start of one record to the start of the next; never 0.
     Strided(i64),
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     shape: Shape,
-    /// The last access: first byte, and the byte behind it.
+    /// The last access: first byte, and the byte after its end.
     start: u64,
     end: u64,
-    /// How far was asked: the end of it (forward), its start (backward), or the start of the last
-    /// record (strided). The reader's place while nothing is asked.
+    /// Limit of the requested range: its end (forward), its start (backward), or the start of the
+    /// last record (strided). The reader's position while nothing has been requested.
     edge: u64,
-    /// Size of what was asked last, in bytes; 0 before the first time.
+    /// Size of the last request in bytes; 0 before the first one.
     asked: u64,
-    /// What is asked next.
+    /// Size of the next request in bytes.
     window: u64,
-    /// Where the window stops growing.
+    /// Upper limit for the growth of the window.
     ceiling: u64,
     /// `Streams::clock` at the last access.
     used: u64,
     /// `Streams::elsewhere` at the last access.
     elsewhere: u32,
-    /// It has had no access after those that began it.
+    /// The stream has had no access after those that began it.
     young: bool,
 }
 
 impl Stream {
-    /// Bytes asked for that the reader has not come to.
+    /// Returns the bytes that were requested and not yet reached by the reader.
     fn outstanding(&self) -> Range<u64> {
         match self.shape {
             Shape::Forward => self.end.min(self.edge)..self.edge,
@@ -142,12 +145,13 @@ impl Stream {
     }
 }
 
-/// How an access stands to a stream.
+/// Relation of an access to a stream.
 enum Relation {
     None,
     /// It is the next one.
     Next,
-    /// It shows that the stream runs the other way: its first two accesses came in the wrong order.
+    /// It shows that the stream runs in the other direction: its first two accesses came in the
+    /// wrong order.
     Turned(Shape),
     /// It fills a gap that the stream has passed, as parallel readers do.
     Late,
@@ -160,19 +164,19 @@ pub struct Streams {
     streams: [Stream; STREAMS],
     live: usize,
     recent: [(u64, u64); RECENT],
-    /// Accesses that were put into `recent`.
+    /// Number of accesses that were put into `recent`.
     pushed: usize,
     clock: u64,
     /// Misses that belonged to no stream.
     elsewhere: u32,
-    /// Hits that belonged to no stream, since an access did.
+    /// Hits that belonged to no stream, since the last access that did.
     strays: u32,
     /// The first window of the next stream.
     first: u64,
 }
 
 impl Streams {
-    /// None yet.
+    /// Creates a tracker without streams.
     pub fn new(limits: Limits) -> Streams {
         assert!(limits.page.is_power_of_two());
         assert!(limits.first >= limits.page && limits.first.is_multiple_of(limits.page));
@@ -202,13 +206,14 @@ impl Streams {
         }
     }
 
-    /// There is no stream, so that a hit need not be told: the next two misses in a row begin one.
+    /// Returns whether there is no stream. Hits then need not be reported: two adjacent misses
+    /// begin a stream.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.live == 0
     }
 
-    /// Sets the largest window, a multiple of a page; windows there are follow it down.
+    /// Sets the largest window, a multiple of a page, and shrinks existing windows accordingly.
     pub fn set_most(&mut self, most: u64) {
         if most == self.limits.most {
             return;
@@ -222,7 +227,8 @@ impl Streams {
         }
     }
 
-    /// Notes an access, and says what it means. An empty one, or one that ends beyond 2^63 - 1, means nothing.
+    /// Records an access and returns its classification. An empty access, or one that ends beyond
+    /// 2^63 - 1, is ignored.
     pub fn accessed(&mut self, access: Access) -> Advice {
         let Some(end) = access.offset.checked_add(access.len) else {
             return Advice::default();
@@ -275,8 +281,8 @@ impl Streams {
         }
     }
 
-    /// Pages of this range had been read ahead and were evicted before their use. Streams that had asked
-    /// for them, and streams to come, ask for less.
+    /// Records that pages of this range were read ahead and evicted before their use. The streams
+    /// that requested them, and future streams, request less.
     pub fn wasted(&mut self, range: Range<u64>) {
         let floor = self.floor();
         for stream in &mut self.streams[..self.live] {
@@ -319,7 +325,7 @@ impl Streams {
         }
     }
 
-    /// The stream that an access begins, and the access that it continues.
+    /// Returns the stream that an access begins, and the access that it continues.
     fn recognise(&self, access: Access, end: u64) -> Option<(Shape, (u64, u64))> {
         let start = access.offset;
         if self.pushed > 0 {
@@ -343,12 +349,12 @@ impl Streams {
         self.stride(known, start, end)
     }
 
-    /// Three starts at equal distances.
+    /// Searches for three record starts at equal distances.
     fn stride(&self, known: &[(u64, u64)], start: u64, end: u64) -> Option<(Shape, (u64, u64))> {
         for before in known {
             let stride = start.wrapping_sub(before.0) as i64;
             let first = before.0.wrapping_add_signed(stride.wrapping_neg());
-            // The record must be apart from the one before it, and that from the first.
+            // The record must not overlap the one before it, nor that one the first.
             if stride.unsigned_abs() < end - start || !known.iter().any(|k| k.0 == first) {
                 continue;
             }
@@ -393,7 +399,7 @@ impl Streams {
         }
     }
 
-    /// The access is the next one of stream `n`.
+    /// Advances stream `n` by an access.
     fn advance(&mut self, n: usize, access: Access, end: u64) -> Advice {
         self.strays = 0;
         let page = self.limits.page;
@@ -407,7 +413,7 @@ impl Streams {
         let repeat = touched
             .filter(|(again, before)| same_page(*again, *before, page))
             .map(|(again, _)| again >> page.trailing_zeros());
-        // Records within one page say nothing yet about the pages behind it.
+        // Records within one page do not predict an access to the following pages yet.
         let in_one_page = repeat.is_some() && same_page(lowest, highest, page);
         let lost = !access.hit && stream.asked > 0 && reached(stream, access.offset, end);
         if lost {
@@ -438,7 +444,7 @@ impl Streams {
         }
     }
 
-    /// The next window of stream `n`, if there is anything to read.
+    /// Returns the next request of stream `n`, if there is anything to read.
     fn ask(&mut self, n: usize, file_size: u64) -> Option<Ahead> {
         let page = self.limits.page;
         let stream = &self.streams[n];
@@ -470,12 +476,12 @@ impl Streams {
         Some(ahead)
     }
 
-    /// Records of a strided stream: as many as fill the window.
+    /// Returns the next request of a strided stream: enough records to fill the window.
     fn records(&self, stream: &Stream, stride: i64, file_size: u64) -> Option<(Ahead, u64, u64)> {
         let len = stream.end - stream.start;
         let wanted = (stream.window / up(len, self.limits.page)).clamp(1, RECORDS_MAX);
         let first = stream.edge.checked_add_signed(stride)?;
-        // Records whose first byte lies in the file.
+        // Number of records whose first byte lies in the file.
         let room = if stride > 0 {
             file_size.checked_sub(first + 1)? / stride.unsigned_abs() + 1
         } else if first < file_size {
@@ -495,7 +501,7 @@ impl Streams {
         Some((ahead, edge, stride.unsigned_abs().saturating_mul(count)))
     }
 
-    /// Leaves out what other streams have asked for.
+    /// Excludes the outstanding requests of other streams.
     fn clip_forward(&self, n: usize, mut range: Range<u64>) -> Range<u64> {
         for other in self.others(n) {
             if other.start <= range.start && range.start < other.end {
@@ -536,7 +542,7 @@ fn adjacent(before: (u64, u64), start: u64, end: u64) -> Option<Shape> {
     }
 }
 
-/// Whether an access lies in what was asked for.
+/// Returns whether an access lies in the requested range.
 fn reached(stream: &Stream, start: u64, end: u64) -> bool {
     match stream.shape {
         Shape::Forward => end <= stream.edge,
@@ -546,7 +552,7 @@ fn reached(stream: &Stream, start: u64, end: u64) -> bool {
     }
 }
 
-/// Brings the edge to the reader, if the reader has passed it or what was asked for is lost.
+/// Moves the edge to the reader, if the reader has passed it or the requested data is lost.
 fn follow(stream: &mut Stream, page: u64, lost: bool) {
     let (ahead, behind) = (up(stream.end, page), down(stream.start, page));
     match stream.shape {
@@ -562,7 +568,7 @@ fn follow(stream: &mut Stream, page: u64, lost: bool) {
     }
 }
 
-/// Whether the reader is in the second half of what was asked for last.
+/// Returns whether the reader is in the second half of the last request.
 fn past_middle(stream: &Stream) -> bool {
     let left = match stream.shape {
         Shape::Forward => stream.edge - stream.end.min(stream.edge),
@@ -587,7 +593,7 @@ fn single(range: Range<u64>, file_size: u64, page: u64) -> Option<Ahead> {
     })
 }
 
-/// `page` is a power of two.
+/// Returns whether two offsets lie in one page; `page` is a power of two.
 fn same_page(a: u64, b: u64, page: u64) -> bool {
     (a ^ b) < page
 }

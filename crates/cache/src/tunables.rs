@@ -1,13 +1,15 @@
-//! The settings of the file cache, by the names HP-UX 11i v3 gives them where it has one.
+//! The settings of the file cache, with the names of HP-UX 11i v3 where that has an equivalent.
 //!
-//! One table holds name, unit, default, bounds and the reason for them; parsing, printing, checking and the documentation follow
-//! from it. Values are written as in filecache_max(5): `70%` of physical memory, or bytes with a suffix
-//! K = 1000, KB = 1024, M = 1000^2, MB = 1024^2, GB = 1024^3 (G = 1000^3 is ours), or `default`; sizes are
-//! rounded down to a page. What is set stays as it was given, and becomes bytes when it is resolved against a
-//! memory size. Sets of changes are taken whole or not at all, so that no order of settings is wrong.
+//! One table holds the name, unit, default, bounds and rationale of each setting; parsing,
+//! printing, checking and documentation are derived from it. The syntax of values is that of
+//! filecache_max(5): `70%` of physical memory, or bytes with a suffix K = 1000, KB = 1024, M =
+//! 1000^2, MB = 1024^2, GB = 1024^3 (G = 1000^3 is our addition), or `default`; sizes are rounded
+//! down to a page. A value is stored as specified, and converted to bytes when it is resolved
+//! against a memory size. A set of changes is applied completely or not at all, so that the order
+//! of settings does not matter.
 //!
-//! This module keeps values and checks them. It does not know what memory the machine has, nor whether
-//! it can be had.
+//! This module stores and checks values. It does not know how much memory the machine has, nor
+//! whether it is available.
 
 mod table;
 #[cfg(test)]
@@ -18,12 +20,12 @@ pub use table::{Name, TUNABLES, Tunable, Unit};
 use std::fmt;
 use table::{KB, MB};
 
-/// Sizes are multiples of this many bytes.
+/// Sizes are multiples of this number of bytes.
 pub const PAGE: u64 = 4096;
-/// A value as it was given.
+/// A value as specified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
-    /// Percent of memory, or of what the setting's text says.
+    /// Percent of memory, or of the quantity that the setting's text names.
     Percent(u64),
     /// Bytes, a multiple of a page.
     Bytes(u64),
@@ -32,7 +34,7 @@ pub enum Value {
 }
 
 impl fmt::Display for Value {
-    /// As `set` takes it.
+    /// Formats the value as `set` accepts it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Percent(percent) => write!(f, "{percent}%"),
@@ -41,23 +43,23 @@ impl fmt::Display for Value {
     }
 }
 
-/// What is wrong with a setting.
+/// Kind of a rejected setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// No setting has this name.
     UnknownName,
-    /// The value cannot be read.
+    /// The value cannot be parsed.
     Syntax,
-    /// The value is not between its bounds.
+    /// The value is out of bounds.
     OutOfBounds,
     /// Two settings contradict one another.
     Conflict,
 }
 
-/// Says what was refused, why, and what to do next.
+/// A rejected setting: the setting, the reason, and the next step for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    /// To match on.
+    /// Kind of the error, for matching.
     pub kind: ErrorKind,
     what: String,
     why: String,
@@ -88,34 +90,34 @@ impl Error {
     }
 }
 
-/// The settings, as given.
+/// The settings as specified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tunables([Value; TUNABLES.len()]);
 
-/// The settings, as the cache uses them.
+/// The settings as used by the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes.
+    /// Bytes in pages that are kept under memory pressure.
     pub filecache_min: u64,
-    /// Bytes; at least `filecache_min`.
+    /// Limit of bytes in pages; at least `filecache_min`.
     pub filecache_max: u64,
-    /// Bytes.
+    /// Limit of bytes in mapped pages.
     pub mapped_max: u64,
-    /// Bytes of `filecache_max` that are for metadata.
+    /// Bytes of `filecache_max` reserved for metadata.
     pub metadata_max: u64,
-    /// Percent.
+    /// Percent of the cache for all sequential accesses.
     pub seqlimit_system: u8,
-    /// Percent.
+    /// Percent of the cache for sequential accesses to one file.
     pub seqlimit_file: u8,
-    /// 0, 1 or 2.
+    /// Number of a [`FlushBehind`](crate::FlushBehind) policy: 0, 1 or 2.
     pub fb_policy: u8,
-    /// Bytes.
+    /// Dirty bytes above which background write-back starts.
     pub dirty_background: u64,
-    /// Bytes; at least `dirty_background`.
+    /// Dirty bytes above which writers are throttled; at least `dirty_background`.
     pub dirty_limit: u64,
-    /// Milliseconds.
+    /// Maximum age of a dirty page in milliseconds.
     pub sync_interval_ms: u64,
-    /// Bytes.
+    /// Bytes of the largest read-ahead window.
     pub read_ahead_max: u64,
 }
 
@@ -128,8 +130,8 @@ impl Default for Tunables {
 }
 
 impl Tunables {
-    /// Those of a cache that was made with bytes and percentages of its own, which may be smaller
-    /// than what can be set.
+    /// Returns the settings of a cache configured directly in bytes and percentages, which may be
+    /// below the bounds of the table.
     pub(crate) fn of(config: &crate::Config) -> Tunables {
         let mut given = Tunables::default();
         let mut set = |name: Name, value| given.0[name as usize] = value;
@@ -144,14 +146,14 @@ impl Tunables {
         given
     }
 
-    /// The same with another `filecache_max`.
+    /// Returns these settings with another `filecache_max`.
     pub(crate) fn with_max(&self, bytes: u64) -> Tunables {
         let mut given = self.clone();
         given.0[Name::FilecacheMax as usize] = Value::Bytes(round(bytes));
         given
     }
 
-    /// What they mean where `filecache_min` and `filecache_max` are known in bytes.
+    /// Returns the resolved settings for known `filecache_min` and `filecache_max` in bytes.
     pub(crate) fn settle(&self, min: u64, max: u64, memory: u64) -> Settings {
         let plain = |name| self.plain(name);
         let of_max = |name| share(max, plain(name));
@@ -171,18 +173,18 @@ impl Tunables {
         }
     }
 
-    /// The value of one, as given.
+    /// Returns the value of a setting, as specified.
     pub fn get(&self, name: Name) -> Value {
         self.0[name as usize]
     }
 
-    /// Each with its line of the table.
+    /// Returns all settings, each with its row of the table.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Tunable, Value)> + '_ {
         TUNABLES.iter().zip(self.0.iter().copied())
     }
 
-    /// These settings with `changes` (name, value), resolved against `memory` bytes: all of them, or an
-    /// error and nothing.
+    /// Returns these settings with `changes` (name, value) applied, resolved against `memory`
+    /// bytes; on an error, nothing is changed.
     pub fn with<'a>(
         &self,
         changes: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -197,8 +199,8 @@ impl Tunables {
         Ok((changed, settings))
     }
 
-    /// What they mean on a machine with `memory` bytes. A percentage that comes to less than the floor is
-    /// raised to it; bytes below it were refused when they were set.
+    /// Returns the settings resolved for a machine with `memory` bytes. A percentage below the
+    /// lower bound is raised to it; a size below it was rejected when it was set.
     pub fn resolve(&self, memory: u64) -> Result<Settings, Error> {
         let max = self.memory(Name::FilecacheMax, memory)?;
         let min = self.memory(Name::FilecacheMin, memory)?;
@@ -233,12 +235,12 @@ impl Tunables {
         }
     }
 
-    /// `name=value`
+    /// Returns the setting as `name=value`.
     fn given(&self, name: Name) -> String {
         format!("{}={}", TUNABLES[name as usize].text, self.get(name))
     }
 
-    /// Bytes of a setting of memory.
+    /// Returns the bytes of a memory setting.
     fn memory(&self, name: Name, memory: u64) -> Result<u64, Error> {
         let Unit::Memory { least, most } = TUNABLES[name as usize].unit else {
             unreachable!("a setting of memory");
@@ -260,7 +262,7 @@ impl Tunables {
     }
 }
 
-/// Most bytes that a setting of memory can mean on a machine with `memory` bytes.
+/// Returns the most bytes that a memory setting can mean on a machine with `memory` bytes.
 pub(crate) fn largest(name: Name, memory: u64) -> u64 {
     match TUNABLES[name as usize].unit {
         Unit::Memory { most, .. } => share(memory, most),
@@ -268,7 +270,7 @@ pub(crate) fn largest(name: Name, memory: u64) -> u64 {
     }
 }
 
-/// So many percent, in whole pages.
+/// Returns `percent` percent of `bytes`, in whole pages.
 fn share(bytes: u64, percent: u64) -> u64 {
     let part = u128::from(bytes) * u128::from(percent) / 100;
     round(u64::try_from(part).expect("percentages are at most 100"))
@@ -299,7 +301,7 @@ fn find(name: &str) -> Result<&'static Tunable, Error> {
     })
 }
 
-/// Reads a value of one setting, and checks the bounds that do not depend on the machine.
+/// Parses a value of a setting, and checks the bounds that do not depend on the machine.
 fn parse(tunable: &Tunable, text: &str) -> Result<Value, Error> {
     let text = if text == "default" {
         tunable.default
@@ -342,7 +344,7 @@ fn within(unit: Unit, value: Value) -> bool {
     }
 }
 
-/// Digits and nothing else.
+/// Parses a number that consists only of digits.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()

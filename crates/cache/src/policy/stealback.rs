@@ -1,23 +1,24 @@
-//! Stealback: a file that streams gives up its own pages before it takes those of others.
+//! Stealback: a file that is streamed gives up its own pages before it displaces those of others.
 //!
-//! As HP-UX documents it (fcache_seqlimit_system(5), fcache_seqlimit_file(5)): two limits in percent of the
-//! file cache, for all pages of sequential accesses together and for those of one file. Both must be
-//! exceeded before a page is stolen, and it is stolen from the file that exceeds its limit. 100 and 100
-//! (the default) turn it off. It stands before another policy, which sees a stolen page as a victim.
+//! As documented for HP-UX (fcache_seqlimit_system(5), fcache_seqlimit_file(5)): two limits in
+//! percent of the file cache, for all pages of sequential accesses together and for those of one
+//! file. Both must be exceeded before a page is stolen, and it is stolen from the file that exceeds
+//! its limit. 100 and 100 (the default) turn it off. It precedes another policy, which sees a
+//! stolen page as a victim.
 //!
-//! `Stealing::AsDocumented` also takes pages that a stream has written, and so throws away a file that is written
-//! and then read back; `Stealing::BehindCursor` takes only clean pages that were read, and that nobody else
-//! has referenced.
+//! `Stealing::AsDocumented` also takes pages that a stream has written, and so discards a file that
+//! is written and then read back; `Stealing::BehindCursor` takes only clean pages that were read,
+//! and that no other reader has referenced.
 
 use super::lists::{Lists, NONE, Queue};
 use super::{Batch, Entry, FrameNo, PageKey, Policy, Touched};
 use std::collections::HashMap;
 
-/// Files whose stream pages are counted at a time. A limit of one percent can be exceeded by at most 100
-/// files; pages of files beyond this number are not stolen.
+/// Number of files whose stream pages are counted at a time. At most 100 files can exceed a limit
+/// of one percent; pages of files beyond this number are not stolen.
 const FILES: Queue = 1024;
 
-/// Pages looked at for each that is wanted; what may not be stolen goes to the young end and is met later.
+/// Pages examined per wanted page; pages that may not be stolen move to the young end.
 const LOOKS: usize = 4;
 
 /// The two limits, in percent of the file cache.
@@ -30,7 +31,7 @@ pub struct SeqLimits {
 }
 
 impl SeqLimits {
-    /// Nothing is stolen.
+    /// Limits with which no page is stolen.
     pub const OFF: SeqLimits = SeqLimits {
         system: 100,
         file: 100,
@@ -42,11 +43,11 @@ impl SeqLimits {
 pub enum Stealing {
     /// All of them, oldest first.
     AsDocumented,
-    /// Clean ones that were read, used and left behind.
+    /// Clean ones that were read, used and passed by the stream.
     BehindCursor,
 }
 
-/// A policy behind stealback.
+/// Stealback on top of another policy.
 pub struct Stealback {
     inner: Box<dyn Policy>,
     limits: SeqLimits,
@@ -59,12 +60,13 @@ pub struct Stealback {
     free: Vec<Queue>,
     /// The file whose stream grew last.
     growing: Queue,
-    /// Clean frames that were stolen for the last answer.
+    /// Number of clean frames stolen for the last answer.
     stolen: usize,
 }
 
 impl Stealback {
-    /// Before `inner`, for a cache of `frames` pages in frames numbered below `limit`.
+    /// Creates stealback on top of `inner`, for a cache of `frames` pages with frame numbers below
+    /// `limit`.
     pub fn new(
         inner: Box<dyn Policy>,
         limit: u32,
@@ -86,17 +88,18 @@ impl Stealback {
         }
     }
 
-    /// Other limits, at once.
+    /// Replaces the limits, effective at once.
     pub fn set_limits(&mut self, limits: SeqLimits) {
         self.limits = limits;
     }
 
-    /// Pages of streams in the cache, as counted against `fcache_seqlimit_system`.
+    /// Returns the number of stream pages in the cache, as counted against
+    /// `fcache_seqlimit_system`.
     pub fn stream_pages(&self) -> usize {
         self.streams.total()
     }
 
-    /// How many of the frames that [`Policy::victims`] has named last, the first of them, were stolen.
+    /// Returns how many frames at the start of the last [`Policy::victims`] output were stolen.
     pub fn stolen(&self) -> usize {
         self.stolen
     }
@@ -124,7 +127,7 @@ impl Stealback {
         slot
     }
 
-    /// The frame is not counted any more.
+    /// Stops counting the frame as a stream page.
     fn forget(&mut self, frame: FrameNo) {
         if self.streams.queue_of(frame) == NONE {
             return;
@@ -139,7 +142,7 @@ impl Stealback {
         }
     }
 
-    /// Whether both limits are exceeded, the file's by the file whose stream grew last.
+    /// Returns whether both limits are exceeded, the file's by the file whose stream grew last.
     fn exceeded(&self) -> bool {
         let over = |pages: usize, percent: u8| pages * 100 > self.frames * usize::from(percent);
         self.growing != NONE
@@ -155,7 +158,7 @@ impl Stealback {
             }
     }
 
-    /// Steals from the growing file until it has what it may have, or `batch` what it wants.
+    /// Steals from the growing file until it is within its limit or `batch` is full.
     fn steal(&mut self, touched: &mut dyn FnMut(FrameNo) -> Touched, batch: &mut Batch<'_>) {
         let file = self.growing;
         for _ in 0..self.streams.len(file).min(batch.want * LOOKS) {
@@ -168,7 +171,7 @@ impl Stealback {
                 .expect("a file over its limit has pages");
             let state = touched(frame);
             if self.stealing == Stealing::BehindCursor && state.frequency > 0 {
-                // Others use it: it is no longer a page of the stream alone.
+                // Other readers use it: it is no longer a page of the stream alone.
                 self.forget(frame);
                 self.inner.hit(frame);
             } else if !self.may_steal(state) {
@@ -227,7 +230,7 @@ impl Policy for Stealback {
         for frame in &out[first..] {
             self.forget(*frame);
         }
-        // What was stolen dirty goes behind all that is clean.
+        // Stolen dirty frames move behind all clean ones.
         out[clean_end..].rotate_left(dirty);
     }
 

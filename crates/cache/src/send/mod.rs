@@ -1,26 +1,27 @@
-//! Sends: bytes of pages go into sockets from the frames they lie in, with a caller's bytes between
-//! them.
+//! Sending page data: bytes of pages are sent to sockets directly from their frames, with the
+//! caller's bytes between them.
 //!
 //! ```text
-//!   Session::pages ──► PageRef ──► Parts ──────► a TCP socket         RangeSend does all of it
+//!   Session::pages ──► PageRef ──► Parts ──────► a TCP socket         RangeSend does all of this
 //!                         │          └─ Datagrams ──► a UDP socket, a batch at a time
-//!                         └─ lend ──► Loan: for what may have to be sent again
+//!                         └─ lend ──► Loan: for data that may have to be sent again
 //! ```
 //!
-//! The kernel copies what it is given while the call runs, and reads no frame after it. That is the
-//! cheapest way that is sound. `sendfile` and `splice` make the socket refer to the frame and never
-//! say when the last reader is done: a receiver on the same machine reads the frame after it has
-//! acknowledged the bytes, so that an empty send queue (`SIOCOUTQ`) means nothing, and a frame used
-//! again by then gives it another page's bytes. `MSG_ZEROCOPY` does say when, and for such a receiver
-//! copies all the same. For UDP the copy is not what costs: it is a trip through the stack for each
-//! datagram, and a batch makes the trip once (`UDP_SEGMENT`, udp(7)).
+//! The kernel copies the data during the call, and reads no frame after it. That is the cheapest
+//! sound way. `sendfile` and `splice` make the socket refer to the frame and never report when the
+//! last reader is done: a receiver on the same machine reads the frame after it has acknowledged
+//! the bytes, so that an empty send queue (`SIOCOUTQ`) proves nothing, and a frame reused by then
+//! delivers another page's bytes. `MSG_ZEROCOPY` does report completion, and for such a receiver
+//! copies all the same. For UDP the copy is not the main cost: that is the traversal of the network
+//! stack for each datagram, and a batch traverses it once (`UDP_SEGMENT`, udp(7)).
 //!
-//! **Invariant:** a page is sent as it was at one moment, whoever writes to it meanwhile: its frame is
-//! held from before its first byte is taken until after its last, and a writer goes on in another.
-//! Between two calls a [`RangeSend`] holds one page at most, the one of which a full socket has taken a
-//! part, so a receiver that does not read keeps no more than that from going.
+//! **Invariant:** a page is sent as it was at one moment, regardless of concurrent writers: its
+//! frame is held from before its first byte is taken until after its last, and a writer continues
+//! in another frame. Between two calls a [`RangeSend`] holds at most one page, of which a full
+//! socket has taken a part, so a receiver that does not read prevents the eviction of no other
+//! page.
 //!
-//! Absent on purpose: a queue of things to be sent, and waiting. A caller polls its sockets.
+//! Deliberately absent: a queue of pending sends, and waiting. A caller polls its sockets.
 
 mod parts;
 mod udp;
@@ -39,21 +40,21 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Bytes that are held and handed to the socket at a time: enough that the call is paid once for
-/// many pages, little enough that what a full socket does not take is soon held again.
+/// Bytes that are held and passed to the socket at a time: large enough to amortize the call over
+/// many pages, small enough that it is cheap to hold the unsent part again when the socket is full.
 const CHUNK: u64 = 256 << 10;
 
-/// Why a range could not be sent.
+/// Reason why a range could not be sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// A page could not be brought.
+    /// A page could not be loaded.
     File(Error),
-    /// What the socket says: [`io::ErrorKind::WouldBlock`] when it takes nothing now.
+    /// The socket's error; [`io::ErrorKind::WouldBlock`] when it is full.
     Socket(io::Error),
 }
 
 impl SendError {
-    /// The socket is full: go on when it can be written to.
+    /// Returns whether the socket is full: the send may continue when it is writable.
     pub fn would_block(&self) -> bool {
         matches!(self, SendError::Socket(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
@@ -89,15 +90,15 @@ impl From<io::Error> for SendError {
     }
 }
 
-/// A range of bytes of a file on its way into a stream socket.
+/// A range of bytes of a file that is being sent to a stream socket.
 pub struct RangeSend {
     left: Range<u64>,
-    /// The page of which the socket has taken the first bytes: the others are of the same moment.
+    /// The page of which the socket has taken the first bytes: the rest is sent in the same state.
     begun: Option<Loan>,
 }
 
 impl RangeSend {
-    /// Of a range that has not begun.
+    /// Creates the send of a range.
     pub fn new(range: Range<u64>) -> RangeSend {
         RangeSend {
             left: range,
@@ -105,18 +106,19 @@ impl RangeSend {
         }
     }
 
-    /// What the socket has not taken. Of a file that ends before the range does, the end is left.
+    /// Returns the bytes that the socket has not taken. If the file ends before the range does, the
+    /// rest of the range remains.
     pub fn left(&self) -> Range<u64> {
         self.left.clone()
     }
 
-    /// Sends what the socket takes. Done when it returns `Ok`. Waits for pages that have to be
-    /// brought, never for the socket. The same file and the same socket each time.
+    /// Sends as much as the socket takes. `Ok` means that the send is complete. Waits for pages to
+    /// be loaded, but never for the socket. Each call must pass the same file and the same socket.
     ///
     /// # Errors
-    /// [`SendError::would_block`] when the socket is full: call again when it can be written to. A
-    /// page that programs have mapped is sent by way of a copy, and is of one moment only as far as
-    /// they do not store into it meanwhile.
+    /// [`SendError::would_block`] when the socket is full: call again when it is writable. A page
+    /// that programs have mapped is sent through a copy, which is consistent only if they do not
+    /// store into it during the copy.
     pub fn send(
         &mut self,
         socket: impl AsFd,
@@ -141,7 +143,7 @@ impl RangeSend {
         }
     }
 
-    /// Sends the rest of a page that has begun.
+    /// Sends the rest of a partially sent page.
     fn finish_page(&mut self, socket: impl AsFd) -> io::Result<()> {
         while let Some(page) = &self.begun {
             let within = (self.left.start % PAGE) as usize;
@@ -158,7 +160,7 @@ impl RangeSend {
         Ok(())
     }
 
-    /// Sends some bytes of a chunk; none if the file was cut since `cuts`.
+    /// Sends some bytes of a chunk; none if the file was truncated since `cuts`.
     fn send_held(
         &mut self,
         socket: impl AsFd,
@@ -172,7 +174,7 @@ impl RangeSend {
         let within = (chunk.start % PAGE) as usize;
         let len = (chunk.end - chunk.start) as usize;
         let held = session.pages(open, chunk)?;
-        // What was brought since the file was cut may be zeros that came later.
+        // Pages loaded since a truncation may hold zeros instead of the earlier data.
         if vnode.cuts() != cuts {
             return Ok(());
         }
@@ -187,7 +189,7 @@ impl RangeSend {
         Ok(())
     }
 
-    /// The same for a chunk of which a page lies in a window.
+    /// Like [`RangeSend::send_held`], for a chunk with a page that lies in a window.
     fn send_copy(
         &mut self,
         socket: impl AsFd,
@@ -206,7 +208,7 @@ impl RangeSend {
     }
 }
 
-/// Whether the pages of a chunk could not be held because one of them lies in a window.
+/// Returns whether the pages of a chunk could not be held because one of them lies in a window.
 fn is_mapped(open: &mut OpenFile, chunk: &Range<u64>, error: &Error) -> bool {
     let mut pages = pages_of(chunk.start, chunk.end - chunk.start);
     error.kind() == ErrorKind::Busy && pages.any(|page| open.is_in_window(page))

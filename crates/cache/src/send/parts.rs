@@ -1,4 +1,4 @@
-//! A row of bytes in many places, on its way into a stream.
+//! A gather list: bytes in many places that are sent to a stream.
 
 use crate::frames::PAGE_BYTES;
 use crate::latch::PageRef;
@@ -8,10 +8,10 @@ use std::io::{self, IoSlice};
 use std::ops::{Deref, Range};
 use std::os::fd::AsFd;
 
-/// Most places in one call (`UIO_MAXIOV`).
+/// Most entries in one call (`UIO_MAXIOV`).
 pub(super) const SLICES_MAX: usize = 1024;
 
-/// What holds a page in place: [`PageRef`] or [`Loan`].
+/// A handle that holds a page in place: [`PageRef`] or [`Loan`].
 pub trait Held: Deref<Target = [u8]> + sealed::Sealed {}
 
 impl Held for PageRef<'_> {}
@@ -23,22 +23,22 @@ mod sealed {
     impl Sealed for crate::loan::Loan {}
 }
 
-/// A row of bytes that lie in many places: a caller's, and those of pages that are held.
+/// A gather list of the caller's bytes and the bytes of held pages.
 #[derive(Default)]
 pub struct Parts<'a> {
     slices: Vec<IoSlice<'a>>,
-    /// Those before this have gone.
+    /// Index of the first entry that has not been sent completely.
     next: usize,
     len: usize,
 }
 
 impl<'a> Parts<'a> {
-    /// Of no bytes.
+    /// Creates an empty list.
     pub fn new() -> Parts<'a> {
         Parts::default()
     }
 
-    /// Adds a caller's bytes, a header for example.
+    /// Appends bytes of the caller, for example a header.
     pub fn bytes(&mut self, bytes: &'a [u8]) -> &mut Parts<'a> {
         if !bytes.is_empty() {
             self.slices.push(IoSlice::new(bytes));
@@ -47,9 +47,9 @@ impl<'a> Parts<'a> {
         self
     }
 
-    /// Adds a range of the bytes of a row of pages, counted from the first byte of the first. Pages
-    /// in neighbouring frames are one place: a call with a place for each page of 64 took the sender a
-    /// tenth more processor time.
+    /// Appends a range of the bytes of consecutive pages, counted from the first byte of the first
+    /// one. Pages in neighboring frames become one entry: with one entry for each page of 64, a
+    /// call cost the sender a tenth more CPU time.
     ///
     /// # Panics
     /// The range ends beyond the pages.
@@ -70,22 +70,22 @@ impl<'a> Parts<'a> {
         self.bytes(row)
     }
 
-    /// Bytes that have not gone.
+    /// Returns the number of unsent bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Everything has gone.
+    /// Returns whether everything has been sent.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Sends everything into a stream socket; what it has taken is gone from the row. `more`: the end
-    /// of the row is no reason to send a packet that is not full (`MSG_MORE`).
+    /// Sends everything to a stream socket; removes the bytes that it takes from the list. `more`:
+    /// the last packet may be delayed until it is full (`MSG_MORE`).
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the socket takes no more now, and what else it says: a peer
-    /// that is gone is an error, and no signal.
+    /// [`io::ErrorKind::WouldBlock`] when the socket is full, and other errors of the socket; a
+    /// closed peer is an error, and raises no signal.
     pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<()> {
         while !self.is_empty() {
             self.send_some(&socket, more)?;
@@ -93,7 +93,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// One call's worth of it: says how many bytes the socket took.
+    /// Makes one call, and returns how many bytes the socket took.
     pub(super) fn send_some(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let slices = self.places();
         let all = slices.len() == self.slices.len() - self.next;
@@ -105,13 +105,13 @@ impl<'a> Parts<'a> {
         Ok(sent)
     }
 
-    /// The places of the first bytes, as many as one call takes.
+    /// Returns the first unsent entries, up to the limit of one call.
     fn places(&self) -> &[IoSlice<'a>] {
         let rest = &self.slices[self.next..];
         &rest[..rest.len().min(SLICES_MAX)]
     }
 
-    /// The places of the range of slices.
+    /// Returns all entries.
     pub(super) fn slices(&self) -> &[IoSlice<'a>] {
         &self.slices
     }
@@ -125,12 +125,12 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Two parts of held pages as one, if the second follows the first in memory.
+/// Returns two parts of held pages as one, if the second follows the first in memory.
 fn joined<'a>(first: &'a [u8], second: &'a [u8]) -> Option<&'a [u8]> {
     if first.as_ptr_range().end != second.as_ptr() {
         return None;
     }
-    // SAFETY: both are bytes of frames that are held for as long, so neither changes, and side by
-    // side in mapped memory; what the joined slice is given to is the kernel.
+    // SAFETY: both are bytes of frames that are held for the lifetime `'a`, so neither changes, and
+    // they are adjacent in mapped memory; the joined slice is only passed to the kernel.
     Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), first.len() + second.len()) })
 }

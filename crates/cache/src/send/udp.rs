@@ -1,5 +1,5 @@
-//! Datagrams, in batches: neighbours of one size leave in one call and are cut below all layers that
-//! cost (`UDP_SEGMENT`, udp(7)).
+//! Datagrams in batches: consecutive ones of equal size are sent in one call, and are split only
+//! after the expensive layers of the stack (`UDP_SEGMENT`, udp(7)).
 
 use super::parts::{Held, Parts, SLICES_MAX};
 use rustix::net::addr::SocketAddrArg;
@@ -9,18 +9,18 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Datagrams that one call takes at most (`UDP_MAX_SEGMENTS` of the kernels that have the fewest).
+/// Most datagrams in one call (the smallest `UDP_MAX_SEGMENTS` of any kernel).
 const BATCH_MAX: usize = 64;
-/// Bytes that one call takes at most: what fits a length of 16 bits beside the headers of IPv4.
+/// Most bytes in one call: the limit of a 16-bit length that includes the headers of IPv4.
 const BATCH_BYTES_MAX: usize = 65_507;
 
-/// A row of datagrams, each of a caller's bytes and those of pages that are held.
+/// A list of datagrams, each made of the caller's bytes and those of held pages.
 #[derive(Default)]
 pub struct Datagrams<'a> {
     parts: Parts<'a>,
-    /// Of each, the slices up to its end and its bytes.
+    /// The entries and the size of each datagram.
     datagrams: Vec<Datagram>,
-    /// Those before this have gone.
+    /// Index of the first datagram that has not been sent.
     next: usize,
 }
 
@@ -30,13 +30,13 @@ struct Datagram {
 }
 
 impl<'a> Datagrams<'a> {
-    /// None.
+    /// Creates an empty list.
     pub fn new() -> Datagrams<'a> {
         Datagrams::default()
     }
 
-    /// Adds a datagram: a header, and a range of the bytes of a row of pages, counted from the first
-    /// byte of the first.
+    /// Appends a datagram: a header, and a range of the bytes of consecutive pages, counted from
+    /// the first byte of the first one.
     ///
     /// # Panics
     /// The range ends beyond the pages.
@@ -49,18 +49,18 @@ impl<'a> Datagrams<'a> {
         });
     }
 
-    /// Datagrams that have not gone.
+    /// Returns the number of unsent datagrams.
     pub fn len(&self) -> usize {
         self.datagrams.len() - self.next
     }
 
-    /// All have gone.
+    /// Returns whether all datagrams have been sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many of the next may leave in one call: of one size, but for the last, which may be
-    /// shorter.
+    /// Returns how many of the next datagrams fit one call: they have one size, except for the
+    /// last, which may be shorter.
     fn batch(&self) -> usize {
         let rest = &self.datagrams[self.next..];
         let (size, mut bytes, mut shorter) = (rest[0].bytes, 0, false);
@@ -85,10 +85,10 @@ impl<'a> Datagrams<'a> {
     }
 }
 
-/// Sends datagrams, and knows what the way from its socket does not take.
+/// Sends datagrams, and remembers which batches the path from its socket rejects.
 #[derive(Debug)]
 pub struct UdpSender {
-    /// Datagrams of this size or more go one by one.
+    /// Datagrams of this size or more are sent one by one.
     batched_below: usize,
 }
 
@@ -101,17 +101,17 @@ impl Default for UdpSender {
 }
 
 impl UdpSender {
-    /// For one socket.
+    /// Creates a sender for one socket.
     pub fn new() -> UdpSender {
         UdpSender::default()
     }
 
-    /// Sends datagrams, to `to` or to whom the socket is connected; those that the kernel has taken
-    /// are gone from the row.
+    /// Sends datagrams to `to`, or to the peer of a connected socket; removes those that the kernel
+    /// has taken from the list.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the socket takes no more now, and what else it says. The
-    /// first datagram of the row has not been sent then.
+    /// [`io::ErrorKind::WouldBlock`] when the socket is full, and other errors of the socket. The
+    /// first remaining datagram has not been sent then.
     pub fn send(
         &mut self,
         socket: impl AsFd,
@@ -140,8 +140,8 @@ impl UdpSender {
     }
 }
 
-/// The size of datagrams from which on batches are not taken, if that is what an error says: the
-/// packets would be longer than the way takes at once, or the device cannot fill in checksums.
+/// Returns the size from which datagrams cannot be batched, if that is the meaning of an error: the
+/// packets would exceed the path's limit, or the device cannot compute checksums.
 fn refused(error: &io::Error, size: usize) -> Option<usize> {
     match error.raw_os_error() {
         Some(libc::EINVAL) => Some(size),
@@ -163,7 +163,7 @@ fn send_batch(
     }
     let size = u16::try_from(size).expect("two of them are shorter than 64 KiB");
     let sent = match to {
-        // SAFETY: the address is good for the length of the closure.
+        // SAFETY: the address is valid for the duration of the closure.
         Some(to) => unsafe {
             to.with_sockaddr(|at, len| sendmsg_cut(socket, (at.cast(), len), slices, size))
         },
@@ -186,14 +186,14 @@ fn send_one(
     Ok(())
 }
 
-/// A control message of 16 bits, as cmsg(3) lays it out.
+/// A control message of 16 bits, with the layout of cmsg(3).
 #[repr(C)]
 struct Control {
     header: libc::cmsghdr,
     size: u16,
 }
 
-/// `sendmsg` with the size into which the kernel cuts what it is given. The name is that of an
+/// Calls `sendmsg` with the segment size into which the kernel splits the data. `name` is an
 /// address that outlives the call, or null.
 fn sendmsg_cut(
     socket: BorrowedFd<'_>,

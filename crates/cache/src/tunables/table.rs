@@ -1,11 +1,11 @@
-//! The table: each setting once.
+//! The table of settings.
 
 pub(super) const KB: u64 = 1 << 10;
 pub(super) const MB: u64 = 1 << 20;
-/// `filecache_min` and `filecache_max` are at least this (filecache_max(5)).
+/// Lower bound of `filecache_min` and `filecache_max` (filecache_max(5)).
 const FLOOR: u64 = MB;
 
-/// Which setting.
+/// Identifier of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
     /// `filecache_min`
@@ -32,57 +32,58 @@ pub enum Name {
     ReadAheadMax,
 }
 
-/// How a value is written, and between what it lies.
+/// Syntax and bounds of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Percent of physical memory or bytes, at least `least` bytes, at most `most` percent of memory.
+    /// Percent of physical memory or bytes, at least `least` bytes, at most `most` percent of
+    /// memory.
     Memory {
-        /// Bytes.
+        /// Lower bound in bytes.
         least: u64,
-        /// Percent.
+        /// Upper bound in percent of memory.
         most: u64,
     },
     /// Bytes, rounded down to a page.
     Bytes {
-        /// Least.
+        /// Lower bound in bytes.
         least: u64,
-        /// Most.
+        /// Upper bound in bytes.
         most: u64,
     },
-    /// A whole number of percent; the sign may be written or left out.
+    /// A whole number of percent; the percent sign is optional.
     Percent {
-        /// Least.
+        /// Lower bound.
         least: u64,
-        /// Most.
+        /// Upper bound.
         most: u64,
     },
     /// A whole number.
     Number {
-        /// Least.
+        /// Lower bound.
         least: u64,
-        /// Most.
+        /// Upper bound.
         most: u64,
     },
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Tunable {
-    /// Which.
+    /// Identifier of the setting.
     pub name: Name,
-    /// What users call it.
+    /// Name for users.
     pub text: &'static str,
     /// Unit and bounds.
     pub unit: Unit,
-    /// The default, as one would write it.
+    /// The default, in the syntax of a value.
     pub default: &'static str,
-    /// What it does.
+    /// Effect of the setting.
     pub help: &'static str,
-    /// Why this default and these bounds.
+    /// Rationale for the default and the bounds.
     pub reason: &'static str,
 }
 
-/// All of them, in the order of `Name`.
+/// All settings, in the order of `Name`.
 pub const TUNABLES: [Tunable; 11] = [
     Tunable {
         name: Name::FilecacheMin,

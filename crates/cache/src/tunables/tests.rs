@@ -1,4 +1,4 @@
-//! What is accepted, what is refused, and in which words.
+//! Accepted and rejected values, and the wording of the errors.
 
 use super::table::MB;
 use super::*;
