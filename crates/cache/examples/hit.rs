@@ -1,16 +1,16 @@
-//! What a hit and a miss cost, beside what they cannot be cheaper than.
+//! Measures the cost of a hit and of a miss, next to their lower bounds.
 //!
 //! ```text
 //! cargo run --release -p evfs-cache --example hit [--file PATH]
 //! ```
 //!
-//! Everything is measured in one process in turns, so that what else the machine does hits all alike;
-//! shown is the median of the rounds, in nanoseconds of the thread's own processor time per
-//! operation, and the ratio to the row it is to be compared with. Pages are chosen at random among
-//! `RESIDENT` bytes, or, for a miss, of a device eight times the cache. A processor carries out
-//! several accesses at once when none needs the result of another, and a bare load leaves it the most
-//! room for that; so the rows that say so choose each page by what the access before has given, as a
-//! program does that follows pointers.
+//! All rows are measured in one process in alternation, so that background load affects all of
+//! them; the figures are the median of the rounds, in nanoseconds of the thread's CPU time per
+//! operation, and the ratio to the row of comparison. Pages are chosen at random among `RESIDENT`
+//! bytes or, for a miss, of a device eight times the cache. A CPU executes several independent
+//! accesses at once, and a bare load leaves it the most room for that; so in the rows marked "each
+//! waits for the last" the result of an access determines the next page, as in a program that
+//! follows pointers.
 
 use block::{BlockDevice, Buf, Mem, Op, Random, Request, Wait};
 use cache::{Cache, CachedDevice, Config, DEVICE_FILE, DevicePager, OpenFile, Session};
@@ -23,9 +23,9 @@ use std::sync::Arc;
 const RESIDENT: u64 = 256 << 20;
 const PAGE: u64 = 4096;
 const ROUNDS: usize = 9;
-/// Operations of each kind in a round.
+/// Operations of each kind per round.
 const OPS: usize = 100_000;
-/// Misses in a round.
+/// Misses per round.
 const MISSES: usize = 20_000;
 
 fn main() {
@@ -50,13 +50,13 @@ fn main() {
     }
 }
 
-/// Nanoseconds of processor time that this thread has used.
+/// Returns the CPU time that this thread has used, in nanoseconds.
 fn thread_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Nanoseconds of processor time for each of `count` calls.
+/// Returns the CPU time per call in nanoseconds, measured over `count` calls.
 fn cost(count: usize, mut act: impl FnMut(u64), pages: u64, seed: u64) -> f64 {
     let mut random = Random::new(seed);
     let started = thread_ns();
@@ -93,7 +93,7 @@ const NAMES: [&str; 20] = [
     "memcpy of 4 KiB, sequential",
     "copy of 4 KiB from the cache, sequential",
 ];
-/// The row that each is compared with.
+/// The row that each row is compared with.
 const AGAINST: [usize; 20] = [
     0, 0, 0, 3, 3, 3, 3, 3, 9, 9, 10, 10, 10, 13, 13, 13, 16, 16, 18, 18,
 ];
@@ -113,7 +113,7 @@ fn hits(threads: usize) {
             .read(&mut open, at, &mut block)
             .expect("nothing fails here");
     }
-    // Plain memory of the same kind as the cache's, a mapping with large pages, and the usual kind.
+    // Plain memory, once like the cache's in a mapping with large pages, and once in small pages.
     let flat = block::BufPool::new(RESIDENT as usize, 1).take(RESIDENT as usize);
     let mut flat = flat.expect("there is one");
     flat.fill(1);
@@ -161,8 +161,8 @@ fn hit_round(
     seed: u64,
 ) -> Vec<f64> {
     let pages = RESIDENT / PAGE;
-    // Aligned, as the buffers of the data path are: how a copy's two ends lie to one another changes
-    // its cost by more than anything that is measured here.
+    // Aligned, as the buffers of the data path are: the relative alignment of source and
+    // destination affects the cost of a copy more than anything measured here.
     let mut out = Buf::zeroed(PAGE as usize);
     let word = |at: &[u8]| u64::from_le_bytes(at[..8].try_into().expect("eight bytes"));
     let mut sum = 0;
@@ -246,7 +246,7 @@ fn hit_round(
     costs
 }
 
-/// As [`cost`], with each page chosen by what the call before has given.
+/// Like [`cost`], but the result of each call determines the next page.
 fn chained(count: usize, mut act: impl FnMut(u64) -> u64, pages: u64, seed: u64) -> f64 {
     let mut random = Random::new(seed);
     let mut given = 0;
@@ -287,7 +287,7 @@ fn misses(device: Arc<dyn BlockDevice>) {
     let mut session = cached.volume().session().expect("a session");
     let mut open = cached.volume().open(cached.vnode());
     let mut out = vec![0u8; PAGE as usize];
-    // The cache is full, so that each miss also makes a page leave.
+    // Fill the cache, so that each miss also evicts a page.
     for at in (0..size).step_by(PAGE as usize) {
         session
             .read(&mut open, at, &mut out)

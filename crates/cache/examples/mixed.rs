@@ -1,28 +1,28 @@
-//! Mixed mode: a program writes a page by `write` and at once reads it through a mapping, one page after
-//! the other, over a file of some MiB; again and again.
+//! Mixed mode: a program writes a page with `write` and at once reads it through a mapping, one
+//! page after the other, repeatedly over a file of a few MiB.
 //!
 //! ```text
 //! cargo run --release -p evfs-cache --example mixed -- [--dir DIR] [--mib 4] [--rounds 15]
 //! ```
 //!
-//! With one set of pages the write is there for the load. With two, one for `read` and `write` and one
-//! for mappings, as systems had before their caches were unified, what was written has to be flushed
-//! out of the one, and dropped from the other, before it is seen. The rows:
+//! With a unified cache, the load finds the written page. With two caches, one for `read` and
+//! `write` and one for mappings, as systems had before caches were unified, written data must be
+//! flushed from the one and dropped from the other before it becomes visible. The rows:
 //!
 //! * `unified`: this cache; a session's write, then loads through a mapping of the same file.
-//! * `split, disk in memory`: two of these caches over one device, so that both sides have the same
-//!   code: a session of the one writes and sends the page below, a session of the other drops it, and the
-//!   load through the other's mapping brings it. Nothing sleeps, and the device takes no time: the
-//!   software's own cost of being split.
-//! * `split, file`: the same over a file, past the kernel's cache, with a flush of the device for each
-//!   page, or without.
-//! * `kernel, unified`: pwrite and a load through mmap, both by the kernel's page cache.
-//! * `kernel, split`: pwrite to a descriptor with O_DIRECT and O_DSYNC, or O_DIRECT alone, in place of
-//!   the cache that is split off, then a load through mmap, of which the kernel has dropped the page.
+//! * `split, disk in memory`: two of these caches on one device, so that both sides run the same
+//!   code: a session of the first writes the page to the device, a session of the second drops it,
+//!   and the load through a mapping of the second fetches it. No step sleeps, and the device takes
+//!   no time: this is the software's own cost of the split.
+//! * `split, file`: the same on a file, bypassing the kernel's cache, with or without a flush of
+//!   the device for each page.
+//! * `kernel, unified`: pwrite and a load through mmap, both with the kernel's page cache.
+//! * `kernel, split`: pwrite to a descriptor with O_DIRECT and O_DSYNC, or O_DIRECT alone, in place
+//!   of the separate cache, then a load through mmap, whose page the kernel has dropped.
 //!
-//! Each round does every row once, so a noisy neighbour hits all of them. Shown are medians, and the
-//! median of the rounds' ratios to `unified` with an interval in which it lies with 95 % or more, by
-//! order statistics.
+//! Each round measures every row once, so that background load affects all of them. Prints medians,
+//! and the median of the rounds' ratios to `unified` with a confidence interval of at least 95 %,
+//! by order statistics.
 
 use block::{BlockDevice, Mem};
 use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};
@@ -54,10 +54,10 @@ struct Args {
     disk_pages: usize,
 }
 
-/// What writes a page and makes its mapped bytes current.
+/// A way to write a page and make its mapped bytes current.
 trait Way {
     fn name(&self) -> &'static str;
-    /// A disk is asked for each page.
+    /// Returns whether each page accesses a disk.
     fn is_slow(&self) -> bool;
     fn write(&mut self, page: usize, data: &[u8; PAGE]);
     fn mapped(&self) -> NonNull<u8>;
@@ -98,7 +98,7 @@ fn main() {
                 pages
             };
             let cost = round_of(&mut **way, pages, round as u8 + 1);
-            // The first one makes pages and faults that later ones find made.
+            // The first round creates pages and faults that later rounds reuse.
             if round > 0 {
                 row.push(cost);
             }
@@ -107,7 +107,7 @@ fn main() {
     print(&ways, &rows);
 }
 
-/// Microseconds for each page.
+/// Cost in microseconds per page.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: f64,
@@ -115,7 +115,7 @@ struct Cost {
     cpu: f64,
 }
 
-/// Microseconds of processor time that the process has used.
+/// Returns the CPU time that the process has used, in microseconds.
 fn cpu_us() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
@@ -128,7 +128,7 @@ fn round_of(way: &mut dyn Way, pages: usize, fill: u8) -> Cost {
     for page in 0..pages {
         data[..8].copy_from_slice(&(page as u64).to_ne_bytes());
         way.write(page, &data);
-        // SAFETY: the page lies in the mapping, and nobody writes to it now.
+        // SAFETY: the page lies in the mapping, and no thread writes to it now.
         unsafe {
             let from = way.mapped().add(page * PAGE);
             std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), PAGE);
@@ -173,7 +173,8 @@ struct Column {
 }
 
 impl Column {
-    /// Of one figure of all rounds, and of its ratios to that of `unified` in the same round.
+    /// Returns the statistics of one figure over all rounds, and of its ratios to that of `unified`
+    /// in the same round.
     fn of(row: &[Cost], unified: &[Cost], figure: impl Fn(&Cost) -> f64) -> Column {
         let ratios = row
             .iter()
@@ -193,12 +194,12 @@ impl Column {
     }
 }
 
-/// Sorts, and gives two of the values, symmetric in rank, between which the median lies with 95 %.
+/// Sorts the values, and returns two of them, symmetric in rank, that enclose the median with 95 %.
 fn interval(values: &mut [f64]) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     let (mut below, mut term, mut rank) = (0.0, 0.5f64.powi(n as i32), 0);
-    // The chance that no more than `rank` of the values lie below the median, at both ends.
+    // The probability that at most `rank` of the values lie below the median, at both ends.
     while 2.0 * (below + term) <= 0.05 {
         below += term;
         term *= (n - rank) as f64 / (rank + 1) as f64;
@@ -218,7 +219,7 @@ struct Side {
 impl Side {
     fn new(device: &Arc<dyn BlockDevice>) -> Side {
         let size = device.info().size;
-        // So large that nothing is written out because there is too much of it.
+        // Large enough that dirty pages never reach a threshold.
         let cache = Cache::new(Config::new(16 * size.max(4 << 20))).expect("a cache");
         let pager = DevicePager::new(Arc::clone(device)).expect("pages fit");
         let volume = cache.volume(Arc::new(pager)).expect("a volume");
@@ -290,7 +291,7 @@ struct Split {
 impl Split {
     fn new(name: &'static str, device: Arc<dyn BlockDevice>, flushes: bool, slow: bool) -> Split {
         let (writes, maps) = (Side::new(&device), Side::new(&device));
-        // Each page is asked for by itself, so bringing others with it would only cost.
+        // Each page is requested individually, so loading others with it would only cost time.
         let mut attributes = maps.open.vnode().attributes();
         attributes.no_read_ahead = true;
         maps.open.vnode().set_attributes(attributes);
@@ -340,7 +341,7 @@ struct Kernel {
     slow: bool,
     at: NonNull<u8>,
     bytes: usize,
-    /// A page where O_DIRECT takes it.
+    /// A page buffer with the alignment of O_DIRECT.
     aligned: block::Buf,
 }
 
@@ -394,12 +395,12 @@ impl Way for Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: its own mapping, not used any more.
+        // SAFETY: its own mapping, which is no longer used.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// A file of zeros that has its space.
+/// Creates a file of zeros with allocated space.
 fn new_file(path: &Path, bytes: usize) -> PathBuf {
     let file = File::create(path).expect("a file");
     file.write_all_at(&vec![0; bytes], 0).expect("space");

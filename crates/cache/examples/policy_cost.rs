@@ -1,6 +1,6 @@
-//! What the pure parts cost: nanoseconds a page for each policy, and an access for stream recognition.
-//! Rounds of all are interleaved. Timed are batches of 64; shown are the median batch and the tenth
-//! percentile, which other programs on the machine disturb little.
+//! Measures the purely computational parts: nanoseconds per page for each policy, and per access
+//! for stream detection. The rounds of all are interleaved. Batches of 64 are timed; prints the
+//! median batch and the tenth percentile, which is little affected by other load on the machine.
 //!
 //! `cargo run --release -p evfs-cache --example policy_cost`
 
@@ -83,10 +83,10 @@ fn main() {
     }
 }
 
-/// The n-th access.
+/// Returns the n-th access.
 type Next = fn(u64, &mut Random) -> Access;
 
-/// A full cache through which pages pass: every second one by a stream, every fourth referenced once.
+/// A full cache with a flow of pages: every second one of a stream, every fourth referenced once.
 struct Churn {
     policy: Box<dyn Policy>,
     noted: Vec<u8>,
@@ -109,7 +109,7 @@ impl Churn {
             page: 0,
         };
         churn.insert();
-        // Through once, so that queues and memories are as full as they get.
+        // Fill queues and histories completely.
         (0..frames * 3 / PAGES + 1).for_each(|_| churn.round());
         churn.inserting.clear();
         churn.evicting.clear();
@@ -154,7 +154,7 @@ impl Churn {
     }
 }
 
-/// Nanoseconds for one of a batch.
+/// Returns the nanoseconds per element of a batch.
 fn each(batch: Duration) -> f64 {
     batch.as_nanos() as f64 / BATCH as f64
 }

@@ -1,4 +1,4 @@
-//! The table of eviction policies under scans, in Markdown.
+//! Prints the comparison of eviction policies under scans as a Markdown table.
 //!
 //! `cargo run --release -p evfs-cache --example policy_table`
 

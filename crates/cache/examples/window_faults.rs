@@ -1,8 +1,8 @@
-//! What a fault in a mapping of a cached file costs, next to the faults of the kernel in the same run.
-//! The device is memory, so what a row costs is the cache's doing.
+//! Measures the cost of a fault in a mapping of a cached file, next to faults of the kernel in the
+//! same run. The device is memory, so the cost is that of the cache.
 //!
-//! Each round measures every row once, so a noisy neighbour hits all of them; the medians of all
-//! rounds are printed, and their ratio to a minor fault of the kernel.
+//! Each round measures every row once, so that background load affects all of them; prints the
+//! medians of all rounds, and their ratio to a minor fault of the kernel.
 //!
 //! `cargo run --release -p evfs-cache --example window_faults -- [--one-cpu]`
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const PAGE_BYTES: usize = 4096;
-/// Pages that a row touches in a round.
+/// Pages accessed per row and round.
 const PAGES: u64 = 512;
 
 #[derive(Parser)]
@@ -28,8 +28,8 @@ struct Args {
     one_cpu: bool,
 }
 
-/// Name, and nanoseconds for each page in each round: by the clock, and of processor time of all
-/// threads of the process.
+/// Name, and nanoseconds per page in each round: elapsed time, and CPU time of all threads of the
+/// process.
 type Row = (&'static str, Vec<f64>, Vec<f64>);
 
 fn main() {
@@ -86,7 +86,7 @@ fn kernel(rows: &mut Vec<Row>) {
     touch(rows, MINOR, second.0, Access::Store);
 }
 
-/// A cached file that fits.
+/// A file that fits into its cache.
 struct Bench {
     cache: Arc<Cache>,
     _volume: Arc<Volume>,
@@ -110,7 +110,7 @@ impl Bench {
         }
     }
 
-    /// Each page for itself, as with accesses here and there.
+    /// Accesses each page individually, as in random access.
     fn alone(&mut self, rows: &mut Vec<Row>) {
         self.read_ahead(false);
         self.empty();
@@ -151,7 +151,7 @@ impl Bench {
         );
     }
 
-    /// In order, 16 at a time.
+    /// Accesses the pages in order, so that 16 are loaded at a time.
     fn clusters(&mut self, rows: &mut Vec<Row>) {
         self.read_ahead(true);
         self.empty();
@@ -169,7 +169,7 @@ impl Bench {
         );
     }
 
-    /// Many pages by one call.
+    /// Handles many pages in one call.
     fn whole(&mut self, rows: &mut Vec<Row>) {
         self.empty();
         let mapping = self.map();
@@ -199,7 +199,7 @@ impl Bench {
         self.open.vnode().set_attributes(attributes);
     }
 
-    /// No page is in memory.
+    /// Evicts all pages.
     fn empty(&mut self) {
         self.session.flush(&mut self.open).expect("memory");
         while self.cache.shrink(0) > 0 {
@@ -207,7 +207,7 @@ impl Bench {
         }
     }
 
-    /// Every page is in the pool.
+    /// Loads every page into the pool.
     fn fill(&mut self) {
         self.empty();
         let mut all = vec![0; PAGES as usize * PAGE_BYTES];
@@ -224,7 +224,7 @@ fn base(mapping: &Mapping) -> NonNull<u8> {
 fn touch(rows: &mut Vec<Row>, name: &'static str, base: NonNull<u8>, access: Access) {
     time(rows, name, || {
         for page in 0..PAGES as usize {
-            // SAFETY: both kinds of mapping have that many pages.
+            // SAFETY: both kinds of mapping have `PAGES` pages.
             unsafe {
                 let at = base.add(page * PAGE_BYTES);
                 match access {
@@ -250,7 +250,7 @@ fn time(rows: &mut Vec<Row>, name: &'static str, mut work: impl FnMut()) {
     }
 }
 
-/// Nanoseconds of processor time that the process has used.
+/// Returns the CPU time that the process has used, in nanoseconds.
 fn cpu_ns() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
@@ -262,7 +262,7 @@ fn median(samples: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// A mapping that the kernel serves.
+/// A mapping whose faults the kernel serves.
 struct Kernel(NonNull<u8>, usize);
 
 impl Kernel {
@@ -273,7 +273,7 @@ impl Kernel {
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
         };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping aliases nothing; pages stay small so that each is a fault.
+        // SAFETY: a new mapping aliases nothing; large pages are disabled so that each page faults.
         let at = unsafe {
             let at = libc::mmap(null_mut(), bytes, protection, flags, fd, 0);
             assert!(at != libc::MAP_FAILED, "no memory to map");
@@ -286,7 +286,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: its own mapping, not used any more.
+        // SAFETY: its own mapping, which is no longer used.
         unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }

@@ -1,4 +1,4 @@
-//! Hunts for lost stores for as long as asked, and prints what it has counted.
+//! Hunts for lost stores for a given time, and prints the counters.
 //!
 //! `cargo run --release -p evfs-cache --example window_race -- --seconds 600`
 

@@ -1,5 +1,5 @@
-//! A device behind the cache is a device: the conformance suite, cached and direct, over a disk in
-//! memory and over one whose power can be cut.
+//! A cached device behaves like a device: the conformance suite, cached and direct, on a disk in
+//! memory and on one whose power can be cut.
 
 use block::{
     BlockDevice, Buf, ErrorDevice, ErrorKind, Mem, MemConfig, Op, PowerCut, Queue, Request, Wait,
@@ -69,7 +69,7 @@ fn what_was_flushed_survives_power_cuts() {
     }
 }
 
-/// A device whose flushes are answered when the test says so.
+/// A device whose flushes complete when the test says so.
 mod slow_flush {
     use block::{
         BlockDevice, Completion, DeviceInfo, Error, ErrorKind, Mem, Op, Queue, Request, Wait,
@@ -78,10 +78,10 @@ mod slow_flush {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     use std::sync::{Arc, Mutex};
 
-    /// What the flushes end with, in the order in which they came; `None`: it is not known yet.
+    /// Results of the flushes in order of arrival; `None`: not decided yet.
     pub type Answers = Arc<Mutex<Vec<Option<Result<(), ErrorKind>>>>>;
 
-    /// At its end every flush is answered, so that the device can be closed.
+    /// When dropped, lets every flush complete, so that the device can be closed.
     pub struct Over(pub Arc<AtomicBool>);
 
     impl Drop for Over {
@@ -115,7 +115,7 @@ mod slow_flush {
         lower: Box<dyn Queue>,
         answers: Answers,
         over: Arc<AtomicBool>,
-        /// Flushes in flight, with their places among the answers.
+        /// Flushes in flight, with their indexes in the answers.
         held: Vec<(usize, Request)>,
     }
 
@@ -212,7 +212,7 @@ fn a_flush_does_not_overtake_one_that_is_about_to_fail() {
     }
     answers.lock().unwrap()[0] = Some(Err(ErrorKind::Media));
     assert!(reap(&mut one).unwrap().result.is_err());
-    // The second begins now, so a device that remembers its failure can tell.
+    // The second flush begins only now, so a device that remembers its failure can report it.
     assert!(reap(&mut two).is_none());
     assert_eq!(answers.lock().unwrap().len(), 2);
     answers.lock().unwrap()[1] = Some(Err(ErrorKind::Media));

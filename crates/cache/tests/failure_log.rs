@@ -1,4 +1,4 @@
-//! What is said of pages that cannot be written out: once when that begins, and once when it ends.
+//! Failed write-back is logged once when it begins, and once when it ends.
 
 mod common;
 

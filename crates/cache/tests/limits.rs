@@ -1,4 +1,4 @@
-//! The limit of the cache holds under load and while it changes, and memory follows what is used.
+//! The limit of the cache holds under load and while it changes, and memory use follows it.
 
 use block::{Mem, Random};
 use cache::{Cache, Config, DEVICE_FILE, DevicePager, Volume};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const MAX: u64 = 16 << 20;
 const LOAD: u64 = 10 * MAX;
 
-/// Reads and writes all over a device of ten times the cache until told to stop.
+/// Reads and writes all over a device of ten times the cache until stopped.
 fn load(volume: &Volume, seed: u64, stop: &AtomicBool) {
     let mut session = volume.session().unwrap();
     let mut open = volume.open(&volume.vnode(DEVICE_FILE, LOAD));
@@ -39,7 +39,7 @@ fn the_limit_holds_within_one_percent_while_it_shrinks_and_grows_under_load() {
             let (volume, stop) = (&volume, &stop);
             scope.spawn(move || load(volume, seed, stop));
         }
-        // Stops the others also when an assertion fails here.
+        // Stops the other threads even when an assertion fails here.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {

@@ -1,11 +1,11 @@
-//! Every interleaving of the word and of holds, by loom:
+//! Model check of the word and of holds over every interleaving, by loom:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p evfs-cache --release --test loom
 //! ```
 //!
-//! The page is one byte in an atomic of its own, so that a torn or late read shows as a wrong value;
-//! a frame that is freed twice, or changed while it is held, shows as an assertion.
+//! The page is one byte in an atomic of its own, so that a torn or late read shows as a wrong
+//! value; a frame that is freed twice, or changed while it is held, fails an assertion.
 #![cfg(loom)]
 
 use cache::word::{Atom, Holds, Home, Word};
@@ -14,7 +14,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use loom::thread;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// loom's atomics in the word's clothes.
+/// Adapts loom's atomics to the word.
 struct A64(AtomicU64);
 struct A32(AtomicU32);
 
@@ -46,7 +46,7 @@ atom!(A64, AtomicU64, u64);
 atom!(A32, AtomicU32, u32);
 
 const FRAMES: usize = 3;
-/// The page's place in its window.
+/// The frame that stands for the page's place in its window.
 const WINDOW: u32 = 2;
 
 /// A page and a pool of three frames.
@@ -54,12 +54,12 @@ struct Page {
     word: Word<A64>,
     data: [[AtomicUsize; 2]; FRAMES],
     holds: [Holds<A32>; FRAMES],
-    /// How often each frame was freed.
+    /// Number of times that each frame was freed.
     freed: [AtomicUsize; FRAMES],
 }
 
 impl Page {
-    /// Resident in frame 0, both halves holding 1.
+    /// Returns a page resident in frame 0, both halves holding 1.
     fn resident() -> Arc<Page> {
         let page = Page {
             word: Word::empty(),
@@ -92,8 +92,8 @@ impl Page {
         );
     }
 
-    /// As a writer does it: in place if nobody holds the frame, else in `spare`. `None`: no page, or
-    /// somebody else has it.
+    /// Writes like a session: in place if the frame is not held, else in `spare`. `None`: there is
+    /// no page, or another thread has its latch.
     fn write(&self, value: usize, spare: u32) -> Option<u32> {
         let snap = self.word.look();
         let frame = snap.frame();
@@ -108,7 +108,7 @@ impl Page {
         Some(to)
     }
 
-    /// As a reader does it that copies.
+    /// Copies like a lock-free reader.
     fn copy(&self) -> Option<(usize, usize)> {
         let snap = self.word.look();
         if !snap.is_resident() || snap.in_window() {
@@ -128,7 +128,7 @@ impl Page {
         }
     }
 
-    /// As who reads a page does it that lies in the window, which is frame 2 here.
+    /// Reads like a reader of a page that lies in the window, which is frame 2 here.
     fn read_in_window(&self) -> Option<(usize, usize)> {
         let snap = self.word.look();
         if !self.word.begin_read(snap) {
@@ -141,7 +141,7 @@ impl Page {
         Some(seen)
     }
 
-    /// As a fault does it that moves the page into the window.
+    /// Moves the page into the window like a fault.
     fn move_to_window(&self) -> bool {
         let snap = self.word.look();
         if snap.in_window() {
@@ -161,8 +161,7 @@ impl Page {
         true
     }
 
-    /// As who wants the latch of a page in the window does it, who then changes the page or gives its
-    /// memory back.
+    /// Latches the page in the window, to change it or to release its memory.
     fn latch_in_window(&self, act: impl FnOnce(&Self)) -> bool {
         for _ in 0..2 {
             let snap = self.word.look();
@@ -182,7 +181,7 @@ impl Page {
         false
     }
 
-    /// As eviction does it.
+    /// Evicts like the pool.
     fn evict(&self) -> bool {
         let snap = self.word.look();
         let frame = snap.frame();
@@ -238,7 +237,7 @@ fn a_pinned_frame_does_not_change_and_is_freed_once() {
         }
         let home = writer.join().unwrap();
         let freed = page.freed[0].load(SeqCst);
-        // A writer that had to move left frame 0 behind, which is free once nobody holds it.
+        // A writer that had to move abandoned frame 0, which is free once it is not held.
         assert_eq!(freed, usize::from(home == Some(1)));
         assert!(!page.holds[0].any() && !page.holds[1].any());
     });
@@ -288,7 +287,7 @@ fn eviction_and_a_writer_that_loses_the_latch_free_the_frame_once() {
     loom::model(|| {
         let page = Page::resident();
         let pinned = page.pin().unwrap();
-        // The writer counts the pin while it goes away and the page is evicted.
+        // The writer counts the pin while it is being released and the page evicted.
         let writer = {
             let page = page.clone();
             thread::spawn(move || page.write(2, 1))
@@ -361,7 +360,7 @@ fn the_memory_of_a_window_is_given_back_under_no_reader() {
             let page = page.clone();
             thread::spawn(move || page.latch_in_window(|page| page.free(WINDOW)))
         };
-        // Twice, so that the one who wants the latch meets a reader and keeps the next away.
+        // Twice, so that the thread that wants the latch meets a reader and excludes the next.
         page.read_in_window();
         page.read_in_window();
         let gone = gone.join().unwrap();

@@ -1,8 +1,8 @@
-//! Files that are mapped, over the cache itself: one set of pages for sessions and for programs, on a
-//! device that can fail, in a cache that can be small.
+//! Mapped files in the real cache: one set of pages for sessions and for programs, on a device that
+//! can fail, in a cache that can be small.
 //!
-//! Poison is looked for with a system call, which fails with EFAULT where a load would be a SIGBUS;
-//! the signals themselves are met by children.
+//! Poison is detected with a system call, which fails with EFAULT where a load would raise SIGBUS;
+//! the signals themselves are tested in child processes.
 
 #[path = "common/bench.rs"]
 mod bench;
@@ -77,7 +77,7 @@ fn pages_that_were_evicted_come_back_with_what_was_stored() {
             assert_eq!(load(&mapping, page), page + (round - 1) * 1000);
             store(&mapping, page, page + round * 1000);
         }
-        // What is dirty stays, or is written out first.
+        // Dirty pages stay, or are written back first.
         bench.cache.shrink(0);
         session.flush(&mut open).unwrap();
         bench.evict();
@@ -261,7 +261,8 @@ fn truncates_under_threads_that_touch_leave_no_old_bytes() {
     bench.pager.forget_from(FILE, 0);
     let mapping = all(&open);
     std::thread::scope(|scope| {
-        // Stores by the kernel fail where the file has been cut; stores of our own would be killed.
+        // Stores by the kernel fail where the file has been truncated; stores of our own would
+        // raise SIGBUS.
         let touch = scope.spawn(|| {
             for n in 0..4000u64 {
                 let _cut = kernel_stores(&mapping, n % 32 * PAGE, &[255]);
@@ -372,7 +373,7 @@ fn a_session_may_write_from_a_mapping_and_read_into_one() {
     let bench = Bench::calm(8);
     let (mut session, mut open) = bench.open();
     let mapping = all(&open);
-    // The very page that is written is the source, and faults while it is.
+    // The page being written is also the source, and faults during the write.
     bench.evict();
     session
         .write(&mut open, 0, slice(&mapping, 0, 100))
@@ -522,11 +523,11 @@ fn nothing_keeps_the_device_once_everything_is_dropped() {
     drop((session, open, bench));
     assert!(Arc::strong_count(&disk) > 1, "the mapping does, until then");
     drop(mapping);
-    // The thread that served the last fault may hold something a moment longer.
+    // The thread that served the last fault may hold a reference a moment longer.
     until("all is gone", || Arc::strong_count(&disk) == 1);
 }
 
-/// Stops others also when an assertion fails.
+/// Stops other threads even when an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -569,7 +570,7 @@ fn sessions_read_and_write_pages_while_they_move_in_and_out() {
     }
 }
 
-/// Counts in a place of its own in each page, and makes pages leave.
+/// Counts in a slot of its own in each page, and evicts pages.
 fn count_by_session(bench: &Bench, thread: u64, stop: &AtomicBool) {
     let (mut session, mut open) = bench.open();
     let mut written = [0u64; 32];

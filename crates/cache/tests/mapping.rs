@@ -1,5 +1,5 @@
-//! What a program can count on that has a mapping: of its range, of its neighbourhood, of system calls,
-//! signals and children, and of leases for other processes.
+//! Guarantees for a program that has a mapping: its range, neighboring memory, system calls,
+//! signals and children, and leases for other processes.
 
 #[path = "common/bench.rs"]
 mod bench;
@@ -70,7 +70,7 @@ fn a_leased_page_stays_and_another_process_shares_it() {
     bench.evict();
 }
 
-/// Has a child map what is leased, load the first number of a page, and store another.
+/// Has a child map the leased file, load the first number of a page, and store another.
 fn mapped_by_child(lease: &cache::Lease, page: u64, value: u64) -> u64 {
     use std::os::fd::AsRawFd;
     let (fd, at) = (lease.fd().as_raw_fd(), page * PAGE);
@@ -124,7 +124,7 @@ fn a_lease_for_reading_follows_what_is_written_and_cannot_be_written_through() {
     bench.evict();
 }
 
-/// What a child of [`touching_poison_is_a_sigbus`] does.
+/// Tells a child of [`touching_poison_is_a_sigbus`] which access to make.
 const TOUCH: &str = "EVFS_TEST_TOUCH";
 
 #[test]
@@ -149,7 +149,7 @@ fn a_child_touches() {
     let Ok(touch) = std::env::var(TOUCH) else {
         return;
     };
-    // No core of it.
+    // The child must not dump core.
     rustix::process::setrlimit(
         rustix::process::Resource::Core,
         rustix::process::Rlimit {
@@ -180,7 +180,7 @@ fn system_calls_on_missing_pages_are_served() {
     kernel_loads(&mapping, 0, &mut [1]).unwrap();
     kernel_stores(&mapping, PAGE, &[200]).unwrap();
     assert_eq!(open.vnode().dirty_pages(), 1);
-    // A page of one file into the other, past both of them.
+    // A mapped page of one file is written to the other file.
     let theirs = all(&other);
     session
         .write(&mut other, 0, slice(&mapping, PAGE, PAGE as usize))
@@ -340,7 +340,7 @@ fn a_forked_child_does_not_have_the_mapping() {
     // SAFETY: the child only loads one byte and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: the address is not mapped in the child; it is to die of that.
+        // SAFETY: the address is not mapped in the child; it must be killed by that.
         unsafe {
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
             mapping.as_ptr().read_volatile();

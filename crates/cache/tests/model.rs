@@ -1,15 +1,15 @@
-//! The cache against plain bytes: random operations of every kind from several threads, over a
-//! device that fails, in a cache that is much too small.
+//! The cache against plain bytes: random operations of every kind from several threads, on a device
+//! that fails, in a cache that is much too small.
 //!
-//! Each thread has a file of its own, about which everything is known at every moment, and a share
-//! of two files that all use: every so many bytes of them belong to one thread, so that threads meet
-//! in each page and each still knows its bytes. A cut or an extension of a shared file is one
-//! thread's alone at that moment. Write-behind that fails loses nothing, so what is read has to be
-//! right throughout; only an operation that itself fails is tried again.
+//! Each thread has a file of its own, whose contents it knows at every moment, and a share of two
+//! files that all use: their bytes are divided into lanes of `LANE` bytes, assigned to the threads
+//! in turn, so that threads share each page and each still knows its bytes. A truncation or
+//! extension of a shared file excludes the other threads. Failed write-behind loses nothing, so
+//! reads must be correct throughout; only an operation that itself fails is retried.
 //!
-//! Each thread also maps its file and the shared ones now and then. While the device fails, a load may
-//! be a SIGBUS, so then the kernel loads and stores on the threads' behalf, which gets an error; a
-//! second run over a device that works has plain loads and stores.
+//! Each thread also maps its file and the shared ones at times. While the device fails, a load may
+//! raise SIGBUS, so then the kernel loads and stores on the threads' behalf and gets an error
+//! instead; a second run on a working device uses plain loads and stores.
 //!
 //! Under ThreadSanitizer, with the copies of `src/copy.rs` made through atomics:
 //!
@@ -34,9 +34,9 @@ use std::time::Duration;
 use touch::{PAGE, kernel_loads, kernel_stores, load_bytes, store_bytes};
 
 const THREADS: u64 = 4;
-/// Bytes of a file at most.
+/// Largest size of a file in bytes.
 const SPAN: u64 = 512 << 10;
-/// Bytes side by side in a shared file that belong to one thread: no divisor of a page.
+/// Consecutive bytes of a shared file that belong to one thread; does not divide the page size.
 const LANE: u64 = 96;
 const SHARED: [FileId; 2] = [FileId(THREADS), FileId(THREADS + 1)];
 const CACHE: u64 = 1 << 20;
@@ -48,14 +48,15 @@ struct World {
     disk: Arc<Mem>,
     errors: ErrorHandle,
     fails: bool,
-    /// The bytes of the shared files; the lock stands for their size.
+    /// State of the shared files; the lock protects their size.
     shared: [RwLock<Shared>; 2],
 }
 
-/// What is known of a shared file. Each thread keeps its bytes to itself; whoever cuts tells all.
+/// Common knowledge of a shared file. Each thread keeps track of its own bytes; a truncation is
+/// recorded for all threads.
 struct Shared {
     size: u64,
-    /// The lowest size there was since each thread's last look.
+    /// The lowest size since each thread last called [`Actor::look`].
     lowest: [AtomicU64; THREADS as usize],
 }
 
@@ -155,12 +156,12 @@ fn everything_agrees_with_plain_bytes(fails: bool) {
     }
 }
 
-/// The bytes of a shared file that belong to a thread.
+/// Returns the bytes of a shared file that belong to a thread.
 fn lanes_of(thread: u64) -> impl Iterator<Item = u64> {
     (0..SPAN).filter(move |at| at / LANE % THREADS == thread)
 }
 
-/// What a thread knows.
+/// Contents that a thread expects.
 struct Known {
     /// Its own file.
     own: Vec<u8>,
@@ -175,7 +176,7 @@ struct Actor<'a> {
     session: Session,
     own: OpenFile,
     shared: [OpenFile; 2],
-    /// Of the thread's own file and of the shared ones.
+    /// Mappings of the thread's own file and of the shared ones.
     mapped: [Option<Mapping>; 3],
     known: Known,
 }
@@ -227,7 +228,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// A range of a file of this size: mostly short, seldom long, at any byte.
+    /// Returns a range of a file of this size: mostly short, rarely long, at any byte.
     fn range(&mut self, size: u64) -> (u64, usize) {
         let longest = if self.random.below(20) == 0 {
             100_000
@@ -260,7 +261,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Reads on and on, forward or backward, so that the background brings what comes next.
+    /// Reads sequentially, forward or backward, so that the background thread reads ahead.
     fn stream_own(&mut self) {
         let size = self.known.own.len() as u64;
         let mut pieces: Vec<u64> = (0..size).step_by(5000).collect();
@@ -279,7 +280,8 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Any file of this thread's may be told to leave nothing behind, or to write at once.
+    /// Changes the attributes of one of this thread's files: no caching, no read-ahead,
+    /// flush-behind.
     fn advise(&mut self) {
         let file = match self.random.below(3) {
             0 => FileId(self.thread),
@@ -363,7 +365,7 @@ impl<'a> Actor<'a> {
         self.known.own[offset as usize..offset as usize + len].copy_from_slice(&buf);
     }
 
-    /// Pages that are held do not change, whatever is written.
+    /// Checks that held pages do not change during writes.
     fn hold_pages(&mut self) {
         let pages = self.known.own.len() as u64 / 4096;
         if pages == 0 {
@@ -399,7 +401,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// A range in one of this thread's lanes.
+    /// Returns a range in one of this thread's lanes.
     fn lane(&mut self, size: u64) -> Option<(u64, usize)> {
         let lanes = size / (LANE * THREADS);
         let lane = self.random.below(lanes.max(1)) * THREADS + self.thread;
@@ -409,7 +411,7 @@ impl<'a> Actor<'a> {
         (offset + len <= size).then_some((offset, len as usize))
     }
 
-    /// Takes note of what others have cut off.
+    /// Applies truncations of a shared file by other threads to the expected contents.
     fn look(known: &mut [u8], shared: &Shared, thread: u64) {
         let lowest = shared.lowest[thread as usize].swap(SPAN, Relaxed);
         known[lowest as usize..].fill(0);
@@ -527,7 +529,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Cuts a shared file, and makes it longer again.
+    /// Truncates a shared file, and extends it again.
     fn resize_shared(&mut self) {
         let which = self.random.below(2) as usize;
         let mut shared = self.world.shared[which].write().unwrap();
@@ -546,7 +548,7 @@ impl<'a> Actor<'a> {
     }
 }
 
-/// The parts of a range that do not cross a page: offset, and which part of the range.
+/// Splits a range into parts that do not cross a page: file offset, and position within the range.
 fn parts_in_pages(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -557,7 +559,7 @@ fn parts_in_pages(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<u
     })
 }
 
-/// Takes poison away, so that the next who comes by may find the page.
+/// Removes poison, so that the next access may find the page.
 fn heal(mapping: &Mapping, offset: u64, access: Access) {
     let at = offset as usize;
     while mapping.prefault(at..at + 1, access).is_err() {}

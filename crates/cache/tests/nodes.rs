@@ -1,4 +1,4 @@
-//! On which node pages are asked for. Whether the kernel put them there a guest with two nodes shows.
+//! The NUMA node that memory is requested from. A guest with two nodes tests the actual placement.
 
 use block::topology::Topology;
 use block::{BlockDevice, Mem};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
 
-/// Two nodes with a processor each, whatever this machine has.
+/// Returns a topology of two nodes with a CPU each, whatever this machine has.
 fn two_nodes() -> Topology {
     let root = tempfile::tempdir().unwrap();
     let nodes = root.path().join("devices/system/node");
@@ -46,7 +46,7 @@ fn read(volume: &Volume, vnode: &Arc<Vnode>, range: std::ops::Range<u64>) {
     assert!(out.iter().all(|b| *b == 0));
 }
 
-/// Bytes asked of each node.
+/// Returns the bytes requested from each node.
 fn asked(cache: &Cache) -> [u64; 2] {
     let nodes = cache.nodes();
     assert_eq!([nodes[0].0, nodes[1].0], [0, 1]);

@@ -1,4 +1,4 @@
-//! The claims that the choice of the default policy rests on, on the traces of `examples/policy_table.rs`
+//! The claims behind the choice of the default policy, on the traces of `examples/policy_table.rs`
 //! at an eighth of the size. The traces are exact: a figure here changes only when a policy does.
 
 mod traces;
@@ -65,7 +65,7 @@ fn what_is_written_and_read_back_is_kept() {
     let (ours, lru) = (rows()(Rival::Ufc), rows()(Rival::Lru));
     at_least("reads of the file", ours.temp, 85.0);
     at_least("the hot set beside it", ours.temp_hot, lru.temp_hot + 5.0);
-    // The price of stealback as documented, and what it costs to take clean pages only.
+    // The cost of stealback as documented, and of taking clean pages only.
     assert!(rows()(Rival::LruStealback).temp < 5.0);
     at_least("clean only", rows()(Rival::LruStealbackBehind).temp, 95.0);
 }

@@ -1,5 +1,5 @@
-//! The power fails at any moment: what was flushed is whole, and what is old enough is there though
-//! nobody has flushed it.
+//! The power fails at any moment: flushed data is intact, and data older than the sync interval is
+//! present even without a flush.
 
 mod common;
 
@@ -13,7 +13,7 @@ const SECTOR: u64 = 512;
 const SECTORS: u64 = 1024;
 const FILE: FileId = FileId(0);
 
-/// A sector that says which one it is, and the how-manieth write of it this was.
+/// Returns the contents of a sector, which identify its number and the turn that wrote it.
 fn sector(number: u64, turn: u64) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     let words = bytes.chunks_exact_mut(8).enumerate();
@@ -24,7 +24,7 @@ fn sector(number: u64, turn: u64) -> [u8; SECTOR as usize] {
     bytes
 }
 
-/// The turn of a sector that is whole; `None` for one that was never written.
+/// Returns the turn of an intact sector; `None` for one that was never written.
 fn turn_of(number: u64, bytes: &[u8]) -> Option<u64> {
     if bytes.iter().all(|b| *b == 0) {
         return None;
@@ -40,7 +40,7 @@ struct Bench {
     session: Session,
     open: OpenFile,
     turn: u64,
-    /// The last turn of each sector that was written, and that was flushed.
+    /// The last turn in which each sector was written.
     written: Vec<u64>,
     _volume: Arc<Volume>,
 }
@@ -50,7 +50,7 @@ fn bench(sync_interval: Duration) -> Bench {
     let cache = Cache::new(Config {
         tick: Duration::from_millis(2),
         sync_interval,
-        // Half a mebibyte of data in less room, so that pages also leave.
+        // Half a mebibyte of data in less room, so that pages are also evicted.
         ..Config::new(1 << 20)
     });
     let cache = cache.unwrap();
@@ -85,7 +85,7 @@ impl Bench {
 fn what_was_flushed_is_whole_at_every_point_of_a_cut() {
     let mut bench = bench(Duration::from_millis(20));
     let mut random = Random::new(9);
-    // How far the log was when each flush had ended, and what it covered.
+    // Log position at the end of each flush, and the turns that it covered.
     let mut flushed = vec![(0, vec![0; SECTORS as usize])];
     for _ in 0..600 {
         let from = random.below(SECTORS);
@@ -122,7 +122,8 @@ fn what_is_old_is_there_while_writers_go_on() {
     let mut bench = bench(Duration::from_millis(20));
     let mut random = Random::new(10);
     for round in 0..5 {
-        // A page that nobody touches again in this round, among others that are dirtied all the time.
+        // A page that is not touched again in this round, among others that are dirtied all the
+        // time.
         let quiet = round * 8;
         bench.write(quiet, 8);
         let turn = bench.turn;

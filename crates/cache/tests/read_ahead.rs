@@ -1,5 +1,4 @@
-//! Streams through a cache: what is read ahead of them, what that costs others, and that it is counted
-//! to the page.
+//! Streams through a cache: the read-ahead for them, its cost for others, and its exact counters.
 
 mod common;
 
@@ -19,7 +18,7 @@ struct Bench {
     content: Vec<u8>,
 }
 
-/// Three files over a disk whose reads take a while, so that to read ahead is worth it.
+/// Three files on a disk whose reads take a while, so that read-ahead pays off.
 fn bench(cache_bytes: u64) -> Bench {
     let mut content = vec![0; (FILES * SPAN) as usize];
     Random::new(1).fill(&mut content);
@@ -45,7 +44,7 @@ impl Bench {
         (session, self.volume.open(&vnode), vnode)
     }
 
-    /// Reads a piece of a file, and looks at what came.
+    /// Reads a piece of a file, and checks its contents.
     fn read(&self, session: &mut Session, open: &mut OpenFile, at: u64, len: usize) {
         let mut out = vec![0; len];
         assert_eq!(session.read(open, at, &mut out).unwrap(), len);
@@ -54,8 +53,8 @@ impl Bench {
     }
 }
 
-/// Reads a fresh file in these pieces and gives the pages that were brought ahead and used, and those
-/// that were brought ahead.
+/// Reads a fresh file in these pieces; returns the number of pages read ahead and used, and of
+/// pages read ahead.
 fn stream(pieces: impl Iterator<Item = (u64, usize)>) -> (u64, u64) {
     let bench = bench(64 << 20);
     let (mut session, mut open, vnode) = bench.open(0);
@@ -94,7 +93,7 @@ fn random_reads_bring_little_else() {
     let mut pieces: Vec<_> = pieces.collect();
     pieces.sort_by_key(|(at, _)| at.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let (_, brought) = stream(pieces.into_iter());
-    // Three of eight are at equal distances now and then.
+    // Three of eight are occasionally at equal distances.
     assert!(brought <= 300, "{brought} pages for 300");
 }
 
@@ -174,15 +173,15 @@ fn a_file_that_is_not_to_be_kept_leaves_behind_its_reader() {
     for at in (0..SPAN).step_by(10_000) {
         let len = 10_000.min(SPAN - at) as usize;
         bench.read(&mut session, &mut open, at, len);
-        // One window and a half is ahead of the reader, and the page it stands on.
+        // At most one window and a half ahead of the reader, and its current page.
         let resident = vnode.stats().resident_bytes;
         assert!(resident <= 4 << 20, "{resident} bytes at {at}");
     }
     let counts = vnode.stats().counts;
     assert!(counts.left_behind >= SPAN / PAGE, "{counts:?}");
-    // What the background was late to bring, behind the reader, goes first.
+    // First drop pages that the background thread loaded late, behind the reader.
     bench.volume.drop_file(FileId(0)).unwrap();
-    // Written pages leave when they are below, and not before.
+    // Written pages are dropped when they have been written back, and not before.
     session.write(&mut open, 0, &[7; 50_000]).unwrap();
     session.flush(&mut open).unwrap();
     until("they have left", || vnode.stats().resident_bytes == 0);
@@ -248,7 +247,7 @@ fn a_file_with_large_pages_comes_by_whole_clusters() {
     until("the cluster is there", || {
         vnode.stats().resident_bytes == cluster
     });
-    // Across the border of two, and at the end of the file.
+    // Across the border of two clusters, and at the end of the file.
     bench.read(&mut session, &mut open, 9 * cluster - 10, 20);
     bench.read(&mut session, &mut open, SPAN - 100, 100);
     until("three more are there", || {

@@ -1,5 +1,5 @@
-//! Sends into real sockets: every byte, in order, each page of one moment, whoever writes meanwhile
-//! and however slowly the other side reads.
+//! Sends into real sockets: every byte, in order, each page of one moment, regardless of concurrent
+//! writers and of the speed of the receiver.
 
 #[path = "common/touch.rs"]
 mod touch;
@@ -30,7 +30,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A file of `size` bytes that are a function of their place.
+    /// Creates a file of `size` bytes that are a function of their offset.
     fn new(size: u64) -> Bench {
         let bench = Bench::empty(size);
         let (mut session, mut open) = bench.open();
@@ -68,7 +68,7 @@ fn content(range: Range<u64>) -> Vec<u8> {
     range.map(byte).collect()
 }
 
-/// A connection whose sending side is full after a few pages.
+/// Returns a connection whose sending side is full after a few pages.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -88,7 +88,7 @@ fn wait_writable(socket: impl AsFd) {
     assert_eq!(poll(fds, Some(&long)), Ok(1), "nothing is read");
 }
 
-/// Sends all of a range, waiting for the socket; says how often it was full.
+/// Sends all of a range, waiting for the socket; returns how often it was full.
 fn send_all(
     socket: &TcpStream,
     session: &mut Session,
@@ -146,7 +146,7 @@ fn pages_that_are_not_there_are_brought() {
     assert!(counts.misses + counts.read_ahead > 200, "{counts:?}");
 }
 
-/// Fills a page with one number.
+/// Returns a page filled with one number.
 fn page_of(number: u64) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     page.chunks_mut(8)
@@ -154,14 +154,14 @@ fn page_of(number: u64) -> [u8; PAGE_BYTES] {
     page
 }
 
-/// The one number a page is filled with.
+/// Returns the number that a page is filled with.
 fn number_of(page: &[u8]) -> u64 {
     let first = &page[..8];
     assert!(page.chunks(8).all(|word| word == first), "a torn page");
     u64::from_le_bytes(first.try_into().unwrap())
 }
 
-/// Writes whole pages with rising numbers until told to stop; notes each number before and after.
+/// Writes whole pages with rising numbers until stopped; records each number before and after.
 fn write_numbers(bench: &Bench, begun: &[AtomicU64], ended: &[AtomicU64], stop: &AtomicBool) {
     let (mut session, mut open) = bench.open();
     for number in 1.. {
@@ -177,7 +177,7 @@ fn write_numbers(bench: &Bench, begun: &[AtomicU64], ended: &[AtomicU64], stop: 
     }
 }
 
-/// Stops the others also when an assertion fails.
+/// Stops the other threads even when an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -221,7 +221,7 @@ fn each_page_is_as_it_was_at_one_moment_of_its_send() {
                 }
                 continue;
             }
-            // All of it is held before the first byte goes, and until the last has gone.
+            // All pages are held from before the first byte is sent until after the last.
             let least = Vec::from_iter((0..PAGES).map(|page| now(&ended, page)));
             let held = session.pages(&mut open, 0..PAGES * PAGE).unwrap();
             bounds.extend(
@@ -259,7 +259,7 @@ fn headers_stand_where_the_caller_put_them() {
     let mut parts = Parts::new();
     parts.bytes(&one).pages(&held, 100..40_000);
     parts.bytes(&two).bytes(&[]).pages(&held, 4096..4097);
-    // More places than one call takes.
+    // More entries than one call takes.
     for at in 0..3000 {
         parts.pages(&held, at..at + 1);
     }
@@ -335,7 +335,7 @@ fn what_was_lent_is_as_it_was_until_the_last_loan_is_given_back() {
     bench.volume.forget(DEVICE_FILE);
     drop(loans);
     assert_eq!(bench.cache.stats().used_bytes, 8 * PAGE);
-    // Frames that others fill meanwhile are not the lent ones.
+    // Frames filled by others in the meantime are not the loaned ones.
     let other = bench.volume.vnode(FileId(1), 8 << 20);
     let mut session = bench.volume.session().unwrap();
     let mut open = bench.volume.open(&other);
@@ -373,7 +373,7 @@ fn a_page_that_programs_have_mapped_is_sent_as_well() {
     assert!(got == content(100..100 + 7 * PAGE));
 }
 
-/// Two UDP sockets; the first is connected to the second.
+/// Returns two UDP sockets; the first is connected to the second.
 fn datagram_sockets() -> (UdpSocket, UdpSocket) {
     let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -382,7 +382,8 @@ fn datagram_sockets() -> (UdpSocket, UdpSocket) {
     (sender, receiver)
 }
 
-/// Sends datagrams of these sizes of payload, each with its number before it, and looks at what comes.
+/// Sends datagrams with payloads of these sizes, each preceded by its number, and checks the
+/// received ones.
 fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[usize]) {
     let bench = Bench::new(1 << 20);
     let (mut session, mut open) = bench.open();
@@ -414,7 +415,7 @@ fn datagrams_leave_in_batches_and_arrive_one_by_one() {
     let (sender, receiver) = datagram_sockets();
     exchange(&sender, &receiver, true, &[1400; 40]);
     exchange(&sender, &receiver, true, &[1400, 1400, 1400, 9]);
-    // Of any size, in any order, empty ones among them; more than a call takes.
+    // Of any size, in any order, including empty ones; more than one call takes.
     exchange(&sender, &receiver, true, &[9, 1400, 1400, 0, 0, 5000, 1]);
     exchange(&sender, &receiver, true, &[10; 70]);
     exchange(&sender, &receiver, true, &[40_000, 40_000]);
@@ -425,7 +426,7 @@ fn datagrams_leave_in_batches_and_arrive_one_by_one() {
 #[test]
 fn where_batches_are_not_taken_datagrams_go_one_by_one() {
     let (sender, receiver) = datagram_sockets();
-    // The kernel refuses to cut datagrams that are to go without a checksum.
+    // The kernel refuses to segment datagrams that are sent without a checksum.
     let on: libc::c_int = 1;
     // SAFETY: the option is an int, which outlives the call.
     let set = unsafe {

@@ -1,4 +1,4 @@
-//! The settings and numbers of a cache that is at work.
+//! The settings and statistics of a cache in use.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const SPAN: u64 = 8 << 20;
 const PAGE: u64 = 4096;
-/// What the settings take the machine to have.
+/// The machine's memory as assumed by the settings.
 const MEMORY: u64 = 64 << 20;
 
 struct Bench {
@@ -82,7 +82,7 @@ fn the_most_and_the_least_that_pages_take_change_at_once() {
     until("memory goes back", || {
         bench.cache.stats().resident_bytes <= 4 << 20
     });
-    // What is on its way from below cannot go yet.
+    // Pages still being loaded cannot be evicted yet.
     until("the least stays", || bench.cache.shrink(0) == 2 << 20);
     assert!(bench.cache.stats().counts.evicted_pressure > 0);
     bench.set(&[("filecache_max", "25%"), ("filecache_min", "1MB")]);
@@ -191,7 +191,7 @@ fn a_file_that_streams_steals_from_itself_once_it_may() {
         ("fcache_seqlimit_system", "20"),
         ("fcache_seqlimit_file", "10"),
     ]);
-    // Pages that no stream has brought fill most of the rest.
+    // Pages not loaded by a stream fill most of the rest.
     let (mut other, mut random, kept) = bench.open(1);
     let mut pages: Vec<u64> = (0..700).map(|n| n * 2).collect();
     pages.sort_by_key(|page| page.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -278,7 +278,7 @@ fn pages_are_counted_by_why_they_left() {
     );
 }
 
-/// A file of zeros whose reads come when the gate opens.
+/// A file of zeros whose reads complete when the gate opens.
 struct Gate {
     info: PagerInfo,
     open: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! A vast device that is used thinly takes memory for what is used. Alone in its program, because it
-//! asks the kernel how much memory the process has.
+//! A huge device that is sparsely used takes memory in proportion to its use. Alone in its program,
+//! because it queries the memory of the process.
 
 mod common;
 
@@ -59,7 +59,7 @@ impl PagerQueue for NothingQueue {
     }
 }
 
-/// Bytes of memory that the process has, mappings of the pool included.
+/// Returns the resident memory of the process in bytes, including the pool.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
@@ -69,7 +69,7 @@ fn resident() -> u64 {
 #[test]
 fn memory_of_the_process_follows_the_pages_in_use() {
     let before = resident();
-    // Room for much more than will be used: what is only reserved takes nothing.
+    // Room for much more than will be used: reserved address space takes no memory.
     let cache = Cache::new(Config {
         reserve_bytes: 64 << 30,
         min_bytes: 1 << 20,
@@ -106,14 +106,14 @@ fn memory_of_the_process_follows_the_pages_in_use() {
             took >> 10,
             stats.index_bytes >> 10
         );
-        // A page, a leaf of its own and its place in the index, the policy's part, and a chunk and a
+        // A page, a leaf of its own and its slot in the index, the policy's part, and a chunk and a
         // half that is not full.
         assert!(
             took <= pages * (4096 + 576 + 512) + (3 << 20),
             "{took} bytes: {stats:?}"
         );
     }
-    // In little room pages come and go all over the device, dirty ones among them.
+    // With little room, pages all over the device are loaded and evicted, including dirty ones.
     const ROOM: u64 = 4 << 20;
     cache.set_max_bytes(ROOM);
     for round in 0..50_000u64 {
@@ -127,7 +127,7 @@ fn memory_of_the_process_follows_the_pages_in_use() {
     }
     common::until("memory goes back", || cache.stats().resident_bytes <= ROOM);
     let stats = cache.stats();
-    // Leaves are kept for use again, so the index is as large as it ever was.
+    // Leaves are kept for reuse, so the index never shrinks.
     assert!(stats.index_bytes <= 2 * 16384 * 576, "{stats:?}");
     assert!(
         vnode.stats().leaves as u64 <= ROOM / 4096,

@@ -1,6 +1,6 @@
-//! What is read ahead of which accesses: exact ranges, and what holds for any accesses.
+//! The read-ahead for given accesses: exact ranges, and properties that hold for all accesses.
 
-// What is asked for is often one range, and a list of ranges all the same.
+// A request is often one range, but still a list of ranges.
 #![allow(clippy::single_range_in_vec_init)]
 
 use block::Random;
@@ -31,7 +31,7 @@ fn ranges(advice: &Advice) -> Vec<Range<u64>> {
     advice.ahead.iter().flat_map(|a| a.ranges()).collect()
 }
 
-/// A reader of one file whose pages stay once they are there.
+/// A reader of one file whose pages stay once they are resident.
 struct Reader {
     streams: Streams,
     present: BTreeSet<u64>,
@@ -67,7 +67,7 @@ impl Reader {
         (hit, advice)
     }
 
-    /// Reads at these offsets; what was asked for at which of them.
+    /// Reads at these offsets; returns the requests and the offsets at which they were made.
     fn asks(
         &mut self,
         offsets: impl IntoIterator<Item = u64>,
@@ -204,7 +204,7 @@ fn random_accesses_ask_for_nothing() {
     let mut random = Random::new(1);
     let mut streams = streams();
     for _ in 0..100_000 {
-        // Odd pages only, so that chance makes no neighbours.
+        // Odd pages only, so that none are adjacent by chance.
         let page = random.below(1 << 30) * 2 + 1;
         let advice = streams.accessed(Access {
             offset: page * PAGE * 8,
@@ -244,7 +244,7 @@ fn records_smaller_than_a_page_repeat_it_and_ask_when_they_leave_it() {
     let advice = access(&mut streams, at(4), K, false);
     assert_eq!(advice.repeat, None);
     assert_eq!(ranges(&advice), [M + 8 * K..M + 72 * K]);
-    // Six pages and a half: only the page that is shared is touched again.
+    // Six pages and a half: only the shared page is a repeat.
     let advice = access(&mut streams, at(5), 26 * K, true);
     assert_eq!(advice.repeat, Some(M / PAGE + 1));
 }
@@ -286,7 +286,7 @@ fn an_opener_that_goes_elsewhere_starts_over() {
     for n in 0..8 {
         reader.read(32 * M + ((100 * K) << n), PAGE);
     }
-    // 1988 KB to 4036 KB were asked for last; the middle of it lies at 3012 KB.
+    // The last request was 1988 KiB to 4036 KiB; its middle is at 3012 KiB.
     let asked = reader.asks((400..760).map(|n| n * PAGE), PAGE);
     assert_eq!(asked[0].1, [4036 * K..4100 * K]);
 }
@@ -329,7 +329,7 @@ fn the_end_of_the_file_ends_the_window() {
     let mut reader = Reader::new(30 * K + 7);
     let asked = reader.asks((0..7).map(|n| n * PAGE), PAGE);
     assert_eq!(asked, [(0, vec![4 * K..30 * K + 7])]);
-    // The file grows: the page that was cut short is there already.
+    // The file grows: the page that was partial is already resident.
     reader.file_size = SIZE;
     let asked = reader.asks([28 * K], PAGE);
     assert_eq!(asked, [(28 * K, vec![32 * K..160 * K])]);
@@ -351,7 +351,7 @@ fn no_read_ahead_still_recognises_streams() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Anything at all: what is asked for lies in the file, is aligned and bounded.
+    /// For arbitrary accesses, requests lie in the file, are aligned and bounded.
     #[test]
     fn any_access_asks_for_bounded_ranges_of_the_file(
         accesses in prop::collection::vec(
@@ -378,13 +378,13 @@ proptest! {
         }
     }
 
-    /// Streams of all shapes and noise, mixed: regular ones make most of it, so that they are found.
+    /// Streams of all shapes and noise, mixed: mostly regular ones, so that they are detected.
     #[test]
     fn mixed_streams_never_ask_twice(seed in any::<u64>(), size in 64u64..256) {
         let mut random = Random::new(seed);
         let mut reader = Reader::new(size * M + random.below(M));
         let mut asked = BTreeSet::new();
-        // Each shape has a part of the file that it does not leave in so few accesses.
+        // Each shape has a region of the file that it does not leave in this number of accesses.
         let region = reader.file_size / 6;
         let mut at = [0, region + random.below(region), 4 * region - 1];
         let mut skip = 0;
@@ -397,7 +397,7 @@ proptest! {
                 _ => { skip += 37 * K + random.below(90 * K); 4 * region + 8 * M + skip % region }
             };
             let (_, advice) = reader.read(offset, len);
-            // Noise may happen on three equal distances; its part of the file is its own.
+            // Noise may have three equal distances by chance; its region of the file is its own.
             for range in ranges(&advice).into_iter().filter(|_| stream < 3) {
                 prop_assert!(range.end <= reader.file_size);
                 let near = offset + len + 3 * M + PAGE;

@@ -1,8 +1,10 @@
-//! Stores through pointers are never lost while their pages are evicted, flushed, read, written, mapped
-//! and unmapped; and the hunt that says so finds the losses of two schemes known to be unsound.
+//! Stores through pointers are never lost while their pages are evicted, flushed, read, written,
+//! mapped and unmapped; and the hunt that verifies this finds the losses of two schemes known to be
+//! unsound.
 //!
-//! `EVFS_RACE_SECONDS=600 cargo test --release -p evfs-cache --test window_race` hunts for longer, and
-//! `cargo run --release -p evfs-cache --example window_race -- --seconds 600` says meanwhile how it goes.
+//! `EVFS_RACE_SECONDS=600 cargo test --release -p evfs-cache --test window_race` hunts for longer,
+//! and `cargo run --release -p evfs-cache --example window_race -- --seconds 600` also reports its
+//! progress.
 
 mod common;
 mod race;
@@ -14,7 +16,7 @@ use race::{Counts, Ground, hunt};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Longest wait for a loss that is bound to come.
+/// Longest wait for an expected loss.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn seed() -> u64 {

@@ -1,4 +1,4 @@
-//! Writing out behind everybody's back: in time, in spite of failures, and with nobody misled.
+//! Background write-back: in time, despite failures, and with correct error reports.
 
 mod common;
 
@@ -115,7 +115,7 @@ fn a_flush_that_fails_says_so_and_the_next_that_works_has_everything() {
         session.write(&mut open, at, &data).unwrap();
         assert!(session.flush(&mut open).is_err(), "{kind} failed below");
         bench.errors.set(None);
-        // The background may have failed since, and that is told as well; but no more than once.
+        // The background thread may have failed since, which is reported as well; but at most once.
         if session.flush(&mut open).is_err() {
             session.flush(&mut open).unwrap();
         }
@@ -235,8 +235,8 @@ fn many_files_are_written_out_together_and_one_that_cannot_be_does_not_keep_the_
     }
 }
 
-/// The background has a page on its way, which fails, while a direct read of it waits: what is below
-/// then is old, and must not be what the read gives.
+/// A direct read waits while background write-back of the page fails: the device then holds old
+/// data, which the read must not return.
 #[test]
 fn a_direct_read_does_not_pass_by_what_the_background_could_not_write() {
     let (failing, errors) = ErrorDevice::new(Arc::new(Mem::new(2 * SPAN, 512)));

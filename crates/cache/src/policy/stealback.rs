@@ -1,4 +1,4 @@
-//! Stealback: a file that is streamed gives up its own pages before it displaces those of others.
+//! Stealback: a file that is streamed loses its own pages before it displaces those of others.
 //!
 //! As documented for HP-UX (fcache_seqlimit_system(5), fcache_seqlimit_file(5)): two limits in
 //! percent of the file cache, for all pages of sequential accesses together and for those of one

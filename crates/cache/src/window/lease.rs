@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// until the page has been loaded. A process without that userfaultfd reads zeros in its place, and
 /// its stores there are no part of the file. So the receiver must not access memory outside the
 /// range, nor after the lease is dropped; its mapping is not revoked. Nothing prevents it from
-/// reading the other resident pages of the same file: give leases only to processes that may read
+/// reading the other resident pages of the same file: grant leases only to processes that may read
 /// the whole file.
 ///
 /// A lease for stores keeps its pages dirty: each flush writes their current contents, and they are

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!              Home (the index: where page p is, whether it is dirty, its latch)
-//!                │ fault(p, access, then)           │ under p's latch:
-//!                │                                  │ allocate, write, read, protect, revoke, punch
-//!    user view A ┤  userfaultfd: missing, minor,    │
-//!    user view B ┘  write-protected                 ▼
-//!         └──────────────► sparse memfd of the window ◄──── cache view (never blocks)
+//!                │ fault(p, access, then)        │ under p's latch:
+//!                │                               │ allocate, write, read, protect, revoke, punch
+//!    user view A ┤  userfaultfd: missing, minor, │
+//!    user view B ┘  write-protected              ▼
+//!         └───────────► sparse memfd of the window ◄──── cache view (never blocks)
 //! ```
 //!
 //! A page of a mapped file has one home at a time: a frame of the pool, or its place in the window.

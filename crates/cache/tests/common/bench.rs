@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const FILE: FileId = FileId(0);
 pub const OTHER: FileId = FileId(1);
 
-/// Waits for something that has to happen.
+/// Waits for an event that must happen.
 pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let started = Instant::now();
     while !happened() {
@@ -21,7 +21,7 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Two files of so many pages side by side, in each of which every page begins with its number.
+/// Two files of `pages` pages side by side, in each of which every page begins with its number.
 pub struct Bench {
     pages: u64,
     pub disk: Arc<Mem>,
@@ -39,7 +39,7 @@ impl Bench {
         }
         let (device, errors) = ErrorDevice::new(disk.clone());
         let pager = Arc::new(Parts::new(Arc::new(device), pages * PAGE));
-        // Memory pressure leaves nothing.
+        // Memory pressure may evict everything.
         let cache = Cache::new(Config {
             min_bytes: 0,
             ..config
@@ -56,7 +56,7 @@ impl Bench {
         }
     }
 
-    /// In which nothing is written out unless somebody asks.
+    /// Creates a bench in which nothing is written back without a request.
     pub fn calm(pages: u64) -> Bench {
         let sync_interval = Duration::from_secs(3600);
         let config = Config::new(16 << 20);
@@ -80,13 +80,13 @@ impl Bench {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Makes all pages leave, after writing them out.
+    /// Evicts all pages, after writing them back.
     pub fn evict_dirty(&self, session: &mut Session, open: &mut OpenFile) {
         session.flush(open).unwrap();
         self.evict();
     }
 
-    /// Makes all pages leave that are clean.
+    /// Evicts all clean pages.
     pub fn evict(&self) {
         until("pages leave", || self.cache.shrink(0) == 0);
     }

@@ -1,5 +1,5 @@
-//! A pager whose files are parts of one device, so that the small devices of `block` can stand below
-//! a cache of many files.
+//! A pager whose files are parts of one device, so that the small devices of `block` can hold the
+//! files of a cache.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use block::{
@@ -17,7 +17,7 @@ pub struct Parts {
     device: Arc<dyn BlockDevice>,
     info: PagerInfo,
     span: u64,
-    /// No page can become dirty.
+    /// Pages cannot become dirty: the pager has no space.
     pub full: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Parts {
         }
     }
 
-    /// What a file system does when a file is cut: the rest reads as zeros from now on.
+    /// Zeroes the file from `offset` on, as a file system does when a file is truncated.
     pub fn forget_from(&self, file: FileId, offset: u64) {
         let from = offset.next_multiple_of(4096);
         let mut blocking = Blocking::open(&*self.device).unwrap();
@@ -121,7 +121,7 @@ fn shift(op: &mut Op, by: impl Fn(u64) -> u64) {
     }
 }
 
-/// Waits for something that has to happen.
+/// Waits for an event that must happen.
 pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let started = Instant::now();
     while !happened() {
@@ -131,7 +131,7 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// A number from the environment.
+/// Returns a number from the environment.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }

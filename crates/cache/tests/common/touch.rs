@@ -1,5 +1,5 @@
-//! Touching mapped memory: by the program, and by the kernel on its behalf, which gets an error where
-//! the program would get a signal.
+//! Access to mapped memory: by the program, and by the kernel on its behalf, which gets an error
+//! where the program would get a signal.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use cache::Mapping;
@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 pub const PAGE: u64 = 4096;
 
-/// The first number of a page of the mapping.
+/// Returns the first number of a page of the mapping.
 pub fn load(mapping: &Mapping, page: u64) -> u64 {
     assert!((page * PAGE) as usize + 8 <= mapping.len());
     // SAFETY: inside the mapping, and aligned.
@@ -40,11 +40,11 @@ pub fn store_bytes(mapping: &Mapping, offset: u64, data: &[u8]) {
     }
 }
 
-/// The bytes of a mapping as no careful program has them: for calls that take a slice.
+/// Returns the bytes of a mapping as a slice, as no careful program would: for calls that take one.
 #[expect(clippy::mut_from_ref, reason = "a mapping is no owner of its memory")]
 pub fn slice(mapping: &Mapping, offset: u64, len: usize) -> &mut [u8] {
     assert!(offset as usize + len <= mapping.len());
-    // SAFETY: inside the mapping; nobody else touches it while the tests use this.
+    // SAFETY: inside the mapping; no other thread accesses it while the tests use this.
     unsafe { std::slice::from_raw_parts_mut(at(mapping, offset), len) }
 }
 
@@ -73,7 +73,7 @@ pub fn kernel_stores(mapping: &Mapping, offset: u64, data: &[u8]) -> io::Result<
     Err(io::Error::last_os_error())
 }
 
-/// Whether touching a page is a SIGBUS.
+/// Returns whether accessing a page raises SIGBUS.
 pub fn is_poisoned(mapping: &Mapping, page: u64) -> bool {
     let errno = kernel_loads(mapping, page * PAGE, &mut [0])
         .err()

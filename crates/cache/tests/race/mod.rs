@@ -1,11 +1,11 @@
-//! The race hunt: plain stores through pointers against an evictor, a flusher, and reads and writes of
-//! sessions in the same few pages. Every store is looked for; one that is not there is lost.
+//! The race hunt: plain stores through pointers against an evictor, a flusher, and reads and writes
+//! of sessions in the same few pages. Every store is verified; a missing one was lost.
 //!
-//! Each place in a page has one writer, which stores the numbers 1, 2, 3, ... there and so knows what
-//! it must find. Readers only know that a number never becomes smaller.
+//! Each slot in a page has one writer, which stores the numbers 1, 2, 3, ... there and so knows the
+//! expected value. Readers only know that a number never decreases.
 //!
-//! The ground is the cache itself ([`real`]), or a small one ([`small`]) that breaks a rule on request,
-//! which shows that the hunt finds what it is to find.
+//! The ground is the cache itself ([`real`]), or a small one ([`small`]) that violates a rule on
+//! request, which proves that the hunt detects losses.
 
 pub mod real;
 pub mod small;
@@ -19,52 +19,52 @@ use std::time::{Duration, Instant};
 pub const PAGE: u64 = 4096;
 pub const PAGES: u64 = 16;
 const POINTER_WRITERS: u64 = 2;
-/// The place of the writer that is a session, after those of the pointer writers.
+/// The slot of the session writer, after those of the pointer writers.
 const SESSION: u64 = POINTER_WRITERS;
-/// Places are a cache line apart.
+/// Slots are a cache line apart.
 const PLACE_BYTES: u64 = 64;
 /// Stores of a pointer writer through one mapping.
 const STORES: u64 = 1 << 16;
 
-/// A file of [`PAGES`] pages of zeros, and what moves its pages about.
+/// A file of [`PAGES`] pages of zeros in a cache that moves its pages.
 pub trait Ground: Sync {
-    /// Some pages as memory.
+    /// Maps some pages.
     fn map(&self, pages: Range<u64>) -> Mapping;
 
-    /// What one thread does to the file.
+    /// Returns an actor for one thread.
     fn actor(&self) -> Box<dyn Actor + '_>;
 
-    /// Pages taken out of the window so far.
+    /// Returns the number of pages removed from the window so far.
     fn evictions(&self) -> u64;
 
-    /// Writes everything out, and gives what is on the device then.
+    /// Writes everything back, and returns the contents of the device.
     fn finish(&self) -> Vec<u8>;
 }
 
-/// One thread's way to the file.
+/// One thread's access to the file.
 pub trait Actor {
     fn read(&mut self, at: u64, out: &mut [u8]);
     fn write(&mut self, at: u64, data: &[u8]);
-    /// Takes pages away from under the others, as many as it likes.
+    /// Evicts any number of pages.
     fn evict(&mut self, random: &mut Random);
     fn flush(&mut self, from_page: u64);
 }
 
-/// What a hunt has counted.
+/// Counters of a hunt.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Stores through pointers, each looked for before the next one in its place.
+    /// Stores through pointers, each verified before the next one in its slot.
     pub stores: AtomicU64,
-    /// Mappings that came and went.
+    /// Mappings created and dropped.
     pub mappings: AtomicU64,
     /// Writes and reads of sessions.
     pub writes: AtomicU64,
     pub reads: AtomicU64,
     pub flushes: AtomicU64,
     pub evictions: AtomicU64,
-    /// Stores and writes that were not there any more.
+    /// Stores and writes that were missing later.
     pub lost: AtomicU64,
-    /// Numbers that became smaller between two reads.
+    /// Numbers that decreased between two reads.
     pub backwards: AtomicU64,
 }
 
@@ -74,8 +74,8 @@ impl Counts {
     }
 }
 
-/// Hunts for `time`, or until something `wrong` has been found if `stop_at_first` is set. `look` is
-/// called about once a second.
+/// Hunts for `time`, or until the first finding if `stop_at_first` is set. Calls `look` about once
+/// a second.
 pub fn hunt(
     ground: &dyn Ground,
     time: Duration,
@@ -116,7 +116,7 @@ fn byte(page: u64, place: u64) -> u64 {
     page * PAGE + place * PLACE_BYTES
 }
 
-/// Stores through one mapping after the other, of some of the pages each.
+/// Stores through one mapping after the other, each of some of the pages.
 fn store(
     ground: &dyn Ground,
     place: u64,
@@ -141,7 +141,7 @@ fn store(
     }
 }
 
-/// Stores 64 times, and says how many of the stores before were not there.
+/// Stores 64 times, and returns how many of the previous stores were missing.
 fn store_some(
     mapping: &Mapping,
     pages: &Range<u64>,
@@ -153,7 +153,7 @@ fn store_some(
     for _ in 0..64 {
         let page = random.below(pages.end - pages.start);
         let last = &mut mine[(pages.start + page) as usize];
-        // SAFETY: the place lies in the mapping, is aligned, and no other thread stores there.
+        // SAFETY: the slot lies in the mapping, is aligned, and no other thread stores there.
         unsafe {
             let at = mapping.as_ptr().add(byte(page, place) as usize);
             let at = at.cast::<u64>();

@@ -1,4 +1,4 @@
-//! The cache itself as the ground of the hunt. Now and then a write to the device fails.
+//! The cache itself to hunt in. Occasionally a write to the device fails.
 
 use super::{Actor, Ground, PAGE, PAGES};
 use block::{ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, Random};
@@ -63,7 +63,7 @@ impl Ground for Real {
 
     fn finish(&self) -> Vec<u8> {
         self.errors.set(None);
-        // The errors there were are told once.
+        // Earlier errors are reported once.
         self.volume.flush().ok();
         self.volume.close().unwrap();
         self.disk.to_vec()
@@ -93,7 +93,7 @@ impl Actor for RealActor<'_> {
         let before = self.cache.stats().mapped_evicted;
         self.cache.shrink(random.below(2) * PAGES / 2 * PAGE);
         if self.cache.stats().mapped_evicted == before {
-            // Those who are to bring pages back may wait for this processor.
+            // The threads that would load pages again may wait for this CPU.
             std::thread::yield_now();
         }
     }

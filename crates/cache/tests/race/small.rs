@@ -1,6 +1,6 @@
-//! A small cache as the ground of the hunt, which breaks one of the rules that windows stand on on
-//! request ([`Flaw`]): a pool of a few frames, an index whose latch is a mutex for each page, and an
-//! evictor that takes dirty pages out of the window, too.
+//! A small cache to hunt in, which violates one of the rules of windows on request ([`Flaw`]): a
+//! pool of a few frames, an index whose latch is a mutex for each page, and an evictor that removes
+//! dirty pages from the window, too.
 
 use super::{Actor, Ground, PAGE, PAGES};
 use block::{Mem, Random, Result};
@@ -15,12 +15,12 @@ const FRAMES: usize = 4;
 
 type Frame = Box<[u8; PAGE_BYTES]>;
 
-/// A rule that is broken on purpose.
+/// A rule that is violated on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
-    /// The evictor copies a page out and calls it clean before it takes it out of the mappings.
+    /// The evictor copies a page out and marks it clean before it removes it from the mappings.
     CopyThenRevoke,
-    /// The protection of a page is lifted after its latch has been given back.
+    /// The protection of a page is removed after its latch has been released.
     UnlatchedStore,
 }
 
@@ -32,7 +32,7 @@ struct File {
     window: Arc<Window>,
     device: Mem,
     index: [Mutex<Page>; PAGES as usize],
-    /// Frames that are free.
+    /// Number of free frames.
     frames: AtomicUsize,
     evictions: AtomicU64,
 }
@@ -62,7 +62,7 @@ impl Small {
             frames: AtomicUsize::new(FRAMES),
             evictions: AtomicU64::new(0),
         }));
-        // Pages are brought into the window also for reads and writes, so all of it has to be there.
+        // Reads and writes load pages into the window, too, so all of it must have been mapped.
         drop(small.map(0..PAGES));
         small
     }
@@ -136,7 +136,7 @@ impl Actor for &File {
 }
 
 impl File {
-    /// Takes a page out of the window: into the pool, or out of memory.
+    /// Removes a page from the window: into the pool, or out of memory.
     fn evict(&self, page: u64) -> bool {
         let Ok(mut latch) = self.index[page as usize].try_lock() else {
             return false;
@@ -163,7 +163,7 @@ impl File {
             assert!(self.window.revoke(page..page + 1));
         }
         latch.place = place;
-        // A protection that is lifted late is to hit the page that was loaded after, or its old
+        // A protection removed late should affect the page that was loaded afterwards, or its old
         // memory, and not a hole: that would be noticed at once.
         if self.flaw != Some(Flaw::UnlatchedStore) {
             self.window.punch(page..page + 1);
@@ -172,8 +172,8 @@ impl File {
         true
     }
 
-    /// Takes every page out of the mappings and nothing more, wherever the page is. Pages in the window
-    /// fault once more; others are not mapped, unless a rule was broken.
+    /// Only removes every page from the mappings, wherever it is. Pages in the window fault once
+    /// more; others are not mapped, unless a rule was violated.
     fn sweep(&self) {
         for page in 0..PAGES {
             let _latch = self.latch(page);
@@ -181,7 +181,7 @@ impl File {
         }
     }
 
-    /// Gives all frames of the pool back, dirty ones written.
+    /// Frees all frames of the pool, after writing dirty ones.
     fn drain_pool(&self) {
         for page in 0..PAGES {
             let mut latch = self.latch(page);
@@ -199,7 +199,7 @@ impl File {
         self.index[page as usize].lock().unwrap()
     }
 
-    /// Makes a latched page be in memory: in the pool, if it has a frame.
+    /// Ensures that a latched page is in memory: in the pool, if that has a frame.
     fn bring(&self, page: u64, latch: &mut Page) {
         if let Place::Nowhere = latch.place {
             match self.take_frame() {
@@ -209,7 +209,7 @@ impl File {
         }
     }
 
-    /// Makes a latched page be in the window.
+    /// Ensures that a latched page is in the window.
     fn bring_into_window(&self, page: u64, latch: &mut Page) {
         let frame = match std::mem::replace(&mut latch.place, Place::Window) {
             Place::Window => return,
@@ -252,7 +252,7 @@ impl Home for File {
         };
         if self.flaw == Some(Flaw::UnlatchedStore) && access == Access::Store {
             drop(latch);
-            // What breaks the rule is that it may take this long, not that it does.
+            // The violation is that it may take this long, not that it does.
             std::thread::sleep(Duration::from_micros(300));
         }
         then(page..page + 1, outcome);

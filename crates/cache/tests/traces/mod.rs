@@ -1,8 +1,9 @@
-//! A simulated cache over a `Policy`, and the traces that the comparison of policies consists of.
+//! A simulated cache over a `Policy`, and the traces of the policy comparison.
 //!
-//! Exact and repeatable: a seed gives one trace. The hot set is `Hot`: one page after another from
-//! a Zipf distribution. What disturbs it is interleaved one access to one. Pages are counted, not
-//! timed; writes are clean when they are to leave, as if write-behind were always in time; nothing is read ahead.
+//! Exact and repeatable: a seed yields one trace. The hot set is `Hot`: one page after another from
+//! a Zipf distribution. The disturbing load is interleaved with it one access to one. Pages are
+//! counted, not timed; written pages are clean when they are evicted, as if write-behind were
+//! always in time; nothing is read ahead.
 
 use block::Random;
 use cache::policy::{
@@ -14,15 +15,15 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 const PAGE: u64 = 4096;
 const HOT: u64 = 1;
-/// Frames asked for at a time; a miss takes what is left of the last batch first.
+/// Frames evicted at a time; a miss first uses the rest of the last batch.
 const BATCH: usize = 64;
 
-/// Who is compared.
+/// The policies that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rival {
     Lru,
     Clock,
-    /// LRU with limits of 20 % and 5 %, as HP-UX documents them.
+    /// LRU with limits of 20 % and 5 %, as documented for HP-UX.
     LruStealback,
     /// The same limits, clean pages behind the cursor only.
     LruStealbackBehind,
@@ -79,13 +80,14 @@ impl Rival {
         }
     }
 
-    /// A page touched again by its own stream is no reference. Rivals from books do not know this.
+    /// Returns whether repeated accesses of a stream to its own page are ignored. The policies from
+    /// the literature do not do this.
     fn filters(self) -> bool {
         matches!(self, Rival::Ufc | Rival::UfcStealbackBehind)
     }
 }
 
-/// A hash for keys that are known to be harmless.
+/// A hash for trusted keys.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -127,7 +129,7 @@ impl Sim {
         }
     }
 
-    /// One access to one page; whether it was there.
+    /// Simulates one access to one page; returns whether it was a hit.
     fn access(&mut self, key: PageKey, write: bool, in_stream: bool, repeat: bool) -> bool {
         if let Some(&frame) = self.frame_of.get(&key) {
             if !(repeat && self.filters) {
@@ -166,7 +168,7 @@ impl Sim {
             },
             ..Touched::default()
         };
-        // Small caches of tests would lose a good part of themselves to a full batch.
+        // A full batch would be a large part of the small caches of tests.
         let want = BATCH.min(self.key_of.len() / 64);
         self.policy.victims(want, &mut touched, &mut self.free);
         for frame in &self.free {
@@ -176,7 +178,7 @@ impl Sim {
     }
 }
 
-/// Hits of accesses.
+/// Hit ratio of accesses.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ratio {
     hits: u64,
@@ -194,7 +196,7 @@ impl Ratio {
     }
 }
 
-/// An open file whose accesses go through stream recognition.
+/// An open file with stream detection.
 struct Opener {
     vnode: u64,
     streams: Streams,
@@ -224,7 +226,7 @@ impl Opener {
     }
 }
 
-/// The hot set: Zipf over pages in an order that has nothing to do with their popularity.
+/// The hot set: Zipf distribution over pages whose order is unrelated to their popularity.
 #[derive(Clone)]
 pub struct Hot {
     cumulative: std::rc::Rc<Vec<f64>>,
@@ -232,7 +234,7 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// Exponent 0.9 over so many pages.
+    /// Creates a hot set of `pages` pages with exponent 0.9.
     pub fn new(pages: usize) -> Hot {
         let mut sum = 0.0;
         let weights = (1..=pages).map(|rank| {
@@ -251,7 +253,7 @@ impl Hot {
         let rank = self.cumulative.partition_point(|sum| *sum <= at) as u64;
         let key = PageKey {
             vnode: HOT,
-            // An odd factor permutes: popular pages do not lie side by side.
+            // An odd factor permutes: popular pages are not adjacent.
             page: rank.wrapping_mul(0x9e37_79b9) & 0xffff_ffff,
         };
         sim.access(key, false, false, false)
@@ -270,11 +272,11 @@ pub struct Row {
     pub temp_hot: f64,
     pub flood: f64,
     pub random_cold: f64,
-    /// The hot set in the cache-sized stretch of accesses after the flood of writes.
+    /// Hit ratio of the hot set in the first accesses after the flood of writes, one per frame.
     pub after_flood: f64,
 }
 
-/// The whole comparison for one rival.
+/// Returns the whole comparison for one policy.
 pub fn row(rival: Rival, frames: usize, hot: &Hot) -> Row {
     let (temp, temp_hot) = temp_file(rival, frames, hot);
     let (flood, after_flood) = flood(rival, frames, hot);
@@ -292,7 +294,7 @@ pub fn row(rival: Rival, frames: usize, hot: &Hot) -> Row {
     }
 }
 
-/// A cache that has seen nothing but the hot set for long enough.
+/// Returns a cache that has seen enough accesses to the hot set and no others.
 fn warm(rival: Rival, frames: usize, hot: &Hot) -> (Sim, Hot) {
     let mut sim = Sim::new(rival, frames);
     let mut hot = hot.clone();
@@ -311,7 +313,7 @@ fn hot_alone(rival: Rival, frames: usize, hot: &Hot) -> f64 {
     ratio.percent()
 }
 
-/// A file of 15 times the cache is read once, in records of a page divided by `refs`.
+/// Reads a file of 15 times the cache once, in records of a page divided by `refs`.
 fn scan(rival: Rival, frames: usize, hot: &Hot, refs: u64) -> f64 {
     let (mut sim, mut hot) = warm(rival, frames, hot);
     let mut reader = Opener::new(2);
@@ -323,8 +325,8 @@ fn scan(rival: Rival, frames: usize, hot: &Hot, refs: u64) -> f64 {
     ratio.percent()
 }
 
-/// A file of 1.25 times the cache is read over and over; laps 11 to 20 count. Into an empty cache, or
-/// into one full of pages that were hot and are not wanted any more.
+/// Reads a file of 1.25 times the cache repeatedly; rounds 11 to 20 count. Starts with an empty
+/// cache, or one full of pages that were hot and are not accessed any more.
 fn looping(rival: Rival, frames: usize, once_hot: Option<&Hot>) -> f64 {
     let mut sim = match once_hot {
         Some(hot) => warm(rival, frames, hot).0,
@@ -343,8 +345,8 @@ fn looping(rival: Rival, frames: usize, once_hot: Option<&Hot>) -> f64 {
     ratio.percent()
 }
 
-/// Files of half the cache are written, read back and never used again, 20 times; reads of temporary
-/// files, and the hot set beside both.
+/// Writes files of half the cache, reads them back and never uses them again, 20 times; returns the
+/// hit ratios of the temporary files' reads and of the hot set.
 fn temp_file(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     let (mut sim, mut hot) = warm(rival, frames, hot);
     let (mut temp, mut hots) = (Ratio::default(), Ratio::default());
@@ -363,7 +365,8 @@ fn temp_file(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     (temp.percent(), hots.percent())
 }
 
-/// 15 times the cache is written and never read; the hot set beside it, and after it.
+/// Writes 15 times the cache and never reads it; returns the hit ratios of the hot set during and
+/// after.
 fn flood(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     let (mut sim, mut hot) = warm(rival, frames, hot);
     let mut writer = Opener::new(2);
@@ -378,7 +381,7 @@ fn flood(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     (during.percent(), after.percent())
 }
 
-/// Pages at random from a file of 64 times the cache, each looked at four times in a row.
+/// Reads random pages from a file of 64 times the cache, each four times in a row.
 fn random_cold(rival: Rival, frames: usize, hot: &Hot) -> f64 {
     let (mut sim, mut hot) = warm(rival, frames, hot);
     let mut reader = Opener::new(2);
