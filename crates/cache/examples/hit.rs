@@ -19,7 +19,7 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that hits are spread over.
+/// Size of the data that hits access, in bytes.
 const RESIDENT: u64 = 256 << 20;
 const PAGE: u64 = 4096;
 const ROUNDS: usize = 9;
@@ -246,7 +246,7 @@ fn hit_round(
     costs
 }
 
-/// Like [`cost`], but the result of each call determines the next page.
+/// Returns the same as [`cost`], but the result of each call determines the next page.
 fn chained(count: usize, mut act: impl FnMut(u64) -> u64, pages: u64, seed: u64) -> f64 {
     let mut random = Random::new(seed);
     let mut given = 0;

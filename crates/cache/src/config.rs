@@ -6,8 +6,9 @@ use crate::window;
 use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
 use std::time::Duration;
-/// Creates a policy; takes the number of existing frames and the number that may be in use.
-/// Makes a policy for frames numbered below the first, of which the second number may be in use.
+
+/// Creates a policy; takes the exclusive upper bound of frame numbers, and the number of frames
+/// that may be in use.
 pub type MakePolicy = Box<dyn FnOnce(u32, usize) -> Box<dyn Policy> + Send>;
 
 /// Settings of a cache. Sizes are bytes.

@@ -128,8 +128,8 @@ impl Core {
         self.take_frames_near(None, want, out)
     }
 
-    /// Like [`Core::take_frames`], but from the memory of `node`, or of this thread's node if
-    /// `None`.
+    /// Takes frames like [`Core::take_frames`], from the memory of `node`, or of this thread's node
+    /// if `None`.
     pub(crate) fn take_frames_near(
         &self,
         node: Option<u32>,
@@ -143,7 +143,8 @@ impl Core {
         taken
     }
 
-    /// Like [`Core::take_frames_near`], but never asks for page cleaning: for speculative loads.
+    /// Takes frames like [`Core::take_frames_near`], but never asks for page cleaning: for
+    /// speculative loads.
     pub(crate) fn take_frames_lightly(
         &self,
         node: Option<u32>,

@@ -205,19 +205,16 @@ impl Pool {
         }))
     }
 
-    /// Returns the mapping.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Returns the address of a frame.
     #[inline]
     pub fn at(&self, frame: FrameNo) -> NonNull<u8> {
         debug_assert!((frame.0 as usize) < self.frames.len());
         self.base().at(frame)
     }
 
-    /// Returns the address of the first frame.
     pub fn base(&self) -> Base {
         Base(self.memory.base())
     }
@@ -235,7 +232,7 @@ impl Pool {
     /// be written to.
     pub unsafe fn buf(self: &Arc<Self>, first: FrameNo, count: usize) -> Buf {
         let keep = Arc::clone(self);
-        // SAFETY: the frames lie in the mapping, which `keep` owns; the rest is the caller's word.
+        // SAFETY: the frames lie in the mapping, which `keep` owns; the caller guarantees the rest.
         unsafe { Buf::pinned(self.at(first), count * PAGE_BYTES, keep) }
     }
 
@@ -470,7 +467,7 @@ impl Pool {
                 drop(inner);
                 for bit in ones(bits) {
                     let frame = FrameNo((chunk * CHUNK_FRAMES + word * 64) as u32 + bit);
-                    // SAFETY: the frame is free and was taken out of the free ones just now.
+                    // SAFETY: the frame is free and has just been taken out of the bitmap.
                     unsafe { crate::copy::zero_page(self.at(frame).as_ptr(), PAGE_BYTES) };
                 }
                 let chunk = &mut self.lock().chunks[chunk];

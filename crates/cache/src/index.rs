@@ -166,7 +166,6 @@ impl Index {
             .collect()
     }
 
-    /// Returns the number of leaves.
     pub fn len(&self) -> usize {
         self.truth().leaves.len()
     }
@@ -178,7 +177,6 @@ impl Index {
         (truth.leaves.len(), pages.sum())
     }
 
-    /// Returns the leaf at an address.
     #[inline]
     pub fn leaf(&self, at: LeafAt) -> &Leaf {
         self.slab.get(at)

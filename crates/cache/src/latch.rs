@@ -83,7 +83,6 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Returns the location of the page.
     pub fn home(&self) -> Home {
         self.home
     }
@@ -103,17 +102,14 @@ impl<'a> Latch<'a> {
         touched
     }
 
-    /// Returns whether the page is dirty.
     pub fn is_dirty(&self) -> bool {
         self.leaf.dirty() & self.bit() != 0
     }
 
-    /// Returns whether the page is under write-back.
     pub fn is_in_writeback(&self) -> bool {
         self.leaf.writeback() & self.bit() != 0
     }
 
-    /// Returns whether the page is leased.
     pub fn is_leased(&self) -> bool {
         self.home == Home::Window && self.mapped().is_leased(self.page)
     }

@@ -125,7 +125,6 @@ impl Leaf {
         }
     }
 
-    /// Returns the word of a page.
     #[inline]
     pub fn word(&self, index: u32) -> &Word {
         let index = index as usize;

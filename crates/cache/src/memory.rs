@@ -69,12 +69,10 @@ impl Memory {
         })
     }
 
-    /// Returns the number of chunks in the mapping.
     pub fn chunks(&self) -> usize {
         self.bytes / CHUNK_BYTES
     }
 
-    /// Returns the address of the first byte.
     #[inline]
     pub fn base(&self) -> NonNull<u8> {
         self.base
@@ -85,7 +83,6 @@ impl Memory {
         self.file.as_ref().map(|f| f.as_fd())
     }
 
-    /// Returns the kind of memory behind the mapping.
     pub fn backing(&self) -> Backing {
         self.backing
     }

@@ -95,7 +95,7 @@ impl OpenFile {
         }
     }
 
-    /// Like [`OpenFile::accessed`], for a write.
+    /// Records a write like [`OpenFile::accessed`].
     pub(crate) fn writes(&mut self, offset: u64, len: u64) -> Entry {
         let end = offset.saturating_add(len);
         let size = self.state.vnode.size();
@@ -119,7 +119,7 @@ impl OpenFile {
         self.note_in_streams(offset, len, hit)
     }
 
-    /// Slow path of [`OpenFile::note_access`]: a miss, or streams are tracked.
+    /// Handles the slow path of [`OpenFile::note_access`]: a miss, or streams are tracked.
     #[inline(never)]
     fn note_in_streams(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         let vnode = &*self.state.vnode;
@@ -201,7 +201,7 @@ impl OpenFile {
         self.copy_many(offset, out)
     }
 
-    /// Like [`OpenFile::copy_hits`], for more than one page.
+    /// Copies like [`OpenFile::copy_hits`], for more than one page.
     fn copy_many(&mut self, offset: u64, out: &mut [u8]) -> usize {
         let again = self.page_again(offset, offset + out.len() as u64);
         let mut done = 0;

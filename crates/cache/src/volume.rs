@@ -224,9 +224,9 @@ impl Volume {
         self.vnode_of(file, size, false)
     }
 
-    /// Like [`Volume::vnode`], for a file of metadata: its pages count towards `metadata_share`,
-    /// and within that share are not evicted for data. A file's class is fixed when its vnode is
-    /// created.
+    /// Returns the vnode of a file of metadata, like [`Volume::vnode`]: its pages count towards
+    /// `metadata_share`, and within that share are not evicted for data. A file's class is fixed
+    /// when its vnode is created.
     pub fn metadata_vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
         self.vnode_of(file, size, true)
     }
@@ -348,7 +348,7 @@ impl Volume {
         first_error(all.iter().map(drop))
     }
 
-    /// Like [`Volume::drop_pages`], for one file.
+    /// Writes back and evicts the pages of one file, like [`Volume::drop_pages`].
     ///
     /// # Errors
     /// The write error; the pages stay.

@@ -19,9 +19,9 @@
 //! * A frame that is held is never changed. A hold is a pin in the word or a count in the frame's
 //!   [`Holds`]; a latch first turns existing pins into counts, so that a writer never waits for a
 //!   reader: it sees the counts and takes another frame.
-//! * A page that was read ahead is marked until its first use, which is not counted as a use mark.
-//!   Either one reader clears the mark, or the thread that evicts the page finds it: the numbers of
-//!   used and wasted pages are exact.
+//! * A page that was read ahead is marked until its first use, which clears that mark and sets no
+//!   use mark. Either one reader clears the mark, or the thread that evicts the page finds it: the
+//!   numbers of used and wasted pages are exact.
 //! * A frame that left its page while it was held is an orphan; only the thread that drops the last
 //!   hold frees it.
 //! * A page in a window cannot be moved aside for a writer, and its memory is released with the
@@ -414,7 +414,7 @@ impl<A: Atom<Int = u64>> Word<A> {
         self.end_load(|now| now.next_version().with_state(RESIDENT))
     }
 
-    /// Like [`Word::publish`], for a page that was read ahead.
+    /// Ends a load like [`Word::publish`], for a page that was read ahead.
     pub fn publish_ahead(&self) -> bool {
         self.end_load(|now| now.next_version().with_state(RESIDENT) | AHEAD)
     }

@@ -70,7 +70,7 @@ fn a_leased_page_stays_and_another_process_shares_it() {
     bench.evict();
 }
 
-/// Has a child map the leased file, load the first number of a page, and store another.
+/// Makes a child map the leased file, load the first number of a page, and store another.
 fn mapped_by_child(lease: &cache::Lease, page: u64, value: u64) -> u64 {
     use std::os::fd::AsRawFd;
     let (fd, at) = (lease.fd().as_raw_fd(), page * PAGE);

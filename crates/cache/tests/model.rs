@@ -327,7 +327,7 @@ impl<'a> Actor<'a> {
         self.known.own[from..(end as usize).min(size)].fill(0);
     }
 
-    /// A range of whole blocks within the file, if it has any.
+    /// Returns a range of whole blocks within the thread's own file, if it has any.
     fn blocks(&mut self) -> Option<(u64, usize)> {
         let blocks = self.known.own.len() as u64 / 512;
         let first = self.random.below(blocks.max(1));

@@ -18,7 +18,7 @@ struct Bench {
     content: Vec<u8>,
 }
 
-/// Three files on a disk whose reads take a while, so that read-ahead pays off.
+/// Creates three files on a disk whose reads take a while, so that read-ahead pays off.
 fn bench(cache_bytes: u64) -> Bench {
     let mut content = vec![0; (FILES * SPAN) as usize];
     Random::new(1).fill(&mut content);

@@ -351,7 +351,7 @@ fn no_read_ahead_still_recognises_streams() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For arbitrary accesses, requests lie in the file, are aligned and bounded.
+    /// Checks for arbitrary accesses that requests lie in the file, are aligned and bounded.
     #[test]
     fn any_access_asks_for_bounded_ranges_of_the_file(
         accesses in prop::collection::vec(

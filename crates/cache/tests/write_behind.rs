@@ -235,8 +235,8 @@ fn many_files_are_written_out_together_and_one_that_cannot_be_does_not_keep_the_
     }
 }
 
-/// A direct read waits while background write-back of the page fails: the device then holds old
-/// data, which the read must not return.
+/// Checks a direct read that waits while background write-back of the page fails: the device then
+/// holds old data, which the read must not return.
 #[test]
 fn a_direct_read_does_not_pass_by_what_the_background_could_not_write() {
     let (failing, errors) = ErrorDevice::new(Arc::new(Mem::new(2 * SPAN, 512)));

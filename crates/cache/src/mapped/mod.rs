@@ -127,7 +127,6 @@ impl Mapped {
         self.below.core.window_pages.fetch_sub(1, Relaxed);
     }
 
-    /// Returns whether the page is leased.
     pub(crate) fn is_leased(&self, page: u64) -> bool {
         self.window.is_leased(page)
     }

@@ -269,8 +269,8 @@ fn dirty_frames_are_named_behind_clean_ones() {
     };
     assert_eq!(name(&mut lru, 2, odd_is_clean), [1, 3, 2, 0]);
 }
+
 /// Returns a policy with ten randomly read pages of file 9, and then ten stream pages of file 1.
-/// Returns a policy with ten stream pages of file 1 and ten randomly read pages, in this order.
 fn streamed(limits: SeqLimits, how: Stealing) -> Stealback {
     let mut policy = Stealback::new(Box::new(Lru::new(20)), 20, 20, limits, how);
     fill(&mut policy, 9, 0..10, Entry::Read);

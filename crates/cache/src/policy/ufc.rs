@@ -130,7 +130,7 @@ impl Ufc {
         Ufc::with_shares(limit, frames, Shares::default())
     }
 
-    /// Like [`Ufc::new`], with other shares.
+    /// Creates a policy like [`Ufc::new`], with other shares.
     pub fn with_shares(limit: u32, frames: usize, shares: Shares) -> Ufc {
         Ufc {
             lists: Lists::new(NAMED, limit),

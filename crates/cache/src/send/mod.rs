@@ -189,7 +189,7 @@ impl RangeSend {
         Ok(())
     }
 
-    /// Like [`RangeSend::send_held`], for a chunk with a page that lies in a window.
+    /// Sends like [`RangeSend::send_held`], for a chunk with a page that lies in a window.
     fn send_copy(
         &mut self,
         socket: impl AsFd,

@@ -11,7 +11,7 @@ use block::Result;
 const STEP: usize = 256 << 10;
 
 impl Session {
-    /// Like [`Session::read`].
+    /// Reads like [`Session::read`], through a bounce buffer.
     pub(super) fn read_into_mapping(
         &mut self,
         open: &mut OpenFile,
@@ -32,7 +32,7 @@ impl Session {
         Ok(done)
     }
 
-    /// Like [`Session::write`].
+    /// Writes like [`Session::write`], through a bounce buffer.
     pub(super) fn write_from_mapping(
         &mut self,
         open: &mut OpenFile,

@@ -83,7 +83,7 @@ struct Message {
 const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
 
-/// `_IOC` of <asm-generic/ioctl.h> with the type of userfaultfd.
+/// Returns `_IOC` of <asm-generic/ioctl.h> with the type of userfaultfd.
 const fn ioc<T>(direction: u32, number: u32) -> libc::Ioctl {
     let request = direction << 30 | (size_of::<T>() as u32) << 16 | 0xaa << 8 | number;
     request as libc::Ioctl
@@ -199,7 +199,7 @@ impl Uffd {
         }
     }
 
-    /// `UFFDIO_CONTINUE`: maps pages of the file and wakes the threads waiting for them. With
+    /// Maps pages of the file (`UFFDIO_CONTINUE`) and wakes the threads waiting for them. With
     /// `writable`, stores no longer fault, even on pages that were already mapped.
     pub fn map(&self, range: Range<usize>, writable: bool) -> io::Result<()> {
         let mut at = range.start;

@@ -155,7 +155,7 @@ impl View {
         }
     }
 
-    /// Has the home load pages and resolves pending faults on them, without poison: the error is
+    /// Makes the home load pages and resolves pending faults on them, without poison: the error is
     /// returned instead. Neighbors that the home loads together with a page are not requested
     /// again.
     pub fn bring(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {

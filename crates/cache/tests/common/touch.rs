@@ -48,7 +48,7 @@ pub fn slice(mapping: &Mapping, offset: u64, len: usize) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(at(mapping, offset), len) }
 }
 
-/// Has the kernel read a few bytes, which do not cross a page, as write(2) does.
+/// Makes the kernel read a few bytes, which do not cross a page, as write(2) does.
 pub fn kernel_loads(mapping: &Mapping, offset: u64, out: &mut [u8]) -> io::Result<()> {
     assert!(offset / PAGE == (offset + out.len() as u64 - 1) / PAGE);
     let (mut reader, writer) = io::pipe()?;
@@ -60,7 +60,7 @@ pub fn kernel_loads(mapping: &Mapping, offset: u64, out: &mut [u8]) -> io::Resul
     Err(io::Error::last_os_error())
 }
 
-/// Has the kernel store a few bytes, which do not cross a page, as read(2) does.
+/// Makes the kernel store a few bytes, which do not cross a page, as read(2) does.
 pub fn kernel_stores(mapping: &Mapping, offset: u64, data: &[u8]) -> io::Result<()> {
     assert!(offset / PAGE == (offset + data.len() as u64 - 1) / PAGE);
     let (reader, mut writer) = io::pipe()?;

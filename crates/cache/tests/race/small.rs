@@ -172,8 +172,8 @@ impl File {
         true
     }
 
-    /// Only removes every page from the mappings, wherever it is. Pages in the window fault once
-    /// more; others are not mapped, unless a rule was violated.
+    /// Removes every page from the mappings, and nothing else, wherever it is. Pages in the window
+    /// fault once more; others are not mapped, unless a rule was violated.
     fn sweep(&self) {
         for page in 0..PAGES {
             let _latch = self.latch(page);
