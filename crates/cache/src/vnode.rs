@@ -57,7 +57,7 @@ pub struct Vnode {
     openers: Mutex<Vec<Weak<OpenState>>>,
     /// Counters of closed open files, and of events outside any open file.
     pub(crate) gone: Counters,
-    /// If not [`ALIVE`], no page is loaded any more, and pages that are released are dropped.
+    /// If not [`ALIVE`], no page is loaded any more, and pages whose I/O ends are dropped.
     dead: AtomicU8,
     /// Set when the file is first mapped.
     mapped: OnceLock<Mapped>,

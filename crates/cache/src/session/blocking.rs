@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Session {
-    /// Reads from any byte `offset` on, and returns the number of bytes up to the end of the file.
+    /// Reads from any byte `offset` on, and returns the number of bytes read, which is less than
+    /// requested only at the end of the file.
     ///
     /// # Errors
     /// A page could not be loaded.
