@@ -1,49 +1,50 @@
-//! What a run took beside the CPU of its own processes: kernel threads by name, the whole machine, and memory.
+//! Resources that a run used besides the CPU time of its own processes: kernel threads by name, the
+//! whole machine, and memory.
 //!
-//! Counters are read before a run and after it, outside of everything that is timed, because kernel threads can only
-//! be found by a walk over /proc that takes milliseconds.
+//! Counters are read before and after a run, outside all timed sections, because kernel threads can
+//! only be found by a scan of /proc, which takes milliseconds.
 //!
-//! Absent on purpose: kernel threads that ended during the run, whose counters went with them.
+//! Deliberately absent: kernel threads that ended during the run; their counters ended with them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;
 
-/// Nanoseconds of a tick of /proc.
+/// Nanoseconds per tick of /proc.
 const TICK_NS: u64 = 10_000_000;
-/// `PF_KTHREAD` of include/linux/sched.h, in the flags of proc_pid_stat(5).
+/// `PF_KTHREAD` of include/linux/sched.h, in the flags field of proc_pid_stat(5).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// What a run took, its untimed parts included.
+/// Resources used by a run, including its untimed parts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Account {
-    /// How long it lasted, in nanoseconds.
+    /// Duration in nanoseconds.
     pub wall_ns: u64,
-    /// CPU that the whole machine used, in nanoseconds, in ticks of 10 ms.
+    /// CPU time of the whole machine in nanoseconds, with a resolution of 10 ms.
     pub busy_ns: u64,
-    /// Processors of the machine.
+    /// Number of CPUs available to this process.
     pub processors: u64,
-    /// CPU of kernel threads by name, without what is behind a slash, in ticks of 10 ms.
+    /// CPU time of kernel threads by name, without any part after a slash; resolution 10 ms.
     pub kernel_ns: BTreeMap<String, u64>,
-    /// Most memory that this process had during the run, in bytes.
+    /// Peak memory of this process during the run, in bytes.
     pub memory: Option<u64>,
-    /// Most memory that the daemons of the target have had since they began, in bytes, together.
+    /// Sum of the peak memory of the target's daemons since they started, in bytes.
     pub daemons_memory: Option<u64>,
 }
 
 impl Account {
-    /// CPU of all kernel threads, in nanoseconds.
+    /// Returns the CPU time of all kernel threads, in nanoseconds.
     pub fn kernel_total_ns(&self) -> u64 {
         self.kernel_ns.values().fold(0, |a, b| a.saturating_add(*b))
     }
 
-    /// Busy part of the machine, 1 for all processors.
+    /// Returns the busy fraction of the machine; 1 means that all CPUs were busy.
     pub fn busy(&self) -> f64 {
         self.busy_ns as f64 / (self.wall_ns as f64 * self.processors as f64)
     }
 
-    /// The kernel threads that took most, with their CPU in nanoseconds.
+    /// Returns the `count` busiest kernel threads with their CPU time in nanoseconds.
     pub fn busiest(&self, count: usize) -> Vec<(&str, u64)> {
         let mut all: Vec<(&str, u64)> = self.kernel_ns.iter().map(|(n, ns)| (&**n, *ns)).collect();
         all.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
@@ -52,7 +53,7 @@ impl Account {
     }
 }
 
-/// The counters before a run.
+/// Counters at the start of a run.
 pub(crate) struct Opened {
     began: Instant,
     busy: u64,
@@ -61,7 +62,8 @@ pub(crate) struct Opened {
 
 impl Opened {
     pub(crate) fn now() -> Opened {
-        // The peak of this process begins anew (proc_pid_clear_refs(5), value 5); a kernel that refuses has an older one.
+        // Resets this process's peak (proc_pid_clear_refs(5), value 5); where the kernel refuses,
+        // the earlier peak stays.
         let _ = fs::write("/proc/self/clear_refs", "5");
         Opened {
             threads: kernel_threads(),
@@ -96,7 +98,7 @@ impl Opened {
     }
 }
 
-/// Kernel threads by number: their names and ticks of CPU.
+/// Returns the kernel threads by PID: name and CPU ticks.
 fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -107,7 +109,7 @@ fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
     numbers.filter_map(one).collect()
 }
 
-/// Name and ticks of a kernel thread from proc_pid_stat(5), `None` for another process.
+/// Returns name and ticks of a kernel thread from proc_pid_stat(5), `None` for other processes.
 fn kernel_thread(stat: &str) -> Option<(String, u64)> {
     let (front, back) = stat.rsplit_once(')')?;
     let name = front.split_once('(')?.1;
@@ -119,7 +121,7 @@ fn kernel_thread(stat: &str) -> Option<(String, u64)> {
     Some((name.to_owned(), field(11)?.saturating_add(field(12)?)))
 }
 
-/// Ticks that all processors have worked (proc_stat(5)): user, nice, system, irq and softirq.
+/// Returns the busy ticks of all CPUs (proc_stat(5)): user, nice, system, irq and softirq.
 fn busy_ticks() -> Option<u64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let fields = stat.lines().next()?.strip_prefix("cpu ")?;
@@ -133,7 +135,7 @@ fn busy_ticks() -> Option<u64> {
     Some(user + nice + system + irq + softirq)
 }
 
-/// Most memory that a process has had, in bytes (proc_pid_status(5)).
+/// Returns the peak memory of a process in bytes (`VmHWM` of proc_pid_status(5)).
 fn peak(pid: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
@@ -159,7 +161,7 @@ mod tests {
         let before = Opened::now();
         let kept = vec![1u8; 64 << 20];
         let mut sum = 0u64;
-        // Two ticks at least, whatever else is on the machine.
+        // At least two ticks, whatever else runs on the machine.
         let from = crate::process_cpu().total_ns;
         while crate::process_cpu().total_ns - from < 100_000_000 {
             sum = sum.wrapping_add(kept.iter().map(|b| u64::from(*b)).sum::<u64>());

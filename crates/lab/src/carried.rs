@@ -1,31 +1,31 @@
-//! Paths beneath a target: what each of them carried, and their limits.
+//! Paths beneath a target: their limits and the I/O that each carried.
 
 use serde::{Deserialize, Serialize};
 
-/// The paths beneath a target, in this process.
+/// The paths beneath a target in this process.
 pub trait Paths: Send + Sync {
-    /// What each has carried since it is there; none where there is no choice between paths.
+    /// Returns the totals of each path since it was created; empty without a choice of paths.
     fn carried(&self) -> Vec<Carried>;
 
-    /// Whether the limits of the paths hold. They do not while a target is prepared.
+    /// Turns the limits of the paths on or off. They are off while a target is prepared.
     fn limit(&self, on: bool);
 }
 
-/// What a path carried.
+/// I/O carried by one path.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Carried {
-    /// Its name.
+    /// Name of the path.
     pub path: String,
-    /// Reads and writes that ended well.
+    /// Reads and writes that succeeded.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of the requests that succeeded.
     pub bytes: u64,
-    /// Requests that failed, timed out or had to go another way, and connections lost.
+    /// Requests that failed, timed out or were resubmitted on another path, and lost connections.
     pub lost: u64,
 }
 
 impl Carried {
-    /// What was carried between two looks at the same paths.
+    /// Returns the difference of two readings of the same paths.
     pub(crate) fn between(before: &[Carried], after: Vec<Carried>) -> Vec<Carried> {
         let one = |after: Carried| {
             let then = before.iter().find(|b| b.path == after.path);
@@ -40,7 +40,7 @@ impl Carried {
         after.into_iter().map(one).collect()
     }
 
-    /// Adds a repetition of the same work.
+    /// Adds the counts of a repetition of the same work.
     pub(crate) fn add(all: &mut [Carried], more: &[Carried]) {
         for one in all {
             if let Some(other) = more.iter().find(|m| m.path == one.path) {

@@ -1,13 +1,13 @@
-//! One run: threads with a queue each go over their part of the device, and what that took.
+//! One run: threads, each with its own queue, work through their part of the device.
 //!
-//! **Invariant:** what is timed is requests and, after writes, one flush a thread, which makes the
-//! written data durable; opening queues, filling buffers and drawing orders happens before, and
-//! taking everything down after.
+//! **Invariant:** the timed section contains requests and, after writes, one flush per thread,
+//! which makes the written data durable. Queues are opened, buffers filled and orders drawn before
+//! it; everything is torn down after it.
 //!
-//! Without a rate the loop is closed: a thread submits its next request when one has come back, and latencies are
-//! service times. With one it is open: when each request is due is fixed beforehand, and its latency counts
-//! from then, so that a stall shows in all the requests that it held up and not in the first alone
-//! (Tene's "coordinated omission").
+//! Without a rate the loop is closed: a thread submits its next request when one has completed, and
+//! latencies are service times. With a rate the loop is open: the due time of each request is fixed
+//! beforehand and its latency counts from then, so a stall shows in every request that it delayed
+//! and not only in the first (Tene's "coordinated omission").
 
 use crate::gate::Gate;
 use crate::histogram::Histogram;
@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// Data is stamped this often, so that no two blocks of a device are alike and nothing below can
-/// find equal ones.
+/// Interval of stamps in the data, in bytes. No two blocks of a device are alike, so no lower layer
+/// can deduplicate them.
 pub(crate) const STAMP_EVERY: u32 = 4096;
 
 /// Service times of the requests of a run, in nanoseconds, exact to 1 %.
@@ -31,64 +31,66 @@ pub struct Latency {
     pub mean_ns: u64,
     /// Median.
     pub p50_ns: u64,
-    /// 99 of 100 requests took no longer.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
-/// How a schedule was kept.
+/// How well a run kept its schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Kept {
-    /// Times from submission on.
+    /// Times from submission to completion.
     pub service: Latency,
-    /// Requests that were due while as many as allowed were in flight, and had to wait for one.
+    /// Requests that became due while the maximum was in flight and therefore had to wait.
     pub held_up: u64,
 }
 
-/// What one run did and took. Counters, nothing derived.
+/// Measurements of one run. Counters only, nothing derived.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Sample {
-    /// Bytes asked of the device.
+    /// Bytes requested from the device.
     pub bytes: u64,
-    /// Reads or writes.
+    /// Number of reads or writes.
     pub requests: u64,
-    /// Flushes, one a thread after writes.
+    /// Number of flushes, one per thread after writes.
     pub flushes: u64,
-    /// From the release of all threads until the last of them was done.
+    /// Time from the release of all threads until the last one finished.
     pub wall_ns: u64,
-    /// Until the first of them was done; far below `wall_ns` when the threads were not served alike.
+    /// Time until the first thread finished; far less than `wall_ns` if the threads were not served
+    /// evenly.
     pub first_done_ns: u64,
-    /// CPU of the whole process.
+    /// CPU time of the whole process.
     pub cpu: CpuTime,
-    /// CPU of children and named processes.
+    /// CPU time of children and named processes.
     pub others: Others,
-    /// CPU by layer, where it was counted.
+    /// CPU time by layer, if it was counted.
     #[serde(default)]
     pub layers: Option<Layers>,
-    /// Service times of reads or writes; where they had a schedule, times from when they were due.
+    /// Service times of reads or writes; with a schedule, times from when each request was due.
     pub latency: Latency,
-    /// How the schedule was kept, where there was one.
+    /// How well the schedule was kept, if the run had one.
     #[serde(default)]
     pub schedule: Option<Kept>,
-    /// The longest flush.
+    /// Duration of the longest flush.
     pub flush_max_ns: u64,
-    /// What reached the device, where known.
+    /// Bytes that reached the device, if known.
     pub device: Option<DeviceBytes>,
-    /// Who else was on the machine.
+    /// Background load on the machine.
     pub noise: Noise,
 }
 
-/// Carries out `spec` on `device`, and measures it.
+/// Runs `spec` on `device` and measures it.
 ///
-/// Before the clock starts each thread opens its queue and does `depth` requests as a warm-up.
-/// A first failing request ends the run.
+/// Before the clock starts, each thread opens its queue and performs `depth` requests as a warm-up.
+/// The first failing request ends the run.
 pub fn run(device: &dyn BlockDevice, spec: &Spec) -> Result<Sample> {
     let name = device.info().name.clone();
     run_between(&name, device, spec, &|| Edge::now(&[], &[]))
 }
 
-/// As [`run`], with the target's name for errors, and the counters to take at both edges.
+/// Like [`run`], with the target's name for errors and the function that reads the counters at both
+/// edges.
 pub(crate) fn run_between(
     arm: &str,
     device: &dyn BlockDevice,
@@ -189,7 +191,7 @@ impl Latency {
     }
 }
 
-/// What a thread brings back.
+/// Results of one thread.
 struct Done {
     at: Instant,
     latency: Histogram,
@@ -277,7 +279,7 @@ impl<'a> Worker<'a> {
         )))
     }
 
-    /// The records in the order of a pass; none for the natural order.
+    /// Returns the records in the order of a pass; empty for the natural order.
     fn order(&self) -> Vec<u32> {
         if !self.spec.workload.random() {
             return Vec::new();
@@ -287,7 +289,7 @@ impl<'a> Worker<'a> {
         order
     }
 
-    /// Where a request begins, and its bytes.
+    /// Returns the offset and the length of a request.
     fn place(&self, order: &[u32], at: u64) -> (u64, u32) {
         let at = (at % u64::from(self.records)) as u32;
         let record = order.get(at as usize).copied().unwrap_or(at);
@@ -303,7 +305,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// When a thread's requests are due: evenly, those of all threads between one another.
+/// Due times of a thread's requests: evenly spaced, and interleaved with those of other threads.
 struct Pace {
     start: Instant,
     every: Duration,
@@ -311,7 +313,7 @@ struct Pace {
 
 impl Pace {
     fn new(rate: u32, worker: &Worker<'_>) -> Pace {
-        // The kernel lets a thread sleep 50 µs longer than asked unless it is told not to.
+        // By default the kernel lets a thread oversleep by up to 50 µs.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let between = Duration::from_secs(1) / rate;
         Pace {
@@ -325,12 +327,12 @@ impl Pace {
     }
 }
 
-/// A thread's queue at work.
+/// A thread's queue with its buffers and measurements.
 struct Line<'a> {
     worker: &'a Worker<'a>,
     queue: &'a mut dyn Queue,
     free: Vec<(u64, Buf)>,
-    /// When the request of each tag was due, and when it was submitted.
+    /// For each tag, the time when its request was due and the time when it was submitted.
     times: Vec<(Instant, Instant)>,
     done: Vec<Completion>,
     latency: Histogram,
@@ -342,7 +344,8 @@ struct Line<'a> {
 impl<'a> Line<'a> {
     fn new(worker: &'a Worker<'a>, queue: &'a mut dyn Queue, pool: &BufPool) -> Line<'a> {
         let spec = worker.spec;
-        // Random data of its own in every buffer of every thread: nothing below can compress it.
+        // Every buffer of every thread gets different random data, so no lower layer can compress
+        // it.
         let mut rng = Rng::stream(spec.seed, (1 << 32) + u64::from(worker.index));
         let free = (0..u64::from(spec.depth))
             .map(|tag| {
@@ -366,8 +369,9 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Carries out `total` requests along `order`, over and over, as fast as they come back or at their times. At
-    /// an error it waits for what is in flight and returns the first.
+    /// Performs `total` requests along `order`, repeating it as necessary, either as fast as they
+    /// complete or at their due times. After an error it waits for the requests in flight and
+    /// returns the first error.
     fn go_over(
         &mut self,
         order: &[u32],
@@ -377,7 +381,7 @@ impl<'a> Line<'a> {
     ) -> Result<()> {
         let mut next = 0;
         let mut first_error = None;
-        // Until when no more could be in flight.
+        // Time until which the queue was full.
         let mut full_until = None;
         loop {
             let mut wait = Wait::Block;
@@ -446,7 +450,7 @@ impl<'a> Line<'a> {
         let Completion { tag, op, result } = completion;
         let (due, submitted) = self.times[tag as usize];
         let since = |then: Instant| now.saturating_duration_since(then).as_nanos() as u64;
-        // Without a schedule there is one time, that of service.
+        // Without a schedule, latency is service time.
         match self.worker.spec.rate {
             Some(_) => self.latency.record(since(due)),
             None => self.latency.record(since(submitted)),
@@ -501,8 +505,8 @@ fn magic(seed: u64) -> u64 {
     Rng::stream(seed, 1 << 33).next()
 }
 
-/// Marks every 4 KiB with where it belongs and in which turn it was written, so that blocks differ
-/// from each other and from what was there before.
+/// Marks every 4 KiB with its offset and with the number of the request that writes it, so blocks
+/// differ from each other and from earlier contents.
 fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
     for (i, piece) in buf.chunks_mut(STAMP_EVERY as usize).enumerate() {
         let place = offset + i as u64 * u64::from(STAMP_EVERY);
@@ -511,8 +515,8 @@ fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
     }
 }
 
-/// Whether a request begins with the stamp of its place. Only where all requests, whatever their size, put
-/// a stamp is there one to look for.
+/// Returns whether a request begins with the stamp of its offset. True for an unaligned offset,
+/// because only aligned places are stamped by requests of every size.
 fn is_stamped(buf: &Buf, magic: u64, offset: u64) -> bool {
     !offset.is_multiple_of(u64::from(STAMP_EVERY)) || buf[..8] == (magic ^ offset).to_le_bytes()
 }

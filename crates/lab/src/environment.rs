@@ -1,10 +1,10 @@
-//! The machine that a result was taken on, as far as it bears on the numbers. No user, host or
-//! path names: a result is meant to be published.
+//! Description of the machine on which a result was measured, as far as it affects the numbers. It
+//! has no user, host or path names, because results are meant to be published.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// Processor flags that decide which cipher kernel runs.
+/// CPU flags that decide which cipher implementation runs.
 const FLAGS: [&str; 8] = [
     "aes",
     "pclmulqdq",
@@ -16,41 +16,41 @@ const FLAGS: [&str; 8] = [
     "hypervisor",
 ];
 
-/// The machine. A field is absent where the system does not tell.
+/// The machine. A field is absent if the system does not report it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Environment {
-    /// Version of this laboratory.
+    /// Version of this crate.
     pub version: String,
-    /// Built with optimisation; figures of a build without are of no use.
+    /// Whether this is an optimized build; figures of other builds are useless.
     pub optimised: bool,
-    /// Seconds since 1970 at the start.
+    /// Start time in seconds since 1970.
     pub unix_time: u64,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// Machine type, for example x86_64.
     pub architecture: String,
-    /// Model of the first processor.
+    /// Model of the first CPU.
     pub cpu_model: Option<String>,
-    /// Those of its flags that matter here.
+    /// Flags of the first CPU that affect cipher performance.
     pub cpu_flags: Vec<String>,
-    /// CPUs that are online.
+    /// Number of CPUs that are online.
     pub cpus_online: Option<u32>,
-    /// CPUs that this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus_allowed: Option<u32>,
-    /// Frequency policy of the first CPU.
+    /// Frequency governor of the first CPU.
     pub cpu_governor: Option<String>,
-    /// Clock source.
+    /// Current clock source of the kernel.
     pub clock_source: Option<String>,
     /// Memory in MiB.
     pub memory_mib: Option<u64>,
-    /// Transparent huge pages: the chosen setting.
+    /// Selected setting for transparent huge pages.
     pub huge_pages: Option<String>,
-    /// Load average of the last minute before the start.
+    /// One-minute load average at the start.
     pub load_average: Option<f64>,
 }
 
 impl Environment {
-    /// Looks around now.
+    /// Reads the environment from the system.
     pub fn capture() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = colon_field(&cpuinfo, "flags").or_else(|| colon_field(&cpuinfo, "Features"));
@@ -91,7 +91,7 @@ impl Environment {
         }
     }
 
-    /// One line for the foot of a table; the load, which changes from run to run, is not in it.
+    /// Returns one line for the foot of a table. It omits the load, which changes with every run.
     pub fn line(&self) -> String {
         let unknown = || "unknown processor".to_owned();
         let mut parts = vec![
@@ -116,7 +116,7 @@ fn one_line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The value of the first line `NAME : VALUE`.
+/// Returns the value of the first line `NAME : VALUE`.
 fn colon_field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -124,7 +124,7 @@ fn colon_field(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// CPUs in a list such as `0-3,8`.
+/// Returns the number of CPUs in a list such as `0-3,8`.
 fn count_cpus(list: &str) -> Option<u32> {
     list.split(',')
         .map(|range| match range.split_once('-') {

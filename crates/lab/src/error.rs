@@ -1,76 +1,76 @@
-//! Errors of the laboratory: a question that makes no sense, or a device that failed.
+//! Errors of this crate: an invalid specification, or a target that failed.
 
-/// What a measurement gives.
+/// Result of a measurement.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why there is no measurement.
+/// Reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The specification or the plan cannot be carried out; the text says which value and why.
+    /// The specification or the plan is invalid; the text names the value and the reason.
     #[error("{0}")]
     Spec(String),
-    /// An arm's device failed.
+    /// The device of an arm failed.
     #[error("arm {arm}")]
     Device {
-        /// The arm.
+        /// Name of the arm.
         arm: String,
-        /// What the device said.
+        /// Error of the device.
         source: block::Error,
     },
-    /// A target of files failed.
+    /// An operation on a file target failed.
     #[error("{target}: {call} {path}")]
     Files {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// The operation.
+        /// Operation that failed.
         call: &'static str,
-        /// The file.
+        /// Path of the file within the target.
         path: String,
-        /// What the file system said.
+        /// Error of the file system.
         source: std::io::Error,
     },
-    /// A read gave something else than what had been written through the same arm.
+    /// A read returned data other than that written through the same arm.
     #[error("arm {arm}: the data read at {offset} is not what was written there")]
     Verify {
-        /// The arm.
+        /// Name of the arm.
         arm: String,
-        /// First byte of the request.
+        /// Offset of the first byte of the request.
         offset: u64,
     },
     /// A worker thread panicked or could not be started.
     #[error("arm {arm}: a worker thread failed: {detail}")]
     Worker {
-        /// The arm.
+        /// Name of the arm.
         arm: String,
-        /// What is known about it.
+        /// Cause, as far as it is known.
         detail: String,
     },
-    /// Another program, or a peer, that a workload needs did not do its part.
+    /// A program or peer that a workload depends on failed.
     #[error("{what}: {detail}")]
     Program {
-        /// The program, the script or the peer.
+        /// Name of the program, the script or the peer.
         what: String,
-        /// What is known about it.
+        /// Cause, as far as it is known.
         detail: String,
     },
-    /// Stopped by the caller before the first pair was complete.
+    /// The caller stopped the study before the first pair was complete.
     #[error("stopped before the first pair was complete")]
     Stopped,
     /// The file of a result cannot be read or written.
     #[error("{path}")]
     Journal {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A stored result does not parse, or is of another schema.
+    /// A stored result does not parse, or has another schema.
     #[error("not a result of this laboratory: {0}")]
     Format(String),
 }
 
 impl Error {
-    /// A target of files failed: `call` on the file `path` of it.
+    /// Creates an [`Error::Files`]: `call` failed on the file `path` of `target`.
     pub(crate) fn on_files(
         target: String,
         call: &'static str,
@@ -86,7 +86,7 @@ impl Error {
         }
     }
 
-    /// What went wrong, with what caused it.
+    /// Returns the message with its cause.
     pub fn in_words(&self) -> String {
         let cause = std::error::Error::source(self);
         let words = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));

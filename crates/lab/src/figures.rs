@@ -1,10 +1,10 @@
-//! Numbers as they are printed.
+//! Formatting of numbers for output.
 //!
-//! **Invariant:** no ratio is printed without its interval, or the words "no interval".
+//! **Invariant:** a ratio is always printed with its interval or the words "no interval".
 
 use crate::stats::Ratio;
 
-/// `0.970 [0.950, 0.990]`, or the range and the words "no interval".
+/// Returns `0.970 [0.950, 0.990]`, or the median, the range and the words "no interval".
 pub(crate) fn ratio(r: &Ratio) -> String {
     match r.interval {
         Some(i) => format!("{:.3} [{:.3}, {:.3}]", r.median, i.low, i.high),
@@ -15,7 +15,7 @@ pub(crate) fn ratio(r: &Ratio) -> String {
     }
 }
 
-/// Three significant figures, more in front of the point.
+/// Returns `value` with three significant figures, or all digits of the integer part.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),

@@ -1,8 +1,8 @@
-//! What workloads on files run on: a folder through the kernel, or a file system without a mount.
+//! Targets of file workloads: a directory through the kernel, or a file system without a mount.
 //!
-//! Names are paths relative to the target, with `/` between components and no `..`; workloads make
-//! them, so a target need not check. Every call is one operation of the file system below, so that a
-//! workload's counts are those that `strace` shows.
+//! Names are paths relative to the target, with `/` between components and no `..`. Workloads make
+//! them, so a target need not check them. Every call is one operation of the file system beneath,
+//! so a workload's counts match those of `strace`.
 
 use crate::map::Mapping;
 use rustix::fs::{self as sys, Advice, AtFlags, Dir, FileType, Mode, OFlags};
@@ -14,38 +14,38 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// What `stat` says, as far as workloads ask.
+/// Result of `stat`, limited to the fields that workloads use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Length in bytes.
     pub size: u64,
-    /// Names of the file.
+    /// Number of hard links.
     pub links: u64,
     /// Permission bits.
     pub mode: u32,
 }
 
-/// How a file is opened.
+/// Flags for opening a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Open {
-    /// For writing, too.
+    /// Open for reading and writing.
     pub write: bool,
-    /// Make it where it is missing.
+    /// Create the file if it is missing.
     pub create: bool,
-    /// Cut it to nothing.
+    /// Truncate the file to zero length.
     pub truncate: bool,
-    /// Each write goes to the end.
+    /// Append: each write goes to the end.
     pub append: bool,
-    /// Past every cache above the device, where the target can.
+    /// Bypass every cache above the device, if the target can.
     pub direct: bool,
-    /// Writes are durable when they return.
+    /// Writes are on stable storage when they return (`O_SYNC`).
     pub sync: bool,
-    /// As `sync`, but for times and such, which may be lost.
+    /// Like `sync`, except for metadata such as times, which may be lost (`O_DSYNC`).
     pub data_sync: bool,
 }
 
 impl Open {
-    /// For reading.
+    /// Read only.
     pub const READ: Open = Open {
         write: false,
         create: false,
@@ -55,14 +55,14 @@ impl Open {
         sync: false,
         data_sync: false,
     };
-    /// For writing, made if missing, cut to nothing.
+    /// Read and write; created if missing, truncated otherwise.
     pub const CREATE: Open = Open {
         write: true,
         create: true,
         truncate: true,
         ..Open::READ
     };
-    /// For writing at the end.
+    /// Write at the end.
     pub const APPEND: Open = Open {
         write: true,
         append: true,
@@ -72,140 +72,142 @@ impl Open {
 
 /// An open file.
 pub trait OpenFile: Send + Sync {
-    /// Reads up to `out.len()` bytes; 0 at the end.
+    /// Reads up to `out.len()` bytes and returns their number; 0 at the end of the file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize>;
 
     /// Writes all of `data`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
 
-    /// Its length in bytes, by `fstat`.
+    /// Returns the length in bytes (`fstat`).
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     fn size(&self) -> Result<u64>;
 
-    /// Makes the file durable.
+    /// Flushes the file to stable storage.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     fn sync(&self) -> Result<()>;
 
-    /// Drops what caches hold of the file, as far as the target can; what was not yet written is
-    /// written first.
+    /// Drops cached data of the file, as far as the target can, after writing dirty data back.
     ///
     /// # Errors
-    /// `Unsupported` where the target has no means; what the file system says.
+    /// `Unsupported` if the target cannot do this; any error of the file system.
     fn forget(&self) -> Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Its first `len` bytes in memory, shared with everybody who has the file open.
+    /// Maps the first `len` bytes, shared with all other users of the file.
     ///
     /// # Errors
-    /// `Unsupported` where the target has no mappings; `InvalidInput` for more than the file has.
+    /// `Unsupported` if the target has no mappings; `InvalidInput` if the file is shorter than
+    /// `len`.
     fn map(&self, _len: u64, _write: bool) -> Result<Box<dyn Mapped>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-/// A file in memory. Offsets beyond the mapped length are the caller's bug, and panic.
+/// A mapped file. Panics on offsets beyond the mapped length, which are a bug of the caller.
 pub trait Mapped: Send + Sync {
-    /// Copies out.
+    /// Copies bytes from the mapping to `out`.
     fn read(&self, at: u64, out: &mut [u8]);
 
-    /// Copies in.
+    /// Copies `data` into the mapping.
     fn write(&self, at: u64, data: &[u8]);
 
-    /// Writes the pages of these bytes back; waits for them if asked to.
+    /// Writes the pages of this range back and, if `wait` is set, waits for completion.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()>;
 }
 
-/// A target for workloads on files.
+/// A target of file workloads.
 pub trait Files: Send + Sync {
-    /// What it is called in reports.
+    /// Returns the name for reports.
     fn name(&self) -> String;
 
     /// Opens a file.
     ///
     /// # Errors
-    /// Here and in all calls below: what the file system says.
+    /// Here and in all methods below: any error of the file system.
     fn open(&self, path: &str, how: Open) -> Result<Box<dyn OpenFile>>;
 
     /// Removes a file.
     fn unlink(&self, path: &str) -> Result<()>;
 
-    /// Makes a folder.
+    /// Creates a directory.
     fn mkdir(&self, path: &str) -> Result<()>;
 
-    /// Removes an empty folder.
+    /// Removes an empty directory.
     fn rmdir(&self, path: &str) -> Result<()>;
 
-    /// Looks at a file, following links.
+    /// Returns the attributes of a file, following symbolic links.
     fn stat(&self, path: &str) -> Result<Stat>;
 
     /// Sets permission bits.
     fn chmod(&self, path: &str, mode: u32) -> Result<()>;
 
-    /// Gives a file another name.
+    /// Renames a file.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
 
-    /// Gives a file a second name.
+    /// Creates a hard link `new` to `old`.
     fn link(&self, old: &str, new: &str) -> Result<()>;
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link at `path`.
     fn symlink(&self, text: &str, path: &str) -> Result<()>;
 
-    /// Reads a symbolic link.
+    /// Returns the text of a symbolic link.
     fn readlink(&self, path: &str) -> Result<String>;
 
-    /// Whether `path` is a symbolic link (`lstat`).
+    /// Returns whether `path` is a symbolic link (`lstat`).
     fn is_symlink(&self, path: &str) -> Result<bool>;
 
-    /// The names in a folder, `.` and `..` with them where the file system gives them.
+    /// Returns the names in a directory, including `.` and `..` if the file system lists them.
     fn readdir(&self, path: &str) -> Result<Vec<String>>;
 
-    /// The full name of the target's own folder, as the system finds it from the top.
+    /// Returns the absolute path of the target's directory, resolved by the system.
     fn getcwd(&self) -> Result<String>;
 
-    /// Bytes free, by `statfs`.
+    /// Returns the number of free bytes (`statfs`).
     fn statfs(&self) -> Result<u64>;
 
-    /// Makes everything durable.
+    /// Flushes the whole file system to stable storage.
     fn sync(&self) -> Result<()>;
 
-    /// Drops what this process itself holds of all files; a folder of the kernel is nothing of the kind.
+    /// Drops file data cached by this process. Does nothing for a directory of the kernel, which
+    /// has no such cache.
     fn forget(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A folder of this machine: a mounted file system, ours or another's.
+/// A directory of this machine: a mounted file system, EVFS or other.
 pub struct Folder {
     path: PathBuf,
     dir: OnceLock<File>,
 }
 
 impl Folder {
-    /// The folder at `path`, which must be there.
+    /// Opens the existing directory at `path`.
     ///
     /// # Errors
-    /// It is not there, or no folder.
+    /// The path does not exist or is not a directory.
     pub fn open(path: &Path) -> Result<Folder> {
         let folder = Folder::later(path)?;
         folder.dir()?;
         Ok(folder)
     }
 
-    /// The same, but it is opened when it is first used: what lies there can be unmounted until then.
+    /// Like [`Folder::open`], but opens the directory at its first use; until then its file system
+    /// can be unmounted.
     ///
     /// # Errors
     /// As [`Folder::open`].
@@ -255,7 +257,7 @@ impl OpenFile for FolderFile {
     }
 
     fn forget(&self) -> Result<()> {
-        // Dirty pages cannot be dropped, so they are written first.
+        // Dirty pages cannot be dropped, so they are written back first.
         self.file.sync_data()?;
         Ok(sys::fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
@@ -347,7 +349,8 @@ impl Files for Folder {
     }
 
     fn getcwd(&self) -> Result<String> {
-        // `getcwd` is one for all threads; the link of an open folder is made by the same walk.
+        // `getcwd` is shared by all threads; the kernel resolves the link of an open directory by
+        // the same walk.
         let link = format!("/proc/self/fd/{}", self.dir()?.as_raw_fd());
         Ok(std::fs::read_link(link)?.display().to_string())
     }

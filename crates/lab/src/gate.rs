@@ -1,13 +1,13 @@
-//! The gate that the worker threads of a run pass together, so that neither making threads, queues
-//! and buffers nor taking them down is measured.
+//! Synchronization of a run's worker threads, so that the measured interval excludes the setup and
+//! teardown of threads, queues and buffers.
 //!
 //! ```text
 //!   worker   set up ──► ready ........ work ──► done ........ tear down
 //!   leader              all ready, snapshot, go     all done, snapshot, release
 //! ```
 //!
-//! **Invariant:** a worker that fails or panics anywhere still counts as ready and as done, so the
-//! leader always gets through.
+//! **Invariant:** a worker that fails or panics at any point still counts as ready and as done, so
+//! the leader never hangs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -37,7 +37,7 @@ impl Gate {
         }
     }
 
-    /// A worker's way through. Made before anything that can fail.
+    /// Returns a worker's pass. Must be created before any step that can fail.
     pub(crate) fn pass(&self) -> Pass<'_> {
         Pass {
             gate: self,
@@ -45,12 +45,12 @@ impl Gate {
         }
     }
 
-    /// Some worker failed: the others stop at the next request.
+    /// Returns whether a worker failed; the others then stop at their next request.
     pub(crate) fn failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Counts `missing` workers that could not be started at all as failed.
+    /// Counts `missing` workers that could not be started as failed.
     pub(crate) fn give_up(&self, missing: u32) {
         self.failed.store(true, Ordering::Relaxed);
         let mut state = self.lock();
@@ -59,23 +59,23 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Leader: until every worker is set up.
+    /// Leader: waits until every worker is set up.
     pub(crate) fn wait_ready(&self) {
         self.wait(|s| s.ready == self.workers);
     }
 
-    /// Leader: let them work.
+    /// Leader: starts the workers.
     pub(crate) fn go(&self) {
         self.lock().go = true;
         self.changed.notify_all();
     }
 
-    /// Leader: until every worker has done its work.
+    /// Leader: waits until every worker has finished.
     pub(crate) fn wait_done(&self) {
         self.wait(|s| s.done == self.workers);
     }
 
-    /// Leader: let them tear down.
+    /// Leader: lets the workers tear down.
     pub(crate) fn release(&self) {
         self.lock().release = true;
         self.changed.notify_all();
@@ -108,7 +108,7 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Set up; returns when all may work.
+    /// Reports that setup is complete; returns when all workers may start.
     pub(crate) fn ready(&mut self) {
         self.at = At::Work;
         self.gate.lock().ready += 1;
@@ -116,7 +116,7 @@ impl Pass<'_> {
         self.gate.wait(|s| s.go);
     }
 
-    /// Worked; returns when the leader has measured.
+    /// Reports that the work is complete; returns when the leader has read the counters.
     pub(crate) fn done(mut self) {
         self.at = At::TearDown;
         self.gate.lock().done += 1;

@@ -1,7 +1,7 @@
-//! Latencies in buckets whose width is at most 1/128 of their value, so that a run of any length
-//! takes the same memory and no allocation on the timed path.
+//! Histogram of latencies with buckets no wider than 1/128 of their value, so a run of any length
+//! needs the same memory and allocates nothing on the timed path.
 
-/// Buckets for each power of two.
+/// Number of buckets per power of two.
 const SUB: u64 = 128;
 const SUB_BITS: u32 = SUB.trailing_zeros();
 
@@ -39,8 +39,8 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// The smallest recorded value that at least the fraction `q` of all values do not exceed, at
-    /// the upper end of its bucket. 0 when nothing was recorded.
+    /// Returns the `q` quantile: the smallest value that at least the fraction `q` of all values
+    /// does not exceed, rounded up to the end of its bucket. 0 if nothing was recorded.
     pub(crate) fn quantile(&self, q: f64) -> u64 {
         let rank = ((q * self.total as f64).ceil() as u64).clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -70,11 +70,11 @@ fn bucket(value: u64) -> usize {
         return value as usize;
     }
     let shift = 63 - value.leading_zeros() - SUB_BITS;
-    // value >> shift is in SUB..2*SUB, so consecutive shifts make consecutive runs of SUB buckets.
+    // value >> shift is in SUB..2*SUB, so consecutive shifts yield consecutive runs of SUB buckets.
     (u64::from(shift) * SUB + (value >> shift)) as usize
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn upper(index: usize) -> u64 {
     let index = index as u64;
     if index < 2 * SUB {

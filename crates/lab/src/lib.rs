@@ -1,19 +1,19 @@
-//! The laboratory's measuring core: what does a layer cost, measured so that the answer can be
-//! believed on a machine that is not idle.
+//! The measuring core of `evfs lab`: measures the cost of a layer reliably on a machine that is not
+//! idle.
 //!
 //! ```text
 //!   Side (a target and a job) ──► study ──► Record ──► journal ──► analysis ──► tables, HTML, regressions
 //!                                   │         ▲
-//!                       order by turns        meter: CPU, device bytes, and who else was on the machine
+//!                        interleaved            meter: CPU, device bytes, background load
 //! ```
 //!
-//! **Invariant:** two sides are only ever compared by runs that did the same work (the same bytes in
-//! the same order), stood next to each other in time, and are all in the result, raw. A number that
-//! cannot be had (no interval from five pairs, no device bytes on this kernel) is absent, never
-//! made up.
+//! **Invariant:** two sides are compared only by runs that did the same work (the same bytes in the
+//! same order) and ran next to each other in time. Every raw run is part of the result. A number
+//! that is not available (no interval from five pairs, no device bytes on this kernel) is absent,
+//! never estimated.
 //!
-//! Absent on purpose: building volumes (the caller hands in devices), the page cache (whether a
-//! device is direct is its own matter, and is passed in and printed), and throwing out outliers.
+//! Deliberately absent: building volumes (the caller passes devices), the page cache (the caller
+//! states whether a device bypasses it; the report prints this), and the removal of outliers.
 #![deny(unsafe_code)]
 
 mod account;

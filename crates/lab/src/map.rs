@@ -1,8 +1,8 @@
-//! A file of the kernel in memory: the one place of this crate with unsafe code.
+//! Memory-mapped files. The only file workload module with unsafe code.
 //!
-//! **Invariant:** bytes are copied in and out; no reference into the mapping leaves this module, because
-//! another process may change the file at any moment. A file that somebody cuts off while it is mapped
-//! ends this process by SIGBUS: there is no error to return from a load.
+//! **Invariant:** bytes are copied in and out; no reference into the mapping leaves this module,
+//! because another process may change the file at any moment. If another process truncates a mapped
+//! file, SIGBUS ends this process, because a load cannot return an error.
 
 use crate::files::Mapped;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 
-/// The longest page of any processor that this runs on: what is aligned to it is aligned to a page.
+/// Largest page size of all supported CPUs; an address aligned to it is aligned to a page.
 const PAGE_MAX: u64 = 64 << 10;
 
 /// A shared mapping of the first bytes of a file.
@@ -19,14 +19,14 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is memory of the process and not of a thread; who copies through it at the same
-// time as another does what two processes may do to the file anyway, and sees some mix of the bytes.
+// SAFETY: the mapping is memory of the process, not of a thread. Concurrent copies through it do
+// the same as two processes that access the file: they may see a mix of old and new bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file`, which has to be that long.
+    /// Maps the first `len` bytes of `file`, which must be at least that long.
     pub(crate) fn new(file: &File, len: u64, write: bool) -> Result<Mapping> {
         let len = usize::try_from(len).map_err(|_| ErrorKind::InvalidInput)?;
         if len == 0 || file.metadata()?.len() < len as u64 {
@@ -37,7 +37,7 @@ impl Mapping {
         }
         let mut protection = ProtFlags::READ;
         protection.set(ProtFlags::WRITE, write);
-        // SAFETY: a new mapping at a place of the kernel's choice touches no memory that is in use.
+        // SAFETY: a new mapping at an address chosen by the kernel touches no memory in use.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -51,7 +51,7 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
-    /// The address of `len` bytes at `at`.
+    /// Returns the address of `len` bytes at offset `at`.
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
         let end = at.saturating_add(len);
@@ -63,14 +63,14 @@ impl Mapping {
 impl Mapped for Mapping {
     fn read(&self, at: u64, out: &mut [u8]) {
         let from = self.at(at, out.len());
-        // SAFETY: `at` checked that the bytes lie within the mapping, which lives as long as `self`; `out`
-        // is memory of its own.
+        // SAFETY: `at` checked that the bytes lie within the mapping, which lives as long as
+        // `self`; `out` does not overlap it.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
     }
 
     fn write(&self, at: u64, data: &[u8]) {
         let to = self.at(at, data.len());
-        // SAFETY: as in `read`; a mapping made without leave to write faults, as the kernel has it.
+        // SAFETY: as in `read`; a write to a read-only mapping faults.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
     }
 
@@ -89,7 +89,7 @@ impl Mapped for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with these bounds, and nothing refers to it any more.
+        // SAFETY: `new` created the mapping with these bounds, and nothing refers to it any longer.
         let unmapped = unsafe { munmap(self.start, self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours can be taken down");
     }

@@ -1,10 +1,10 @@
-//! What a run used, and who else was on the machine meanwhile: read from the kernel's own counters
-//! at the two edges of a run, never sampled in between.
+//! Resources used by a run and background load during it, read from the kernel's own counters at
+//! the two edges of a run and never sampled in between.
 //!
-//! CPU is that of the whole process, from `CLOCK_PROCESS_CPUTIME_ID`, exact to the nanosecond. It
-//! includes io_uring's worker threads, which the kernel accounts to the process that made the ring;
-//! it does not include kernel threads that serve everybody (kworker, jbd2, ksoftirqd). Those show
-//! in [`Noise::outside_cores`], for both arms alike.
+//! CPU time is that of the whole process, from `CLOCK_PROCESS_CPUTIME_ID`, exact to the nanosecond.
+//! It includes io_uring's worker threads, which the kernel accounts to the process that created the
+//! ring. It excludes shared kernel threads (kworker, jbd2, ksoftirqd). Those appear in
+//! [`Noise::outside_cores`], for all arms alike.
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -14,27 +14,27 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds of a kernel tick as /proc counts them: USER_HZ is 100 on every architecture that
+/// Nanoseconds per kernel tick as counted in /proc: USER_HZ is 100 on every architecture that
 /// Rust's standard library supports on Linux.
 const TICK_NS: u64 = 10_000_000;
 
-/// Steal above this part of the machine's time taints a run.
+/// Fraction of stolen machine time above which a run is tainted.
 const STEAL_LIMIT: f64 = 0.05;
-/// CPU used by others, in cores, above which a run is tainted.
+/// CPU used by other processes, in cores, above which a run is tainted.
 const OUTSIDE_LIMIT: f64 = 0.25;
 
 /// CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CpuTime {
-    /// User and system together, exact.
+    /// User and system time together, exact.
     pub total_ns: u64,
-    /// User, to the microsecond; the split is sampled by the kernel, only the sum is exact.
+    /// User time, to the microsecond. The kernel samples the split; only the sum is exact.
     pub user_ns: u64,
-    /// System.
+    /// System time.
     pub system_ns: u64,
 }
 
-/// CPU time that this process has used so far, all its threads together.
+/// Returns the CPU time that all threads of this process have used so far.
 pub fn process_cpu() -> CpuTime {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     let (user_ns, system_ns) = usage(UsageWho::RUSAGE_SELF);
@@ -55,9 +55,9 @@ impl CpuTime {
     }
 }
 
-/// Bytes that reached the device, the proof that a run was not served from a cache: what this process
-/// made the block layer fetch and write, by `/proc/self/io`. With a page cache below, writes count when
-/// a page is made dirty.
+/// Bytes that reached the device, which prove that a run was not served from a cache: bytes that
+/// this process caused the block layer to read and write, by `/proc/self/io`. With a page cache
+/// beneath, a write counts when it dirties a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceBytes {
     /// Bytes read from the device.
@@ -75,30 +75,30 @@ impl DeviceBytes {
     }
 }
 
-/// What else went on during a run. A field is absent where the kernel does not tell.
+/// Background load during a run. A field is absent if the kernel does not report it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Noise {
-    /// Time the hypervisor took, as a part of the whole machine's time.
+    /// Fraction of the whole machine's time that the hypervisor took.
     pub steal: Option<f64>,
-    /// Cores used by anybody but this process, kernel threads included.
+    /// Cores used outside this process, including kernel threads.
     pub outside_cores: Option<f64>,
-    /// Microseconds in which some task waited for a CPU (PSI `cpu some`).
+    /// Microseconds in which at least one task waited for a CPU (PSI `cpu some`).
     pub psi_cpu_us: Option<u64>,
-    /// Microseconds in which some task waited for I/O (PSI `io some`).
+    /// Microseconds in which at least one task waited for I/O (PSI `io some`).
     pub psi_io_us: Option<u64>,
-    /// Nanoseconds that the workload's threads waited on a run queue, together.
+    /// Total time that the workload's threads waited on a run queue, in nanoseconds.
     pub run_queue_ns: Option<u64>,
 }
 
 impl Noise {
-    /// Whether foreign load stood beside this run: more than 5 % of the machine stolen, or more
-    /// than a quarter of a core used by others.
+    /// Returns whether background load disturbed this run: more than 5 % of the machine stolen, or
+    /// more than a quarter of a core used by other processes.
     pub fn tainted(&self) -> bool {
         self.steal.is_some_and(|s| s > STEAL_LIMIT)
             || self.outside_cores.is_some_and(|c| c > OUTSIDE_LIMIT)
     }
 
-    /// Joins what was seen during another run: the worse of shares, the sum of times.
+    /// Merges the noise of another run: the larger of fractions, the sum of times.
     pub(crate) fn join(&mut self, other: Noise) {
         let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         let worse = |a: Option<f64>, b: Option<f64>| Some(a?.max(b?));
@@ -110,7 +110,7 @@ impl Noise {
     }
 }
 
-/// The counters at one edge of a run.
+/// Counters at one edge of a run.
 pub(crate) struct Edge {
     at: Instant,
     cpu: CpuTime,
@@ -122,14 +122,14 @@ pub(crate) struct Edge {
     layers: Option<Layers>,
 }
 
-/// CPU of other processes that work for this one.
+/// CPU time of other processes that work for this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Others {
-    /// Children that were waited for, with theirs.
+    /// Children that were waited for, including their own children.
     pub children_ns: u64,
-    /// Processes that were named, for example the one behind a mounted folder.
+    /// Named processes, for example the daemon behind a mounted directory.
     pub daemons_ns: u64,
-    /// Competitors of the run, with their children, those in ticks of 10 ms.
+    /// Competing processes of the run with their children; the latter in ticks of 10 ms.
     #[serde(default)]
     pub competitors_ns: u64,
 }
@@ -156,29 +156,29 @@ impl Others {
         }
     }
 
-    /// What worked for this process.
+    /// Returns the CPU time spent on behalf of this process, without competitors.
     pub fn total_ns(self) -> u64 {
         self.children_ns + self.daemons_ns
     }
 }
 
-/// CPU that layers of the stack in this process have taken, in nanoseconds.
+/// CPU time used by each layer of the stack in this process, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Layers {
-    /// Requests of clients as bytes.
+    /// Protocol encoding and decoding of client requests.
     pub protocol: u64,
-    /// Files and directories.
+    /// File system: files and directories.
     pub fs: u64,
-    /// Pages in memory.
+    /// Page cache.
     pub cache: u64,
-    /// The cipher.
+    /// Encryption and decryption.
     pub crypt: u64,
-    /// What reaches a disk.
+    /// I/O paths to the disk.
     pub path: u64,
 }
 
 impl Layers {
-    /// What has been counted so far; `None` where nobody asked for it.
+    /// Returns the totals so far; `None` unless counting is enabled.
     fn now() -> Option<Layers> {
         let [protocol, fs, cache, crypt, path] = block::layer::spent()?;
         Some(Layers {
@@ -190,12 +190,12 @@ impl Layers {
         })
     }
 
-    /// In the order of [`block::layer::Layer::ALL`].
+    /// Returns the values in the order of [`block::layer::Layer::ALL`].
     pub fn all(self) -> [u64; 5] {
         [self.protocol, self.fs, self.cache, self.crypt, self.path]
     }
 
-    /// Layer by layer.
+    /// Combines two values layer by layer.
     pub(crate) fn with(self, other: Layers, of: impl Fn(u64, u64) -> u64) -> Layers {
         Layers {
             protocol: of(self.protocol, other.protocol),
@@ -208,7 +208,7 @@ impl Layers {
 }
 
 impl Edge {
-    /// The counters now, with those of other processes.
+    /// Reads the counters of this and the given processes.
     pub(crate) fn now(daemons: &[u32], competitors: &[u32]) -> Edge {
         Edge {
             layers: Layers::now(),
@@ -226,7 +226,7 @@ impl Edge {
         self.at
     }
 
-    /// What lies between `start` and this edge. `run_queue_ns` comes from the threads.
+    /// Returns the difference between `start` and this edge. `run_queue_ns` comes from the threads.
     pub(crate) fn since(&self, start: &Edge, run_queue_ns: Option<u64>) -> Used {
         let cpu = self.cpu.since(start.cpu);
         let others = self.others.since(start.others);
@@ -270,7 +270,7 @@ fn difference(end: Option<u64>, start: Option<u64>) -> Option<u64> {
     Some(end?.saturating_sub(start?))
 }
 
-/// The first line of /proc/stat, summed up.
+/// The first line of /proc/stat, aggregated.
 #[derive(Clone, Copy)]
 struct HostTicks {
     busy: u64,
@@ -293,7 +293,7 @@ impl HostTicks {
 
     fn outside_cores(self, own_ns: u64, elapsed: Duration) -> f64 {
         let outside = (self.busy * TICK_NS) as f64 - own_ns as f64;
-        // A tick either way: the host's figure is counted in ticks, ours is not.
+        // Exact to one tick: the host's figure is counted in ticks, the process's is not.
         (outside / (elapsed.as_nanos() as f64).max(1.0)).max(0.0)
     }
 }
@@ -302,8 +302,8 @@ fn host_ticks() -> Option<HostTicks> {
     parse_host_ticks(&fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// `cpu user nice system idle iowait irq softirq steal ...` (proc_stat(5)); guest time is already
-/// part of user.
+/// Parses `cpu user nice system idle iowait irq softirq steal ...` (proc_stat(5)); guest time is
+/// already part of user.
 fn parse_host_ticks(stat: &str) -> Option<HostTicks> {
     let ticks: Vec<u64> = stat
         .lines()
@@ -322,22 +322,23 @@ fn parse_host_ticks(stat: &str) -> Option<HostTicks> {
     })
 }
 
-/// User and system time of getrusage(2), in nanoseconds.
+/// Returns user and system time of getrusage(2), in nanoseconds.
 fn usage(who: UsageWho) -> (u64, u64) {
     let ns = |time: TimeVal| u64::try_from(time.num_microseconds()).unwrap_or(0) * 1000;
     getrusage(who).map_or((0, 0), |u| (ns(u.user_time()), ns(u.system_time())))
 }
 
-/// CPU that a process has used, its threads that have ended with it, by its own clock (clock_getcpuclockid(3)); 0 where
-/// it is gone.
+/// Returns the CPU time of a process, including its ended threads, from the process's CPU clock
+/// (clock_getcpuclockid(3)); 0 if the process does not exist.
 fn clock_of(pid: u32) -> u64 {
     let clock = nix::time::ClockId::pid_cpu_clock_id(Pid::from_raw(pid.cast_signed()));
     let now = clock.and_then(nix::time::ClockId::now);
     now.map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
-/// User and system ticks of the children of a process that it has waited for: fields 16 and 17 of proc_pid_stat(5). The
-/// command, which may hold blanks and parentheses, ends at the last closing one.
+/// Returns user and system ticks of the reaped children of a process: fields 16 and 17 of
+/// proc_pid_stat(5). The command name may contain blanks and parentheses; it ends at the last
+/// closing one.
 fn ticks_of_children(pid: u32) -> Option<(u64, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
@@ -368,8 +369,8 @@ fn psi_some_us(path: &str) -> Option<u64> {
         .ok()
 }
 
-/// Nanoseconds that the calling thread has waited on a run queue so far (second field of
-/// schedstat).
+/// Returns the time that the calling thread has waited on a run queue so far, in nanoseconds
+/// (second field of schedstat).
 pub(crate) fn thread_run_queue_ns() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split_whitespace().nth(1)?.parse().ok()
@@ -415,7 +416,8 @@ mod tests {
 
     #[test]
     fn this_kernel_tells_what_the_meter_reads() {
-        // The kernel counts a process's time by ticks, and the first ones may have been those of system calls.
+        // The kernel splits a process's time by ticks, and the first ticks may have been system
+        // time.
         let mut sum = 0u64;
         while usage(UsageWho::RUSAGE_SELF).0 == 0 {
             sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(7));

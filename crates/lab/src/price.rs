@@ -1,11 +1,11 @@
-//! The price of encrypting a device, before it is done: what reads and writes of a kind of work cost through the
-//! cipher, from a study of reads of the device itself and one of writes somewhere else.
+//! Estimates the cost of encrypting a device beforehand: the cost of reads and writes of a mix
+//! through the cipher, from a study of reads of the device itself and a study of writes elsewhere.
 //!
-//! **Invariant:** nothing here writes to the device that is asked about: [`Mix::job`] for reads only reads, and
-//! deciphering what was never enciphered takes as long as deciphering what was.
+//! **Invariant:** nothing here writes to the examined device: [`Mix::job`] for reads only reads,
+//! and decrypting data that was never encrypted takes as long as decrypting data that was.
 //!
-//! CPU carries over from one place to another, because it depends on bytes alone; a rate does not, so that of
-//! writes counts only where they went to the same kind of disk.
+//! CPU cost carries over from one device to another, because it depends on bytes alone. A rate does
+//! not: the write rate is valid only if the writes went to the same kind of disk.
 
 use crate::study::{Finding, Judgement, Study, findings};
 use crate::workload::devmix;
@@ -13,29 +13,29 @@ use crate::{Interval, Job, Workload};
 use serde::Serialize;
 
 const GIB: f64 = 1_073_741_824.0;
-/// Bytes of one repetition of a job, about; a run repeats it until it is long enough.
+/// Approximate bytes per repetition of a job; a run repeats it until it is long enough.
 const BYTES: u64 = 16 << 20;
 
-/// A kind of work, as a device sees it.
+/// An I/O mix at device level.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mix {
-    /// Its name.
+    /// Name on the command line.
     pub name: &'static str,
-    /// In words.
+    /// Description for the user.
     pub what: &'static str,
-    /// Bytes of a request.
+    /// Request size in bytes.
     pub block: u32,
-    /// Whether places are drawn.
+    /// Whether offsets are random.
     pub random: bool,
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
-    /// Requests in flight of each.
+    /// Requests in flight per thread.
     pub depth: u32,
-    /// Part of the bytes that are read.
+    /// Fraction of the bytes that are read.
     pub reads: f64,
 }
 
-/// The kinds of work; the first is for who does not say.
+/// All mixes; the first is the default.
 pub const MIXES: [Mix; 5] = [
     Mix {
         name: "general",
@@ -46,7 +46,7 @@ pub const MIXES: [Mix; 5] = [
         depth: 2,
         reads: 0.5,
     },
-    // The mail profile of the published runs reads 27 GB and writes 87.
+    // The mail profile of the published runs reads 27 GB and writes 87 GB.
     Mix {
         name: "mail",
         what: "many small files: requests of 8 KiB in any place, three quarters of the bytes written",
@@ -86,7 +86,8 @@ pub const MIXES: [Mix; 5] = [
 ];
 
 impl Mix {
-    /// The reads of it, or the writes, on the first `span` bytes of a device; 0: all.
+    /// Returns the job with the mix's reads or writes on the first `span` bytes of a device; 0
+    /// means the whole device.
     pub fn job(&self, reads: bool, span: u64) -> Job {
         let pattern = match (reads, self.random) {
             (true, true) => Workload::RandRead,
@@ -107,45 +108,46 @@ impl Mix {
     }
 }
 
-/// Reads or writes through one cipher.
+/// Results for reads or for writes through one cipher.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Half {
-    /// MiB a second in the clear.
+    /// Throughput without encryption in MiB/s.
     pub clear_mib_s: f64,
-    /// MiB a second through the cipher.
+    /// Throughput through the cipher in MiB/s.
     pub mib_s: f64,
-    /// Part of the clear rate that is left.
+    /// Throughput relative to that without encryption.
     pub rate: Option<f64>,
-    /// Its interval of 95 %.
+    /// 95 % confidence interval of `rate`.
     pub rate_interval: Option<Interval>,
-    /// What may be said about the rate.
+    /// Conclusion about the rate.
     pub judgement: Judgement,
-    /// CPU seconds for each GiB in the clear.
+    /// CPU seconds per GiB without encryption.
     pub clear_cpu_s_gib: f64,
-    /// CPU seconds that each GiB takes more.
+    /// Additional CPU seconds per GiB.
     pub cpu_more_s_gib: f64,
-    /// Between these, 95 %.
+    /// 95 % confidence interval of `cpu_more_s_gib`.
     pub cpu_more_interval: Option<(f64, f64)>,
 }
 
-/// The price of one cipher.
+/// Cost of one cipher.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Price {
-    /// The stack with it.
+    /// Name of the stack with this cipher.
     pub side: String,
     /// Reads of the device.
     pub reads: Half,
     /// Writes elsewhere.
     pub writes: Half,
-    /// CPU seconds that a GiB of the mix takes more.
+    /// Additional CPU seconds per GiB of the mix.
     pub cpu_more_s_gib: f64,
-    /// GiB of the mix that one processor enciphers and deciphers in a second.
+    /// GiB of the mix that one CPU encrypts and decrypts per second.
     pub gib_s_of_a_core: f64,
-    /// Processors that the cipher takes when the mix moves as many bytes as the device gives to reads in the clear.
+    /// CPUs that the cipher needs when the mix runs at the rate of unencrypted reads.
     pub cores_at_full_rate: f64,
 }
 
-/// What each further stack costs more than the first, from a study of the reads of a mix and one of its writes.
+/// Returns the additional cost of each stack over the first, from a study of a mix's reads and one
+/// of its writes.
 pub fn prices(mix: &Mix, reads: &Study, writes: &Study) -> Vec<Price> {
     let (read, written) = (findings(reads).0, findings(writes).0);
     let others = reads.sides.iter().skip(1);
@@ -170,7 +172,7 @@ fn half(mix: &Mix, found: &[Finding], side: &str) -> Option<Half> {
     let cell = |name: &str| found.iter().find(|f| f.side == side && f.cell == name);
     let (requests, cpu) = (cell("requests")?, cell("CPU")?);
     let mib_s = |iops: f64| iops * f64::from(mix.block) / 1_048_576.0;
-    // µs for a request, as seconds for a GiB.
+    // Converts µs per request to seconds per GiB.
     let each = |us: f64| us / 1e6 * GIB / f64::from(mix.block);
     let more = |ratio: f64| (ratio - 1.0) * each(cpu.base);
     let ratio = cpu.ratio?;
@@ -195,7 +197,7 @@ mod tests {
     use std::ops::ControlFlow;
     use std::sync::Arc;
 
-    /// A device that is no faster than this.
+    /// Returns a device limited to the given rate.
     fn limited(mib_s: u64) -> Arc<dyn BlockDevice> {
         let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
         Arc::new(Rate::new(mem, Some(mib_s << 20), None))
@@ -213,8 +215,8 @@ mod tests {
             surroundings: Surroundings::default(),
         };
         let plan = StudyPlan {
-            // The interval of sixteen leaves the three farthest of either side out: so many may stray, on a machine that has
-            // other things to do.
+            // The interval of sixteen pairs excludes the three most extreme values on either side,
+            // so that many outliers on a busy machine do no harm.
             pairs: 16,
             max_pairs: 16,
             control: false,

@@ -1,7 +1,8 @@
-//! What one run of a job gave: phases, each with its figures, its CPU and who else was there.
+//! Results of one run of a job: phases, each with its figures, its CPU time and the background
+//! load.
 //!
-//! **Invariant:** a figure is kept as the two counters it is made of, an amount and what was spent on it.
-//! Runs that repeat their work add both up; nothing is averaged before it is stored.
+//! **Invariant:** a figure is stored as its two counters, an amount and the resource spent on it.
+//! Runs that repeat their work sum both; nothing is averaged before it is stored.
 
 use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
@@ -13,33 +14,33 @@ use serde::{Deserialize, Serialize};
 const MIB: f64 = 1_048_576.0;
 const GIB: f64 = 1_073_741_824.0;
 
-/// Which way is good.
+/// Direction in which a figure improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Better {
-    /// A rate: the amount for each unit spent.
+    /// A rate: amount per unit spent.
     Higher,
-    /// A cost: what is spent for each unit of the amount.
+    /// A cost: resource spent per unit of the amount.
     Lower,
 }
 
 /// One figure of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
-    /// What it is, `parent` or `CPU`; the phase's own name is not repeated.
+    /// Name such as `parent` or `CPU`; it does not repeat the name of the phase.
     pub name: String,
     /// Unit of the value, as printed.
     pub unit: String,
-    /// Which way is good.
+    /// Direction of improvement.
     pub better: Better,
-    /// How much was done.
+    /// Amount of work done.
     pub amount: f64,
-    /// What it took.
+    /// Resource spent on the work.
     pub spent: f64,
 }
 
 impl Cell {
-    /// A rate.
+    /// Creates a rate.
     pub fn rate(name: &str, unit: &str, amount: f64, spent: f64) -> Cell {
         Cell {
             name: name.to_owned(),
@@ -50,7 +51,7 @@ impl Cell {
         }
     }
 
-    /// A cost.
+    /// Creates a cost.
     pub fn cost(name: &str, unit: &str, spent: f64, amount: f64) -> Cell {
         Cell {
             name: name.to_owned(),
@@ -61,12 +62,12 @@ impl Cell {
         }
     }
 
-    /// MiB (2^20 bytes) a second.
+    /// Creates a throughput in MiB (2^20 bytes) per second.
     pub fn throughput(name: &str, bytes: u64, secs: f64) -> Cell {
         Cell::rate(name, "MiB/s", bytes as f64 / MIB, secs)
     }
 
-    /// The figure in its unit; not a number where nothing was done.
+    /// Returns the figure in its unit; NaN if nothing was done.
     pub fn value(&self) -> f64 {
         match self.better {
             Better::Higher => self.amount / self.spent,
@@ -75,52 +76,54 @@ impl Cell {
     }
 }
 
-/// Where a phase lies in a figure: phases of one series are a line over an axis.
+/// Position of a phase in a chart: phases of one series form a line over an axis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Name of the line.
     pub series: String,
-    /// What the axis counts, `threads` or `bytes of a record`.
+    /// Quantity on the axis, such as `threads` or `bytes of a record`.
     pub axis: String,
-    /// The place on it.
+    /// Position on the axis.
     pub x: f64,
-    /// The place on a second axis, where the figure is a table: bytes of a file.
+    /// Position on a second axis if the chart is a table, such as bytes of a file.
     pub y: Option<f64>,
 }
 
 /// A timed part of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Phase {
-    /// Its name, unique within the run.
+    /// Name, unique within the run.
     pub name: String,
-    /// Its place in a figure, if it has one.
+    /// Position in a chart, if the phase belongs to one.
     pub point: Option<Point>,
-    /// Its figures, headlines first. The last is CPU.
+    /// Figures, headlines first. The last is CPU.
     pub cells: Vec<Cell>,
-    /// How many of them are headlines, where it is not the first alone: a phase of several tests has one for each.
+    /// Number of headlines if it is not one: a phase of several tests has one per test. 0 stands
+    /// for one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub headlines: usize,
-    /// Nanoseconds between its two edges, with what is untimed within.
+    /// Nanoseconds between the two edges, including untimed parts.
     pub wall_ns: u64,
-    /// CPU of this process.
+    /// CPU time of this process.
     pub cpu: CpuTime,
-    /// CPU of children and named processes.
+    /// CPU time of children and named processes.
     pub others: Others,
-    /// Of this process's, that of each layer, where it was counted.
+    /// This process's CPU time by layer, if it was counted.
     #[serde(default)]
     pub layers: Option<Layers>,
-    /// Bytes asked of the target, 0 where bytes are not the point.
+    /// Bytes requested from the target; 0 if the phase is not about bytes.
     pub asked: u64,
     /// Whether the bytes were written.
     pub writes: bool,
-    /// What reached the device, where known.
+    /// Bytes that reached the device, if known.
     pub device: Option<DeviceBytes>,
-    /// What each path carried, where the target lies over paths.
+    /// I/O carried by each path, if the target lies over paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Carried>,
-    /// Service times, where each request was timed; where requests had a schedule, times from when they were due.
+    /// Service times, if each request was timed; with a schedule, times from when each request was
+    /// due.
     pub latency: Option<Latency>,
-    /// Who else was on the machine.
+    /// Background load on the machine.
     pub noise: Noise,
 }
 
@@ -129,18 +132,18 @@ fn is_zero(n: &usize) -> bool {
 }
 
 impl Phase {
-    /// How many of its figures, the first ones, are headlines.
+    /// Returns the number of headlines, which are the first figures.
     pub fn headlines(&self) -> usize {
         self.headlines.max(1)
     }
 
-    /// The same phase, whose first figures are `count` headlines.
+    /// Returns the phase with its first `count` figures marked as headlines.
     pub(crate) fn with_headlines(mut self, count: usize) -> Phase {
         self.headlines = count;
         self
     }
 
-    /// Device bytes for each byte asked: about 1 where nothing in between cached.
+    /// Returns device bytes per requested byte: about 1 if no layer in between cached.
     pub fn device_per_asked(&self) -> Option<f64> {
         let device = self.device?;
         let moved = match self.writes {
@@ -150,7 +153,7 @@ impl Phase {
         (self.asked > 0).then(|| moved as f64 / self.asked as f64)
     }
 
-    /// A phase that the block engine measured.
+    /// Creates the phase of a sample of the block engine.
     pub(crate) fn of_sample(name: String, sample: &Sample, writes: bool) -> Phase {
         let secs = sample.wall_ns as f64 / 1e9;
         let cpu = (sample.cpu.total_ns + sample.others.total_ns()) as f64;
@@ -162,7 +165,7 @@ impl Phase {
         if let Some(kept) = sample.schedule {
             let time = |name, ns: u64| Cell::cost(name, "µs", ns as f64 / 1e3, 1.0);
             let late = Cell::cost("held up", "of 1", kept.held_up as f64, requests);
-            // Requests a second are given; what is asked is how long they take.
+            // The request rate is fixed here, so the times of the requests are the headline.
             cells.splice(
                 ..0,
                 [
@@ -194,7 +197,7 @@ impl Phase {
         }
     }
 
-    /// The same phase at a place of a figure.
+    /// Returns the phase with a position in a chart.
     pub(crate) fn at(mut self, series: &str, axis: &str, x: f64, y: Option<f64>) -> Phase {
         self.point = Some(Point {
             series: series.to_owned(),
@@ -205,7 +208,7 @@ impl Phase {
         self
     }
 
-    /// Cores in use, those of children and named processes with it.
+    /// Returns the mean number of cores in use, including those of children and named processes.
     pub fn cores(&self) -> f64 {
         (self.cpu.total_ns + self.others.total_ns()) as f64 / self.wall_ns.max(1) as f64
     }
@@ -235,58 +238,58 @@ impl Phase {
     }
 }
 
-/// All phases of a run, in their order.
+/// All phases of a run in order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// The phases.
     pub phases: Vec<Phase>,
-    /// What the machine beneath it saw of all phases, where they were in a guest.
+    /// Measurements by the host of all phases, if the run was in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,
-    /// What the run took of the machine, all its phases together.
+    /// Machine resources used by the run, all phases together.
     #[serde(default)]
     pub account: Option<Account>,
 }
 
-/// A run in a guest, seen from the machine that the guest is on.
+/// A run in a guest, as seen by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Outside {
-    /// Nanoseconds from when it was asked for until its record was here.
+    /// Nanoseconds from sending the request until the record arrived.
     pub wall_ns: u64,
-    /// CPU of the whole guest, its kernel and devices with it, and of this process.
+    /// CPU time of the whole guest, including its kernel and devices, and of this process.
     pub cpu_ns: u64,
-    /// Who else was on this machine.
+    /// Background load on the host.
     pub noise: Noise,
 }
 
 impl Record {
     /// Adds a repetition of the same work: same phases, same cells. Percentiles stay those of the
-    /// first, which no addition could mend.
+    /// first repetition, because they cannot be added.
     pub(crate) fn add(&mut self, more: Record) {
         for (phase, other) in self.phases.iter_mut().zip(more.phases) {
             phase.add(other);
         }
     }
 
-    /// The value of one figure.
+    /// Returns the value of one figure.
     pub fn value(&self, phase: &str, cell: &str) -> Option<f64> {
         let phase = self.phases.iter().find(|p| p.name == phase)?;
         Some(phase.cells.iter().find(|c| c.name == cell)?.value())
     }
 
-    /// From the first edge to the last, without what lies between phases.
+    /// Returns the total duration of the phases, without the time between them.
     pub fn wall_ns(&self) -> u64 {
         self.phases.iter().map(|p| p.wall_ns).sum()
     }
 
-    /// Whether foreign load stood beside any phase.
+    /// Returns whether background load disturbed any phase.
     pub fn tainted(&self) -> bool {
         let outside = self.outside.is_some_and(|o| o.noise.tainted());
         outside || self.phases.iter().any(|p| p.noise.tainted())
     }
 }
 
-/// Takes the counters at the beginning of a phase, to close it later.
+/// Counters read at the beginning of a phase.
 pub(crate) struct Watch<'a> {
     target: &'a Target,
     server: Option<Watched>,
@@ -305,7 +308,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Closes a phase that moved bytes; its CPU is for each GiB.
+    /// Ends a phase that moved bytes; CPU is reported per GiB.
     pub(crate) fn bytes(self, name: &str, asked: u64, writes: bool, cells: Vec<Cell>) -> Phase {
         let mut phase = self.close(name, cells);
         (phase.asked, phase.writes) = (asked, writes);
@@ -315,7 +318,7 @@ impl<'a> Watch<'a> {
         phase
     }
 
-    /// Closes a phase that did `count` things; its CPU is for each of them.
+    /// Ends a phase of `count` operations; CPU is reported per operation.
     pub(crate) fn operations(self, name: &str, count: f64, cells: Vec<Cell>) -> Phase {
         let mut phase = self.close(name, cells);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e3;
@@ -323,7 +326,7 @@ impl<'a> Watch<'a> {
         phase
     }
 
-    /// Closes a phase that is one thing; its CPU is in seconds.
+    /// Ends a phase that is a single task; CPU is reported in seconds.
     pub(crate) fn whole(self, name: &str, cells: Vec<Cell>) -> Phase {
         let mut phase = self.close(name, cells);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
@@ -381,7 +384,7 @@ mod tests {
     fn repetitions_add_up_and_are_not_averaged() {
         let mut twice = record(100.0, 1.0);
         twice.add(record(100.0, 3.0));
-        // The mean of 100 and 33 would be 67; what was done in four seconds is 50 a second.
+        // The mean of 100 and 33 would be 67; 200 units in four seconds are 50 per second.
         assert_eq!(twice.value("read", "rate"), Some(50.0));
         assert_eq!(twice.value("read", "time"), Some(0.02));
         assert_eq!(twice.phases[0].asked, 200);

@@ -1,35 +1,35 @@
-//! Runs and their places: what makes two runs a pair.
+//! Runs and their positions, which define pairs of runs.
 
 use serde::{Deserialize, Serialize};
 
-/// A run and its place in a study.
+/// A run and its position in a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run<S> {
-    /// Which block of two halves.
+    /// Number of the block; a block has two halves.
     pub block: u32,
-    /// 0 or 1: runs of one half are a pair.
+    /// 0 or 1: runs of different arms in the same half of the same block form a pair.
     pub half: u32,
-    /// How many runs stood before it in its block.
+    /// Number of runs before this one in its block.
     pub position: u32,
-    /// It belongs to the warm-up block and is not counted.
+    /// The run belongs to the warm-up block and is not counted.
     pub warm_up: bool,
-    /// What it did and took.
+    /// Measurements of the run.
     pub sample: S,
 }
 
-/// Why no more blocks were measured.
+/// Reason why no more blocks were measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// The plan was carried out.
+    /// All planned blocks were measured.
     Complete,
-    /// The budget was used up first.
+    /// The time budget ran out first.
     Budget,
-    /// The caller stopped it.
+    /// The caller stopped the measurement.
     Stopped,
 }
 
-/// The counted pairs of two sides: runs of the same half of the same block.
+/// Returns the counted pairs of two sides: runs in the same half of the same block.
 pub(crate) fn pairs<'a, S>(a: &'a [Run<S>], b: &'a [Run<S>]) -> Vec<(&'a S, &'a S)> {
     let place = |run: &Run<S>| (run.block, run.half);
     a.iter()

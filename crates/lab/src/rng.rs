@@ -1,8 +1,8 @@
-//! Numbers from a seed: incompressible data, permutations, the order of runs. The same seed gives
-//! the same numbers for ever, on every machine. Not for keys.
+//! Pseudorandom numbers for incompressible data, permutations and the order of runs. The same seed
+//! always yields the same numbers, on every machine. Not suitable for keys.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): one
-/// addition and three mixing steps a number, and no bad seeds.
+/// addition and three mixing steps per number; every seed is usable.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -10,7 +10,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// An independent stream for part `index` of whatever `seed` stands for.
+    /// Returns an independent stream for part `index` of the object that `seed` stands for.
     pub(crate) fn stream(seed: u64, index: u64) -> Rng {
         Rng(Rng(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93)).next())
     }
@@ -23,8 +23,8 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`. Lemire's multiplication; its bias is below 2^-32 for the bounds
-    /// used here, which are counts of records.
+    /// Returns a number less than `bound`. Uses Lemire's multiplication; its bias is less than
+    /// 2^-32 for the bounds used here, which are counts of records.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
     }
@@ -36,7 +36,7 @@ impl Rng {
         }
     }
 
-    /// Fisher and Yates.
+    /// Shuffles `items` (Fisher-Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             let bound = u32::try_from(i + 1).expect("fewer than 2^32 items");

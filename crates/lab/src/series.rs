@@ -1,13 +1,14 @@
-//! The order in which the arms run, and when enough of them have.
+//! The order in which the arms run, and the condition to stop.
 //!
 //! ```text
 //!   one other arm     A B · B A     or     B A · A B        drawn by the seed, block by block
-//!   two other arms    B A C · C A B                         A stands next to both
+//!   two other arms    B A C · C A B                         A runs next to both
 //! ```
 //!
-//! **Invariant:** in a block every arm runs twice, at places whose mean is the same for all arms,
-//! so a drift of the machine that is even over the block falls out of the comparison. Half a block
-//! gives one pair for each other arm. The first block is a warm-up: kept, marked, never counted.
+//! **Invariant:** in a block every arm runs twice, at positions whose mean is the same for all
+//! arms, so a linear drift of the machine over the block cancels out of the comparison. Half a
+//! block yields one pair for each other arm. The first block is a warm-up: stored, marked, never
+//! counted.
 
 use crate::result::{End, Run};
 use crate::rng::Rng;
@@ -15,27 +16,27 @@ use crate::{Error, Result};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// How many blocks, and when to stop.
+/// Number of blocks and stop conditions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Pairs to measure, rounded up to whole blocks of two.
+    /// Planned number of pairs, rounded up to whole blocks of two.
     pub(crate) pairs: u32,
-    /// Goes on up to this many while it is not enough.
+    /// Maximum number of pairs if the planned ones do not suffice.
     pub(crate) max_pairs: u32,
-    /// No block is begun that would probably end later.
+    /// Time limit: a block that would probably exceed it is not started.
     pub(crate) budget: Duration,
-    /// The same for blocks beyond `pairs`.
+    /// Time limit for blocks beyond `pairs`.
     pub(crate) extra: Duration,
-    /// The first block is a warm-up.
+    /// Whether the first block is a warm-up.
     pub(crate) discard_first: bool,
-    /// Where the order of the arms is drawn from.
+    /// Seed for the order of the arms.
     pub(crate) seed: u64,
 }
 
-/// Whether the runs so far are enough, those of each arm in a list.
+/// Decides whether the runs so far, one list per arm, suffice.
 pub(crate) type Enough<'a, S> = &'a dyn Fn(&[Vec<Run<S>>]) -> bool;
 
-/// A run that has just ended.
+/// A run that has just finished.
 pub(crate) struct Ran<'s, S> {
     pub(crate) arm: usize,
     pub(crate) sample: &'s S,
@@ -43,7 +44,7 @@ pub(crate) struct Ran<'s, S> {
     pub(crate) warm_up: bool,
 }
 
-/// The runs of a comparison as they come in, an `S` each.
+/// The runs of a comparison as they finish, each with an `S`.
 pub(crate) struct Series<S> {
     rules: Rules,
     rng: Rng,
@@ -63,8 +64,8 @@ impl<S> Series<S> {
         }
     }
 
-    /// Measures block after block until the rules say stop. `elapsed` is the time since the
-    /// comparison began; `enough` says of the runs so far that no more pairs are needed.
+    /// Measures block after block until the rules say stop. `elapsed` returns the time since the
+    /// comparison began; `enough` returns whether no more pairs are needed.
     pub(crate) fn measure(
         &mut self,
         elapsed: &dyn Fn() -> Duration,
@@ -93,7 +94,7 @@ impl<S> Series<S> {
                 self.extended = true;
             }
             let now = elapsed();
-            // A pair beyond the plan is a bonus: its absence is no shortfall.
+            // A pair beyond the plan is optional: its absence is not a shortfall.
             let short = self.pairs < self.rules.pairs;
             let limit = match short {
                 true => self.rules.budget,
@@ -141,7 +142,8 @@ impl<S> Series<S> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The first half of a block: the other arms in a drawn order, the first arm in their middle.
+    /// Returns the first half of a block: the other arms in random order with the first arm in
+    /// their middle.
     fn draw_order(&mut self) -> Vec<usize> {
         let mut order: Vec<usize> = (1..self.runs.len()).collect();
         self.rng.shuffle(&mut order);

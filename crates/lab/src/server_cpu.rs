@@ -1,11 +1,11 @@
-//! What a server in this process takes of the CPU, apart from its clients: that of the threads that work for it,
-//! by the kernel's own account of each.
+//! CPU time of a server in this process, separate from its clients: that of the server's threads,
+//! by the kernel's accounting per thread.
 //!
-//! **Invariant:** the mean is exact, from the two edges of a phase; only the most is sampled, and its interval is
-//! in its name.
+//! **Invariant:** the mean is exact, from the two edges of a phase. Only the maximum is sampled,
+//! and its interval is part of its name.
 //!
-//! Not counted: what the kernel does for a server on others' time, such as taking in packets on the sender's
-//! processor, which a loopback does.
+//! Not counted: work that the kernel does for a server in another context, such as receiving
+//! packets on the sender's CPU, as on a loopback.
 
 use crate::record::Cell;
 use std::fs;
@@ -13,10 +13,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks at a server. A look reads a file for each thread of the process, about a millisecond.
+/// Interval between two samples. A sample reads a file per thread of the process, about a
+/// millisecond.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// CPU in nanoseconds of the threads of this process whose names begin so.
+/// Returns the CPU time in nanoseconds of this process's threads whose names begin with one of
+/// `threads`.
 fn cpu_ns(threads: &[&str]) -> u64 {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
     let of = |task: fs::DirEntry| {
@@ -33,7 +35,7 @@ fn cpu_ns(threads: &[&str]) -> u64 {
     tasks.flatten().filter_map(of).sum()
 }
 
-/// A server that is looked at until a phase ends.
+/// A server that is sampled until a phase ends.
 pub(crate) struct Watched {
     threads: &'static [&'static str],
     began: Instant,
@@ -52,7 +54,7 @@ impl Watched {
                 let ended = stopped.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout);
                 let (now, then) = (Instant::now(), cpu_ns(threads));
                 let spent = now - at;
-                // What is left of an interval counts alone if there was none before it.
+                // The rest of an interval counts only if no full interval came before it.
                 if !ended || at == began {
                     most = f64::max(most, percent(then.saturating_sub(ns), spent));
                 }
@@ -71,7 +73,7 @@ impl Watched {
         }
     }
 
-    /// Mean and most in percent of a core.
+    /// Stops sampling; returns mean and maximum in percent of a core.
     pub(crate) fn end(self) -> Vec<Cell> {
         let spent = cpu_ns(self.threads).saturating_sub(self.before);
         let wall = self.began.elapsed();
@@ -109,7 +111,7 @@ mod tests {
                 std::hint::spin_loop();
             }
         };
-        // Another thread that is as busy is nobody's.
+        // Another thread that is as busy must not be counted.
         let other = std::thread::spawn(burn);
         let (tell, told) = channel::<()>();
         let (done, is_done) = channel();
@@ -117,7 +119,7 @@ mod tests {
         let own = thread.spawn(move || {
             burn();
             done.send(()).unwrap();
-            // It has to be there still when it is looked at.
+            // The thread must still exist when it is sampled.
             let _ = told.recv();
         });
         is_done.recv().unwrap();
@@ -126,7 +128,7 @@ mod tests {
         own.unwrap().join().unwrap();
         other.join().unwrap();
         let spent = cells[0].spent / 100.0;
-        // The kernel's account lags behind the clock of a thread by a tick.
+        // The kernel's accounting lags behind the clock of a thread by a tick.
         assert!((0.28..0.45).contains(&spent), "{cells:?}");
         assert!(cells[1].spent >= cells[0].value() * 0.9, "{cells:?}");
     }

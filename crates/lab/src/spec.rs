@@ -1,4 +1,4 @@
-//! What one run does: a workload, its sizes, and where on the device each thread works.
+//! Specification of one run: a workload, its sizes, and the region of the device for each thread.
 
 use crate::rng::Rng;
 use crate::{Error, Result};
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What the threads ask of the device. After the throughput mode of IOzone 3.489: each thread has
-/// its own part of the device and goes over all of it, record by record.
+/// Access pattern. Modeled on the throughput mode of IOzone 3.489: each thread has its own part of
+/// the device and works through all of it, record by record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
@@ -23,7 +23,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// All of them, in the order of reports.
+    /// All workloads in the order of reports.
     pub const ALL: [Workload; 4] = [
         Workload::SeqRead,
         Workload::SeqWrite,
@@ -31,7 +31,7 @@ impl Workload {
         Workload::RandWrite,
     ];
 
-    /// The name on the command line and in reports.
+    /// Returns the name used on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Workload::SeqRead => "seq-read",
@@ -41,12 +41,12 @@ impl Workload {
         }
     }
 
-    /// Whether it writes.
+    /// Returns whether the workload writes.
     pub fn writes(self) -> bool {
         matches!(self, Workload::SeqWrite | Workload::RandWrite)
     }
 
-    /// Whether the order is a drawn permutation.
+    /// Returns whether the order is a random permutation.
     pub fn random(self) -> bool {
         matches!(self, Workload::RandRead | Workload::RandWrite)
     }
@@ -72,37 +72,42 @@ impl FromStr for Workload {
     }
 }
 
-/// One run, completely: two runs of one `Spec` do the same work.
+/// Complete specification of a run: two runs of one `Spec` do the same work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// What is done.
+    /// Access pattern.
     pub workload: Workload,
-    /// Bytes of a request, a multiple of the device's logical block size; of several sizes the largest.
+    /// Request size in bytes, a multiple of the device's logical block size; the largest if there
+    /// are several sizes.
     pub block: u32,
-    /// Sizes that are in progress at once, drawn evenly, the same for a record in all runs; empty: `block` alone.
+    /// Sizes mixed in one run, drawn with equal probability; a record has the same size in all
+    /// runs. Empty: `block` alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<u32>,
-    /// Threads, each with a queue of its own.
+    /// Number of threads, each with its own queue.
     pub threads: u32,
     /// Requests that each thread keeps in flight.
     pub depth: u32,
-    /// Bytes each thread goes over in a pass, at most its share of the device; `None`: all of it.
+    /// Bytes that each thread covers in a pass, at most its share of the device; `None`: all of its
+    /// share.
     pub bytes_per_thread: Option<u64>,
-    /// Times each thread goes over its bytes.
+    /// Number of times each thread covers its bytes.
     pub passes: u32,
-    /// Bytes of the device that are used, from its start; `None`: all.
+    /// Number of bytes used from the start of the device; `None`: all.
     pub span: Option<u64>,
-    /// Requests a second of all threads together, at times that are fixed beforehand; `None`: each when one has
-    /// come back.
+    /// Requests per second of all threads together, at times fixed beforehand; `None`: closed loop,
+    /// each request follows a completion.
     pub rate: Option<u32>,
-    /// Reads check that each request begins with what a run of the same seed wrote there.
+    /// Whether reads check that each request begins with the stamp that a run of the same seed
+    /// wrote.
     pub verify: bool,
-    /// Where the data and the orders are drawn from.
+    /// Seed of the data and the orders.
     pub seed: u64,
 }
 
 impl Default for Spec {
-    /// Sequential reads of 64 KiB by one thread, one request at a time, 100 MiB a pass.
+    /// Returns a run of sequential reads of 64 KiB by one thread, one request at a time, 100 MiB
+    /// per pass.
     fn default() -> Spec {
         Spec {
             workload: Workload::SeqRead,
@@ -120,10 +125,10 @@ impl Default for Spec {
     }
 }
 
-/// Streams of random numbers from here on are those of sizes.
+/// First of the random streams that are reserved for sizes.
 const SIZES: u64 = 1 << 56;
 
-/// Where each thread works: thread `i` has `records` records of `block` bytes from `i * region` on.
+/// Region of each thread: thread `i` has `records` records of `block` bytes from `i * region` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) region: u64,
@@ -131,7 +136,7 @@ pub(crate) struct Layout {
 }
 
 impl Spec {
-    /// Bytes that a run moves.
+    /// Returns the number of bytes that a run transfers.
     pub(crate) fn bytes(&self, layout: &Layout) -> u64 {
         let records = u64::from(layout.records);
         let pass = match self.sizes.len() {
@@ -144,12 +149,12 @@ impl Spec {
         pass * u64::from(self.passes)
     }
 
-    /// Reads or writes of a run.
+    /// Returns the number of reads or writes of a run.
     pub(crate) fn requests(&self, layout: &Layout) -> u64 {
         u64::from(layout.records) * u64::from(self.threads) * u64::from(self.passes)
     }
 
-    /// Bytes of the request for a record of a thread.
+    /// Returns the request size for a record of a thread, in bytes.
     pub(crate) fn length(&self, thread: u32, record: u32) -> u32 {
         match self.sizes.as_slice() {
             [] | [_] => self.block,
@@ -161,7 +166,7 @@ impl Spec {
         }
     }
 
-    /// Checks the specification against a device and lays the threads out on it.
+    /// Validates the specification against a device and assigns a region to each thread.
     pub(crate) fn layout(&self, info: &DeviceInfo) -> Result<Layout> {
         let refuse = |text: String| Err(Error::Spec(format!("{}: {text}", info.name)));
         if self.threads == 0 || self.depth == 0 || self.passes == 0 {

@@ -1,17 +1,17 @@
-//! The statistics of pairs: the median of their ratios, and an interval for it that assumes
-//! nothing about how the ratios are distributed.
+//! Statistics of pairs: the median of their ratios and its interval, which assumes nothing about
+//! the distribution of the ratios.
 //!
-//! The unit is the pair, two runs next to each other in time, because what disturbs a machine
-//! lasts longer than a run and so hits both halves of a pair. Quotients of medians of unpaired
-//! runs are not offered.
+//! The unit is the pair, two runs next to each other in time: a disturbance of the machine usually
+//! lasts longer than a run and so affects both halves of a pair. Quotients of medians of unpaired
+//! runs are not provided here.
 
 use serde::{Deserialize, Serialize};
 
-/// Confidence that every interval keeps or exceeds.
+/// Minimum confidence of every interval.
 pub(crate) const CONFIDENCE: f64 = 0.95;
 
-/// The middle value; the mean of the two middle ones for an even count. `None` of nothing or when
-/// a value is not a number.
+/// Returns the middle value, or the mean of the two middle ones for an even count. `None` if
+/// `values` is empty or contains a NaN.
 pub fn median(values: &[f64]) -> Option<f64> {
     if values.is_empty() || values.iter().any(|v| v.is_nan()) {
         return None;
@@ -25,10 +25,10 @@ pub fn median(values: &[f64]) -> Option<f64> {
     })
 }
 
-/// The 1-based ranks of the two order statistics of `n` values between which the median of what
-/// they were drawn from lies with at least 95 % confidence, and that confidence exactly:
-/// `1 - 2 P(Bin(n, 1/2) < low)`. The narrowest such symmetric interval; `None` below 6 values,
-/// where not even the whole range reaches 95 %.
+/// Returns the 1-based ranks of the two order statistics of `n` values that enclose the median of
+/// the underlying distribution with at least 95 % confidence, and that confidence exactly: `1 - 2
+/// P(Bin(n, 1/2) < low)`. The interval is the narrowest symmetric one. `None` for fewer than 6
+/// values, where even the whole range does not reach 95 %.
 pub fn order_statistic_ranks(n: usize) -> Option<(usize, usize, f64)> {
     let mut best = None;
     // P(Bin(n, 1/2) <= k - 1), summed from logarithms because 2^-n underflows beyond n = 1074.
@@ -46,7 +46,7 @@ pub fn order_statistic_ranks(n: usize) -> Option<(usize, usize, f64)> {
     best
 }
 
-/// An interval that holds the true median of the ratios with the stated confidence.
+/// An interval that contains the true median of the ratios with the stated confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Lower end.
@@ -62,31 +62,31 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Whether `value` lies inside, ends included.
+    /// Returns whether `value` lies inside, ends included.
     pub fn contains(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
 }
 
-/// What pairs say about b / a.
+/// Statistics of the ratio b / a over pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Pairs it stands on.
+    /// Number of usable pairs.
     pub n: usize,
-    /// Pairs left out because a value was not a positive number.
+    /// Pairs excluded because a value was not a positive number.
     pub unusable: usize,
-    /// Median of b / a over the pairs; with an even count, the geometric mean of the middle two, so
-    /// that exchanging a and b gives the reciprocal.
+    /// Median of b / a over the pairs; for an even count, the geometric mean of the middle two, so
+    /// swapping a and b yields the reciprocal.
     pub median: f64,
     /// Smallest b / a.
     pub min: f64,
     /// Largest b / a.
     pub max: f64,
-    /// The interval; absent below 6 pairs, and then the range above is all there is.
+    /// Confidence interval; absent for fewer than 6 pairs, where only the range is known.
     pub interval: Option<Interval>,
 }
 
-/// The ratio b / a over `pairs` of (a, b), or `None` when no pair is usable.
+/// Returns the ratio b / a over `pairs` of (a, b), or `None` if no pair is usable.
 pub fn paired(pairs: &[(f64, f64)]) -> Option<Ratio> {
     let mut ratios: Vec<f64> = pairs
         .iter()
@@ -123,7 +123,7 @@ pub(crate) fn usable(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 
-/// What may be said about a ratio, given the threshold below which a difference does not matter.
+/// Conclusion about a ratio, given the threshold under which a difference does not matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -133,14 +133,14 @@ pub enum Verdict {
     Higher,
     /// The whole interval is within the threshold of 1.
     Same,
-    /// The interval allows more than one of these.
+    /// The interval is consistent with more than one of these.
     Undecided,
     /// Too few pairs for an interval.
     NoInterval,
 }
 
-/// The verdict over `ratio` for a threshold such as 0.05. The band around 1 is `1/(1+θ)` to `1+θ`,
-/// so that exchanging the arms exchanges `Lower` and `Higher` and nothing else.
+/// Returns the verdict about `ratio` for a threshold such as 0.05. The band around 1 is `1/(1+θ)`
+/// to `1+θ`, so swapping the arms swaps `Lower` and `Higher` and changes nothing else.
 pub fn verdict(ratio: &Ratio, theta: f64) -> Verdict {
     let Some(interval) = ratio.interval else {
         return Verdict::NoInterval;
@@ -161,7 +161,8 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// Number of subsets of `n` items with fewer than `low` members, counted one by one.
+    /// Returns the number of subsets of `n` items with fewer than `low` members, counted one by
+    /// one.
     fn subsets_smaller_than(low: u32, n: u32) -> u32 {
         (0..1u32 << n).filter(|s| s.count_ones() < low).count() as u32
     }
@@ -300,22 +301,22 @@ mod tests {
         assert_eq!(median(&[1.0, f64::NAN]), None);
     }
 
-    /// A positive number whose logarithm is spread about evenly over ±0.5: no bell curve, which the
-    /// interval must not need.
+    /// Returns a positive number whose logarithm is uniform over ±0.5: not a normal distribution,
+    /// which the interval must not require.
     fn draw(rng: &mut Rng) -> f64 {
         ((rng.next() >> 11) as f64 / (1u64 << 53) as f64 - 0.5).exp()
     }
 
     #[test]
     fn equal_arms_are_covered_as_often_as_the_interval_says() {
-        // 2,000 laboratories that compare a thing with itself. What the interval claims is exact,
-        // so the count is binomial: four standard deviations are the bounds.
+        // 2,000 simulated studies compare a thing with itself. The claimed coverage is exact, so
+        // the count is binomial; the bounds are four standard deviations.
         for n in [6usize, 10, 15, 20] {
             let mut rng = Rng::stream(1, n as u64);
             let labs = 2_000;
             let mut covered = 0;
             for _ in 0..labs {
-                // A disturbance shared by both halves of a pair, heavy in the tail, cancels out.
+                // A heavy-tailed disturbance shared by both halves of a pair cancels out.
                 let pairs: Vec<(f64, f64)> = (0..n)
                     .map(|_| {
                         let load = draw(&mut rng).powi(6);

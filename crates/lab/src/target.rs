@@ -1,4 +1,4 @@
-//! What a job runs on: a folder, a device, or only this machine.
+//! Targets of jobs: a directory, a device, or only this machine.
 
 use crate::files::{Files, Folder};
 use crate::guest::{Guest, GuestFacts, shared};
@@ -9,133 +9,137 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the work is done.
+/// Place where a job runs.
 #[derive(Clone)]
 pub enum Place {
-    /// Files, with the folder's path where the kernel has one: programs can only be run there.
+    /// Files, with the path of the directory if the kernel has one; programs can run only there.
     Files(Arc<dyn Files>, Option<PathBuf>),
-    /// A device. **What is on it is overwritten.**
+    /// A device. **Its contents are overwritten.**
     Device(Arc<dyn BlockDevice>),
-    /// Nothing but the machine.
+    /// Only the machine itself.
     Machine,
-    /// A guest that has any of these in it.
+    /// A guest that contains one of the other places.
     Guest(Arc<Guest>),
 }
 
-/// A place, and whose CPU belongs to it.
+/// A place, with the processes whose CPU time belongs to it.
 #[derive(Clone)]
 pub struct Target {
-    /// What it is called in errors and reports.
+    /// Name for errors and reports.
     pub name: String,
-    /// Where.
+    /// Place where the job runs.
     pub place: Place,
-    /// Processes behind it, for example the one that serves a mounted folder.
+    /// Processes behind the target, for example the daemon that serves a mounted directory.
     pub daemons: Vec<u32>,
-    /// What mounts and unmounts the folder, if that is in this process.
+    /// Mounts and unmounts the directory, if its file system is in this process.
     pub remount: Option<Arc<dyn Remount>>,
-    /// The server behind the files, if that is in this process.
+    /// Server behind the files, if it is in this process.
     pub server: Option<Arc<dyn Server>>,
-    /// The paths that its bytes go over, if they are known.
+    /// Paths that carry the target's I/O, if known.
     pub paths: Option<Arc<dyn Paths>>,
-    /// Processes that compete with a run, whose CPU is neither its own nor foreign.
+    /// Processes that compete with a run; their CPU time counts neither as the run's nor as
+    /// foreign.
     pub(crate) competitors: Vec<u32>,
 }
 
-/// A file system that this process mounts on the folder of a target. It is mounted when a study begins.
+/// A file system that this process mounts on the directory of a target. It is mounted when a study
+/// begins.
 pub trait Remount: Send + Sync {
-    /// Mounts it, from the device on.
+    /// Opens the device and mounts the file system.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason as text.
     fn mount(&self) -> std::result::Result<(), String>;
 
-    /// Unmounts it, with everything on the device.
+    /// Unmounts the file system and closes everything on the device.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason as text.
     fn unmount(&self) -> std::result::Result<(), String>;
 
-    /// Brings everything to the device, so that nothing of a run is written in the time of the next.
+    /// Writes all changes to the device, so that no write of a run is deferred into the next run.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason as text.
     fn sync(&self) -> std::result::Result<(), String>;
 
-    /// Lets go what it holds of files by itself, beside what the kernel holds.
+    /// Drops file data cached by this process, as opposed to the kernel's caches.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason as text.
     fn forget(&self) -> std::result::Result<(), String>;
 }
 
-/// A file server in this process, whose clients are in it, too.
+/// A file server in this process, whose clients are in this process as well.
 pub trait Server: Send + Sync {
-    /// Names of the threads that work for it, or beginnings of them. Their CPU is that of the server.
+    /// Returns the names of the server's threads, or prefixes of them. Their CPU time is the
+    /// server's.
     fn threads(&self) -> &'static [&'static str];
 
-    /// So many clients, each with an address and a cache of its own.
+    /// Creates `count` clients, each with its own address and cache.
     ///
     /// # Errors
-    /// What the system says of another one.
+    /// The error of the system if a client cannot be created.
     fn clients(&self, count: usize) -> std::io::Result<Vec<Arc<dyn Files>>>;
 }
 
-/// What a reader has to know about a target, printed and stored beside its figures.
+/// Properties of a target that a reader must know; printed and stored with its figures.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Facts {
-    /// Whether the page cache is passed by; `None`: not known.
+    /// Whether the page cache is bypassed; `None`: unknown.
     pub direct: Option<bool>,
     /// Cipher, or `none`.
     pub cipher: Option<String>,
-    /// Implementation of the cipher that runs on this machine.
+    /// Cipher implementation in use on this machine.
     pub cipher_kernel: Option<String>,
-    /// Anything else that differs.
+    /// Any other difference.
     pub note: Option<String>,
-    /// The guest that it is in.
+    /// Guest that contains the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestFacts>,
 }
 
 impl Target {
-    /// A folder of this machine.
+    /// Creates a target for a directory of this machine.
     ///
     /// # Errors
-    /// [`Error::Files`] when it is not there.
+    /// [`Error::Files`] if it does not exist.
     pub fn folder(path: &Path) -> Result<Target> {
         let name = path.display().to_string();
         let files = Folder::later(path)
             .map_err(|source| Error::on_files(name.clone(), "open", ".", source))?;
-        // Commands and programs run elsewhere: for them the path is a whole one.
+        // Commands and programs run in other directories, so they get an absolute path.
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let place = Place::Files(Arc::new(files), Some(whole));
         Ok(Target::new(name, place))
     }
 
-    /// The folder that a guest shares with its machine, in the agent of the guest; `name` is its path outside.
+    /// Creates the target for the directory that the host shares, within a guest's agent; `name` is
+    /// its path on the host.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel refuses the mount.
     pub fn shared(name: String) -> Result<Target> {
         let target = Target::folder(shared()?)?;
         Ok(Target { name, ..target })
     }
 
-    /// What a guest has in it.
+    /// Creates a target in a guest.
     pub fn guest(name: String, guest: Arc<Guest>) -> Target {
         Target::new(name, Place::Guest(guest))
     }
 
-    /// Files that only this process can reach.
+    /// Creates a target for files that only this process can reach.
     pub fn files(name: &str, files: Arc<dyn Files>) -> Target {
         Target::new(name.to_owned(), Place::Files(files, None))
     }
 
-    /// A device, which is overwritten.
+    /// Creates a target for a device, which is overwritten.
     pub fn device(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Target {
         Target::new(name.into(), Place::Device(device))
     }
 
-    /// This machine.
+    /// Creates a target for the machine itself.
     pub fn machine() -> Target {
         Target::new("this machine".into(), Place::Machine)
     }
@@ -156,13 +160,14 @@ impl Target {
         Edge::now(&self.daemons, &self.competitors)
     }
 
-    /// What its paths have carried so far.
+    /// Returns the totals that the paths have carried so far.
     pub(crate) fn carried(&self) -> Vec<Carried> {
         let paths = self.paths.as_ref();
         paths.map_or_else(Vec::new, |paths| paths.carried())
     }
 
-    /// Ends what a run has left a file system of this process to do later. What the kernel keeps is its own.
+    /// Completes work that a run has left to a file system of this process. The kernel's dirty
+    /// pages stay.
     pub(crate) fn settle(&self) -> Result<()> {
         let failed = |detail: String| Error::Program {
             what: format!("{}: sync", self.name),
@@ -175,7 +180,8 @@ impl Target {
         }
     }
 
-    /// Drops what this process holds of files; what the kernel holds of one, [`crate::files::OpenFile::forget`] drops.
+    /// Drops file data cached by this process; [`crate::files::OpenFile::forget`] drops the
+    /// kernel's cache of a file.
     pub(crate) fn forget(&self) -> Result<()> {
         let failed = |detail: String| Error::Program {
             what: format!("{}: drop what is cached", self.name),

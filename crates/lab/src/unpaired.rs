@@ -1,20 +1,20 @@
-//! Two sets of runs that did not run side by side: an old result and a new one.
+//! Comparison of two sets of runs that did not run side by side: an old result and a new one.
 //!
-//! The estimate is that of Hodges and Lehmann (1963), the median of all ratios of one value of each set; the
-//! interval is the exact one that belongs to the test of Mann and Whitney (1947). Neither assumes a
-//! bell curve. What lay between the two results, another kernel or another load, is in the ratio: only
-//! pairs take that out.
+//! The estimate is that of Hodges and Lehmann (1963), the median of all ratios of one value from
+//! each set; the interval is the exact one of the Mann-Whitney test (1947). Neither assumes a
+//! normal distribution. Anything that changed between the two results, such as the kernel or the
+//! load, is part of the ratio; only pairs remove it.
 
 use crate::stats::{CONFIDENCE, Interval, Ratio, median, usable};
 
-/// Above this many values in a set, the normal law gives the ranks: the exact count takes too long, and they
-/// agree to a rank in a thousand.
+/// Set size above which the normal approximation provides the ranks: the exact count takes too
+/// long, and both agree to a rank in a thousand.
 const EXACT_MAX: usize = 60;
-/// Of the normal law, for 95 %.
+/// 97.5 % quantile of the standard normal distribution, for a two-sided 95 % interval.
 const QUANTILE: f64 = 1.959_964;
 
-/// The ratio b / a, or `None` when a set has no usable value. The interval is absent where even the whole
-/// range does not reach 95 %, as for 3 values against 3.
+/// Returns the ratio b / a, or `None` if a set has no usable value. The interval is absent if even
+/// the whole range does not reach 95 %, as for 3 values against 3.
 pub fn unpaired(a: &[f64], b: &[f64]) -> Option<Ratio> {
     let keep = |set: &[f64]| -> Vec<f64> { set.iter().copied().filter(|v| usable(*v)).collect() };
     let (x, y) = (keep(a), keep(b));
@@ -45,7 +45,7 @@ pub fn unpaired(a: &[f64], b: &[f64]) -> Option<Ratio> {
     })
 }
 
-/// The largest rank from below whose interval keeps 95 %, and what it keeps.
+/// Returns the largest lower rank whose interval reaches 95 %, and its confidence.
 fn rank(m: usize, n: usize) -> Option<(usize, f64)> {
     if m == 0 || n == 0 {
         return None;
@@ -71,8 +71,9 @@ fn rank(m: usize, n: usize) -> Option<(usize, f64)> {
     best
 }
 
-/// For each value of Mann and Whitney's U, the number of orders of m and n things that give it: the
-/// coefficients of the Gaussian binomial, built up factor by factor, `(1 - q^(n+i)) / (1 - q^i)`.
+/// Returns, for each value of the Mann-Whitney U, the number of orders of m and n items that yield
+/// it: the coefficients of the Gaussian binomial, built up factor by factor, `(1 - q^(n+i)) / (1 -
+/// q^i)`.
 fn counts(m: usize, n: usize) -> Vec<f64> {
     let mut counts = vec![0.0; m * n + 1];
     counts[0] = 1.0;
@@ -100,7 +101,7 @@ mod tests {
                 if order.count_ones() as usize != m {
                     continue;
                 }
-                // U: for each of the m, how many of the n stand before it.
+                // U: for each of the m items, the number of the n items before it.
                 let (mut u, mut before) = (0, 0);
                 for place in 0..m + n {
                     match order >> place & 1 {
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn ranks_are_those_of_the_published_tables() {
-        // Two-sided 5 % critical values of U, as in every textbook; the rank is one more.
+        // Two-sided 5 % critical values of U, as in textbooks; the rank is one more.
         for (m, n, critical) in [
             (4, 4, 0),
             (5, 5, 2),

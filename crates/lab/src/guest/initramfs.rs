@@ -1,7 +1,8 @@
-//! What a guest starts from: this program with the libraries it is linked with, and modules of the kernel.
+//! Initial RAM file system of a guest: this program with its shared libraries, and kernel modules.
 //!
-//! The archive is `newc` of cpio(5), as the kernel's `early-userspace/buffer-format` wants it. Programs lose
-//! what only debuggers read: it may be most of them, and all of it would lie in the guest's memory.
+//! The archive is cpio(5) `newc`, as the kernel's `early-userspace/buffer-format` requires. Debug
+//! information is stripped from programs: it can be most of a file, and all of it would occupy the
+//! guest's memory.
 
 use crate::{Error, Result};
 use std::collections::BTreeSet;
@@ -10,10 +11,10 @@ use std::process::Command;
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
-/// Bytes of a file in the archive at most: its field has eight hexadecimal digits.
+/// Maximum file size in the archive: its field has eight hexadecimal digits.
 const FILE_MAX: usize = u32::MAX as usize;
 
-/// An archive that grows.
+/// An archive under construction.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -22,7 +23,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a file with the folders above it; a path is a whole one.
+    /// Adds a file with its parent directories; `path` is absolute.
     pub(super) fn file(&mut self, path: &Path, content: &[u8]) -> Result<()> {
         if content.len() > FILE_MAX {
             let name = path.display();
@@ -35,7 +36,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a folder with those above it, once.
+    /// Adds a directory with its parents, unless already present.
     pub(super) fn folder(&mut self, path: &Path) {
         if path == Path::new("/") || self.folders.iter().any(|known| known == path) {
             return;
@@ -47,7 +48,7 @@ impl Archive {
         self.entry(path, FOLDER, &[]);
     }
 
-    /// Its bytes.
+    /// Returns the finished archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry(Path::new("TRAILER!!!"), 0, &[]);
         self.bytes
@@ -58,7 +59,7 @@ impl Archive {
         let name = name.strip_prefix(b"/").unwrap_or(name);
         self.number += 1;
         let links = 1;
-        // Number, mode, user, group, links, time, size, device of the file (2), device it is (2), name, sum.
+        // Inode, mode, uid, gid, links, mtime, size, device (2), rdev (2), name length, checksum.
         let fields = [
             self.number,
             mode,
@@ -91,11 +92,11 @@ impl Archive {
     }
 }
 
-/// Other programs that workloads need in a guest: what answers to `micro`'s switches.
+/// Other programs that workloads need in a guest: `cat` for the workload `micro`.
 const PROGRAMS: [&str; 1] = ["cat"];
 
-/// This program as `/init`, a few others in `/bin`, and the shared libraries that all are linked with where they
-/// are here.
+/// Adds this program as `/init`, [`PROGRAMS`] in `/bin`, and the shared libraries of all of them at
+/// their paths on the host.
 pub(super) fn programs(archive: &mut Archive) -> Result<()> {
     let own = std::env::current_exe();
     let own = own.map_err(|e| Error::Spec(format!("this program's file: {e}")))?;
@@ -126,7 +127,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
 }
 
-/// What ldd(1) says a program is linked with.
+/// Returns the shared libraries of a program as listed by ldd(1).
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let failed = |detail: String| Error::Program {
         what: "ldd".into(),
@@ -141,7 +142,8 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(libraries_of(&text))
 }
 
-/// Lines are `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`, or name what has no file.
+/// Parses lines of the form `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`; skips entries without a
+/// file.
 fn libraries_of(text: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let (left, _) = line.rsplit_once(" (")?;
@@ -152,14 +154,16 @@ fn libraries_of(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
-/// An ELF file of 64 bits without what no program header names; any other as it is.
+/// Strips a 64-bit ELF file to the bytes that program headers refer to; returns any other file
+/// unchanged.
 ///
-/// ELF-64 Object File Format: the header has the offset of program headers at 32, of sections at 40, and the
-/// size and number of program headers at 54 and 56; a program header has its offset at 8 and its size at 32.
+/// ELF-64 Object File Format: the header has the offset of program headers at 32, of sections at
+/// 40, and the size and number of program headers at 54 and 56; a program header has its offset at
+/// 8 and its size at 32.
 fn slim(mut file: Vec<u8>) -> Vec<u8> {
     if let Some(end) = loaded_end(&file) {
         file.truncate(end);
-        // Sections: where, how large, how many, names.
+        // Section headers: offset, entry size, count, index of the name table.
         file[40..48].fill(0);
         file[58..64].fill(0);
     }

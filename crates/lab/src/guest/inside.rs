@@ -1,7 +1,8 @@
-//! The agent: the first process of a guest, which makes the machine ready, and then carries out what it is asked.
+//! The agent: the first process of a guest, which sets up the machine and then serves requests.
 //!
-//! It is this program on the kernel and nothing else, so it mounts what the kernel shows of itself, loads modules
-//! and brings the loopback up. When nobody asks any more, it powers the machine off.
+//! It is this program on a bare kernel, so it mounts the kernel's pseudo file systems, loads
+//! modules and enables the loopback interface. When the host closes the port, it powers the machine
+//! off.
 
 use super::message::{Answer, Ask, lost, receive, send};
 use super::{FOLDER, MODULES, PORT, TAG};
@@ -15,12 +16,12 @@ use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
-/// Makes the guest ready and answers until the laboratory is gone; then the machine is off.
+/// Sets up the guest and serves requests until the host disconnects, then powers the machine off.
 ///
-/// `open` makes a target of the words that [`super::Guest::boot`] was given.
+/// `open` creates a target from the value passed to [`super::Guest::boot`].
 ///
 /// # Errors
-/// [`Error::Spec`] in a process that is not the first of its machine; what the kernel refuses.
+/// [`Error::Spec`] in a process that is not the first of its machine; any error of the kernel.
 pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
     if std::process::id() != 1 {
         return Err(Error::Spec(
@@ -51,7 +52,7 @@ fn make_ready() -> Result<PathBuf> {
     find_port()
 }
 
-/// All of the folder, in the order of their names.
+/// Loads all modules of [`MODULES`] in the order of their names.
 fn load_modules() -> Result<()> {
     let entries = fs::read_dir(MODULES).map_err(|e| failed(MODULES, e))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -64,14 +65,14 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Sets the loopback, which is the first interface of every machine, up: rtnetlink(7), RTM_NEWLINK.
+/// Enables the loopback, the first interface of every machine: rtnetlink(7), RTM_NEWLINK.
 fn loopback() -> io::Result<()> {
     const NEW_LINK: u16 = 16;
     const REQUEST: u16 = 1;
     const UP: u32 = 1;
     let mut message = Vec::with_capacity(32);
-    // A header of length, type, flags, number and port; then family and type of the interface, its index, its flags
-    // and which of them change.
+    // A header of length, type, flags, sequence number and port; then family and type of the
+    // interface, its index, its flags and the mask of flags to change.
     message.extend_from_slice(&32u32.to_ne_bytes());
     message.extend_from_slice(&NEW_LINK.to_ne_bytes());
     message.extend_from_slice(&REQUEST.to_ne_bytes());
@@ -79,13 +80,13 @@ fn loopback() -> io::Result<()> {
     for field in [1, UP, UP] {
         message.extend_from_slice(&u32::to_ne_bytes(field));
     }
-    // Without a protocol it is that of routes.
+    // Protocol 0 is NETLINK_ROUTE.
     let kernel = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
     send_to(&kernel, &message, SendFlags::empty())?;
     Ok(())
 }
 
-/// The device of the port, by the name that it was given.
+/// Returns the device of the virtio port named [`PORT`].
 fn find_port() -> Result<PathBuf> {
     let entries = fs::read_dir("/sys/class/virtio-ports").map_err(|e| failed("ports", e))?;
     let named = |path: &Path| fs::read_to_string(path.join("name")).is_ok_and(|n| n.trim() == PORT);
@@ -143,10 +144,10 @@ fn answer(
     }
 }
 
-/// The folder that the guest shares with its machine, which reaches it without a cache of its own.
+/// Mounts the directory that the host shares, without a cache in the guest, and returns its path.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel refuses the mount.
 pub(crate) fn shared() -> Result<&'static Path> {
     let options = c"trans=virtio,version=9p2000.L,msize=262144,cache=none";
     mount(TAG, FOLDER, "9p", MountFlags::empty(), Some(options))

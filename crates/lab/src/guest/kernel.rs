@@ -1,7 +1,8 @@
-//! The kernel of a guest, and those of its modules that it needs.
+//! The kernel of a guest and the modules that the guest needs.
 //!
-//! **Invariant:** a module stands behind all that it depends on, so they can be loaded in their order. Modules
-//! say themselves what they depend on, so a package that was unpacked and never installed will do.
+//! **Invariant:** a module comes after all modules that it depends on, so they can be loaded in
+//! order. Dependencies are read from the modules themselves, so an unpacked package that was never
+//! installed suffices.
 
 use super::initramfs::read;
 use crate::{Error, Result};
@@ -9,33 +10,34 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Folders below a folder of modules, at most.
+/// Maximum depth of the search for modules, and of dependencies.
 const DEEP: usize = 16;
 const WHICH: &str =
     "give one with --guest-kernel, for example that of Debian's package linux-image-amd64";
 
-/// A kernel and where its modules are.
+/// A kernel and the location of its modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// The file that a boot loader would load.
+    /// Kernel image that a boot loader would load.
     pub image: PathBuf,
-    /// Folder with its modules, in it or below.
+    /// Directory that contains the modules, possibly in subdirectories.
     pub modules: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel asked for, else that which runs, else the newest in /boot.
+    /// Returns the kernel `asked` for, else the running one, else the newest in /boot.
     ///
-    /// Modules are looked for in `modules` beside it, in `../lib/modules/RELEASE` and in `/lib/modules/RELEASE`.
+    /// Searches for modules in `modules` next to the image, in `../lib/modules/RELEASE` and in
+    /// `/lib/modules/RELEASE`.
     ///
     /// # Errors
-    /// [`Error::Spec`] where there is none, or it has no modules.
+    /// [`Error::Spec`] if there is no kernel, or it has no modules.
     pub fn find(asked: Option<&Path>) -> Result<Kernel> {
         let image = match asked {
             Some(image) => std::path::absolute(image).unwrap_or_else(|_| image.to_owned()),
             None => installed(Path::new("/boot"))?,
         };
-        // Read it now: in /boot it may be for root alone.
+        // Check readability now: in /boot the image may be readable only by root.
         std::fs::File::open(&image).map_err(|e| {
             Error::Spec(format!(
                 "the guest's kernel {}: {e}; {WHICH}",
@@ -66,8 +68,8 @@ impl Kernel {
         }
     }
 
-    /// The modules of these names with what they depend on, in the order of loading: names and contents.
-    /// What is built into the kernel is left out.
+    /// Returns names and contents of the named modules with their dependencies, in load order.
+    /// Modules built into the kernel are omitted.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let mut files = BTreeMap::new();
         let mut builtin = String::new();
@@ -86,7 +88,7 @@ impl Kernel {
     }
 }
 
-/// The kernel that runs, if it is there, else the newest.
+/// Returns the image of the running kernel if present, else the newest.
 fn installed(boot: &Path) -> Result<PathBuf> {
     let uname = rustix::system::uname();
     let running = boot.join(format!("vmlinuz-{}", uname.release().to_string_lossy()));
@@ -112,7 +114,8 @@ fn installed(boot: &Path) -> Result<PathBuf> {
         })
 }
 
-/// Name of the module in a file `NAME.ko` or compressed, with underlines, as the kernel calls it.
+/// Returns the module name for a file `NAME.ko`, possibly compressed, with underscores as the
+/// kernel spells it.
 fn module(path: &Path) -> Option<String> {
     let (name, end) = path.file_name()?.to_str()?.split_once(".ko")?;
     matches!(end, "" | ".xz" | ".zst" | ".gz").then(|| name.replace('-', "_"))
@@ -121,7 +124,7 @@ fn module(path: &Path) -> Option<String> {
 fn find(folder: &Path, deep: usize, files: &mut BTreeMap<String, PathBuf>, builtin: &mut String) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        // Links to sources are not followed.
+        // Symbolic links to sources are not followed.
         if deep > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             find(&path, deep - 1, files, builtin);
         } else if path.ends_with("modules.builtin") {
@@ -160,7 +163,7 @@ impl Found<'_> {
     }
 }
 
-/// The content of a module's file.
+/// Returns the uncompressed content of a module file.
 fn unpacked(path: &Path) -> Result<Vec<u8>> {
     let program = match path.extension().and_then(|end| end.to_str()) {
         Some("xz") => "xz",
@@ -184,7 +187,7 @@ fn unpacked(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// What a module says of itself in its section `.modinfo`: `depends=A,B`, between zeros.
+/// Returns the dependencies in a module's section `.modinfo`: `depends=A,B` between NUL bytes.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

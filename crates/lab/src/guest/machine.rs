@@ -1,7 +1,7 @@
-//! QEMU with a guest in it, as a child of this process.
+//! QEMU with a guest as a child of this process.
 //!
-//! **Invariant:** it does not outlive the laboratory, also when that is killed: the kernel kills it with the thread
-//! that started it, and the agent in it powers off when its port closes.
+//! **Invariant:** QEMU does not outlive the lab, even if the lab is killed: the kernel kills it
+//! with the thread that started it, and the agent in the guest powers off when its port closes.
 
 use super::initramfs::{Archive, programs};
 use super::message::{Answer, Ask, lost, receive, send};
@@ -17,25 +17,25 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
-/// How long an emulated guest may take until its agent is there, on a machine that is busy.
+/// Time limit for an emulated guest to start its agent, on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
-/// How long a guest on a real processor may take before it is taken for one that hangs.
+/// Time limit for a guest with KVM, after which it is considered hung.
 const BOOT_KVM: Duration = Duration::from_secs(20);
-/// Lines of the guest's console that an error shows.
+/// Number of console lines shown in an error.
 const LAST_WORDS: usize = 12;
 
-/// A guest whose agent listens.
+/// A guest whose agent is ready.
 pub(super) struct Machine {
     child: Child,
     to: ChildStdin,
     from: Receiver<Result<Option<Answer>>>,
     folder: tempfile::TempDir,
-    /// Release of its kernel.
+    /// Release of the guest's kernel.
     pub(super) kernel: String,
 }
 
 impl Machine {
-    /// Starts one, on the processor itself where the plan leaves that open and it works.
+    /// Starts a guest, with KVM if the plan allows it and it works.
     pub(super) fn boot(plan: &Plan) -> Result<(Machine, Accelerator)> {
         let initramfs = initramfs(plan)?;
         let boot = |accelerator, within| Machine::try_boot(plan, &initramfs, accelerator, within);
@@ -77,7 +77,7 @@ impl Machine {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(said)
-            // ^C is for the laboratory, which lets the run end first.
+            // ^C is handled by the lab, which lets the current run finish.
             .process_group(0);
         let mut child = spawn(&mut command).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::Spec(format!(
@@ -108,12 +108,12 @@ impl Machine {
             Answer::Here(kernel) => machine.kernel = kernel,
             _ => return Err(lost("it does not begin as the agent does")),
         }
-        // It is in the guest's memory now; a laboratory that is killed leaves nothing large.
+        // The guest has loaded it; a lab that is killed leaves no large file behind.
         let _ = std::fs::remove_file(file);
         Ok(machine)
     }
 
-    /// Asks, and waits for the answer as long as the guest is there.
+    /// Sends a request and waits for the answer for as long as the guest lives.
     pub(super) fn ask(&mut self, ask: &Ask) -> Result<Answer> {
         let gone = send(&mut self.to, ask).err();
         match (self.answer(None)?, gone) {
@@ -144,13 +144,13 @@ impl Machine {
         }
     }
 
-    /// What QEMU and the guest's kernel said last.
+    /// Returns an error with the last output of QEMU and of the guest's kernel.
     fn last_words(&self, what: &str) -> Error {
         let read = |name| std::fs::read(self.folder.path().join(name)).unwrap_or_default();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\r', "");
         let (qemu, console) = (text(read("qemu")), text(read("console")));
         let mut lines: Vec<&str> = qemu.lines().chain(console.lines()).collect();
-        // What follows is about the end of the agent, not about its cause.
+        // The lines after a panic concern the end of the agent, not its cause.
         if let Some(panic) = lines.iter().position(|line| line.contains("Kernel panic")) {
             lines.truncate(panic + 1);
         }
@@ -161,13 +161,13 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Nothing in it is to be kept: what is durable is in files of this machine.
+        // Nothing in the guest needs saving: durable data is in files of the host.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// This program is the first of the guest, and loads the modules itself.
+/// Builds the initramfs. This program is the guest's init and loads the modules itself.
 fn initramfs(plan: &Plan) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["/dev", "/proc", "/sys", "/tmp", "/run", MODULES, FOLDER] {
@@ -191,8 +191,8 @@ fn arguments(plan: &Plan, own: &Path, accelerator: Accelerator) -> Vec<String> {
     let comma = |path: &Path| path.display().to_string().replace(',', ",,");
     let (cpu, accel, clocks) = match accelerator {
         Accelerator::Kvm => ("host", "kvm", ""),
-        // Emulation under load makes a kernel misjudge the time stamp counter and the timer; a processor with less
-        // to emulate is faster.
+        // Under load, emulation makes a kernel misjudge the time stamp counter and the timer. A CPU
+        // model with fewer features is faster to emulate.
         Accelerator::Tcg => (
             "Westmere,+rdrand",
             "tcg,thread=multi",
@@ -256,7 +256,8 @@ fn arguments(plan: &Plan, own: &Path, accelerator: Accelerator) -> Vec<String> {
     all
 }
 
-/// The disk as this process has it: past the page cache or not, and its lock is ours.
+/// Returns the block device configuration with the cache mode of this process; QEMU takes no lock
+/// because this process holds it.
 fn node(disk: &Disk) -> serde_json::Value {
     let device = std::fs::metadata(&disk.path)
         .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_block_device(&m.file_type()));

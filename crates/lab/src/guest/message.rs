@@ -1,4 +1,5 @@
-//! What the laboratory and its agent in a guest say to one another: a line of JSON each, a question and its answer.
+//! Messages between the lab and its agent in a guest: one line of JSON each, a request and its
+//! answer.
 
 use crate::{Error, Facts, Job, Record, Result};
 use serde::de::DeserializeOwned;
@@ -6,45 +7,46 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, Read, Write};
 
-/// Bytes of a line at most: a record of thousands of phases is far below.
+/// Maximum bytes per line; a record of thousands of phases is far smaller.
 const LINE_MAX: u64 = 64 << 20;
 
-/// A question.
+/// A request.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Ask {
-    /// Makes what all jobs will run on; the words are those of whoever builds targets.
+    /// Creates the target of all further jobs from a value that only the builder of targets
+    /// interprets.
     Open(Value),
     /// [`Job::prepare`].
     Prepare(Job),
-    /// [`Job::run`], so many times.
+    /// [`Job::run`], repeated the given number of times.
     Run(Job, u32),
-    /// Writes everything back and drops the kernel's caches.
+    /// Writes back all dirty data and drops the kernel's caches.
     DropCaches,
-    /// CPU is counted by layer from now on.
+    /// Enables CPU accounting by layer.
     CountLayers,
 }
 
-/// An answer.
+/// An answer to a request.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Answer {
-    /// The agent is there, on a kernel of this release. Nobody asked.
+    /// The agent is ready, on a kernel of this release. Sent unprompted at the start.
     Here(String),
-    /// What is known of the target.
+    /// Facts about the target.
     Opened(Facts),
-    /// It is done.
+    /// The request succeeded.
     Done,
-    /// What a run gave.
+    /// Record of a run.
     Record(Box<Record>),
-    /// It cannot be done; an [`Error::Spec`].
+    /// The request is invalid; an [`Error::Spec`].
     Refused(String),
-    /// It failed.
+    /// The request failed.
     Failed(String),
 }
 
 impl Answer {
-    /// What a failure there is here.
+    /// Returns the answer that reports `error`.
     pub(super) fn of(error: &Error) -> Answer {
         match error {
             Error::Spec(text) => Answer::Refused(text.clone()),
@@ -60,7 +62,7 @@ pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<()> 
     sent.map_err(|e| lost(&e.to_string()))
 }
 
-/// The next message; `None` where the other is gone.
+/// Returns the next message; `None` if the peer has disconnected.
 pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = Vec::new();
     let read = from.take(LINE_MAX).read_until(b'\n', &mut line);

@@ -1,17 +1,18 @@
-//! A side in a guest: a machine within this one, by QEMU, with a kernel of its own, where jobs are carried out.
+//! Runs jobs in a guest: a virtual machine by QEMU with its own kernel.
 //!
 //! ```text
 //!   this process                          the guest
-//!   Job ──► a line of JSON ──► pipe ──► QEMU ──► virtio port ──► the same program as its first process (inside)
-//!   Record ◄───────────────────────────────────────────────────── meter and workloads as anywhere
+//!   Job ──► a line of JSON ──► pipe ──► QEMU ──► virtio port ──► the same program as its init (inside)
+//!   Record ◄───────────────────────────────────────────────────── meter and workloads as on the host
 //! ```
 //!
-//! **Invariant:** a job does the same work in a guest as outside: the same code on the bytes of the same file or
-//! disk (virtio-blk), or in the same folder (9p). Its record is what was measured inside; what the whole guest took
-//! of this machine stands beside it.
+//! **Invariant:** a job does the same work in a guest as on the host: the same code on the bytes of
+//! the same file or disk (virtio-blk), or in the same directory (9p). Its record contains the
+//! measurements inside the guest and, separately, the resources that the whole guest used on the
+//! host.
 //!
-//! Absent on purpose: a distribution in the guest. There are this program and `cat`, so workloads that run other
-//! programs are refused.
+//! Deliberately absent: a distribution in the guest. It contains only this program and `cat`, so
+//! workloads that run other programs are refused.
 
 mod initramfs;
 mod inside;
@@ -37,23 +38,23 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Words after the name of this program that make it the agent of a guest.
+/// Arguments that start this program as the agent of a guest.
 const AGENT: [&str; 2] = ["lab", "agent"];
-/// Name of the agent's port.
+/// Name of the agent's virtio port.
 const PORT: &str = "evfs.lab";
-/// Name of the shared folder for 9p, and where it is.
+/// 9p tag of the shared directory; [`FOLDER`] is its mount point.
 const TAG: &str = "folder";
 const FOLDER: &str = "/folder";
-/// Where modules are, in the order of their loading.
+/// Directory of the kernel modules; their names sort in load order.
 const MODULES: &str = "/modules";
 
-/// What carries a guest's instructions out.
+/// Executor of the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
-    /// The processor itself.
+    /// The host CPU.
     Kvm,
-    /// A program that translates them.
+    /// QEMU's software translation.
     Tcg,
 }
 
@@ -77,42 +78,42 @@ impl FromStr for Accelerator {
     }
 }
 
-/// A disk of a guest.
+/// Disk of a guest.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// File or disk of this machine, whose lock is the caller's.
+    /// File or disk of the host, which the caller has locked.
     pub path: PathBuf,
-    /// The page cache of this machine is passed by.
+    /// Whether the host's page cache is bypassed.
     pub direct: bool,
 }
 
-/// A guest to be.
+/// Configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Its kernel.
+    /// Guest kernel.
     pub kernel: Kernel,
-    /// `None`: the processor where that works, else translation.
+    /// `None`: KVM if it works, else translation.
     pub accelerator: Option<Accelerator>,
-    /// Its processors.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Its memory.
+    /// Memory in MiB.
     pub memory_mib: u32,
-    /// Its disk.
+    /// Virtual disk.
     pub disk: Option<Disk>,
-    /// The folder that it shares with this machine.
+    /// Directory that the host shares with the guest.
     pub folder: Option<PathBuf>,
 }
 
-/// What a reader has to know about the guest of a side.
+/// Properties of a guest that a reader must know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestFacts {
-    /// What carried its instructions out.
+    /// Accelerator in use.
     pub accelerator: Accelerator,
-    /// Release of its kernel.
+    /// Release of the guest's kernel.
     pub kernel: String,
-    /// Its processors.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Its memory.
+    /// Memory in MiB.
     pub memory_mib: u32,
 }
 
@@ -127,7 +128,7 @@ impl fmt::Display for GuestFacts {
     }
 }
 
-/// A guest that runs, with a target open in it. It ends when this is dropped.
+/// A running guest with an open target. It ends when this is dropped.
 pub struct Guest {
     machine: Mutex<Machine>,
     pid: u32,
@@ -136,11 +137,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts it, and opens `target` in it, in the words of the function that [`serve`] was given.
+    /// Starts a guest and opens `target` in it; the function passed to [`serve`] interprets the
+    /// value.
     ///
     /// # Errors
-    /// [`Error::Spec`] for what is not installed, or a target that cannot be opened; [`Error::Program`] for a guest
-    /// that does not start, with its last words.
+    /// [`Error::Spec`] if a required program is not installed or the target cannot be opened;
+    /// [`Error::Program`] with the last console output if the guest does not start.
     pub fn boot(plan: &Plan, target: &Value) -> Result<Guest> {
         let (mut machine, accelerator) = Machine::boot(plan)?;
         let Answer::Opened(facts) = machine.ask(&Ask::Open(target.clone()))? else {
@@ -160,17 +162,17 @@ impl Guest {
         })
     }
 
-    /// What is known of the target in it, and of the guest.
+    /// Returns facts about the target in the guest and about the guest.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// The process of QEMU.
+    /// Returns the PID of QEMU.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The folder that it shares with this machine.
+    /// Returns the directory that the host shares with the guest.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
@@ -179,12 +181,12 @@ impl Guest {
         self.done(&Ask::Prepare(job.clone()))
     }
 
-    /// Drops the caches of its kernel; those of this machine are the caller's.
+    /// Drops the caches of the guest's kernel; the host's caches are the caller's task.
     pub(crate) fn drop_caches(&self) -> Result<()> {
         self.done(&Ask::DropCaches)
     }
 
-    /// Carries a job out in it.
+    /// Runs a job in the guest.
     pub(crate) fn run(&self, job: &Job, times: u32, competitors: &[u32]) -> Result<Record> {
         if block::layer::spent().is_some() {
             self.done(&Ask::CountLayers)?;
