@@ -2,7 +2,7 @@
 //! idle.
 //!
 //! ```text
-//!   Side (a target and a job) ──► study ──► Record ──► journal ──► analysis ──► tables, HTML, regressions
+//!   Side (target, job) ──► study ──► Record ──► journal ──► analysis ──► tables, HTML, regressions
 //!                                   │         ▲
 //!                        interleaved            meter: CPU, device bytes, background load
 //! ```

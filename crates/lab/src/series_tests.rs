@@ -1,4 +1,4 @@
-//! Orders and ends of series of made-up runs: no device, no clock.
+//! Orders and ends of series of simulated runs, without a device or a clock.
 
 use super::*;
 use crate::result::pairs;
@@ -16,7 +16,8 @@ fn rules() -> Rules {
     }
 }
 
-/// Runs a series of `arms`; each run takes a second of a made-up clock and gives what `make` says.
+/// Measures a series of `arms`; each run takes a second of a simulated clock and returns the value
+/// of `make`.
 fn series(arms: usize, rules: Rules, mut make: impl FnMut(usize) -> f64) -> (Series<f64>, End) {
     let clock = Cell::new(Duration::ZERO);
     let mut series = Series::new(arms, rules);
@@ -46,7 +47,7 @@ fn a_block_is_mirrored_and_the_first_arm_stands_next_to_the_others() {
             ran.push(arm);
             1.0
         });
-        // A warm-up block and five of two pairs.
+        // A warm-up block and five blocks of two pairs.
         assert_eq!(ran.len(), 6 * 2 * arms);
         for block in ran.chunks(2 * arms) {
             let mirrored: Vec<usize> = block.iter().rev().copied().collect();
@@ -89,7 +90,7 @@ fn a_tenth_is_found_under_load_that_comes_and_goes() {
     let (series, _) = series(3, rules(), |arm| {
         runs += 1;
         if runs % 6 == 1 {
-            // A neighbour starts or ends between blocks: 0.2 to 1.8.
+            // A background load starts or ends between blocks: 0.2 to 1.8.
             load = noise(1.6);
         }
         500.0 * load * [1.0, 0.9, 1.0][arm] * noise(0.04)
@@ -118,7 +119,7 @@ fn the_warm_up_block_is_kept_and_not_counted() {
 
 #[test]
 fn the_budget_ends_a_series_after_a_whole_block() {
-    // A block of two arms takes four seconds: warm-up, then three fit, and the next would not.
+    // A block of two arms takes four seconds: the warm-up and three more fit, the next would not.
     let of = |secs| Rules {
         budget: Duration::from_secs(secs),
         ..rules()
@@ -152,7 +153,7 @@ fn pairs_beyond_the_plan_have_a_time_of_their_own() {
         &|_| false,
         &mut |_| ControlFlow::Continue(()),
     );
-    // What is planned takes 12 seconds, and nothing more is begun.
+    // The planned pairs take 12 seconds, and no further block is started.
     assert_eq!((series.pairs, end.unwrap()), (4, End::Complete));
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   this process                          the guest
-//!   Job ──► a line of JSON ──► pipe ──► QEMU ──► virtio port ──► the same program as its init (inside)
-//!   Record ◄───────────────────────────────────────────────────── meter and workloads as on the host
+//!   Job ──► line of JSON ──► pipe ──► QEMU ──► virtio port ──► the same program as init (inside)
+//!   Record ◄────────────────────────────────────────────────── meter, workloads as on the host
 //! ```
 //!
 //! **Invariant:** a job does the same work in a guest as on the host: the same code on the bytes of

@@ -1,4 +1,4 @@
-//! The figures: lines over bars, ratios with intervals, tables of colours, and runs in their order.
+//! Charts: lines above bars, ratios with intervals, color tables, and runs in order.
 
 use super::layers::by_layer;
 use super::svg::{Drawing, side, steps};
@@ -7,14 +7,14 @@ use crate::record::{Better, Cell, Phase, Record};
 use crate::result::Run;
 use crate::study::{Finding, Judgement, Kind, Study, findings, title};
 
-/// Ratios in one figure at most.
+/// Maximum number of ratios in one chart.
 const FOREST_MAX: usize = 60;
-/// Characters of a ratio's label at most: what fits beside the plot.
+/// Maximum number of characters of a ratio's label, so that it fits next to the plot.
 const LABEL_MAX: usize = 52;
-/// Lines that are drawn, a figure each.
+/// Maximum number of line charts, one per series.
 const SERIES_MAX: usize = 60;
 
-/// All figures of studies, with names for files.
+/// Returns all charts of the studies as pairs of file name and SVG.
 pub fn figures(studies: &[Study]) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for study in studies {
@@ -58,7 +58,7 @@ fn file_name(text: &str) -> String {
     parts.join("-")
 }
 
-/// Names of the lines of a study, in order.
+/// Returns the names of a study's series in order.
 fn series(study: &Study) -> Vec<String> {
     let mut names = Vec::new();
     for phase in first_record(study).into_iter().flat_map(|r| &r.phases) {
@@ -75,7 +75,7 @@ fn first_record(study: &Study) -> Option<&Record> {
     Some(&study.runs.first()?.first()?.sample)
 }
 
-/// The phases of a line, by their places in the record.
+/// Returns the phases of a series with their indexes in the record.
 fn of_series<'a>(study: &'a Study, name: &str) -> Vec<(usize, &'a Phase)> {
     let phases = first_record(study)
         .into_iter()
@@ -89,7 +89,7 @@ fn table_of(study: &Study, name: &str) -> bool {
     of_series(study, name).iter().any(|(_, phase)| two(phase))
 }
 
-/// Values of a figure over the counted runs, sorted.
+/// Returns the values of a figure over the counted runs, sorted.
 fn sorted(runs: &[Run<Record>], value: &dyn Fn(&Record) -> Option<f64>) -> Vec<f64> {
     let counted = runs.iter().filter(|r| !r.warm_up);
     let mut values: Vec<f64> = counted
@@ -104,7 +104,7 @@ fn middle(values: &[f64]) -> Option<f64> {
     crate::median(values)
 }
 
-/// The frame of a plot: its box, and the greatest value of its axis.
+/// The frame of a plot: its box and the maximum of its axis.
 struct Frame {
     left: f64,
     top: f64,
@@ -146,8 +146,8 @@ fn number_or_zero(value: f64) -> String {
     }
 }
 
-/// One line for each side over the axis of the series, and below it bars of the cores in use: the figure of the
-/// documents.
+/// Draws one line per side over the axis of the series, with bars of the cores in use beneath, as
+/// in the original reports.
 fn lines(study: &Study, name: &str) -> String {
     let phases = of_series(study, name);
     let heading = format!("{}: {name}", title(study));
@@ -239,7 +239,7 @@ fn lines(study: &Study, name: &str) -> String {
     d.finish()
 }
 
-/// A place on an axis: whole numbers as they are, and large ones with a binary unit.
+/// Formats a value on an axis: whole numbers, large ones with a binary unit.
 fn axis_number(value: f64) -> String {
     let n = value as u64;
     match n {
@@ -262,7 +262,8 @@ fn legend(d: &mut Drawing, study: &Study) {
     }
 }
 
-/// Every headline and its CPU as a ratio with its interval, the threshold as a band, and the control beside it.
+/// Draws every headline and CPU ratio with its interval, the threshold as a band, and the control
+/// next to each.
 fn forest(study: &Study, found: &[Finding]) -> Option<String> {
     let mut shown: Vec<&Finding> = found
         .iter()
@@ -332,7 +333,7 @@ fn forest(study: &Study, found: &[Finding]) -> Option<String> {
     Some(d.finish())
 }
 
-/// Ratios to write below an axis that reaches `most` in logarithms to either side.
+/// Returns ratios to label on a logarithmic axis that extends by `most` to either side.
 fn ticks(most: f64) -> Vec<f64> {
     let top = most.exp();
     let ends = [1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0];
@@ -349,7 +350,7 @@ fn ticks(most: f64) -> Vec<f64> {
     all
 }
 
-/// Leaves out the middle of a text that is too long: labels differ in their beginnings and their ends.
+/// Replaces the middle of a long text with an ellipsis: labels differ at their beginnings and ends.
 fn shorten(text: &str, most: usize) -> String {
     let all = text.chars().count();
     if all <= most {
@@ -361,7 +362,7 @@ fn shorten(text: &str, most: usize) -> String {
     format!("{begin}…{end}")
 }
 
-/// A table of file sizes and record sizes, coloured by gain or, with one side, by value.
+/// Draws a table of file and record sizes, colored by gain or, with one side, by value.
 fn colours(study: &Study, found: &[Finding], name: &str) -> Option<String> {
     let own: Vec<&Finding> = found
         .iter()
@@ -432,7 +433,7 @@ fn colours(study: &Study, found: &[Finding], name: &str) -> Option<String> {
     Some(d.finish())
 }
 
-/// Green for gains and red for losses, full at a factor of two.
+/// Returns green for gains and red for losses, at full strength for a factor of two.
 fn gain_colour(gain: f64) -> String {
     let strength = ((gain / 100.0 + 1.0).max(0.01).ln().abs() / std::f64::consts::LN_2).min(1.0);
     let colour = if gain >= 0.0 {
@@ -443,7 +444,8 @@ fn gain_colour(gain: f64) -> String {
     format!("fill:rgb({colour} / {:.2})", 0.75 * strength)
 }
 
-/// The headline of every run in the order in which they ran: what the machine did meanwhile.
+/// Draws the headline of every run in order of execution, which shows changes of the machine over
+/// time.
 fn order(study: &Study) -> Option<String> {
     let value = |r: &Run<Record>| r.sample.phases.first()?.cells.first().map(Cell::value);
     let mut all: Vec<(usize, &Run<Record>, f64)> = Vec::new();

@@ -1,20 +1,20 @@
-//! The figure of CPU by layer: a bar for each phase and side, with a piece for each layer.
+//! Chart of CPU by layer: a bar per phase and side, with a segment per layer.
 
 use super::svg::{Drawing, steps};
 use crate::figures::number;
 use crate::study::{Study, layer_rows, title};
 use block::layer::Layer;
 
-/// Bars in the figure at most.
+/// Maximum number of bars in the chart.
 const BARS_MAX: usize = 60;
-/// Colours of what no layer claims, and of the layers from the top down.
+/// Colors of CPU that no layer claims, and of the layers from top to bottom.
 const COLOURS: [&str; 6] = [
     "#999999", "#8c6bb1", "#41ab5d", "#4292c6", "#e6550d", "#d9a441",
 ];
 const LEFT: f64 = 300.0;
 const WIDTH: f64 = 500.0;
 
-/// Bars of one unit, that of the first phase; nothing where layers were not counted.
+/// Draws the bars that have the unit of the first phase; `None` if layers were not counted.
 pub(super) fn by_layer(study: &Study) -> Option<String> {
     let mut rows = layer_rows(study);
     let unit = rows.first()?.unit.clone();

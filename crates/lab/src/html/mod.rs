@@ -1,7 +1,7 @@
-//! Results as one file for a browser: no script, no font, no picture and no address outside of it.
+//! Results as one HTML file without scripts, fonts, images or external addresses.
 //!
-//! Figures are SVG that stands by itself, so the same text is in the page and in a file of its own; every mark
-//! has a title, which browsers show and readers of screens read.
+//! Charts are self-contained SVG, so the same text serves for the page and for a separate file.
+//! Every mark has a title, which browsers display and screen readers read aloud.
 
 mod charts;
 mod layers;

@@ -1,4 +1,4 @@
-//! The page: what was found in words, figures, tables, what speaks against it, the machine, and the raw data.
+//! The page: verdicts, charts, tables, caveats, the machine, and the raw data.
 
 use super::charts::figures;
 use super::svg::escape;
@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::slice;
 
-/// Most bytes of raw data in a page.
+/// Maximum bytes of raw data in a page.
 const RAW_MAX: usize = 4 << 20;
-/// A longer table is folded.
+/// Number of rows above which a table is collapsed.
 const OPEN_ROWS: usize = 24;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
@@ -20,14 +20,14 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.w
 .box{border:1px solid #ccc;border-left:4px solid #888;padding:.2rem 1rem;margin:1rem 0}svg{max-width:100%;height:auto}pre{overflow:auto}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#1a1a1a}td,th,.box{border-color:#555}.better{color:#7fbf7b}.worse{color:#ef8a62}}";
 
-/// Results as one page of HTML.
+/// Returns the results as one HTML page.
 pub fn page(results: &Results) -> String {
     let studies = &results.studies;
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>What was measured</h1>\n"
     );
-    // The parts of a suite have their say in its tables, and in sections of their own.
+    // Verdicts about parts of a suite appear in its tables and in their own sections.
     for study in studies.iter().filter(|study| study.plan.part.is_none()) {
         verdict_lines(&mut out, study);
     }
@@ -43,7 +43,7 @@ pub fn page(results: &Results) -> String {
     out
 }
 
-/// The tables of a report, beside what was measured.
+/// Writes the tables of a report next to the measured values.
 fn suite_section(out: &mut String, shown: &Shown) {
     let title = format!("{}: {}", shown.suite, shown.after);
     let _ = writeln!(out, "<h2>{}</h2>", escape(&title));
@@ -70,7 +70,7 @@ fn suite_section(out: &mut String, shown: &Shown) {
     }
 }
 
-/// What is found in a study, in words.
+/// Writes the verdicts of a study.
 fn verdict_lines(out: &mut String, study: &Study) {
     let (key, (_, means)) = (escape(&study.key()), findings(study));
     for line in verdicts(study, &means) {
@@ -115,7 +115,7 @@ fn section(out: &mut String, study: &Study) {
     out.push_str("</ul></div>\n");
 }
 
-/// CPU by layer, where it was counted.
+/// Writes CPU by layer, if it was counted.
 fn by_layer(out: &mut String, study: &Study) {
     let rows = study::layer_rows(study);
     if rows.is_empty() {
@@ -136,7 +136,7 @@ fn by_layer(out: &mut String, study: &Study) {
     out.push_str("</table>\n");
 }
 
-/// What runs took of the machine, and service times.
+/// Writes the machine resources used by runs, and service times.
 fn accounts(out: &mut String, study: &Study) {
     for shown in study::account_tables(study) {
         let _ = writeln!(out, "<h3>{}</h3>\n<table>", shown.title);
@@ -245,14 +245,14 @@ fn machine(out: &mut String, studies: &[Study]) {
     }
 }
 
-/// Everything, for programs: the same as `result.json`, as long as a page can bear it.
+/// Embeds the contents of `result.json` for programs, unless it is too long for a page.
 fn raw(out: &mut String, results: &Results) {
     let json = serde_json::to_string(results).expect("plain data has a JSON form");
     if json.len() > RAW_MAX {
         out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
         return;
     }
-    // No tag may end this element, and no comment may hide its end; in JSON their first sign can be spelt otherwise.
+    // No tag may end this element and no comment may hide its end; JSON allows an escape for `<`.
     let json = json.replace('<', "\\u003c");
     let _ = writeln!(
         out,

@@ -1,11 +1,11 @@
-//! A drawing: marks in user units, y downward, and the style that all figures share.
+//! SVG drawing: shapes in user units with y downward, and the style shared by all charts.
 
 use std::fmt::Write;
 
-/// Colours of the first sides; beyond them they begin again, and lines are told apart by their dashes.
+/// Number of colors for sides; further sides reuse them and differ in the dashes of their lines.
 const SIDES: usize = 4;
 
-/// The style of every figure, for light and dark surroundings.
+/// Style sheet of every chart, for light and dark color schemes.
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#222}.s{font-size:10px}.axis{stroke:#999;stroke-width:1}\
 .grid{stroke:#ddd;stroke-width:1}.band{fill:#8883}.c0{--c:#2166ac}.c1{--c:#d6604d}.c2{--c:#1b7837}.c3{--c:#762a83}\
 .line{fill:none;stroke:var(--c);stroke-width:2}.d1{stroke-dasharray:6 4}.d2{stroke-dasharray:2 3}.d3{stroke-dasharray:8 3 2 3}\
@@ -14,7 +14,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#222}.s{font-size:
 @media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#444}.axis{stroke:#888}.c0{--c:#6baed6}.c1{--c:#f4a582}.c2{--c:#7fbf7b}.c3{--c:#c2a5cf}\
 .good{--c:#7fbf7b}.bad{--c:#ef8a62}}";
 
-/// Text for the inside of an element or an attribute.
+/// Returns `text` escaped for an element or an attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -23,7 +23,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            // XML has no place for control characters, however they are written.
+            // XML cannot represent control characters, not even escaped.
             c if c.is_control() && c != '\n' => out.push('?'),
             c => out.push(c),
         }
@@ -31,7 +31,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// A figure being drawn.
+/// A chart under construction.
 pub(super) struct Drawing {
     width: f64,
     height: f64,
@@ -39,7 +39,7 @@ pub(super) struct Drawing {
     body: String,
 }
 
-/// The class of side `n`.
+/// Returns the CSS class of side `n`.
 pub(super) fn side(n: usize) -> String {
     format!("c{}", n % SIDES)
 }
@@ -81,7 +81,7 @@ impl Drawing {
         );
     }
 
-    /// A rectangle from its upper left corner. `style` is for a colour of its own.
+    /// Draws a rectangle from its upper left corner. `style` overrides the color of the class.
     pub(super) fn rect(
         &mut self,
         class: &str,
@@ -100,7 +100,7 @@ impl Drawing {
         );
     }
 
-    /// Text whose `anchor` is start, middle or end.
+    /// Draws text; `anchor` is `start`, `middle` or `end`.
     pub(super) fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: &str, text: &str) {
         let text = escape(text);
         let _ = writeln!(
@@ -109,7 +109,7 @@ impl Drawing {
         );
     }
 
-    /// The figure as a document of its own.
+    /// Returns the chart as a self-contained SVG document.
     pub(super) fn finish(self) -> String {
         let Drawing {
             width,
@@ -127,9 +127,9 @@ impl Drawing {
     }
 }
 
-/// Round steps from 0 to beyond `top`: about five.
+/// Returns about five round steps from 0 to `top` or beyond.
 pub(super) fn steps(top: f64) -> Vec<f64> {
-    // The smallest numbers have no power of ten below them.
+    // The smallest positive numbers have no power of ten less than them.
     if !(top.is_finite() && top > 1e-300) {
         return vec![0.0, 1.0];
     }

@@ -1,4 +1,4 @@
-//! Jobs at work: each workload's own outcome becomes a record of phases and cells.
+//! Execution of jobs: turns each workload's outcome into a record of phases and cells.
 
 use super::own_folder::{OwnFolder, through};
 use super::{Job, Needs, Sweep, Throughput};
@@ -14,10 +14,10 @@ use crate::{Error, Result, median};
 use std::time::Duration;
 
 impl Job {
-    /// Whether it can be run on a target, without running it.
+    /// Checks whether the job can run on a target, without running it.
     ///
     /// # Errors
-    /// [`crate::Error::Spec`].
+    /// [`crate::Error::Spec`] if it cannot.
     pub fn check(&self, target: &Target) -> Result<()> {
         if let Place::Guest(_) = &target.place {
             return self.check_for_guest();
@@ -30,7 +30,7 @@ impl Job {
         }
     }
 
-    /// Whether a guest has what it needs beside the target, which the guest itself looks at.
+    /// Checks whether a guest provides everything except the target, which the guest checks itself.
     fn check_for_guest(&self) -> Result<()> {
         match self {
             Job::Build(_) | Job::Fio(_) | Job::Scriptmix(_) => Err(Error::Spec(format!(
@@ -41,15 +41,15 @@ impl Job {
         }
     }
 
-    /// What has to be on a target before the first run: a device is written as far as it will be read.
+    /// Prepares a target before the first run: writes a device as far as it will be read.
     ///
     /// # Errors
-    /// What the target says.
+    /// Any error of the target.
     pub fn prepare(&self, target: &Target) -> Result<()> {
         match self {
             Job::Devmix(_) if let Place::Guest(guest) = &target.place => guest.prepare(self),
             Job::Devmix(config) if !target.block()?.info().read_only => {
-                // A path that is slow by design need not be so for what is not measured.
+                // The rate limits of paths do not apply to preparation, which is not measured.
                 let limit = |on: bool| target.paths.iter().for_each(|paths| paths.limit(on));
                 limit(false);
                 let prepared = devmix::prepare(target, config);
@@ -60,10 +60,10 @@ impl Job {
         }
     }
 
-    /// Carries the job out `times` times, and adds up.
+    /// Runs the job `times` times and sums the records.
     ///
     /// # Errors
-    /// What the workload says; [`crate::Error::Files`] also where a run leaves something behind.
+    /// Any error of the workload; [`crate::Error::Files`] also if a run leaves files behind.
     pub fn run(&self, target: &Target, times: u32) -> Result<Record> {
         self.check(target)?;
         if let Place::Guest(guest) = &target.place {
@@ -112,7 +112,7 @@ impl Job {
     }
 }
 
-/// Runs phases of `seqrand` one by one, and removes the files, also after a failure.
+/// Runs phases of `seqrand` one by one and removes the files, even after a failure.
 fn passes(
     target: &Target,
     config: &seqrand::Config,
@@ -128,7 +128,7 @@ fn passes(
         let watch = Watch::start(target);
         let outcome = seqrand::run(files, config, &[*phase])?.remove(0);
         let bytes: u64 = outcome.bytes.iter().sum();
-        // The sum of the threads' own rates, over the mean of their clocks.
+        // Sum of the threads' rates, stored as bytes over the mean of their durations.
         let clock = outcome.secs.iter().sum::<f64>() / outcome.secs.len() as f64;
         let moved = (outcome.children() * clock) as u64;
         let cells = vec![
@@ -230,7 +230,8 @@ fn mail(target: &Target, config: &mailmix::Config) -> Result<Vec<Phase>> {
 fn basic(target: &Target, scale: u64) -> Result<Vec<Phase>> {
     let watch = Watch::start(target);
     let outcomes = nfsbasic::run(target.reach()?, &nfsbasic::Config::scaled(scale.max(1)))?;
-    // A test that was left out has a figure too, without a value, so that figures of two sides have the same places.
+    // A skipped test keeps a cell without a value, so that the cells of two sides correspond by
+    // index.
     let cell = |o: &nfsbasic::Outcome| {
         let name = format!("{}: {}", o.test, o.what);
         match (o.bytes, o.operations.unwrap_or(0)) {
@@ -317,7 +318,7 @@ fn mounting(target: &Target, config: &mounts::Config) -> Result<Vec<Phase>> {
     Ok(vec![phase.with_headlines(2)])
 }
 
-/// The value that 95 of 100 do not exceed.
+/// Returns the 95th percentile.
 fn p95(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -360,7 +361,7 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
     Ok(vec![phase?])
 }
 
-/// Clients whose times are figures of their own, at most.
+/// Maximum number of clients whose times become separate figures.
 const CLIENTS_SHOWN: usize = 64;
 
 fn client_cells(outcome: &clientload::Outcome) -> Vec<Cell> {
@@ -427,7 +428,7 @@ fn building(target: &Target, config: &build::Config) -> Result<Vec<Phase>> {
         Ok(watch.whole(part.name(), cells))
     };
     let done = build::Part::ALL.into_iter().map(part).collect();
-    // Also after a failure: the next run begins with an empty folder.
+    // Even after a failure: the next run begins with an empty directory.
     let _ = std::fs::remove_dir_all(&at);
     done
 }

@@ -1,20 +1,20 @@
-//! What workloads there are.
+//! The list of all workloads.
 
-/// What a workload needs for a target.
+/// Target that a workload requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
-    /// A folder, or anything with files.
+    /// A directory, or any other target with files.
     Files,
-    /// A folder of this machine, because programs are run in it.
+    /// A directory of this machine, because the workload runs programs in it.
     Folder,
     /// A device, which is overwritten.
     Device,
-    /// Nothing.
+    /// No target.
     Machine,
 }
 
 impl Needs {
-    /// In a word.
+    /// Returns the name for lists.
     pub fn name(self) -> &'static str {
         match self {
             Needs::Files => "files",
@@ -25,18 +25,18 @@ impl Needs {
     }
 }
 
-/// A workload, for lists.
+/// Description of a workload, for lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name here.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it follows.
+    /// Original benchmark.
     pub after: &'static str,
-    /// What it does, in a line.
+    /// One-line description.
     pub what: &'static str,
-    /// The unit of its headline.
+    /// Unit of the headline figure.
     pub unit: &'static str,
-    /// What it runs on.
+    /// Required target.
     pub needs: Needs,
 }
 
@@ -56,7 +56,7 @@ const fn entry(
     }
 }
 
-/// All workloads, in the order of lists.
+/// All workloads in the order of lists.
 pub const CATALOGUE: &[Entry] = &[
     entry(
         "seqrand",

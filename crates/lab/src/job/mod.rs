@@ -1,7 +1,8 @@
-//! A workload with its parameters, ready to be run on a target, and stored with every result.
+//! A job: a workload with its parameters, ready to run on a target, and stored with every result.
 //!
-//! **Invariant:** a job is all that decides what is done: two runs of one job on two targets do the same
-//! work. Parameters have the names of the workloads' own configurations, and are set by these names.
+//! **Invariant:** a job determines the work completely: two runs of one job on two targets do the
+//! same work. Parameters have the names of the fields of the workloads' configurations and are set
+//! by these names.
 
 mod carry_out;
 mod catalogue;
@@ -17,19 +18,19 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Part of the machine's memory that all files of a run together may have, so that a cached run stays
-/// cached: the published runs had 10 GB on a machine of 64.
+/// Fraction of the machine's memory that all files of a run together may use, so that a cached run
+/// stays cached: the published runs used 10 GB on a machine with 64 GB.
 const MEMORY_PART: f64 = 0.16;
 const MIB: u64 = 1 << 20;
 
-/// How much is done.
+/// Amount of work per run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// Seconds a run: to see it work, and for tests.
+    /// Seconds per run: for trials and tests.
     Quick,
-    /// Half a minute a run: for figures.
+    /// Half a minute per run: for measurements.
     Standard,
-    /// The sizes and counts of the original.
+    /// Sizes and counts of the original benchmark.
     Faithful,
 }
 
@@ -37,56 +38,57 @@ pub enum Extent {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "workload", rename_all = "kebab-case")]
 pub enum Job {
-    /// Files in order and at random, against threads.
+    /// Sequential and random file I/O by number of threads.
     Seqrand(Throughput),
-    /// Files in order and at random, against sizes of files and records.
+    /// Sequential and random file I/O by file and record size.
     Sweep(Sweep),
-    /// The life of small files.
+    /// Small files of a mail server.
     Mailmix(mailmix::Config),
-    /// Nine tests of metadata.
+    /// Nine metadata tests.
     Nfsbasic(Scaled),
-    /// System calls, switches, small files.
+    /// System calls, context switches, small files.
     Micro(Timed),
-    /// Requests a second of a device.
+    /// IOPS of a device.
     Devmix(devmix::Config),
-    /// Scripts an hour.
+    /// Scripts per hour.
     Scriptmix(scriptmix::Config),
     /// Mounts and unmounts.
     Mounts(mounts::Config),
-    /// Clients that read one file.
+    /// Clients that read one file concurrently.
     Clientload(clientload::Config),
-    /// UDP exchanges.
+    /// UDP request/response exchanges.
     Packets(packets::Config),
-    /// The processor.
+    /// CPU speed.
     Dhrystone(dhrystone::Config),
-    /// Compiling a tree.
+    /// Compilation of a source tree.
     Build(build::Config),
-    /// By the program fio.
+    /// The program fio.
     Fio(fio::Config),
-    /// Calls and mappings by turns.
+    /// Alternating system calls and mapped access.
     Coherence(coherence::Config),
-    /// A file to a socket.
+    /// Transfer of a file to a socket.
     Sendfile(sendfile::Config),
     /// Linear equations with a scratch file.
     Solver(solver::Config),
 }
 
-/// `seqrand` against threads.
+/// `seqrand` by number of threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throughput {
-    /// Numbers of threads, a point each.
+    /// Numbers of threads, one data point each.
     pub threads: Vec<usize>,
-    /// Phases; the first has to make the files.
+    /// Phases; the first must create the files.
     pub phases: Vec<seqrand::Phase>,
-    /// Bytes of all files together at most; each is then shorter than `file`. 0: no limit.
+    /// Maximum bytes of all files together; files are shortened to fit. 0: no limit.
     #[serde(default)]
     pub total: u64,
-    /// The rest; its number of threads is replaced by those above.
+    /// Further options; the number of threads is taken from `threads`.
     pub options: seqrand::Config,
 }
 
 impl Throughput {
-    /// Bytes of a file of each of so many threads: whole records, and one at least.
+    /// Returns the bytes per file with the given number of threads: whole records, and at least
+    /// one.
     pub(crate) fn file(&self, threads: usize) -> u64 {
         let (file, record) = (self.options.file, self.options.record.max(1));
         let share = self.total / threads.max(1) as u64 / record * record;
@@ -97,28 +99,29 @@ impl Throughput {
     }
 }
 
-/// `seqrand` against sizes, after IOzone's automatic mode.
+/// `seqrand` by sizes, like IOzone's automatic mode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sweep {
-    /// Smallest and largest file in bytes; those between are powers of two apart.
+    /// Smallest and largest file in bytes; sizes in between double.
     pub files: (u64, u64),
     /// Smallest and largest record in bytes, likewise; no record is longer than its file.
     pub records: (u64, u64),
-    /// Small records on large files, too, which take long: beyond 16 MiB, below 64 KiB.
+    /// Whether to include small records (less than 64 KiB) on large files (more than 16 MiB), which
+    /// take long.
     pub all: bool,
-    /// Phases; the first has to make the file.
+    /// Phases; the first must create the file.
     pub phases: Vec<seqrand::Phase>,
-    /// Also through a buffer: write, rewrite, read, reread.
+    /// Whether to add buffered phases: write, rewrite, read, reread.
     pub buffered: bool,
-    /// The rest; its sizes are replaced by those above.
+    /// Further options; the sizes are taken from the fields above.
     pub options: seqrand::Config,
 }
 
 impl Sweep {
-    /// The sizes of file and record, in order.
+    /// Returns the pairs of file size and record size, in order.
     ///
     /// # Errors
-    /// [`Error::Spec`] for bounds that leave nothing.
+    /// [`Error::Spec`] for bounds that leave no pair.
     pub fn cells(&self) -> Result<Vec<(u64, u64)>> {
         let powers = |(low, high): (u64, u64)| {
             std::iter::successors(Some(low), |n| n.checked_mul(2)).take_while(move |n| *n <= high)
@@ -138,27 +141,27 @@ impl Sweep {
     }
 }
 
-/// A workload whose counts are multiplied.
+/// A workload whose counts are scaled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scaled {
-    /// The original's counts times this.
+    /// Factor for the original's counts.
     pub scale: u64,
 }
 
-/// A workload whose rows last this long.
+/// A workload whose rows have a minimum duration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timed {
-    /// Shortest time of a row in milliseconds.
+    /// Minimum duration of a row in milliseconds.
     pub millis: u64,
 }
 
 impl Job {
-    /// The workload of this name with the parameters that belong to an extent.
+    /// Returns the workload of this name with the default parameters of an extent.
     ///
     /// # Errors
-    /// [`Error::Spec`] with the names there are.
+    /// [`Error::Spec`] with the list of names if the name is unknown.
     pub fn named(name: &str, extent: Extent) -> Result<Job> {
         use Extent::{Faithful, Quick, Standard};
         let pick = |quick: u64, standard: u64, faithful: u64| match extent {
@@ -225,7 +228,7 @@ impl Job {
         })
     }
 
-    /// Its entry of the catalogue.
+    /// Returns the catalogue entry of the workload.
     pub fn entry(&self) -> &'static Entry {
         let value = serde_json::to_value(self).expect("plain data has a JSON form");
         let name = value["workload"].as_str().unwrap_or_default();
@@ -238,8 +241,8 @@ impl Job {
     /// Sets a parameter, for example `record` to `4k` or `phases` to `write,read`.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a name that this workload does not have, with those it has, or for a value that
-    /// does not fit.
+    /// [`Error::Spec`] with the list of parameters if the workload does not have this one, or for
+    /// an invalid value.
     pub fn set(&mut self, key: &str, text: &str) -> Result<()> {
         let mut value = serde_json::to_value(&*self).expect("plain data has a JSON form");
         let known = names(&value);
@@ -256,7 +259,7 @@ impl Job {
         Ok(())
     }
 
-    /// The parameters, by name.
+    /// Returns the parameters by name.
     pub fn parameters(&self) -> Vec<(String, Value)> {
         let mut value = serde_json::to_value(self).expect("plain data has a JSON form");
         names(&value)
@@ -269,7 +272,8 @@ impl Job {
     }
 }
 
-/// Names that cannot be set: the form's own, and those that a sweep replaces for each of its cells.
+/// Returns names that cannot be set: structural ones, and those that a sweep replaces for each of
+/// its cells.
 fn hidden(value: &Value) -> &'static [&'static str] {
     match value["workload"].as_str() {
         Some("sweep") => &["workload", "options", "threads", "file", "record"],
@@ -277,7 +281,7 @@ fn hidden(value: &Value) -> &'static [&'static str] {
     }
 }
 
-/// Names that can be set: those of the job, and those of `options`, which the former hide.
+/// Returns names that can be set: those of the job, which take precedence, and those of `options`.
 fn names(value: &Value) -> Vec<String> {
     let own = value.as_object().into_iter().flatten();
     let inner = value["options"].as_object().into_iter().flatten();
@@ -300,7 +304,8 @@ fn find<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
     value.get_mut("options")?.get_mut(key)
 }
 
-/// What a text means where `old` stands: a list stays a list, and a size may have its unit.
+/// Parses `text` as a value of the same kind as `old`: a list stays a list, and a size may have a
+/// unit.
 fn parse(old: &Value, text: &str) -> Value {
     match old {
         Value::Array(items) => {
@@ -317,7 +322,7 @@ fn parse(old: &Value, text: &str) -> Value {
     }
 }
 
-/// A number with an optional binary unit.
+/// Parses a number with an optional binary unit.
 fn size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -349,7 +354,7 @@ fn throughput(extent: Extent) -> Throughput {
     }
 }
 
-/// `wanted` bytes for each of `threads`, or what memory has room for, in whole MiB.
+/// Returns `wanted`, or less if the files of all `threads` would not fit in memory, in whole MiB.
 fn fit(wanted: u64, threads: u64) -> u64 {
     let memory = crate::Environment::capture().memory_mib.unwrap_or(1024);
     let room = (memory as f64 * MEMORY_PART / threads as f64) as u64;
@@ -359,7 +364,7 @@ fn fit(wanted: u64, threads: u64) -> u64 {
 fn sweep(extent: Extent) -> Sweep {
     let (files, records) = match extent {
         Extent::Quick => ((256 << 10, MIB), (4 << 10, 64 << 10)),
-        // 56 cells of file and record.
+        // 56 combinations of file and record size.
         Extent::Standard => ((64 << 10, 4 * MIB), (4 << 10, 4 * MIB)),
         Extent::Faithful => ((64 << 10, 512 * MIB), (4 << 10, 16 * MIB)),
     };
@@ -468,7 +473,7 @@ mod tests {
         let Job::Sweep(sweep) = Job::named("sweep", Extent::Standard).unwrap() else {
             panic!("a sweep");
         };
-        // Seven sizes from 64 KiB to 4 MiB, records from 4 KiB up to the size.
+        // Seven file sizes from 64 KiB to 4 MiB, records from 4 KiB up to the file size.
         assert_eq!(sweep.cells().unwrap().len(), 5 + 6 + 7 + 8 + 9 + 10 + 11);
         let mut whole = sweep.clone();
         whole.files = (64 << 10, 512 * MIB);

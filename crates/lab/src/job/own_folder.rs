@@ -1,7 +1,8 @@
-//! A folder of its own for each run, in the target's.
+//! A private working directory for each run within the target's directory.
 //!
-//! **Invariant:** what a run that was killed left behind is gone before the next begins, so the same command can
-//! always be given again; and a run that ends well leaves nothing, or says what it left.
+//! **Invariant:** leftovers of a killed run are removed before the next run begins, so the same
+//! command can always be repeated. A run that succeeds leaves nothing behind, or reports its
+//! leftovers as an error.
 
 use super::Job;
 use crate::files::Folder;
@@ -10,21 +11,22 @@ use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Its name. What has it belongs to the laboratory, and is removed.
+/// Name of the directory. Any directory of this name belongs to the lab and is removed.
 pub(super) const NAME: &str = "evfs-lab.work";
 
-/// The folder, removed with what is in it when this goes.
+/// The directory; removed with its contents on drop.
 pub(super) struct OwnFolder {
     target: String,
     path: PathBuf,
 }
 
 impl OwnFolder {
-    /// Makes one for a job that works in a folder of this machine, with the target to run it on.
+    /// Creates the directory for a job that works in a directory of this machine, and returns it
+    /// with the target inside it.
     pub(super) fn make(job: &Job, target: &Target) -> Result<Option<(OwnFolder, Target)>> {
         let (Place::Files(_, Some(path)), false) = (&target.place, matches!(job, Job::Mounts(_)))
         else {
-            // A mount has to see the folder itself.
+            // A mount needs the directory itself.
             return Ok(None);
         };
         let own = OwnFolder {
@@ -46,7 +48,7 @@ impl OwnFolder {
         Ok(Some((own, inside)))
     }
 
-    /// Removes it after a run that ended well, which has left nothing.
+    /// Removes the directory after a successful run; fails if the run left files behind.
     pub(super) fn close(self) -> Result<()> {
         std::fs::remove_dir(&self.path).map_err(|e| self.failed("rmdir", e))
     }
@@ -62,7 +64,7 @@ impl Drop for OwnFolder {
     }
 }
 
-/// The same folder, seen through another mount of the target's file system.
+/// Returns the path of the same directory through another mount of the target's file system.
 pub(super) fn through(other: &Path) -> PathBuf {
     other.join(NAME)
 }

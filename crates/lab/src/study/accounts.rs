@@ -1,6 +1,7 @@
-//! What runs took of the machine, side by side, and service times, where they were taken.
+//! Machine resources used by the runs of each side, and service times if they were measured.
 //!
-//! Everything is a median over the runs that count; kernel threads are those that took most in all runs together.
+//! All values are medians over the counted runs. The named kernel threads are those with the most
+//! CPU time over all runs.
 
 use super::{Study, table};
 use crate::account::Account;
@@ -9,16 +10,16 @@ use crate::record::{Phase, Record};
 use std::collections::BTreeMap;
 
 const MIB: f64 = 1_048_576.0;
-/// Kernel threads that are named.
+/// Number of kernel threads that are named.
 const NAMED: usize = 3;
 
-/// A table: its title, its heads, its rows.
+/// A table: a title, and rows of which the first is the header.
 pub(crate) struct Shown {
     pub(crate) title: &'static str,
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// The tables of a study, those that have a row.
+/// Returns the tables of a study that have at least one row.
 pub(crate) fn shown(study: &Study) -> Vec<Shown> {
     let all = [
         Shown {
@@ -35,7 +36,7 @@ pub(crate) fn shown(study: &Study) -> Vec<Shown> {
         .collect()
 }
 
-/// As text for a terminal.
+/// Returns the tables as text for a terminal.
 pub(super) fn text(study: &Study) -> String {
     let one = |shown: Shown| format!("\n{}:\n\n{}", shown.title, table::align(&shown.rows));
     shown(study).into_iter().map(one).collect()
@@ -46,7 +47,7 @@ fn counted(study: &Study, side: usize) -> impl Iterator<Item = &Record> {
     runs.map(|run| &run.sample)
 }
 
-/// Median over the runs of a side, `-` where none has it.
+/// Returns the median over the runs of a side, `-` if no run has the value.
 fn middle(study: &Study, side: usize, of: impl Fn(&Record) -> Option<f64>) -> String {
     let values: Vec<f64> = counted(study, side).filter_map(of).collect();
     let middle = crate::median(&values).filter(|v| v.is_finite());
@@ -97,7 +98,7 @@ fn accounts(study: &Study) -> Vec<Vec<String>> {
     rows
 }
 
-/// The kernel threads that took most, with their part of what all took.
+/// Returns the busiest kernel threads with their share of all kernel threads' CPU time.
 fn busiest(study: &Study, side: usize) -> String {
     let mut all = Account::default();
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
@@ -148,7 +149,7 @@ fn latencies(study: &Study) -> Vec<Vec<String>> {
     rows
 }
 
-/// As comma-separated values: for each study and side a line a figure.
+/// Returns comma-separated values: one line per study, table row and figure.
 pub(super) fn csv(studies: &[Study]) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let mut out = String::from("workload,table,of,figure,median\n");

@@ -1,8 +1,8 @@
-//! What a study's runs say: for each figure the median of paired ratios with its interval, the noise that the
-//! control shows, and a judgement in words.
+//! Analysis of a study's runs: for each figure the median of paired ratios with its interval, the
+//! noise shown by the control, and a judgement.
 //!
-//! Everything here follows from the raw runs. No run is left out because of its value; one that is far from the
-//! others is marked.
+//! Everything here is derived from the raw runs. No run is excluded because of its value; outliers
+//! are marked.
 
 use super::Study;
 use crate::record::{Better, Cell, Phase, Point, Record};
@@ -10,27 +10,29 @@ use crate::result::{Run, pairs};
 use crate::stats::{Ratio, Verdict, median, paired, verdict};
 use serde::{Deserialize, Serialize};
 
-/// Above so many headlines, a study is long enough when their means are narrow.
+/// Number of headlines above which only the intervals of their means decide whether a study is long
+/// enough.
 const HEADLINES_EACH: usize = 12;
-/// A log ratio so many times the median deviation away from the median is marked: about one in a million
-/// of a bell curve (the median deviation is 0.67 of its standard deviation).
+/// Outlier limit: distance of a log ratio from the median in units of the median absolute
+/// deviation. It marks about one in a million values of a normal distribution, whose median
+/// absolute deviation is 0.67 standard deviations.
 const FAR: f64 = 7.0;
-/// An interval that is narrow beside its effect is narrow enough.
+/// Half-width of an interval, as a fraction of the effect, that counts as narrow enough.
 const OF_EFFECT: f64 = 0.25;
 
-/// What a figure counts for.
+/// Role of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// What its phase is about: the first, or one for each of its tests.
+    /// Subject of the phase: the first figure, or one for each of its tests.
     Headline,
-    /// CPU of the phase.
+    /// CPU cost of the phase.
     Cpu,
-    /// Any other.
+    /// Any other figure.
     Further,
 }
 
-/// What may be said about a figure.
+/// Conclusion about a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judgement {
@@ -40,17 +42,18 @@ pub enum Judgement {
     Worse,
     /// The whole interval is within the threshold.
     Same,
-    /// The interval allows more than one of these.
+    /// The interval is consistent with more than one of these.
     Undecided,
-    /// A claim that does not stand beside the control: the first side differs from itself by as much, or by half as
-    /// much and not by accident, or the other side does not differ from the control as it does from the first side.
+    /// The difference is not confirmed by the control: the first side differs from itself by as
+    /// much, or by half as much and significantly, or the other side does not differ from the
+    /// control as it does from the first side.
     Noise,
     /// Fewer than six pairs.
     NoInterval,
 }
 
 impl Judgement {
-    /// In a word or two.
+    /// Returns the text for reports.
     pub fn name(self) -> &'static str {
         match self {
             Judgement::Better => "better",
@@ -63,44 +66,44 @@ impl Judgement {
     }
 }
 
-/// One figure of one other side against the first.
+/// One figure of another side compared with the first side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The other side; the first itself where a study has one side only.
+    /// Name of the other side, or of the first if the study has only one.
     pub side: String,
-    /// The phase.
+    /// Name of the phase.
     pub phase: String,
-    /// Its place in a figure.
+    /// Position of the phase in a chart.
     pub point: Option<Point>,
-    /// The figure.
+    /// Name of the figure.
     pub cell: String,
-    /// Its unit.
+    /// Unit of the values.
     pub unit: String,
-    /// Which way is good.
+    /// Direction of improvement.
     pub better: Better,
-    /// What it counts for.
+    /// Role of the figure.
     pub kind: Kind,
     /// Median of the first side.
     pub base: f64,
-    /// Median of the other side; of the only one.
+    /// Median of the other side, or of the only one.
     pub value: f64,
-    /// other / first over pairs; `None` where there is one side.
+    /// Ratio other / first over pairs; `None` if there is only one side.
     pub ratio: Option<Ratio>,
-    /// The control against the first side.
+    /// Ratio control / first.
     pub control: Option<Ratio>,
-    /// What may be said.
+    /// Conclusion from the ratios.
     pub judgement: Judgement,
-    /// Pairs far from the others; they are counted.
+    /// Number of outlier pairs; they are counted nevertheless.
     pub far: usize,
 }
 
 impl Finding {
-    /// Change in percent of the first, as the tables of 1990 have it: (B - A) / A.
+    /// Returns the change in percent of the first side, as in the tables of 1990: (B - A) / A.
     pub fn change(&self) -> Option<f64> {
         self.ratio.map(|r| (r.median - 1.0) * 100.0)
     }
 
-    /// Gain in percent: positive is good.
+    /// Returns the gain in percent; positive values are improvements.
     pub fn gain(&self) -> Option<f64> {
         let r = self.ratio?.median;
         Some(match self.better {
@@ -110,34 +113,35 @@ impl Finding {
     }
 }
 
-/// All figures of a kind together.
+/// Summary of all figures of a kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Aggregate {
-    /// The other side.
+    /// Name of the other side.
     pub side: String,
-    /// Which figures.
+    /// Kind of the figures.
     pub kind: Kind,
-    /// How many.
+    /// Number of figures.
     pub cells: usize,
-    /// The geometric mean of their ratios in each pair, over pairs; above 1 is good, whatever their units.
+    /// Geometric mean of their ratios in each pair, over pairs; above 1 is an improvement whatever
+    /// their units.
     pub gain: Option<Ratio>,
-    /// What may be said of it.
+    /// Conclusion about the mean.
     pub judgement: Judgement,
-    /// How many were judged so.
+    /// Number of figures per judgement.
     pub counts: Vec<(Judgement, usize)>,
 }
 
-/// Ratios of runs that stood together.
+/// Ratios of runs that were measured side by side.
 pub(super) struct Ratios {
-    /// The other side to the first.
+    /// Other side over first side.
     pub(super) ratio: Ratio,
-    /// The control to the first side, which are the same thing.
+    /// Control over first side, which have the same configuration.
     pub(super) control: Option<Ratio>,
-    /// The other side to the control.
+    /// Other side over control.
     pub(super) beside: Option<Ratio>,
 }
 
-/// Every figure of a study, in the order of its phases, and their means.
+/// Returns every figure of a study in the order of its phases, and their means.
 pub fn findings(study: &Study) -> (Vec<Finding>, Vec<Aggregate>) {
     let sides = study.sides.len();
     let Some(first) = study.runs.first() else {
@@ -175,14 +179,14 @@ pub fn findings(study: &Study) -> (Vec<Finding>, Vec<Aggregate>) {
     (all, means)
 }
 
-/// A figure's place in a record.
+/// Position of a figure in a record.
 struct Key {
     phase: usize,
     cell: usize,
     kind: Kind,
 }
 
-/// All figures of the records, by the first of them.
+/// Returns the keys of all figures, taken from the first record.
 fn keys(runs: &[Run<Record>]) -> Vec<Key> {
     let Some(run) = runs.first() else {
         return Vec::new();
@@ -267,7 +271,7 @@ fn finding(
     }
 }
 
-/// The judgement over a ratio.
+/// Returns the judgement about a ratio.
 pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
     let good = better == Better::Higher;
     let judged = match verdict(&ratios.ratio, theta) {
@@ -287,11 +291,12 @@ pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
 }
 
 impl Ratios {
-    /// Whether a thing that was compared with itself came out as far from 1: as far as the effect, or half as far
-    /// where its interval says that this is no accident; or whether the effect is not there against that thing.
+    /// Returns whether the control refutes the effect: the control differs from the first side by
+    /// at least the effect, or by half of it if its interval excludes 1; or the other side does not
+    /// differ from the control in the same direction.
     ///
-    /// The second is what keeps false claims rare where there are many figures: of intervals of 95 % one in
-    /// twenty misses, and it takes two to miss on the same side.
+    /// The second condition keeps false claims rare if there are many figures: one in twenty 95 %
+    /// intervals misses, and here two must miss on the same side.
     fn are_noise(&self) -> bool {
         let effect = self.ratio.median.ln();
         let strays = self.control.is_some_and(|control| {
@@ -308,7 +313,7 @@ impl Ratios {
     }
 }
 
-/// How many log ratios are far from their median.
+/// Returns the number of log ratios that are far from their median.
 fn far(pairs: &[(f64, f64)]) -> usize {
     let logs: Vec<f64> = pairs
         .iter()
@@ -356,10 +361,10 @@ fn aggregate(
     }
 }
 
-/// In each pair, the geometric mean of the gains of all figures of a kind, against 1.
+/// Returns, for each pair, the geometric mean of the gains of all figures of a kind, against 1.
 ///
-/// One number a pair makes the interval of the mean as exact as that of a figure, with no resampling:
-/// pairs are independent of one another, the figures of a pair are not.
+/// One number per pair makes the interval of the mean as exact as that of a single figure, without
+/// resampling: pairs are independent of each other, the figures of a pair are not.
 fn gains(first: &[Run<Record>], other: &[Run<Record>], kind: Kind) -> Vec<(f64, f64)> {
     let keys: Vec<Key> = keys(first).into_iter().filter(|k| k.kind == kind).collect();
     let gain = |a: &Record, b: &Record, key: &Key| {
@@ -381,8 +386,8 @@ fn gains(first: &[Run<Record>], other: &[Run<Record>], kind: Kind) -> Vec<(f64, 
         .collect()
 }
 
-/// Whether the intervals of a study are narrow enough: those of every headline and its CPU, or of their means
-/// where there are many. The control, which comes after the sides, has no say.
+/// Returns whether the intervals of a study are narrow enough: those of every headline and its CPU,
+/// or of their means if there are many headlines. The control, which follows the sides, is ignored.
 pub(super) fn narrow(runs: &[Vec<Run<Record>>], sides: usize, width: f64) -> bool {
     let Some((first, others)) = runs[..sides].split_first() else {
         return true;
@@ -404,7 +409,7 @@ pub(super) fn narrow(runs: &[Vec<Run<Record>>], sides: usize, width: f64) -> boo
 
 fn enough(pairs: &[(f64, f64)], width: f64) -> bool {
     let Some(ratio) = paired(pairs) else {
-        // Nothing usable will not become usable.
+        // More pairs would not make unusable values usable.
         return true;
     };
     let Some(interval) = ratio.interval else {

@@ -1,8 +1,8 @@
-//! An old result and a new one: what became slower.
+//! Regression check: compares an old result with a new one.
 //!
-//! Where both compare the same sides, it is their paired ratios that are compared, from which the machine of
-//! the day has fallen out; where they have one side, it is the values themselves. Either way the two sets are
-//! not paired with one another, and the report says so.
+//! If both compare the same sides, their paired ratios are compared, which do not depend on the
+//! state of the machine on that day. If they have one side, the values themselves are compared.
+//! Either way the two sets are not paired with one another, and the report says so.
 
 use super::Study;
 use super::analysis::{Judgement, Ratios, judge};
@@ -13,33 +13,33 @@ use crate::unpaired::unpaired;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a figure changed from the old result to the new one.
+/// Change of a figure from the old result to the new one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// The workload.
+    /// Key of the new study.
     pub workload: String,
-    /// The side; `B / A` where ratios are compared.
+    /// Name of the side; `B / A` if ratios are compared.
     pub side: String,
-    /// The phase.
+    /// Name of the phase.
     pub phase: String,
-    /// The figure.
+    /// Name of the figure.
     pub cell: String,
-    /// Its unit, that of the values also where ratios are compared.
+    /// Unit of the values, also if ratios are compared.
     pub unit: String,
-    /// Which way is good.
+    /// Direction of improvement.
     pub better: Better,
-    /// It is a headline, or CPU.
+    /// Whether the figure is the first of its phase (its headline) or the last (its CPU).
     pub counts: bool,
-    /// new / old.
+    /// Ratio new / old.
     pub ratio: Option<Ratio>,
-    /// What may be said.
+    /// Conclusion about the ratio.
     pub judgement: Judgement,
 }
 
-/// Every figure that two results have in common.
+/// Returns every figure that two results have in common.
 ///
 /// # Errors
-/// [`Error::Spec`] for results that have none, or that did not do the same.
+/// [`Error::Spec`] for results that have none in common, or that did different work.
 pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
     let refuse = |why: String| Err(Error::Spec(why));
     if old.workload != new.workload {
@@ -60,7 +60,7 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
             ));
         }
         match (index, before) {
-            // The first of several is what the others are compared with.
+            // The first of several sides is only the base of the ratios.
             (0, 0) if new.sides.len() > 1 && old.sides.len() > 1 => {}
             (0, 0) => all.extend(of_side(old, new, (0, 0), &side.name, theta)),
             (n, o) if old.sides[0].name == new.sides[0].name && o > 0 => {
@@ -76,7 +76,7 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
     }
 }
 
-/// The figures of side `o` of the old result and `n` of the new one.
+/// Returns the figures of side `o` of the old result and `n` of the new one.
 fn of_side(
     old: &Study,
     new: &Study,
@@ -124,7 +124,7 @@ fn of_side(
         .collect()
 }
 
-/// The values of a figure, or its ratios to the first side.
+/// Returns the values of a figure or, for a further side, its ratios to the first side.
 fn samples(study: &Study, side: usize, phase: &str, cell: &str) -> Vec<f64> {
     let value = |record: &Record| record.value(phase, cell);
     let counted = |runs: &[Run<Record>]| -> Vec<f64> {
@@ -140,8 +140,8 @@ fn samples(study: &Study, side: usize, phase: &str, cell: &str) -> Vec<f64> {
     }
 }
 
-/// The changes for the worse whose whole interval is beyond `threshold`, for example 0.05: those that a gate
-/// closes for.
+/// Returns the regressions whose whole interval is beyond `threshold`, for example 0.05. A CI gate
+/// fails on these.
 pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
     let beyond = |change: &&Change| {
         let Some(interval) = change.ratio.and_then(|r| r.interval) else {
@@ -155,7 +155,7 @@ pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
     changes.iter().filter(beyond).collect()
 }
 
-/// Changes as a table.
+/// Returns the changes as a table.
 pub fn change_table(changes: &[Change]) -> String {
     let head = [
         "workload",

@@ -1,17 +1,17 @@
-//! A folder of results: a journal for each study, and what is made of them.
+//! A result directory: a journal per study, and the reports derived from them.
 //!
 //! ```text
-//! DIR/seqrand.jsonl    journals, one a study: the results themselves, written while they are made
-//!    /result.json      all studies with every raw run, and what follows from them
-//!    /cells.csv        every figure, a line each
-//!    /accounts.csv      what runs took of the machine, and service times
+//! DIR/seqrand.jsonl    journals, one per study: the results themselves, written as runs finish
+//!    /result.json      all studies with every raw run, and the analysis
+//!    /cells.csv        every figure, one per line
+//!    /accounts.csv     resources used by runs, and service times
 //!    /report.txt       the tables
-//!    /report.html      one file with all figures, for a browser without a network
-//!    /figures/*.svg    the figures by themselves
+//!    /report.html      one file with all charts, for a browser without a network
+//!    /figures/*.svg    the charts as separate files
 //! ```
 //!
-//! **Invariant:** everything but the journals can be made again from them; each file is written beside its
-//! place and then put there, so that a reader never meets half of one.
+//! **Invariant:** everything except the journals can be regenerated from them. Each file is written
+//! under a temporary name and renamed, so that a reader never sees a partial file.
 
 use super::journal::{check, load_begun};
 use super::{Aggregate, Finding, Study, accounts, findings, table};
@@ -20,37 +20,37 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Name and version of the layout of a result. A reader refuses what it does not know.
+/// Name and version of the layout of a result. A reader rejects any other.
 pub const RESULT_SCHEMA: &str = "evfs-lab-result/1";
 const JOURNAL: &str = "jsonl";
 
-/// Studies, and what follows from them.
+/// Studies and their analysis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// Name and version of this layout.
+    /// Name and version of this layout, [`RESULT_SCHEMA`].
     pub schema: String,
-    /// Every study, raw.
+    /// Every study with its raw runs.
     pub studies: Vec<Study>,
-    /// What follows from each.
+    /// Analysis of each study.
     pub findings: Vec<Found>,
-    /// Suites that the studies are parts of, with what was published.
+    /// Suites that the studies belong to, with the published values.
     #[serde(default)]
     pub suites: Vec<suite::Shown>,
 }
 
-/// What follows from a study.
+/// Analysis of a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
-    /// Its key.
+    /// Key of the study.
     pub study: String,
-    /// Every figure.
+    /// All figures.
     pub figures: Vec<Finding>,
-    /// Their means.
+    /// Means of the figures.
     pub means: Vec<Aggregate>,
 }
 
 impl Results {
-    /// What follows from studies.
+    /// Analyzes studies and returns the results.
     pub fn of(studies: Vec<Study>) -> Results {
         let found = |study: &Study| {
             let (figures, means) = findings(study);
@@ -68,11 +68,11 @@ impl Results {
         }
     }
 
-    /// Everything as text: suites first, then each study.
+    /// Returns the report as text: suites first, then each study.
     pub fn text(&self) -> String {
         let suites: String = self.suites.iter().map(suite::text).collect();
         let text = suites + &table::tables(&self.studies);
-        // Names come from outside, and a terminal obeys control characters.
+        // Names come from outside, and a terminal interprets control characters.
         let plain = |c: char| match c.is_control() && c != '\n' {
             true => '?',
             false => c,
@@ -80,10 +80,11 @@ impl Results {
         text.chars().map(plain).collect()
     }
 
-    /// Reads the journals of a folder, or a `result.json`, by what `path` is.
+    /// Reads the journals of a directory, or a `result.json`, depending on `path`.
     ///
     /// # Errors
-    /// [`Error::Journal`]; [`Error::Format`] for a folder without a journal or a file of another layout.
+    /// [`Error::Journal`] if a file cannot be read; [`Error::Format`] for a directory without a
+    /// journal or a file of another layout.
     pub fn read(path: &Path) -> Result<Results> {
         if path.is_dir() {
             return read_folder(path);
@@ -101,10 +102,10 @@ impl Results {
         Ok(Results::of(results.studies))
     }
 
-    /// Writes everything that is made of the journals.
+    /// Writes all files derived from the journals.
     ///
     /// # Errors
-    /// [`Error::Journal`].
+    /// [`Error::Journal`] if a file cannot be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self).expect("plain data has a JSON form");
         put(&folder.join("result.json"), &json)?;
@@ -121,14 +122,14 @@ impl Results {
     }
 }
 
-/// The part of a result that is read: all else follows from it.
+/// The fields of a result that are read; all others are derived again.
 #[derive(Deserialize)]
 struct Stored {
     schema: String,
     studies: Vec<Study>,
 }
 
-/// The place of the journal of the study with this key.
+/// Returns the path of the journal of the study with this key.
 pub fn journal_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.{JOURNAL}"))
 }
@@ -141,7 +142,7 @@ fn read_folder(folder: &Path) -> Result<Results> {
         .filter(|path| path.extension().is_some_and(|e| e == JOURNAL))
         .collect();
     journals.sort();
-    // One that was made and never begun is no reason to refuse the others.
+    // A journal that was created but never begun must not prevent reading the others.
     let begun = journals
         .iter()
         .filter_map(|path| load_begun(path).transpose());

@@ -1,8 +1,8 @@
-//! The journal of a study: a file of JSON lines that only grows.
+//! The journal of a study: an append-only file of JSON lines.
 //!
-//! **Invariant:** a line is written by one call and ends with a line feed, so whatever ends this process,
-//! all lines but perhaps the last are whole; a last line without its end is taken off when the study is
-//! taken up, and passed over when it is read. One process at a time writes it.
+//! **Invariant:** a line is written by one call and ends with a line feed, so however this process
+//! ends, all lines except possibly the last are complete. An incomplete last line is truncated when
+//! the study is resumed, and ignored when it is read. One process at a time writes the journal.
 
 use super::{SideFacts, Study, StudyPlan};
 use crate::environment::Environment;
@@ -13,30 +13,31 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
-/// Name and version of the layout of a study. A reader refuses what it does not know.
+/// Name and version of the layout of a study. A reader rejects any other.
 pub const STUDY_SCHEMA: &str = "evfs-lab-study/1";
-/// Longest journal that is read, in bytes: 100 pairs of a sweep of 700 cells are a tenth of it.
+/// Maximum size of a journal that is read, in bytes: ten times that of 100 pairs of a sweep of 700
+/// cells.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// One line.
+/// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Line {
     /// The first line.
     Head(Box<Head>),
-    /// Work on it began: the first after the head, and each that took the study up.
+    /// A session began: the first follows the head, each further one resumed the study.
     Session(Box<Environment>),
-    /// The number of repetitions is settled.
+    /// The number of repetitions was determined.
     Times(u32),
-    /// A run ended.
+    /// A run finished.
     Run(Box<Logged>),
     /// The study ended.
     End(End),
-    /// A run failed, and the work ended with it.
+    /// A run failed, which ended the session.
     Failed(String),
 }
 
-/// What a study is.
+/// Identity of a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Head {
     schema: String,
@@ -45,7 +46,7 @@ pub(crate) struct Head {
     plan: StudyPlan,
 }
 
-/// A run and whose it is.
+/// A run and the index of its arm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Logged {
     arm: usize,
@@ -69,7 +70,7 @@ impl Logged {
         Logged { arm, run }
     }
 
-    /// The record, which has to be that of the arm whose turn it is.
+    /// Returns the record, which must be of the given arm.
     pub(crate) fn expect_arm(self, arm: usize) -> Result<Record> {
         match self.arm == arm {
             true => Ok(self.run.sample),
@@ -81,17 +82,17 @@ impl Logged {
 /// An open journal.
 pub struct Journal {
     file: File,
-    /// Bytes of whole lines.
+    /// Length of the complete lines in bytes.
     whole: u64,
     study: Option<Study>,
 }
 
 impl Journal {
-    /// Opens the journal at `path`, or makes it.
+    /// Opens the journal at `path`, or creates it.
     ///
     /// # Errors
-    /// [`Error::Journal`] for what the file system says, and while another process writes it;
-    /// [`Error::Format`] for another file.
+    /// [`Error::Journal`] for any error of the file system, and while another process writes the
+    /// journal; [`Error::Format`] for a file that is not a journal.
     pub fn open(path: &Path) -> Result<Journal> {
         let failed = |source| Error::Journal {
             path: path.display().to_string(),
@@ -103,7 +104,7 @@ impl Journal {
             .create(true)
             .open(path)
             .map_err(failed)?;
-        // A file system without locks is no reason to measure nothing.
+        // A file system without locks must not prevent measuring.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let busy = "another laboratory is writing it; wait for its end, or take another folder";
             return Err(failed(std::io::Error::new(ErrorKind::ResourceBusy, busy)));
@@ -115,15 +116,15 @@ impl Journal {
         Ok(Journal { file, whole, study })
     }
 
-    /// What was read or written so far.
+    /// Returns the study as read and written so far.
     ///
     /// # Panics
-    /// Before a study was begun.
+    /// If no study was begun.
     pub fn study(&self) -> &Study {
         self.study.as_ref().expect("a study was begun")
     }
 
-    /// Begins a study, or takes it up.
+    /// Begins a study, or resumes it.
     pub(crate) fn begin(
         &mut self,
         workload: &str,
@@ -139,7 +140,7 @@ impl Journal {
         match &mut self.study {
             None => self.append(&Line::Head(Box::new(head)))?,
             Some(study) => {
-                // How long it may take this time is its own matter.
+                // The time limits may differ between sessions.
                 let plan = StudyPlan {
                     budget: head.plan.budget,
                     extra: head.plan.extra,
@@ -159,7 +160,7 @@ impl Journal {
         self.append(&Line::Session(Box::new(Environment::capture())))
     }
 
-    /// Repetitions, where they were settled already.
+    /// Returns the number of repetitions, if it was determined already.
     pub(crate) fn times(&self) -> Option<u32> {
         Some(self.study().times).filter(|times| *times > 0)
     }
@@ -171,7 +172,7 @@ impl Journal {
         }
     }
 
-    /// The runs so far, in the order in which they were made.
+    /// Returns the runs so far in the order of their execution.
     pub(crate) fn replay(&self) -> std::vec::IntoIter<Logged> {
         let mut all: Vec<Logged> = Vec::new();
         for (arm, runs) in self.study().runs.iter().enumerate() {
@@ -181,12 +182,12 @@ impl Journal {
         all.into_iter()
     }
 
-    /// Writes a line, and takes it into the study.
+    /// Writes a line and applies it to the study.
     pub(crate) fn append(&mut self, line: &Line) -> Result<()> {
         let mut text = serde_json::to_vec(line).expect("plain data has a JSON form");
         text.push(b'\n');
         if let Err(source) = self.file.write_all(&text) {
-            // On a full disk half a line may have found room: the next would be appended to it.
+            // A full disk may have taken half of the line, to which the next one would be appended.
             let _ = self.file.set_len(self.whole);
             let path = "the journal".into();
             return Err(Error::Journal { path, source });
@@ -196,7 +197,8 @@ impl Journal {
     }
 }
 
-/// The whole lines of a journal. It may end anywhere, also within a letter of several bytes.
+/// Returns the complete lines of a journal. The file may end anywhere, even within a multibyte
+/// character.
 fn read(file: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
@@ -209,16 +211,16 @@ fn read(file: &mut File) -> std::io::Result<String> {
     String::from_utf8(bytes).map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e))
 }
 
-/// Reads a journal, whole or cut off.
+/// Reads a journal, complete or truncated.
 ///
 /// # Errors
-/// [`Error::Journal`], [`Error::Format`].
+/// [`Error::Journal`] if it cannot be read, [`Error::Format`] if it is not a valid journal.
 pub fn load(path: &Path) -> Result<Study> {
     let none = || Error::Format(format!("{}: it has no whole line", path.display()));
     load_begun(path)?.ok_or_else(none)
 }
 
-/// As [`load`]; `None` for a study that ended before its head was written.
+/// Like [`load`]; `None` for a study that ended before its head was written.
 pub(super) fn load_begun(path: &Path) -> Result<Option<Study>> {
     let mut file = File::open(path).map_err(|source| Error::Journal {
         path: path.display().to_string(),
@@ -244,7 +246,7 @@ fn parse(text: &str) -> Result<Option<Study>> {
     Ok(study)
 }
 
-/// Takes a line into the study.
+/// Applies a line to the study.
 fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
     let bad = |why: &str| Err(Error::Format(why.to_owned()));
     let study = match (study, line) {
@@ -274,15 +276,15 @@ fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
     Ok(())
 }
 
-/// How many have runs: the sides, and the control.
+/// Returns the number of arms: the sides, and the control.
 fn arms(sides: &[SideFacts], plan: &StudyPlan) -> usize {
     sides.len() + usize::from(plan.control && sides.len() > 1)
 }
 
-/// Whether a study that comes from elsewhere than its journal holds together.
+/// Checks the consistency of a study that was not read from its journal.
 ///
 /// # Errors
-/// [`Error::Format`].
+/// [`Error::Format`] if the study is inconsistent.
 pub(super) fn check(study: &Study) -> Result<()> {
     let bad = |why: String| Err(Error::Format(why));
     match study {

@@ -1,33 +1,34 @@
-//! CPU by layer of the stack: for each phase and side, what the layers in this process took of it.
+//! CPU by layer of the stack in this process, for each phase and side.
 //!
-//! Medians over the runs, in the unit of the phase's CPU figure. What no layer claims is the workload itself, the
-//! kernel on its behalf, and processes behind the target. Counting takes CPU of its own at each crossing, so a
-//! side with more layers pays for more crossings; ratios that are to be exact are measured without it.
+//! Values are medians over the runs, in the unit of the phase's CPU figure. The CPU time that no
+//! layer claims is that of the workload itself, of the kernel on its behalf, and of processes
+//! behind the target. Counting costs CPU time at each crossing of layers, so a side with more
+//! layers pays for more crossings; measure ratios without it if they must be exact.
 
 use super::{Study, table};
 use crate::figures::number;
 use crate::record::{Better, Phase};
 use block::layer::Layer;
 
-/// A phase of a side.
+/// CPU by layer of one phase and side.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerRow {
-    /// The phase.
+    /// Name of the phase.
     pub phase: String,
-    /// The side.
+    /// Name of the side.
     pub side: String,
     /// Unit of all values.
     pub unit: String,
-    /// CPU that no layer claims.
+    /// CPU time that no layer claims.
     pub rest: f64,
-    /// CPU of each layer, in the order of [`Layer::ALL`].
+    /// CPU time of each layer, in the order of [`Layer::ALL`].
     pub layers: [f64; 5],
 }
 
-/// What the table says over its columns, before those of the layers.
+/// Column headers before those of the layers.
 pub(crate) const HEAD: [&str; 4] = ["phase", "side", "unit", "rest"];
 
-/// The rows of a study; none where layers were not counted.
+/// Returns the rows of a study; empty if layers were not counted.
 pub fn layer_rows(study: &Study) -> Vec<LayerRow> {
     let Some(first) = study.runs.first().and_then(|runs| runs.first()) else {
         return Vec::new();
@@ -55,7 +56,8 @@ pub fn layer_rows(study: &Study) -> Vec<LayerRow> {
     rows.collect()
 }
 
-/// What is left, and each layer, of one run, in the unit of the phase's CPU figure, which is its last.
+/// Returns the unclaimed CPU time and that of each layer for one run, in the unit of the phase's
+/// CPU figure, which is its last.
 fn each(phase: &Phase) -> Option<[f64; 6]> {
     let layers = phase.layers?.all();
     let cpu = phase.cells.last().filter(|c| c.better == Better::Lower)?;
@@ -66,7 +68,7 @@ fn each(phase: &Phase) -> Option<[f64; 6]> {
     Some([rest, a, b, c, d, e].map(|ns| ns as f64 * scale))
 }
 
-/// The cells of a row as they are printed; a layer that a side does not have is a dash.
+/// Returns the printed cells of a row; a layer that a side does not use is a dash.
 pub(crate) fn cells(row: &LayerRow) -> Vec<String> {
     let shown = |v: f64| match v {
         0.0 => "-".to_owned(),
@@ -77,14 +79,14 @@ pub(crate) fn cells(row: &LayerRow) -> Vec<String> {
     front.into_iter().chain(values.map(shown)).collect()
 }
 
-/// The heads of all columns.
+/// Returns the headers of all columns.
 pub(crate) fn heads() -> Vec<String> {
     let layers = Layer::ALL.map(Layer::name);
     let all = HEAD.iter().copied().chain(layers);
     all.map(str::to_owned).collect()
 }
 
-/// The rows as a table, or nothing.
+/// Returns the rows as a table, or an empty string.
 pub(super) fn text(study: &Study) -> String {
     let rows = layer_rows(study);
     if rows.is_empty() {

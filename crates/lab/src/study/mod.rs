@@ -1,4 +1,4 @@
-//! A study: one job on one side, or the same on several, run by turns, kept in a journal run by run.
+//! A study: one job on one side, or on several sides in turn, recorded in a journal run by run.
 //!
 //! ```text
 //!   sides ──► order (A B · B A, with a control: B A A' · A' A B) ──► run ──► journal line ──► analysis
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! **Invariant:** the journal is the result. The order of runs follows from the plan alone, so an
-//! interrupted study is taken up by reading its journal as if its runs had just been made, and a
-//! journal that was cut off anywhere is a valid result of what it holds.
+//! interrupted study is resumed by replaying its journal as if the runs had just finished, and a
+//! journal that was truncated anywhere is a valid result of the runs it contains.
 //!
-//! The **control** is the first side once more: what it differs from itself is what this machine cannot tell
-//! apart now, measured among the other runs and not before them.
+//! The **control** is the first side a second time. Its difference from the first side is the
+//! resolution of this machine at this time, measured among the other runs and not before them.
 
 mod accounts;
 mod analysis;
@@ -47,58 +47,61 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The most repetitions that a calibration may settle on.
+/// Maximum number of repetitions that calibration may choose.
 const TIMES_MAX: u32 = 10_000;
 
-/// What state caches are in when a run begins.
+/// State of caches when a run begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Caches {
-    /// As the runs before left them.
+    /// As left by earlier runs.
     #[default]
     AsTheyAre,
-    /// Written back and dropped by the kernel before each run, which takes root.
+    /// Written back and dropped by the kernel before each run, which requires root.
     Dropped,
 }
 
-/// How a study is carried out.
+/// Parameters of a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StudyPlan {
-    /// Pairs at least; six give an interval.
+    /// Minimum number of pairs; six yield an interval.
     pub pairs: u32,
-    /// Goes on up to this many while intervals are wide.
+    /// Maximum number of pairs if intervals stay wide.
     pub max_pairs: u32,
-    /// An interval is narrow enough when it reaches no further than this part to either side of its middle.
+    /// Half-width, as a fraction of the center, at which an interval is narrow enough.
     pub width: f64,
-    /// A difference that does not matter.
+    /// Relative difference that does not matter.
     pub theta: f64,
-    /// A run repeats its job until it lasts this long; found before the first block, the same for all.
+    /// Minimum duration of a run, reached by repeating its job. The number of repetitions is
+    /// determined before the first block and is the same for all runs.
     pub min_wall: Duration,
-    /// No block is begun that would probably end later than this after the start of the session.
+    /// Time limit from the start of the session: a block that would probably exceed it is not
+    /// started.
     pub budget: Duration,
-    /// The same for pairs beyond `pairs`.
+    /// Time limit for pairs beyond `pairs`.
     #[serde(default)]
     pub extra: Duration,
-    /// The first block is a warm-up.
+    /// Whether the first block is a warm-up.
     pub discard_first: bool,
-    /// The first side runs once more in each half of a block.
+    /// Whether the first side runs once more in each half of a block.
     pub control: bool,
     /// State of caches.
     pub caches: Caches,
-    /// Where the order is drawn from.
+    /// Seed for the order of runs.
     pub seed: u64,
-    /// CPU is counted by layer, which takes a little of it.
+    /// Whether CPU is counted by layer, which costs a little CPU time.
     #[serde(default)]
     pub layers: bool,
-    /// Key of the part of a suite that it is.
+    /// Key of the suite part that this study measures.
     #[serde(default)]
     pub part: Option<String>,
 }
 
 impl Default for StudyPlan {
-    /// Six pairs and more until intervals reach no further than two of the five percent that do not matter, for ten
-    /// minutes, with a control. An interval of that width lies within the five wherever its middle is off by three
-    /// of its standard deviations at most.
+    /// Returns a plan with a control and at least six pairs, extended for up to ten minutes until
+    /// intervals reach no further than 2 % to either side, within a threshold of 5 %. An interval
+    /// of that width lies within the threshold unless its center is off by more than three standard
+    /// deviations.
     fn default() -> StudyPlan {
         StudyPlan {
             pairs: 6,
@@ -142,44 +145,45 @@ impl StudyPlan {
     }
 }
 
-/// One configuration.
+/// One configuration to measure.
 #[derive(Clone)]
 pub struct Side {
     /// Short name.
     pub name: String,
-    /// What is run on.
+    /// Target of the runs.
     pub target: Target,
-    /// The same, made a second time, where it can be: what the control runs on if this side is the first. A thing
-    /// that serves as its own control is used twice as much as what it is compared with, and files grow older by use.
+    /// A second instance of the target, if possible, used by the control if this side is the first.
+    /// A target that also serves as its own control would be used twice as much as the others, and
+    /// files age with use.
     pub again: Option<Target>,
-    /// What is run.
+    /// Job to run.
     pub job: Job,
-    /// What a reader has to know.
+    /// Properties that a reader must know.
     pub facts: Facts,
-    /// Command of the shell before each run, untimed.
+    /// Shell command before each run, untimed.
     pub before: Option<String>,
-    /// Command of the shell after each run, untimed.
+    /// Shell command after each run, untimed.
     pub after: Option<String>,
-    /// What runs beside it.
+    /// Background load and CPU assignment.
     pub surroundings: Surroundings,
 }
 
-/// What is stored of a side.
+/// Stored description of a side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SideFacts {
     /// Short name.
     pub name: String,
     /// Name of its target.
     pub target: String,
-    /// What is run.
+    /// Job to run.
     pub job: Job,
-    /// What a reader has to know.
+    /// Properties that a reader must know.
     pub facts: Facts,
-    /// Command before each run.
+    /// Shell command before each run.
     pub before: Option<String>,
-    /// Command after each run.
+    /// Shell command after each run.
     pub after: Option<String>,
-    /// What ran beside it.
+    /// Background load and CPU assignment.
     #[serde(default)]
     pub surroundings: Surroundings,
 }
@@ -215,8 +219,9 @@ impl Side {
         record
     }
 
-    /// A mount that this process makes is made anew for each run. Its threads, their memory and their processors fall out
-    /// otherwise each time, and what that is worth, which is up to a quarter, would belong to one side in all its runs.
+    /// Remounts a file system of this process before each run. Its threads, their memory and their
+    /// CPUs differ from mount to mount; this changes results by up to a quarter and would otherwise
+    /// favor one side in all its runs.
     fn mount_anew(&self) -> Result<()> {
         let Some(mount) = &self.target.remount else {
             return Ok(());
@@ -228,7 +233,7 @@ impl Side {
         mount.unmount().and_then(|()| mount.mount()).map_err(failed)
     }
 
-    /// The job, with the surroundings as long as it takes.
+    /// Runs the job within its environment.
     fn run_beside(&self, times: u32) -> Result<Record> {
         self.daemons_are_there()?;
         let beside = self.surroundings.begin(&self.target)?;
@@ -241,12 +246,12 @@ impl Side {
         record.account = Some(opened.close(&self.target.daemons));
         self.target.settle()?;
         beside.end()?;
-        // One that ended during the run has taken its CPU with it.
+        // The CPU time of a daemon that ended during the run is lost.
         self.daemons_are_there()?;
         Ok(record)
     }
 
-    /// A daemon that is not there would be counted as one that takes nothing.
+    /// Checks that all daemons exist; a missing one would count as one that uses no CPU time.
     fn daemons_are_there(&self) -> Result<()> {
         let there = |pid: &u32| Path::new("/proc").join(pid.to_string()).exists();
         match self.target.daemons.iter().find(|pid| !there(pid)) {
@@ -259,7 +264,7 @@ impl Side {
     }
 }
 
-/// Writes everything back and drops the kernel's caches (proc_sys_vm(5), drop_caches).
+/// Writes back all dirty data and drops the kernel's caches (proc_sys_vm(5), drop_caches).
 pub(crate) fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| {
@@ -269,33 +274,33 @@ pub(crate) fn drop_caches() -> Result<()> {
     })
 }
 
-/// A study as it is stored: everything that was run, and nothing derived.
+/// A study as stored: all runs, and nothing derived.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Study {
-    /// Name and version of this layout.
+    /// Name and version of this layout, [`STUDY_SCHEMA`].
     pub schema: String,
     /// Name of the workload.
     pub workload: String,
-    /// The sides; the first is what others are compared with.
+    /// The sides; the others are compared with the first.
     pub sides: Vec<SideFacts>,
-    /// How it was planned.
+    /// Parameters of the study.
     pub plan: StudyPlan,
-    /// The machine, at the beginning of each session.
+    /// The machine at the beginning of each session.
     pub sessions: Vec<Environment>,
     /// Repetitions of the job in each run.
     pub times: u32,
-    /// Runs of each side, then those of the control if there is one.
+    /// Runs of each side, then those of the control, if any.
     pub runs: Vec<Vec<Run<Record>>>,
-    /// Why it ended; `None`: it was interrupted, and can be taken up.
+    /// Reason for the end; `None` if the study was interrupted and can be resumed.
     pub end: Option<End>,
-    /// A run that failed, and why. It ended its session.
+    /// Message of a run that failed, which ended its session.
     pub failure: Option<String>,
-    /// Pairs were added because intervals were wide.
+    /// Whether pairs were added because intervals were wide.
     pub extended: bool,
 }
 
 impl Study {
-    /// [`key`] of this study, or that of the part of a suite that it is.
+    /// Returns the [`key`] of this study, or of the suite part that it measures.
     pub fn key(&self) -> String {
         if let Some(part) = &self.plan.part {
             return part.clone();
@@ -307,8 +312,8 @@ impl Study {
     }
 }
 
-/// What tells studies of one result apart, and names their files: the workload, and the environment that all
-/// sides have where it is another than `idle`.
+/// Returns the name that distinguishes the studies of one result and names their files: the
+/// workload, and the environment if all sides share one other than `idle`.
 pub fn key(workload: &str, mut surroundings: impl Iterator<Item = Surroundings>) -> String {
     let first = surroundings.next().unwrap_or_default();
     match first == Surroundings::default() || surroundings.any(|other| other != first) {
@@ -317,33 +322,33 @@ pub fn key(workload: &str, mut surroundings: impl Iterator<Item = Surroundings>)
     }
 }
 
-/// What a study is doing.
+/// Progress of a study.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step<'a> {
-    /// A side's target is being written.
+    /// The target of the named side is being prepared.
     Preparing(&'a str),
-    /// The number of repetitions is settled.
+    /// The number of repetitions was determined.
     Calibrated(u32),
-    /// A run ended, or was found in the journal.
+    /// A run finished, or was found in the journal.
     Ran {
         /// Name of the side, `control` for the control.
         side: &'a str,
-        /// Its first figure, for people that wait.
+        /// Value and unit of the first figure, for progress output.
         figure: Option<(f64, &'a str)>,
         /// Pairs so far.
         pairs: u32,
-        /// It is in the warm-up block.
+        /// Whether the run is in the warm-up block.
         warm_up: bool,
-        /// It was found in the journal.
+        /// Whether the run was found in the journal.
         replayed: bool,
     },
 }
 
-/// Carries a study out, run by run into `journal`, taking up what is in it already.
+/// Performs a study, appending each run to `journal` and resuming from the runs already in it.
 ///
 /// # Errors
-/// [`Error::Spec`] for a plan or a job that does not fit, or a journal of another study. What a run says; it
-/// is noted in the journal, and what was run before it stays.
+/// [`Error::Spec`] for an invalid plan or job, or a journal of another study. Any error of a run;
+/// it is recorded in the journal, and earlier runs are kept.
 pub fn study(
     sides: &[Side],
     plan: &StudyPlan,
@@ -367,7 +372,7 @@ pub fn study(
     journal.begin(first.job.entry().name, stored, plan)?;
     let done = match carry_out(sides, plan, journal, progress) {
         Ok(end) => journal.append(&Line::End(end)),
-        // Nobody is to blame for being stopped.
+        // Being stopped is not a failure.
         Err(Error::Stopped) => Ok(()),
         Err(error) => {
             journal.append(&Line::Failed(error.in_words()))?;
@@ -442,7 +447,7 @@ fn carry_out(
     )
 }
 
-/// Where in the series a run stands: block, half, position.
+/// Position of a run in the series: block, half, position.
 #[derive(Debug, Default)]
 struct Places(u32);
 
@@ -454,7 +459,7 @@ impl Places {
     }
 }
 
-/// Repetitions with which the fastest side takes `min_wall`.
+/// Returns the number of repetitions with which the fastest side takes `min_wall`.
 fn calibrate<'a>(sides: impl Iterator<Item = &'a Side>, plan: &StudyPlan) -> Result<u32> {
     if plan.min_wall.is_zero() {
         return Ok(1);

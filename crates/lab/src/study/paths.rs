@@ -1,5 +1,5 @@
-//! Shares of paths: what each path of a side carried of a phase, and whether the side can be compared as one with
-//! so many paths.
+//! Shares of paths: the I/O that each path of a side carried in a phase, and whether the side can
+//! be compared as one with that number of paths.
 
 use super::Study;
 use crate::record::Phase;
@@ -7,31 +7,32 @@ use crate::result::Run;
 use crate::{Carried, Record};
 use std::fmt::Write as _;
 
-/// Of what was asked, so much went over paths that were counted, or something else served it.
+/// Minimum fraction of the requested bytes that the counted paths must have carried; if less,
+/// something else served the requests.
 const ACCOUNTED: f64 = 0.95;
 
-/// A phase of a side over paths, all counted runs together.
+/// I/O by path of one phase and side, summed over all counted runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PathRow {
-    /// The phase.
+    /// Name of the phase.
     pub phase: String,
-    /// The side.
+    /// Name of the side.
     pub side: String,
-    /// What each path carried.
+    /// I/O carried by each path.
     pub paths: Vec<Carried>,
-    /// Bytes asked of the target.
+    /// Bytes requested from the target.
     pub asked: u64,
 }
 
 impl PathRow {
-    /// The part of all bytes that each path carried.
+    /// Returns the fraction of all bytes that each path carried.
     pub fn shares(&self) -> Vec<f64> {
         let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
         let part = |p: &Carried| p.bytes as f64 / all.max(1) as f64;
         self.paths.iter().map(part).collect()
     }
 
-    /// What speaks against it.
+    /// Returns a reason why the row is not comparable, if there is one.
     fn wrong(&self) -> Option<String> {
         let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
         let idle = self.paths.iter().find(|p| p.bytes == 0);
@@ -51,7 +52,7 @@ impl PathRow {
     }
 }
 
-/// The rows of a study; none where nothing goes over paths.
+/// Returns the rows of a study; empty if its I/O does not use paths.
 pub fn path_rows(study: &Study) -> Vec<PathRow> {
     let sides = study.sides.iter().zip(&study.runs);
     sides
@@ -79,7 +80,7 @@ fn row(side: &str, runs: &[Run<Record>], index: usize) -> Option<PathRow> {
     (!row.paths.is_empty()).then_some(row)
 }
 
-/// Sentences about paths, each once: shares, and what speaks against them.
+/// Returns notes about paths without duplicates: shares, and reasons against comparing them.
 pub(super) fn notes(study: &Study) -> Vec<String> {
     let rows = path_rows(study);
     let mut notes: Vec<String> = Vec::new();

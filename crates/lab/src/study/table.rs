@@ -1,4 +1,4 @@
-//! Studies as text: a Markdown table that is also readable on a terminal, and what speaks against it.
+//! Studies as text: a Markdown table that is readable on a terminal as well, and caveats.
 
 use super::{Aggregate, Finding, Judgement, Kind, Study, findings};
 use crate::figures::{number, ratio as ratio_text};
@@ -8,17 +8,18 @@ use crate::result::{End, Run};
 use crate::{Facts, Job};
 use std::fmt::Write;
 
-/// Two sides touched the device differently when their device bytes for each asked byte are further
-/// apart than this.
+/// Maximum difference of two sides' device bytes per requested byte; beyond it they accessed the
+/// device differently.
 const PROOF_TOLERANCE: f64 = 0.05;
-/// Written bytes of which less than this part reached the device went to a cache.
+/// Minimum fraction of written bytes that reached the device; if less, the writes went to a cache.
 const TO_DEVICE: f64 = 0.9;
-/// A table with more rows than this shows headlines alone, and a still longer one only the worst and the best.
+/// Number of rows above which a table shows only headlines; if those are still too many, only the
+/// worst and the best.
 const ROWS_MAX: usize = 60;
-/// So many of each.
+/// Number of the worst and of the best rows shown.
 const ENDS: usize = 5;
 
-/// Tables of studies, one after the other.
+/// Returns the tables of all studies.
 pub fn tables(studies: &[Study]) -> String {
     let mut out = String::new();
     for study in studies {
@@ -42,7 +43,7 @@ pub fn tables(studies: &[Study]) -> String {
     out
 }
 
-/// The workload and its sides.
+/// Returns the name of the workload and its sides.
 pub fn title(study: &Study) -> String {
     let names: Vec<&str> = study.sides.iter().map(|s| s.name.as_str()).collect();
     match names.split_first() {
@@ -54,7 +55,7 @@ pub fn title(study: &Study) -> String {
     }
 }
 
-/// The verdict over each other side, in plain words.
+/// Returns the verdict about each other side as text.
 pub fn verdicts(study: &Study, means: &[Aggregate]) -> Vec<String> {
     let base = study.sides.first().map_or("", |s| s.name.as_str());
     means
@@ -84,7 +85,7 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     let Some(gain) = mean.gain else {
         return "nothing to compare".into();
     };
-    // The change of the figure itself, as the table has it: less CPU is the gain.
+    // The change of the figure itself, as in the table: less CPU is a gain.
     let percent = |gain: f64| {
         let change = match mean.kind {
             Kind::Cpu => 1.0 / gain - 1.0,
@@ -122,7 +123,7 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     }
 }
 
-/// The table, shortened where it would be too long to read.
+/// Returns the table, shortened if it would be too long to read.
 fn rows(study: &Study, found: &[Finding]) -> String {
     let headlines = || found.iter().filter(|f| f.kind == Kind::Headline);
     let shown: Vec<&Finding> = match (found.len(), headlines().count()) {
@@ -199,7 +200,7 @@ fn row(study: &Study, f: &Finding) -> Vec<String> {
     common.into_iter().chain(own).collect()
 }
 
-/// What a reader has to know, each once.
+/// Returns the notes for the reader, without duplicates.
 pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(environment) = study.sessions.first() {
@@ -257,7 +258,7 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     notes
 }
 
-/// In what the sides differ from the first: parameter by parameter.
+/// Returns the differences of the sides from the first, parameter by parameter.
 pub fn differences(study: &Study) -> Vec<String> {
     let Some((first, others)) = study.sides.split_first() else {
         return Vec::new();
@@ -315,7 +316,7 @@ fn counted(runs: &[Run<Record>]) -> impl Iterator<Item = &Record> {
     runs.iter().filter(|r| !r.warm_up).map(|r| &r.sample)
 }
 
-/// For each guest: what it is, and what it took of the machine beneath it.
+/// Returns a note for each guest: its configuration, and the CPU time that it used on the host.
 fn guests(study: &Study) -> Vec<String> {
     let mut notes = Vec::new();
     let mut emulated = false;
@@ -359,14 +360,15 @@ fn taint(study: &Study) -> Option<String> {
     (bad > 0).then(|| format!("{bad} of {n} runs stood beside foreign load (more than a quarter of a core, or stolen time)"))
 }
 
-/// The median, over runs, of device bytes for each byte asked in a phase.
+/// Returns the median, over runs, of device bytes per requested byte in a phase.
 pub fn device_per_asked(runs: &[Run<Record>], phase: usize) -> Option<f64> {
     let of = |record: &Record| record.phases.get(phase).and_then(Phase::device_per_asked);
     let values: Vec<f64> = counted(runs).filter_map(of).collect();
     crate::median(&values)
 }
 
-/// Whether the sides moved the same to and from the device, and whether what was written got there.
+/// Checks that all sides moved the same amount to and from the device, and that written data
+/// reached it.
 fn proof(study: &Study) -> Vec<String> {
     let Some(record) = study.runs.first().and_then(|runs| runs.first()) else {
         return Vec::new();
@@ -422,7 +424,8 @@ fn control(found: &[Finding]) -> Option<String> {
     ))
 }
 
-/// A Markdown table whose source is aligned too. What a name holds can neither begin another cell nor reach the terminal.
+/// Returns a Markdown table with aligned source. A name can neither begin another cell nor send
+/// control characters to the terminal.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let plain = |cell: &String| {
         let one = |c: char| if c.is_control() { '?' } else { c };
@@ -449,7 +452,7 @@ pub(crate) fn align(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// Every figure as comma-separated values, a line each.
+/// Returns every figure as comma-separated values, one per line.
 pub fn csv(studies: &[Study]) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let number = |v: Option<f64>| {

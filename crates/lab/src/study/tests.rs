@@ -1,4 +1,4 @@
-//! Studies on made-up runs and on real ones: order, resuming, what is claimed and how often.
+//! Studies of simulated and real runs: order, resuming, and the frequency of false claims.
 
 use super::*;
 use crate::record::{Better, Cell, Phase};
@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::stats::{order_statistic_ranks, paired};
 use std::io::Write;
 
-/// A study of the processor, whose runs take a millisecond.
+/// Returns sides of a CPU study whose runs take a millisecond.
 fn sides(names: &[&str]) -> Vec<Side> {
     let side = |name: &&str| Side {
         name: (*name).to_owned(),
@@ -33,7 +33,7 @@ fn plan() -> StudyPlan {
     }
 }
 
-/// Carries out until so many new runs were made.
+/// Runs the study until `new_runs` new runs have finished.
 fn until(path: &Path, sides: &[Side], plan: &StudyPlan, new_runs: u32) -> Result<Study> {
     let mut journal = Journal::open(path)?;
     let mut made = 0;
@@ -62,13 +62,13 @@ fn a_study_that_was_stopped_anywhere_goes_on_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let (sides, plan) = (sides(&["a", "b"]), plan());
     let whole = until(&dir.path().join("whole"), &sides, &plan, u32::MAX).unwrap();
-    // Warm-up block and one more, of two halves with two sides and the control.
+    // A warm-up block and one more, of two halves with two sides and the control each.
     assert_eq!(whole.runs.iter().map(Vec::len).sum::<usize>(), 12);
     assert_eq!(whole.end, Some(End::Complete));
     for stop in [1, 3, 6, 7, 11] {
         let path = dir.path().join(format!("stopped-{stop}"));
         let partial = until(&path, &sides, &plan, stop);
-        // Stopped before the first pair there is no end; what was run is there all the same.
+        // A study stopped before the first pair has no end, but its runs are kept.
         let kept = load(&path).unwrap();
         assert_eq!(kept.runs.iter().map(Vec::len).sum::<usize>(), stop as usize);
         assert!(partial.is_ok_and(|s| s.end != Some(End::Complete)));
@@ -76,7 +76,7 @@ fn a_study_that_was_stopped_anywhere_goes_on_where_it_was() {
         assert_eq!(places(&done), places(&whole), "stopped after {stop}");
         assert_eq!((done.end, done.sessions.len()), (Some(End::Complete), 2));
         assert_eq!(load(&path).unwrap(), done);
-        // What was there is not made again.
+        // Existing runs are not repeated.
         let first = |s: &Study| s.runs.iter().flatten().map(|r| r.sample.wall_ns()).max();
         assert!(first(&done) >= first(&kept));
     }
@@ -110,7 +110,7 @@ fn a_journal_that_was_cut_off_anywhere_is_valid() {
 fn a_journal_that_was_cut_within_a_letter_is_valid() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    // The line of a failure has the name of its side, whose letters take several bytes.
+    // The line of a failure contains the name of its side, which has multibyte characters.
     let mut sides = sides(&["µ–µ"]);
     sides[0].before = Some("echo µ–µ >&2; false".into());
     until(&path, &sides, &plan(), u32::MAX).unwrap_err();
@@ -167,7 +167,7 @@ fn a_result_that_does_not_hold_together_is_refused() {
         read(whole.clone()).unwrap().studies[..],
         *std::slice::from_ref(&whole)
     );
-    // A study that was killed before its first line is not in the way of the others.
+    // A study that was killed before its first line does not prevent reading the others.
     std::fs::write(dir.path().join("b.jsonl"), "").unwrap();
     assert_eq!(
         Results::read(dir.path()).unwrap().studies[..],
@@ -216,7 +216,7 @@ fn a_run_that_fails_is_noted_and_what_was_run_stays() {
     let dir = tempfile::tempdir().unwrap();
     let marker = dir.path().join("marker");
     let mut sides = sides(&["a", "b"]);
-    // From its third run on, the side has no luck.
+    // The command fails from the side's third run on.
     let command = format!(
         "printf x >>{0}; test \"$(wc -c <{0})\" -lt 3 || {{ echo no luck >&2; exit 1; }}",
         marker.display()
@@ -232,14 +232,14 @@ fn a_run_that_fails_is_noted_and_what_was_run_stays() {
             .is_some_and(|why| why.contains("no luck"))
     );
     assert_eq!(kept.runs[1].len(), 2);
-    // With luck, it goes on.
+    // Without the failure, the study resumes.
     std::fs::remove_file(&marker).unwrap();
     let plan = plan();
     assert!(until(&path, &sides, &plan, 1).is_ok());
     assert_eq!(load(&path).unwrap().failure, None);
 }
 
-/// Runs that were not run: `value` gives a side's rate.
+/// Returns a study of simulated runs; `value` returns the rate of a side.
 fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
     let record = |rate: f64| Record {
         phases: vec![Phase {
@@ -273,15 +273,17 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
     }
 }
 
-/// A number around 1, of about this standard deviation, by the sum of twelve even ones.
+/// Returns a number around 1 with approximately this standard deviation, from the sum of twelve
+/// uniform ones.
 fn bell(rng: &mut Rng, deviation: f64) -> f64 {
     let even = |rng: &mut Rng| (rng.next() >> 11) as f64 / (1u64 << 53) as f64;
     let sum: f64 = (0..12).map(|_| even(rng)).sum();
     ((sum - 6.0) * deviation).exp()
 }
 
-/// What laboratories with this spread say of a second side that is `factor` as fast: how often each
-/// judgement, how often the interval holds the truth, and the mean number of pairs.
+/// Simulates `labs` studies with this spread whose second side is `factor` times as fast. Returns
+/// the judgements, the fraction of intervals that contain the true value, and the mean number of
+/// pairs.
 fn laboratories(labs: u64, spread: f64, factor: f64) -> (Vec<Judgement>, f64, f64) {
     let plan = StudyPlan {
         pairs: 6,
@@ -316,12 +318,12 @@ fn a_thing_against_itself_is_called_different_at_most_once_in_twenty() {
             .iter()
             .filter(|j| matches!(j, Judgement::Better | Judgement::Worse))
             .count();
-        // The control makes it rarer than the one in twenty of an interval.
+        // The control makes false claims rarer than the one in twenty of an interval.
         assert!(
             (wrong as f64) < 0.03 * labs as f64,
             "{wrong} of {labs} at a spread of {spread}"
         );
-        // Stopping when the interval is narrow costs a little of what it claims; never much.
+        // Stopping when the interval is narrow costs a little of its coverage, never much.
         assert!(
             covered > 0.9,
             "covered {covered} at {spread}, {pairs} pairs"
@@ -406,7 +408,7 @@ fn a_regression_closes_the_gate_and_noise_does_not() {
     };
     let study = |seed: u64, factor: f64| {
         let mut rng = Rng::new(seed);
-        // The machine of another day is half as fast, for both sides.
+        // On another day the machine is half as fast, for both sides.
         let day = if seed == 1 { 1.0 } else { 0.5 };
         made_up(&plan, |arm| {
             let side = if arm == 1 { 0.8 * factor } else { 1.0 };

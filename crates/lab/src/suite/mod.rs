@@ -1,13 +1,16 @@
-//! Suites: the measurements of a published report in its order, and what it published beside what is measured here.
+//! Suites: the measurements of a published report in its order, with the published values next to
+//! the measured ones.
 //!
 //! ```text
-//!   Suite ──► Part (a table or figure) ──► a study for each of its columns ──► lines: published | here
+//!   Suite ──► Part (a table or figure) ──► a study per pair of columns ──► lines: published | here
 //! ```
 //!
-//! **Invariant:** a published value is never part of a judgement. Machines of 1990 and 2006 had other rates; what
-//! can be compared is the change between two columns, so that is what a line shows of both.
+//! **Invariant:** a published value is never part of a judgement. Machines of 1990 and 2006 had
+//! other rates; only the change between two columns is comparable, so a line shows the change of
+//! both.
 //!
-//! Figures whose values cannot be read from the report have none here, and are measured all the same.
+//! Figures whose values cannot be read from the report have no published values here, but are
+//! measured nevertheless.
 
 mod published;
 mod table;
@@ -20,25 +23,25 @@ use crate::record::Better;
 use crate::surroundings::Surroundings;
 use crate::{Error, Extent, Job, Result};
 
-/// A report.
+/// A published report.
 #[derive(Debug)]
 pub struct Suite {
-    /// Its name here.
+    /// Name on the command line.
     pub name: &'static str,
-    /// The report.
+    /// Title of the report.
     pub after: &'static str,
-    /// What its two columns are.
+    /// Meaning of the two columns.
     pub axis: Axis,
-    /// The side that it runs on where its columns are environments and nobody names one.
+    /// Default side of a suite whose columns are environments.
     pub on: Option<&'static str>,
-    /// Its tables and figures.
+    /// Tables and figures of the report.
     pub parts: &'static [Part],
 }
 
-/// What the two columns of a suite's tables are.
+/// Meaning of the two columns of a suite's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Axis {
-    /// Two sides: those that the columns name, or two of the user's choice.
+    /// Two sides: those that the columns name, or two chosen by the user.
     Sides,
     /// One target in two environments.
     Environments,
@@ -47,74 +50,75 @@ pub enum Axis {
 /// A table or figure of a report.
 #[derive(Debug)]
 pub struct Part {
-    /// Its name in files, `table-6`.
+    /// Name in files, for example `table-6`.
     pub name: &'static str,
-    /// What the report calls it.
+    /// Title in the report.
     pub title: &'static str,
-    /// The workload.
+    /// Name of the workload.
     pub workload: &'static str,
-    /// Parameters that make it what the report measured.
+    /// Parameters that reproduce the report's measurement.
     pub set: Parameters,
     /// Sizes with which all suites together take an hour.
     pub standard: Parameters,
-    /// Sizes with which they take minutes.
+    /// Sizes with which all suites together take minutes.
     pub quick: Parameters,
-    /// Pairs of columns, a study each; one without environments where the columns are sides.
+    /// Pairs of columns, one study each; a single pair without environments if the columns are
+    /// sides.
     pub columns: &'static [Columns],
-    /// The lines.
+    /// Lines of the table.
     pub rows: &'static [Row],
 }
 
-/// Parameters of a workload, by name; the others are as the extent has them.
+/// Parameters of a workload, by name; the others have the defaults of the extent.
 pub type Parameters = &'static [(&'static str, &'static str)];
 
-/// A pair of columns.
+/// A pair of columns to compare.
 #[derive(Debug)]
 pub struct Columns {
-    /// What the pair has in common, `shared`; empty where there is one pair.
+    /// Common property of the pair, for example `shared`; empty if there is only one pair.
     pub name: &'static str,
-    /// The environments of the two, none where they are sides.
+    /// Environments of the two columns; empty if the columns are sides.
     pub environments: &'static [&'static str],
-    /// The two sides that are measured where the user names none, as they are written on a command line.
+    /// Default sides of the two columns, in command line syntax.
     pub sides: &'static [&'static str],
-    /// Whether two sides of the user's choice can stand for those.
+    /// Whether the user may choose two other sides.
     pub choice: bool,
 }
 
-/// A line of a table.
+/// A line of a report's table.
 #[derive(Debug)]
 pub struct Row {
-    /// What the report calls it.
+    /// Label in the report.
     pub label: &'static str,
-    /// Beginning of the name of the phase here, up to a comma, a blank or a colon; `*`: the mean of the changes of
-    /// all phases.
+    /// Prefix of the phase name here, up to a comma, a blank or a colon; `*`: the mean of the
+    /// changes of all phases.
     pub phase: &'static str,
-    /// The figure, likewise.
+    /// Prefix of the figure's name, likewise.
     pub cell: &'static str,
-    /// Which way was good in what the report printed.
+    /// Direction of improvement of the published value.
     pub better: Better,
-    /// What it printed.
+    /// Published values.
     pub published: Published,
 }
 
-/// What a report printed in a line.
+/// Published content of a line.
 #[derive(Debug)]
 pub enum Published {
-    /// Both values, for each pair of columns, and their unit.
+    /// Both values for each pair of columns, and their unit.
     Values(&'static [[f64; 2]], &'static str),
-    /// Changes in percent, and of which machine.
+    /// Changes in percent, with the name of the machine.
     Changes(&'static [(&'static str, f64)]),
-    /// Words alone.
+    /// Only words.
     Words(&'static str),
 }
 
 impl Suite {
-    /// The suite of this name.
+    /// Returns the suite of this name.
     pub fn named(name: &str) -> Option<&'static Suite> {
         SUITES.iter().find(|suite| suite.name == name)
     }
 
-    /// The part that a study of this key is of.
+    /// Returns the part that the study with this key measures.
     pub fn part_of(key: &str) -> Option<&'static Part> {
         SUITES.iter().find_map(|suite| {
             suite.parts.iter().find(|part| {
@@ -124,9 +128,9 @@ impl Suite {
         })
     }
 
-    /// The key of the study of a part's columns, which names its journal.
+    /// Returns the key of the study of a part's columns, which names its journal.
     pub fn key(&self, part: &Part, columns: &Columns) -> String {
-        // It names files, so a shell need not be told what is a part of it.
+        // The key becomes a file name, so it must not need quoting in a shell.
         let plain: Vec<&str> = columns
             .name
             .split(|c: char| !c.is_ascii_alphanumeric())
@@ -140,10 +144,10 @@ impl Suite {
 }
 
 impl Part {
-    /// What is run for it.
+    /// Returns the job that measures this part.
     ///
     /// # Errors
-    /// [`Error::Spec`].
+    /// [`Error::Spec`] for an invalid parameter.
     pub fn job(&self, extent: Extent) -> Result<Job> {
         let mut job = Job::named(self.workload, extent)?;
         let sizes = match extent {
@@ -159,10 +163,10 @@ impl Part {
 }
 
 impl Columns {
-    /// The environments of the two.
+    /// Returns the environments of the two columns.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a name that is none.
+    /// [`Error::Spec`] for an unknown name.
     pub fn surroundings(&self) -> Result<Vec<Surroundings>> {
         let parse = |name: &&str| name.parse::<Surroundings>();
         let all: Result<Vec<Surroundings>> = self.environments.iter().map(parse).collect();

@@ -1,4 +1,4 @@
-//! What the reports published.
+//! Published values of the reports.
 
 mod evfs;
 mod ifs;
@@ -9,7 +9,7 @@ use super::Published::{self, Values};
 use super::{Axis, Columns, Row, Suite};
 use crate::record::Better::{self, Lower};
 
-/// VM basic mode and LPAR mode of the 1990 report: processors by weight, and processors apart.
+/// VM basic mode and LPAR mode of the 1990 report: CPUs shared by weight, and CPUs partitioned.
 const MODES: &[Columns] = &[
     beside("shared", &["shared-idle", "shared-loaded-build"]),
     beside(
@@ -19,7 +19,7 @@ const MODES: &[Columns] = &[
 ];
 const BETWEEN_MODES: &[Columns] = &[beside("idle", &["shared-idle", "partitioned-idle"])];
 
-/// One target in two environments.
+/// Creates a pair of columns for one target in two environments.
 const fn beside(name: &'static str, environments: &'static [&'static str]) -> Columns {
     Columns {
         name,
@@ -29,7 +29,7 @@ const fn beside(name: &'static str, environments: &'static [&'static str]) -> Co
     }
 }
 
-/// Two sides, for which two of the user's choice can stand.
+/// Creates a pair of columns for two sides, which the user may replace.
 const fn between(sides: &'static [&'static str]) -> Columns {
     Columns {
         name: "",
@@ -39,7 +39,7 @@ const fn between(sides: &'static [&'static str]) -> Columns {
     }
 }
 
-/// Two sides that the lines are about, and no others.
+/// Creates a pair of columns for exactly these two sides.
 const fn exactly(name: &'static str, sides: &'static [&'static str]) -> Columns {
     Columns {
         name,
@@ -64,7 +64,7 @@ const fn row(
     }
 }
 
-/// A cost in both modes: idle and loaded, then idle and loaded.
+/// Creates a cost in both modes: idle and loaded, then idle and loaded.
 const fn cost(
     label: &'static str,
     place: (&'static str, &'static str),

@@ -1,4 +1,4 @@
-//! What was published, beside what was measured: lines, and their text.
+//! Published and measured values side by side: lines and their text.
 
 use super::{Columns, Part, Published, Row, SUITES, Suite};
 use crate::figures::number;
@@ -7,51 +7,51 @@ use crate::study::{Aggregate, Finding, Judgement, Kind, Study, align, findings};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// A line of a report, in one pair of columns.
+/// A line of a report in one pair of columns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// The table or figure.
+    /// Title of the table or figure.
     pub part: String,
-    /// Key of the study that measures it.
+    /// Key of the study that measures the line.
     pub study: String,
-    /// What the report calls the line.
+    /// Label in the report.
     pub label: String,
-    /// What the columns have in common.
+    /// Common property of the columns.
     pub columns: String,
-    /// What was published, as it is printed.
+    /// Published values as text.
     pub published: String,
-    /// The published change in percent, where there is one.
+    /// Published change in percent, if any.
     pub published_change: Option<f64>,
-    /// What was measured; `None`: the study is not there, or has no such figure.
+    /// Measured values; `None` if the study is missing or has no such figure.
     pub measured: Option<Measured>,
 }
 
-/// What was measured for a line. Its sign is that of the report: where that has times and we have rates, the rate is
-/// turned into a time.
+/// Measured values of a line. Signs follow the report: if the report has times and the workload
+/// measures rates, the rates are converted to times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Both medians, and their unit; none where the line is a mean over phases.
+    /// Both medians and their unit; `None` if the line is a mean over phases.
     pub values: Option<(f64, f64, String)>,
     /// Change in percent.
     pub change: f64,
-    /// Its interval of 95 %.
+    /// 95 % confidence interval of `change`.
     pub interval: Option<(f64, f64)>,
-    /// What may be said.
+    /// Conclusion about the change.
     pub judgement: Option<Judgement>,
 }
 
-/// A suite of which something was run.
+/// A suite with at least one measured line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shown {
-    /// Its name.
+    /// Name of the suite.
     pub suite: String,
-    /// The report.
+    /// Title of the report.
     pub after: String,
-    /// Its lines, measured or not.
+    /// Lines, measured or not.
     pub lines: Vec<Line>,
 }
 
-/// The suites that `studies` are parts of.
+/// Returns the suites that `studies` belong to.
 pub fn shown(studies: &[Study]) -> Vec<Shown> {
     SUITES
         .iter()
@@ -64,7 +64,7 @@ pub fn shown(studies: &[Study]) -> Vec<Shown> {
         .collect()
 }
 
-/// Every line of a suite, with what `studies` have of it.
+/// Returns every line of a suite with the values measured by `studies`.
 fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
     let mut all = Vec::new();
     for part in suite.parts {
@@ -79,7 +79,8 @@ fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
     all
 }
 
-/// The lines of a row in a pair of columns: one for each phase that fits it, such as each number of threads.
+/// Returns the lines of a row in a pair of columns: one per matching phase, such as each number of
+/// threads.
 fn in_columns(
     (part, columns, key): (&Part, &Columns, &str),
     index: usize,
@@ -103,7 +104,8 @@ fn in_columns(
     let mut lines = Vec::new();
     for phase in &all {
         let rest = phase.strip_prefix(row.phase).unwrap_or_default();
-        // What distinguishes the phases of a row: `, 10 threads`. What only explains one is left away.
+        // Keep the part that distinguishes the phases of a row, such as `, 10 threads`; omit it if
+        // there is only one phase.
         let label = match all.len() {
             1 => row.label.to_owned(),
             _ => format!("{}{rest}", row.label),
@@ -116,7 +118,7 @@ fn in_columns(
     lines
 }
 
-/// The phases that a row means, each once.
+/// Returns the phases that match a row, without duplicates.
 fn phases<'a>(row: &Row, found: &'a [Finding]) -> Vec<&'a str> {
     let mut phases: Vec<&str> = Vec::new();
     for f in found {
@@ -142,14 +144,15 @@ fn published(row: &Row, index: usize) -> (String, Option<f64>) {
     }
 }
 
-/// Whether a name here begins with `part`, as a whole word.
+/// Returns whether `name` begins with `part` as a whole word.
 fn begins(name: &str, part: &str) -> bool {
     name.strip_prefix(part)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([',', ' ', ':']))
 }
 
-/// The geometric mean of the changes of a figure in all phases, in which half and twice weigh alike. Where it is the first
-/// figure of each phase, it has an interval and a judgement.
+/// Returns the geometric mean of the changes of a figure in all phases, which weighs half and
+/// double equally. If the figure is the first of each phase, the mean has an interval and a
+/// judgement.
 fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
     let logs: Vec<f64> = found
         .iter()
@@ -177,7 +180,7 @@ fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
 
 fn measured(row: &Row, phase: &str, found: &[Finding]) -> Option<Measured> {
     let here = || found.iter().filter(|f| f.phase == phase);
-    // A whole name goes before a longer one that begins with it.
+    // An exact match takes precedence over a longer name with this prefix.
     let exact = here().find(|f| f.cell == row.cell);
     let f = exact.or_else(|| here().find(|f| begins(&f.cell, row.cell)))?;
     let ratio = f.ratio?;
@@ -193,7 +196,7 @@ fn measured(row: &Row, phase: &str, found: &[Finding]) -> Option<Measured> {
     })
 }
 
-/// A ratio of what is measured here, as a change in percent of what the report printed.
+/// Returns a measured ratio as a change in percent in the report's direction.
 fn change(row: &Row, f: &Finding, ratio: f64) -> Option<f64> {
     let ratio = match (row.better, f.better) {
         (Better::Higher, Better::Higher) | (Better::Lower, Better::Lower) => ratio,
@@ -202,7 +205,7 @@ fn change(row: &Row, f: &Finding, ratio: f64) -> Option<f64> {
     ratio.is_finite().then_some((ratio - 1.0) * 100.0)
 }
 
-/// The columns of a suite's table.
+/// Column headers of a suite's table.
 pub(crate) const HEAD: [&str; 8] = [
     "table or figure",
     "line",
@@ -214,7 +217,7 @@ pub(crate) const HEAD: [&str; 8] = [
     "judgement",
 ];
 
-/// A suite, a table for each of the report's.
+/// Returns a suite as text, with a table per table of the report.
 pub fn text(shown: &Shown) -> String {
     let mut out = format!("## {}: {}\n\n", shown.suite, shown.after);
     for lines in shown.lines.chunk_by(|a, b| a.part == b.part) {
@@ -230,7 +233,7 @@ pub fn text(shown: &Shown) -> String {
     out
 }
 
-/// A line as it is printed.
+/// Returns the printed cells of a line.
 pub(crate) fn cells(line: &Line) -> Vec<String> {
     let dash = || "-".to_owned();
     let percent = |v: f64| format!("{v:+.1}");

@@ -1,4 +1,4 @@
-//! Suites against the reports they are from, and against made-up runs.
+//! Tests of suites against their reports and against simulated runs.
 
 use super::table::shown;
 use super::*;
@@ -26,7 +26,7 @@ fn every_part_can_be_run_and_has_a_name_of_its_own() {
             assert_eq!(environments.len() == 2, suite.axis == Axis::Environments);
             let sides = columns.sides.len();
             assert!(sides == 2 || sides == 0, "{}", part.title);
-            // Somebody has to say what the columns are.
+            // Each column needs a definition.
             let said = [!environments.is_empty(), sides == 2, columns.choice];
             assert!(said.contains(&true), "{}", part.title);
         }
@@ -40,7 +40,7 @@ fn every_part_can_be_run_and_has_a_name_of_its_own() {
     assert!(Suite::named("ifs-1990").is_some() && Suite::named("mailmix").is_none());
 }
 
-/// Changes as the report of 1990 prints them, by table, line and mode.
+/// Checks changes against those printed in the report of 1990, by table, line and mode.
 #[test]
 fn published_changes_are_those_the_report_prints() {
     let printed = [
@@ -71,7 +71,7 @@ fn published_changes_are_those_the_report_prints() {
     }
 }
 
-/// A study of two sides whose figures, a name and a rate or a cost each, are always the same.
+/// Returns a study of two sides with constant figures, each a name and a rate or a cost.
 fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
     let record = |second: bool| Record {
         phases: phases
@@ -148,7 +148,7 @@ fn a_rate_here_is_turned_where_the_report_has_a_time() {
     assert!((measured.change - 100.0).abs() < 1e-9, "{measured:?}");
     assert_eq!(measured.interval.map(|(low, high)| low <= high), Some(true));
     assert!((line.published_change.unwrap() + 6.01).abs() < 0.01);
-    // Nothing is made up for what was not measured.
+    // Lines that were not measured have no values.
     assert!(find(&all, "test 5a", "partitioned").measured.is_none());
     assert!(find(&all, "test 5b", "shared").measured.is_none());
     let text = text(&all[0]);

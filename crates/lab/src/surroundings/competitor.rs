@@ -1,7 +1,7 @@
-//! Competitors: shells that do the same again and again until they are killed, or nobody is there to kill them.
+//! Competitors: shell loops that run until they are killed or this process is gone.
 //!
-//! **Invariant:** none outlives this process for longer than one turn of its loop, also when this process is
-//! killed: each turn begins with a look whether it is still there.
+//! **Invariant:** no competitor outlives this process by more than one iteration of its loop, even
+//! if this process is killed: each iteration first checks that this process still exists.
 
 use super::Load;
 use crate::target::{Place, Target};
@@ -16,17 +16,17 @@ const BURN: &str =
     "while kill -0 $PPID; do i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; done";
 const WRITE: &str = "while kill -0 $PPID; do dd if=/dev/zero of=competitor bs=1M count=64 conv=fsync || exit 1; done";
 const BUILD: &str = "while kill -0 $PPID; do make clean || exit 1; make || exit 1; done";
-/// Sources of the program that is built: a turn is a second or two.
+/// Number of source files of the program that is built: an iteration takes a second or two.
 const SOURCES: usize = 30;
 
-/// Processes that compete, with the folder they work in.
+/// Competing processes and their working directory.
 pub(super) struct Competitor {
     children: Vec<Child>,
     folder: Option<PathBuf>,
 }
 
 impl Competitor {
-    /// Starts what a load asks for; `None` where it asks for nothing.
+    /// Starts the competitors of a load; `None` for [`Load::Idle`].
     pub(super) fn start(load: Load, target: &Target) -> Result<Option<Competitor>> {
         let (script, count) = match load {
             Load::Idle => return Ok(None),
@@ -48,7 +48,7 @@ impl Competitor {
                     files: SOURCES,
                     ..Config::default()
                 };
-                // Unpacking makes the folder itself.
+                // Unpacking creates the directory itself.
                 Tree::new(&config)?.part(&at.join("tree"), Part::Unpack)?;
                 competitor.spawn(script, &at.join("tree"))?;
             } else {
@@ -58,7 +58,8 @@ impl Competitor {
         Ok(Some(competitor))
     }
 
-    /// A folder for competitor number `n`: beside the work's files, or with other temporary files.
+    /// Creates a directory for competitor number `n`: next to the workload's files, or in the
+    /// directory for temporary files.
     fn make_folder(&mut self, target: &Target, n: usize) -> Result<PathBuf> {
         let root = self.folder.get_or_insert_with(|| {
             let name = format!("evfs-lab.competitor.{}", std::process::id());
@@ -80,7 +81,7 @@ impl Competitor {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A group of its own: what the shell starts ends with it.
+            // A separate process group: processes started by the shell are killed with it.
             .process_group(0)
             .spawn()
             .map_err(|e| failed(e.to_string()))?;
@@ -92,7 +93,7 @@ impl Competitor {
         self.children.iter().map(Child::id).collect()
     }
 
-    /// Whether all still run.
+    /// Checks that all competitors still run.
     pub(super) fn still_there(&mut self) -> Result<()> {
         for child in &mut self.children {
             if let Some(status) = child.try_wait().map_err(|e| failed(e.to_string()))? {

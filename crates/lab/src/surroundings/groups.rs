@@ -1,16 +1,17 @@
-//! Two control groups of equal weight, one for the work and one for its competitor.
+//! Two control groups of equal weight, one for the workload and one for its competitor.
 //!
 //! ```text
 //!   HERE/evfs-lab-PID/work    this process and the daemons of the target
 //!                    /load    the competitor
 //! ```
 //!
-//! HERE is this process's own group of the v1 controller `cpu`, whose groups may hold processes and groups; in
-//! v2 it is the parent of its own group, because a group that hands controllers down may hold no process
-//! (cgroups(7), "no internal processes" rule). New groups have the default weight, so the two are equal.
+//! HERE is this process's own group of the v1 controller `cpu`, whose groups may contain both
+//! processes and groups. In v2 it is the parent of that group, because a group that delegates
+//! controllers may contain no process (cgroups(7), "no internal processes" rule). New groups have
+//! the default weight, so the two are equal.
 //!
-//! **Invariant:** every process that was moved is moved back before a group is removed; groups of a laboratory
-//! that was killed are removed by the next one.
+//! **Invariant:** every moved process is moved back before a group is removed. Groups of a killed
+//! lab are removed by the next one.
 
 use crate::{Error, Result};
 use std::fs;
@@ -18,22 +19,22 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const PREFIX: &str = "evfs-lab-";
-/// How long a group may stay busy with processes that were killed.
+/// Maximum time that a group may stay busy with killed processes.
 const EMPTIED_WITHIN: Duration = Duration::from_secs(5);
 
-/// The hierarchy that has the CPU controller.
+/// The hierarchy with the CPU controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     v2: bool,
-    /// Where it is mounted.
+    /// Mount point of the hierarchy.
     mount: PathBuf,
-    /// The group that is mounted there, `/` but in containers.
+    /// Path of the mounted group, `/` except in containers.
     root: String,
 }
 
 impl Hierarchy {
-    /// The first of `mountinfo` (proc_pid_mountinfo(5)) that controls CPUs: v2 only where it has the controller,
-    /// which a hybrid machine gives to v1.
+    /// Returns the first hierarchy in `mountinfo` (proc_pid_mountinfo(5)) that controls CPUs: v2
+    /// only if it has the controller, which a hybrid machine assigns to v1.
     pub(super) fn find(mountinfo: &str) -> Option<Hierarchy> {
         let parse = |line: &str| {
             let (left, right) = line.split_once(" - ")?;
@@ -55,7 +56,8 @@ impl Hierarchy {
         all.iter().find(controls).cloned()
     }
 
-    /// The folder of the group that `cgroup`, the text of /proc/PID/cgroup, names in this hierarchy.
+    /// Returns the directory of the group that `cgroup`, the text of /proc/PID/cgroup, names in
+    /// this hierarchy.
     pub(super) fn group(&self, cgroup: &str) -> Option<PathBuf> {
         let line = cgroup.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -70,7 +72,7 @@ impl Hierarchy {
         Some(self.mount.join(below.trim_start_matches('/')))
     }
 
-    /// Where groups can be made, from this process's own.
+    /// Returns the directory where groups can be created, given this process's own group.
     fn here(&self, own: &Path) -> Result<PathBuf> {
         if !self.v2 {
             return Ok(own.to_owned());
@@ -95,18 +97,18 @@ fn lists_cpu(path: &Path) -> bool {
         .any(|controller| controller == "cpu")
 }
 
-/// The two groups.
+/// The two control groups.
 pub(super) struct Groups {
     hierarchy: Hierarchy,
-    /// The group that this process was in.
+    /// Group of this process before the move.
     own: PathBuf,
     base: PathBuf,
-    /// Daemons that were moved, and their groups before.
+    /// Moved daemons with their previous groups.
     moved: Vec<(u32, PathBuf)>,
 }
 
 impl Groups {
-    /// Makes them.
+    /// Creates both groups, after removing stale ones.
     pub(super) fn make() -> Result<Groups> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let Some(hierarchy) = Hierarchy::find(&mounts) else {
@@ -144,13 +146,13 @@ impl Groups {
         }
     }
 
-    /// Puts this process where the competitor belongs, which is then born there.
+    /// Moves this process into the competitor's group, which competitors then inherit.
     pub(super) fn load(&self) -> Result<()> {
         let procs = self.base.join("load/cgroup.procs");
         write(&procs, &std::process::id().to_string())
     }
 
-    /// Puts this process and `daemons` where the work belongs.
+    /// Moves this process and `daemons` into the workload's group.
     pub(super) fn work(&mut self, daemons: &[u32]) -> Result<()> {
         let procs = self.base.join("work/cgroup.procs");
         write(&procs, &std::process::id().to_string())?;
@@ -173,14 +175,14 @@ impl Drop for Groups {
             &std::process::id().to_string(),
         );
         let deadline = Instant::now() + EMPTIED_WITHIN;
-        // Processes that were killed leave their group a little later.
+        // Killed processes leave their group with a delay.
         while !remove(&self.base) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// Removes the two groups and their parent; whether all are gone.
+/// Removes the two groups and their parent; returns whether all were removed.
 fn remove(base: &Path) -> bool {
     for group in [base.join("work"), base.join("load"), base.to_owned()] {
         let _ = fs::remove_dir(group);
@@ -188,7 +190,7 @@ fn remove(base: &Path) -> bool {
     !base.exists()
 }
 
-/// Removes what laboratories left that are no more. Daemons that live on in their groups come into `own`.
+/// Removes groups of labs that no longer exist. Surviving daemons in them are moved to `own`.
 fn remove_stale(here: &Path, own: &Path) {
     for entry in fs::read_dir(here).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -205,7 +207,7 @@ fn remove_stale(here: &Path, own: &Path) {
     }
 }
 
-/// The group that a process is in.
+/// Returns the group of a process.
 fn home(hierarchy: &Hierarchy, pid: u32) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     hierarchy.group(&text).ok_or_else(|| {

@@ -1,18 +1,20 @@
-//! What runs beside a side, and on which processors: the environments of the reports.
+//! Environments of a side: the competing load, and the CPUs of workload and competitor, as in the
+//! reports.
 //!
 //! ```text
-//!   idle          the work alone
-//!   loaded        a competitor beside it, as many of them as there are processors
-//!   shared-...    work and competitor in a control group each, of equal weight (the 1990 report's VM basic mode)
-//!   partitioned-  work on one half of the processors, competitor on the other (its LPAR mode)
-//!   guest         work in a guest; guest-loaded and the like have the competitor beside the guest
+//!   idle          the workload alone
+//!   loaded        with competitors, as many as there are CPUs
+//!   shared-...    workload and competitor in control groups of equal weight (VM basic mode in 1990)
+//!   partitioned-  workload on one half of the CPUs, competitor on the other (LPAR mode in 1990)
+//!   guest         workload in a guest; guest-loaded etc. have the competitor next to the guest
 //! ```
 //!
-//! **Invariant:** surroundings are made before a run and taken away after it, whatever comes of the run, so sides
-//! with different ones may be run by turns. A competitor that ended by itself fails the run: what was measured
-//! was not what is said. Its CPU is counted by itself, not as foreign load.
+//! **Invariant:** an environment is set up before a run and removed after it, whatever the result
+//! of the run, so sides with different environments can run in turn. A competitor that ends by
+//! itself fails the run, because the environment was then not the stated one. Its CPU time is
+//! counted separately, not as foreign load.
 //!
-//! Kernel threads, those of io_uring among them, stay where the kernel puts them.
+//! Kernel threads, including those of io_uring, stay where the kernel places them.
 
 mod competitor;
 mod groups;
@@ -27,31 +29,32 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What competes with the work.
+/// Load that competes with the workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Load {
-    /// Nothing of ours.
+    /// No competitor.
     #[default]
     Idle,
-    /// Every processor is kept busy.
+    /// Keeps every CPU busy.
     Processor,
-    /// 64 MiB are written and synced again and again, where the work has its files.
+    /// Writes and syncs 64 MiB repeatedly, next to the workload's files.
     Writes,
-    /// A C program is compiled again and again.
+    /// Compiles a C program repeatedly.
     Build,
 }
 
-/// Which processors the work and its competitor have.
+/// Assignment of CPUs to the workload and its competitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Processors {
-    /// All, as the scheduler likes.
+    /// All CPUs for both, left to the scheduler.
     #[default]
     All,
-    /// All, an equal share for each of the two while both want them.
+    /// All CPUs, in equal shares while both need them.
     Shared,
-    /// Half of them each.
+    /// Half of the CPUs each.
     Partitioned,
-    /// The work has those of a guest, whose threads are processes like others on this machine.
+    /// The workload has the virtual CPUs of a guest, whose threads compete like any other on the
+    /// host.
     Guest,
 }
 
@@ -59,13 +62,13 @@ pub enum Processors {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Surroundings {
-    /// What competes.
+    /// Competing load.
     pub load: Load,
-    /// Where.
+    /// Assignment of CPUs.
     pub processors: Processors,
 }
 
-/// Before the load of a guest, and a guest without any.
+/// Prefix of the load of a guest, and, without its hyphen, the name of an idle guest.
 const GUEST: &str = "guest-";
 
 const LOADS: [(Load, &str); 4] = [
@@ -82,7 +85,7 @@ const PROCESSORS: [(Processors, &str); 4] = [
 ];
 
 impl Surroundings {
-    /// All there are.
+    /// Returns all environments.
     pub fn all() -> impl Iterator<Item = Surroundings> {
         PROCESSORS.into_iter().flat_map(|(processors, _)| {
             LOADS
@@ -91,10 +94,10 @@ impl Surroundings {
         })
     }
 
-    /// Makes them for a run on `target`.
+    /// Sets the environment up for a run on `target`.
     ///
     /// # Errors
-    /// [`Error::Spec`] where this machine has no two processors, or groups may not be made;
+    /// [`Error::Spec`] if this machine has fewer than two CPUs, or groups cannot be created;
     /// [`Error::Program`] for a competitor that does not start.
     pub(crate) fn begin(self, target: &Target) -> Result<Beside> {
         let mut beside = Beside::default();
@@ -116,7 +119,7 @@ impl Surroundings {
             }
             Processors::Partitioned => {
                 let (work, load) = halves()?;
-                // The competitor is born where it belongs: a child has its parent's processors.
+                // The competitor inherits the CPUs of this thread.
                 let mut pinned = Pinned::record(&target.daemons)?;
                 pinned.own(&load)?;
                 beside.pinned = Some(pinned);
@@ -129,10 +132,10 @@ impl Surroundings {
     }
 }
 
-/// Surroundings as long as they last. Dropping them takes them away.
+/// An active environment. Dropping it removes it.
 #[derive(Default)]
 pub(crate) struct Beside {
-    // In this order: the competitor ends, then its group can go.
+    // Drop order: the competitor must end before its group can be removed.
     load: Option<Competitor>,
     groups: Option<Groups>,
     pinned: Option<Pinned>,
@@ -144,15 +147,15 @@ impl Beside {
         Ok(())
     }
 
-    /// Processes whose CPU is the competitor's.
+    /// Returns the PIDs whose CPU time is the competitor's.
     pub(crate) fn pids(&self) -> Vec<u32> {
         self.load.as_ref().map_or_else(Vec::new, Competitor::pids)
     }
 
-    /// Takes everything away.
+    /// Removes the environment.
     ///
     /// # Errors
-    /// [`Error::Program`] for a competitor that ended before its time.
+    /// [`Error::Program`] for a competitor that ended prematurely.
     pub(crate) fn end(mut self) -> Result<()> {
         match &mut self.load {
             Some(load) => load.still_there(),

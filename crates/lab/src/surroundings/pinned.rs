@@ -1,14 +1,14 @@
-//! Processes kept on some processors for a while, and put back as they were.
+//! Temporary CPU affinity of processes, restored afterwards.
 //!
-//! **Invariant:** a thread that was there before has its own processors again afterwards; one that came in
-//! between has those of the first thread of its process.
+//! **Invariant:** every thread recorded at the start gets its own affinity back; a thread created
+//! later gets that of the first thread of its process.
 
 use crate::{Error, Result};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors of this process in two halves; the first has the odd one.
+/// Returns the CPUs of this process in two halves; the first gets an odd one.
 pub(super) fn halves() -> Result<(CpuSet, CpuSet)> {
     let own = sched_getaffinity(None).map_err(failed)?;
     let all: Vec<usize> = (0..CpuSet::MAX_CPU)
@@ -28,14 +28,14 @@ pub(super) fn halves() -> Result<(CpuSet, CpuSet)> {
     Ok((set(work), set(load)))
 }
 
-/// The threads of some processes, and the processors that each had.
+/// Threads of some processes with their original affinity.
 pub(super) struct Pinned {
     processes: Vec<u32>,
     before: Vec<(u32, CpuSet)>,
 }
 
 impl Pinned {
-    /// Remembers this process and `others`.
+    /// Records the affinity of this process and `others`.
     pub(super) fn record(others: &[u32]) -> Result<Pinned> {
         let mut processes = vec![std::process::id()];
         processes.extend(others);
@@ -43,7 +43,7 @@ impl Pinned {
         for thread in processes.iter().flat_map(|pid| threads(*pid)) {
             match sched_getaffinity(pid(thread)) {
                 Ok(set) => before.push((thread, set)),
-                // It has ended meanwhile.
+                // The thread has ended.
                 Err(Errno::SRCH) => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -51,17 +51,17 @@ impl Pinned {
         Ok(Pinned { processes, before })
     }
 
-    /// Puts the calling thread, and what it will start, on `set`.
+    /// Restricts the calling thread, and processes that it starts, to `set`.
     pub(super) fn own(&mut self, set: &CpuSet) -> Result<()> {
         sched_setaffinity(None, set).map_err(failed)
     }
 
-    /// Puts all threads on `set`.
+    /// Restricts all threads to `set`.
     pub(super) fn all(&mut self, set: &CpuSet) -> Result<()> {
         let threads = self.processes.iter().flat_map(|pid| threads(*pid));
         for thread in threads {
             match sched_setaffinity(pid(thread), set) {
-                // Ended meanwhile, or a worker that the kernel placed itself.
+                // The thread has ended, or is a worker that the kernel has placed itself.
                 Ok(()) | Err(Errno::SRCH | Errno::INVAL) => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -83,7 +83,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The threads of a process (proc_pid_task(5)); none of one that is not there.
+/// Returns the threads of a process (proc_pid_task(5)); empty if it does not exist.
 fn threads(process: u32) -> Vec<u32> {
     let entries = std::fs::read_dir(format!("/proc/{process}/task"));
     let names = entries.into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! Environments by their names, in made-up hierarchies, and on this machine.
+//! Tests of environments: names, simulated hierarchies, and this machine.
 
 use super::groups::Hierarchy;
 use super::*;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processes, groups and processors belong to the whole process: one test at a time.
+/// Serializes the tests: processes, groups and CPU affinity belong to the whole process.
 static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -69,7 +69,7 @@ fn a_v2_mount_counts_where_it_has_the_controller() {
     assert_eq!(v2.group("1:cpu:/v1\n0::/user/me.scope\n"), Some(group));
 }
 
-/// Ticks of CPU that processes used so far.
+/// Returns the CPU ticks that processes have used so far.
 fn ticks(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

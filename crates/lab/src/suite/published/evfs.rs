@@ -1,9 +1,10 @@
 //! Figures 8 to 28 of the reports on encrypted volumes.
 //!
-//! Each of 8 to 27 is a curve of throughput and bars of CPU against threads, clear and encrypted together, whose
-//! values cannot be read from the text; its words can. The reports had 100 MB a thread in front of a disk and a cache of
-//! 3 to 32 GB. Here all files together are as long as a third of one of theirs; so that what is timed comes from and goes to the device
-//! all the same, caches are dropped before reads, and a sync is in the time of writes.
+//! Each of figures 8 to 27 shows a curve of throughput and bars of CPU by number of threads, clear
+//! and encrypted together. The text has no values for them, but describes them in words. The
+//! reports used 100 MB per thread with a disk and a cache of 3 to 32 GB. Here all files together
+//! are a third as long as one of theirs. To make the timed I/O reach the device nevertheless,
+//! caches are dropped before reads and writes include a sync.
 
 use super::{between, exactly, row};
 use crate::record::Better::{Higher, Lower};
@@ -15,9 +16,10 @@ use crate::suite::{
 
 const EVEN: Published = Words("clear and encrypted consistent");
 
-/// The numbers of threads of the report. All threads go to their ends: a file of a megabyte is read before the last
-/// of a hundred threads has begun, so that what was done until the first one ended says nothing. And they are short: the
-/// disk of a shared machine changes within seconds, and many short pairs are surer than few long ones.
+/// The report's numbers of threads. All threads run to completion: a file of a megabyte is read
+/// before the last of a hundred threads has started, so the work done until the first thread ends
+/// says nothing. Runs are short because the disk of a shared machine changes within seconds, and
+/// many short pairs are more reliable than few long ones.
 const STANDARD: Parameters = &[
     ("threads", "1,10,25,50,100"),
     ("total", "32m"),
@@ -36,7 +38,7 @@ const QUICK: Parameters = &[
     ("stonewall", "false"),
 ];
 
-/// Through caches, from and to the device.
+/// I/O through caches, but from and to the device.
 const COLD: Parameters = &[
     ("phases", "write,random-write,read,random-read"),
     ("cold", "true"),

@@ -1,4 +1,4 @@
-//! Tables 1 to 6 of the report of 1990 on an AFS file server in a mainframe.
+//! Tables 1 to 6 of the 1990 report on an AFS file server on a mainframe.
 #![expect(
     clippy::approx_constant,
     reason = "6.28 ms is a time that was published"
@@ -133,7 +133,7 @@ pub const PARTS: &[Part] = &[
         quick: &[],
         columns: MODES,
         rows: &[
-            // The report has 533.9 and 41.9, 542.1 and 53.4, 533.1 and 51.9, 533.1 and 67.7.
+            // Sums of the report's 533.9 and 41.9, 542.1 and 53.4, 533.1 and 51.9, 533.1 and 67.7.
             cost(
                 "user and system",
                 ("build", "CPU"),

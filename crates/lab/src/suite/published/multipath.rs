@@ -1,8 +1,8 @@
-//! The figures of the report on mass storage.
+//! Figures of the report on mass storage.
 //!
-//! Its text has the values of figure 3, and words for the rest; figure 2 it only mentions. Paths here are connections
-//! that are limited each, so that they and not the disk beneath are what is measured, as the ports of the report
-//! were; where CPU is the question they have no limit.
+//! Its text has the values of figure 3 and descriptions of the others; figure 2 is only mentioned.
+//! Paths here are connections with a rate limit each, so that they and not the underlying disk are
+//! measured, like the ports of the report. Parts about CPU have no limit.
 
 use super::{between, exactly, row};
 use crate::record::Better::{Higher, Lower};
@@ -11,7 +11,8 @@ use crate::suite::{
     Published::{Changes, Values, Words},
 };
 
-/// Many small requests at once. A part that is written is not long, because each side is filled first.
+/// Many small requests at once. The runs of parts that write are short, because each side is filled
+/// first.
 const LOAD: &[(&str, &str)] = &[
     ("patterns", "rand-read,rand-write"),
     ("blocks", "4k"),
@@ -186,13 +187,13 @@ const POLICIES: &[Columns] = &[
 
 const ROUND_ROBIN: &str = "paths-2-round-robin";
 const LEAST_LOAD: &str = "paths-2-least-cmd-load";
-/// The ports of 2 and 4 Gb/s that the report has as its example.
+/// The 2 and 4 Gb/s ports of the report's example.
 const ROUND_ROBIN_UNEQUAL: &str = "paths-2-round-robin,path_rate=5M:10M";
 const LEAST_LOAD_UNEQUAL: &str = "paths-2-least-cmd-load,path_rate=5M:10M";
 const ROUND_ROBIN_FREE: &str = "paths-2-round-robin,path_rate=0";
 const LEAST_LOAD_FREE: &str = "paths-2-least-cmd-load,path_rate=0";
 const ROUND_ROBIN_FREE_8: &str = "paths-8-round-robin,path_rate=0";
 const LEAST_LOAD_FREE_8: &str = "paths-8-least-cmd-load,path_rate=0";
-/// Both with the same cells, so that they differ in the policy alone.
+/// Both policies with the same NUMA nodes, so that they differ only in the policy.
 const ROUND_ROBIN_CELLS: &str = "paths-8-round-robin,path_rate=0,cells=2";
 const CELL_LOCAL: &str = "paths-8-cl-round-robin,path_rate=0,cells=2";

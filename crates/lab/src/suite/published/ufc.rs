@@ -1,14 +1,15 @@
-//! The tables of the report on the unified file cache.
+//! Tables of the report on the unified file cache.
 //!
-//! The report has an older cache against a newer one, in percent. Here the kernel's cache, under ext4 over a loop device,
-//! is the older one, and ours, under a mount, the newer. Nastran is a program that is sold, and not here; a solver of our
-//! own, which uses its scratch file as that does, stands for it.
+//! The report compares an older cache with a newer one, in percent. Here the kernel's cache, under
+//! ext4 on a loop device, stands for the older one and the EVFS cache, under a mount, for the
+//! newer. Nastran is commercial and not available; a solver of this crate that uses its scratch
+//! file in the same way takes its place.
 
 use super::{between, exactly, row};
 use crate::record::Better::Higher;
 use crate::suite::{Columns, Parameters, Part, Published::Changes, Row};
 
-/// All threads go to their ends, as their files are small.
+/// All threads run to completion, because their files are small.
 const SCALE: Parameters = &[
     ("threads", "1,4,16"),
     ("total", "96m"),
@@ -16,7 +17,7 @@ const SCALE: Parameters = &[
 ];
 const SCALE_QUICK: Parameters = &[("threads", "1,4"), ("file", "4m"), ("stonewall", "false")];
 
-/// The values are of both tests together.
+/// The values are for both tests together.
 const SCALE_ROWS: &[Row] = &[
     row(
         "children see, mean of phases",
