@@ -1,7 +1,7 @@
-//! One run of `mailmix` in a folder, for benchmarks that a shell script drives.
+//! Runs `mailmix` once in a directory, for benchmarks driven by a shell script.
 //!
-//! Reads a configuration of PostMark (`set number 500`, a line each) and prints the seconds in all, those
-//! of the transactions, and how many files were created.
+//! Reads a PostMark configuration (`set number 500`, one command per line) and prints the total
+//! seconds, those of the transactions, and the number of files created.
 //!
 //! ```text
 //! echo 'set number 1000' | cargo run -q -p lab --example mailmix -- FOLDER

@@ -1,12 +1,13 @@
-//! Medians of paired ratios with exact intervals, for benchmarks that a shell script drives.
+//! Computes medians of paired ratios with exact intervals, for benchmarks driven by a shell script.
 //!
-//! Reads one pair a line, `METRIC A B` (blanks, tabs or commas between) or
-//! `{"metric": "...", "a": 1.0, "b": 2.0}`; empty lines and lines that begin with `#` are skipped.
-//! Prints a Markdown table, one row a metric in the order of their first lines; with `--json` one
-//! object a metric. The ratio is B / A.
+//! Reads one pair per line, `METRIC A B` (separated by blanks, tabs or commas) or
+//! `{"metric": "...", "a": 1.0, "b": 2.0}`; skips empty lines and lines that begin with `#`. Prints
+//! a Markdown table with one row per metric in order of first appearance; with `--json` one object
+//! per metric. The ratio is B / A.
 //!
 //! ```text
-//! printf 'seq-read 100 97\nseq-read 101 99\n' | cargo run -q -p lab --example paired -- [--json] [--theta 0.05]
+//! printf 'seq-read 100 97\nseq-read 101 99\n' |
+//!   cargo run -q -p lab --example paired -- [--json] [--theta 0.05]
 //! ```
 
 use lab::{Ratio, Verdict, median, paired, verdict};

@@ -98,7 +98,7 @@ impl Opened {
     }
 }
 
-/// Returns the kernel threads by PID: name and CPU ticks.
+/// Lists the kernel threads by PID: name and CPU ticks.
 fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -109,7 +109,7 @@ fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
     numbers.filter_map(one).collect()
 }
 
-/// Returns name and ticks of a kernel thread from proc_pid_stat(5), `None` for other processes.
+/// Parses name and ticks of a kernel thread from proc_pid_stat(5), `None` for other processes.
 fn kernel_thread(stat: &str) -> Option<(String, u64)> {
     let (front, back) = stat.rsplit_once(')')?;
     let name = front.split_once('(')?.1;
@@ -121,7 +121,7 @@ fn kernel_thread(stat: &str) -> Option<(String, u64)> {
     Some((name.to_owned(), field(11)?.saturating_add(field(12)?)))
 }
 
-/// Returns the busy ticks of all CPUs (proc_stat(5)): user, nice, system, irq and softirq.
+/// Reads the busy ticks of all CPUs (proc_stat(5)): user, nice, system, irq and softirq.
 fn busy_ticks() -> Option<u64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let fields = stat.lines().next()?.strip_prefix("cpu ")?;
@@ -135,7 +135,7 @@ fn busy_ticks() -> Option<u64> {
     Some(user + nice + system + irq + softirq)
 }
 
-/// Returns the peak memory of a process in bytes (`VmHWM` of proc_pid_status(5)).
+/// Reads the peak memory of a process in bytes (`VmHWM` of proc_pid_status(5)).
 fn peak(pid: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;

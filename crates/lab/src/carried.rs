@@ -25,7 +25,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// Returns the difference of two readings of the same paths.
+    /// Computes the difference of two readings of the same paths.
     pub(crate) fn between(before: &[Carried], after: Vec<Carried>) -> Vec<Carried> {
         let one = |after: Carried| {
             let then = before.iter().find(|b| b.path == after.path);

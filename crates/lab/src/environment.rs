@@ -91,7 +91,7 @@ impl Environment {
         }
     }
 
-    /// Returns one line for the foot of a table. It omits the load, which changes with every run.
+    /// Formats one line for the foot of a table. It omits the load, which changes with every run.
     pub fn line(&self) -> String {
         let unknown = || "unknown processor".to_owned();
         let mut parts = vec![
@@ -116,7 +116,7 @@ fn one_line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Returns the value of the first line `NAME : VALUE`.
+/// Finds the value of the first line `NAME : VALUE`.
 fn colon_field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -124,7 +124,7 @@ fn colon_field(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Returns the number of CPUs in a list such as `0-3,8`.
+/// Counts the CPUs in a list such as `0-3,8`.
 fn count_cpus(list: &str) -> Option<u32> {
     list.split(',')
         .map(|range| match range.split_once('-') {

@@ -86,7 +86,7 @@ impl Error {
         }
     }
 
-    /// Returns the message with its cause.
+    /// Formats the message with its cause.
     pub fn in_words(&self) -> String {
         let cause = std::error::Error::source(self);
         let words = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));

@@ -4,7 +4,7 @@
 
 use crate::stats::Ratio;
 
-/// Returns `0.970 [0.950, 0.990]`, or the median, the range and the words "no interval".
+/// Formats a ratio as `0.970 [0.950, 0.990]`, or the median, the range and the words "no interval".
 pub(crate) fn ratio(r: &Ratio) -> String {
     match r.interval {
         Some(i) => format!("{:.3} [{:.3}, {:.3}]", r.median, i.low, i.high),
@@ -15,7 +15,7 @@ pub(crate) fn ratio(r: &Ratio) -> String {
     }
 }
 
-/// Returns `value` with three significant figures, or all digits of the integer part.
+/// Formats `value` with three significant figures, or all digits of the integer part.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),

@@ -164,13 +164,13 @@ pub trait Files: Send + Sync {
     /// Creates a symbolic link at `path`.
     fn symlink(&self, text: &str, path: &str) -> Result<()>;
 
-    /// Returns the text of a symbolic link.
+    /// Reads the text of a symbolic link.
     fn readlink(&self, path: &str) -> Result<String>;
 
     /// Returns whether `path` is a symbolic link (`lstat`).
     fn is_symlink(&self, path: &str) -> Result<bool>;
 
-    /// Returns the names in a directory, including `.` and `..` if the file system lists them.
+    /// Lists the names in a directory, including `.` and `..` if the file system lists them.
     fn readdir(&self, path: &str) -> Result<Vec<String>>;
 
     /// Returns the absolute path of the target's directory, resolved by the system.

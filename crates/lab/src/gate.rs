@@ -37,7 +37,7 @@ impl Gate {
         }
     }
 
-    /// Returns a worker's pass. Must be created before any step that can fail.
+    /// Creates a worker's pass. Must be created before any step that can fail.
     pub(crate) fn pass(&self) -> Pass<'_> {
         Pass {
             gate: self,

@@ -39,7 +39,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Returns the `q` quantile: the smallest value that at least the fraction `q` of all values
+    /// Computes the `q` quantile: the smallest value that at least the fraction `q` of all values
     /// does not exceed, rounded up to the end of its bucket. 0 if nothing was recorded.
     pub(crate) fn quantile(&self, q: f64) -> u64 {
         let rank = ((q * self.total as f64).ceil() as u64).clamp(1, self.total.max(1));

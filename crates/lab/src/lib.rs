@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   Side (target, job) ──► study ──► Record ──► journal ──► analysis ──► tables, HTML, regressions
-//!                                   │         ▲
-//!                        interleaved            meter: CPU, device bytes, background load
+//!                            │          ▲
+//!                      interleaved    meter: CPU, device bytes, background load
 //! ```
 //!
 //! **Invariant:** two sides are compared only by runs that did the same work (the same bytes in the

@@ -23,7 +23,7 @@ const STEAL_LIMIT: f64 = 0.05;
 /// CPU used by other processes, in cores, above which a run is tainted.
 const OUTSIDE_LIMIT: f64 = 0.25;
 
-/// CPU time.
+/// CPU time, in total and split into user and system time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CpuTime {
     /// User and system time together, exact.
@@ -226,7 +226,8 @@ impl Edge {
         self.at
     }
 
-    /// Returns the difference between `start` and this edge. `run_queue_ns` comes from the threads.
+    /// Computes the difference between `start` and this edge. `run_queue_ns` comes from the
+    /// threads.
     pub(crate) fn since(&self, start: &Edge, run_queue_ns: Option<u64>) -> Used {
         let cpu = self.cpu.since(start.cpu);
         let others = self.others.since(start.others);
@@ -322,13 +323,13 @@ fn parse_host_ticks(stat: &str) -> Option<HostTicks> {
     })
 }
 
-/// Returns user and system time of getrusage(2), in nanoseconds.
+/// Reads user and system time of getrusage(2), in nanoseconds.
 fn usage(who: UsageWho) -> (u64, u64) {
     let ns = |time: TimeVal| u64::try_from(time.num_microseconds()).unwrap_or(0) * 1000;
     getrusage(who).map_or((0, 0), |u| (ns(u.user_time()), ns(u.system_time())))
 }
 
-/// Returns the CPU time of a process, including its ended threads, from the process's CPU clock
+/// Reads the CPU time of a process, including its ended threads, from the process's CPU clock
 /// (clock_getcpuclockid(3)); 0 if the process does not exist.
 fn clock_of(pid: u32) -> u64 {
     let clock = nix::time::ClockId::pid_cpu_clock_id(Pid::from_raw(pid.cast_signed()));
@@ -336,7 +337,7 @@ fn clock_of(pid: u32) -> u64 {
     now.map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
-/// Returns user and system ticks of the reaped children of a process: fields 16 and 17 of
+/// Reads user and system ticks of the reaped children of a process: fields 16 and 17 of
 /// proc_pid_stat(5). The command name may contain blanks and parentheses; it ends at the last
 /// closing one.
 fn ticks_of_children(pid: u32) -> Option<(u64, u64)> {
@@ -369,7 +370,7 @@ fn psi_some_us(path: &str) -> Option<u64> {
         .ok()
 }
 
-/// Returns the time that the calling thread has waited on a run queue so far, in nanoseconds
+/// Reads the time that the calling thread has waited on a run queue so far, in nanoseconds
 /// (second field of schedstat).
 pub(crate) fn thread_run_queue_ns() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;

@@ -86,7 +86,7 @@ pub const MIXES: [Mix; 5] = [
 ];
 
 impl Mix {
-    /// Returns the job with the mix's reads or writes on the first `span` bytes of a device; 0
+    /// Creates the job with the mix's reads or writes on the first `span` bytes of a device; 0
     /// means the whole device.
     pub fn job(&self, reads: bool, span: u64) -> Job {
         let pattern = match (reads, self.random) {
@@ -146,7 +146,7 @@ pub struct Price {
     pub cores_at_full_rate: f64,
 }
 
-/// Returns the additional cost of each stack over the first, from a study of a mix's reads and one
+/// Computes the additional cost of each stack over the first, from a study of a mix's reads and one
 /// of its writes.
 pub fn prices(mix: &Mix, reads: &Study, writes: &Study) -> Vec<Price> {
     let (read, written) = (findings(reads).0, findings(writes).0);
@@ -197,7 +197,7 @@ mod tests {
     use std::ops::ControlFlow;
     use std::sync::Arc;
 
-    /// Returns a device limited to the given rate.
+    /// Creates a device limited to the given rate.
     fn limited(mib_s: u64) -> Arc<dyn BlockDevice> {
         let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
         Arc::new(Rate::new(mem, Some(mib_s << 20), None))

@@ -29,7 +29,7 @@ pub enum End {
     Stopped,
 }
 
-/// Returns the counted pairs of two sides: runs in the same half of the same block.
+/// Collects the counted pairs of two sides: runs in the same half of the same block.
 pub(crate) fn pairs<'a, S>(a: &'a [Run<S>], b: &'a [Run<S>]) -> Vec<(&'a S, &'a S)> {
     let place = |run: &Run<S>| (run.block, run.half);
     a.iter()

@@ -10,7 +10,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Returns an independent stream for part `index` of the object that `seed` stands for.
+    /// Creates an independent stream for part `index` of the object that `seed` stands for.
     pub(crate) fn stream(seed: u64, index: u64) -> Rng {
         Rng(Rng(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93)).next())
     }
@@ -23,7 +23,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Returns a number less than `bound`. Uses Lemire's multiplication; its bias is less than
+    /// Draws a number less than `bound`. Uses Lemire's multiplication; its bias is less than
     /// 2^-32 for the bounds used here, which are counts of records.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         (((self.next() >> 32) * u64::from(bound)) >> 32) as u32

@@ -142,7 +142,7 @@ impl<S> Series<S> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Returns the first half of a block: the other arms in random order with the first arm in
+    /// Draws the first half of a block: the other arms in random order with the first arm in
     /// their middle.
     fn draw_order(&mut self) -> Vec<usize> {
         let mut order: Vec<usize> = (1..self.runs.len()).collect();

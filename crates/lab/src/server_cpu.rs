@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// millisecond.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns the CPU time in nanoseconds of this process's threads whose names begin with one of
+/// Sums the CPU time in nanoseconds of this process's threads whose names begin with one of
 /// `threads`.
 fn cpu_ns(threads: &[&str]) -> u64 {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();

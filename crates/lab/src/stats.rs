@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 /// Minimum confidence of every interval.
 pub(crate) const CONFIDENCE: f64 = 0.95;
 
-/// Returns the middle value, or the mean of the two middle ones for an even count. `None` if
-/// `values` is empty or contains a NaN.
+/// Computes the median: the middle value, or the mean of the two middle ones for an even count.
+/// `None` if `values` is empty or contains a NaN.
 pub fn median(values: &[f64]) -> Option<f64> {
     if values.is_empty() || values.iter().any(|v| v.is_nan()) {
         return None;
@@ -25,10 +25,10 @@ pub fn median(values: &[f64]) -> Option<f64> {
     })
 }
 
-/// Returns the 1-based ranks of the two order statistics of `n` values that enclose the median of
-/// the underlying distribution with at least 95 % confidence, and that confidence exactly: `1 - 2
-/// P(Bin(n, 1/2) < low)`. The interval is the narrowest symmetric one. `None` for fewer than 6
-/// values, where even the whole range does not reach 95 %.
+/// Computes the 1-based ranks of the two order statistics of `n` values that enclose the median of
+/// the underlying distribution with at least 95 % confidence, and that confidence exactly:
+/// `1 - 2 P(Bin(n, 1/2) < low)`. The interval is the narrowest symmetric one. `None` for fewer than
+/// 6 values, where even the whole range does not reach 95 %.
 pub fn order_statistic_ranks(n: usize) -> Option<(usize, usize, f64)> {
     let mut best = None;
     // P(Bin(n, 1/2) <= k - 1), summed from logarithms because 2^-n underflows beyond n = 1074.
@@ -86,7 +86,7 @@ pub struct Ratio {
     pub interval: Option<Interval>,
 }
 
-/// Returns the ratio b / a over `pairs` of (a, b), or `None` if no pair is usable.
+/// Computes the ratio b / a over `pairs` of (a, b), or `None` if no pair is usable.
 pub fn paired(pairs: &[(f64, f64)]) -> Option<Ratio> {
     let mut ratios: Vec<f64> = pairs
         .iter()
@@ -161,8 +161,7 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// Returns the number of subsets of `n` items with fewer than `low` members, counted one by
-    /// one.
+    /// Counts one by one the subsets of `n` items with fewer than `low` members.
     fn subsets_smaller_than(low: u32, n: u32) -> u32 {
         (0..1u32 << n).filter(|s| s.count_ones() < low).count() as u32
     }
@@ -301,7 +300,7 @@ mod tests {
         assert_eq!(median(&[1.0, f64::NAN]), None);
     }
 
-    /// Returns a positive number whose logarithm is uniform over ±0.5: not a normal distribution,
+    /// Draws a positive number whose logarithm is uniform over ±0.5: not a normal distribution,
     /// which the interval must not require.
     fn draw(rng: &mut Rng) -> f64 {
         ((rng.next() >> 11) as f64 / (1u64 << 53) as f64 - 0.5).exp()

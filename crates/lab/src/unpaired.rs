@@ -13,7 +13,7 @@ const EXACT_MAX: usize = 60;
 /// 97.5 % quantile of the standard normal distribution, for a two-sided 95 % interval.
 const QUANTILE: f64 = 1.959_964;
 
-/// Returns the ratio b / a, or `None` if a set has no usable value. The interval is absent if even
+/// Computes the ratio b / a, or `None` if a set has no usable value. The interval is absent if even
 /// the whole range does not reach 95 %, as for 3 values against 3.
 pub fn unpaired(a: &[f64], b: &[f64]) -> Option<Ratio> {
     let keep = |set: &[f64]| -> Vec<f64> { set.iter().copied().filter(|v| usable(*v)).collect() };
@@ -45,7 +45,7 @@ pub fn unpaired(a: &[f64], b: &[f64]) -> Option<Ratio> {
     })
 }
 
-/// Returns the largest lower rank whose interval reaches 95 %, and its confidence.
+/// Computes the largest lower rank whose interval reaches 95 %, and its confidence.
 fn rank(m: usize, n: usize) -> Option<(usize, f64)> {
     if m == 0 || n == 0 {
         return None;
@@ -71,9 +71,10 @@ fn rank(m: usize, n: usize) -> Option<(usize, f64)> {
     best
 }
 
-/// Returns, for each value of the Mann-Whitney U, the number of orders of m and n items that yield
-/// it: the coefficients of the Gaussian binomial, built up factor by factor, `(1 - q^(n+i)) / (1 -
-/// q^i)`.
+/// Counts, for each value of the Mann-Whitney U, the orders of m and n items that yield it.
+///
+/// These are the coefficients of the Gaussian binomial, built up from its factors
+/// `(1 - q^(n+i)) / (1 - q^i)`.
 fn counts(m: usize, n: usize) -> Vec<f64> {
     let mut counts = vec![0.0; m * n + 1];
     counts[0] = 1.0;

@@ -1,5 +1,5 @@
-//! CPU accounting against devices that burn a known amount. One test in this program, because CPU is
-//! counted for the whole process.
+//! CPU accounting, tested with devices that use a known amount of CPU time. A single test in this
+//! program, because CPU time is counted for the whole process.
 
 mod devices;
 
@@ -37,10 +37,10 @@ fn cpu_is_counted_exactly_and_a_tenth_more_of_it_is_found() {
 
 fn known_cpu_is_counted_within_two_percent() {
     for threads in [1, 4] {
-        // Long requests: what the machine's other work costs each of them is small beside them.
+        // Long requests: the overhead of other work on the machine is small in comparison.
         let device = burner(4_000_000);
         let sample = run(&device, &spec(threads)).unwrap();
-        // One request a thread is the warm-up.
+        // One request per thread is the warm-up.
         let burned = device.shared.burned_ns.load(Relaxed);
         let timed = burned * sample.requests / (sample.requests + u64::from(threads));
         let ratio = sample.cpu.total_ns as f64 / timed as f64;

@@ -1,4 +1,4 @@
-//! What a run asks of a device, seen from the device.
+//! Tests of the engine: the requests of a run, observed at the device.
 
 mod devices;
 
@@ -93,7 +93,7 @@ fn written_data_has_no_two_equal_blocks_and_does_not_compress() {
     let used = SIZE / 3 / 65536 * 65536 * 3;
     let blocks: HashSet<&[u8]> = bytes[..used].chunks(4096).collect();
     assert_eq!(blocks.len(), used / 4096);
-    // Entropy of single bytes, of 8 bits at most.
+    // Entropy per byte, of at most 8 bits.
     let mut counts = [0u32; 256];
     bytes[..used].iter().for_each(|b| counts[*b as usize] += 1);
     let entropy: f64 = counts
@@ -147,7 +147,7 @@ fn verification_finds_a_record_that_is_not_what_was_written() {
     }
 }
 
-/// A study without a control, so that both sides run as often, on devices of their own or one.
+/// Runs a study without a control, so that both sides run equally often, on two devices.
 fn study_of(devices: [Memory; 2], set: &[(&str, &str)]) -> lab::Result<lab::study::Study> {
     let mut job = Job::named("devmix", Extent::Quick).unwrap();
     for (name, value) in [("blocks", "64k"), ("depths", "4"), ("requests", "64")] {
@@ -204,7 +204,7 @@ fn both_sides_of_a_study_are_asked_for_the_same_in_the_same_order() {
 #[test]
 fn a_side_that_gives_back_something_else_ends_a_study_that_verifies() {
     let spoilt = || {
-        // The data of one side are lost on their way to the device.
+        // One side loses data on the way to the device.
         let forgetful = Shared {
             forget_writes: true,
             ..Shared::default()
@@ -245,10 +245,10 @@ fn a_stall_shows_in_every_request_that_it_held_up() {
         rate,
         ..Spec::default()
     };
-    // Closed: one request of a thousand has seen it.
+    // Closed loop: only one of a thousand requests is affected.
     let closed = run(&device(), &spec(None)).unwrap();
     assert!(closed.latency.max_ns >= 400_000_000 && closed.schedule.is_none());
-    // A thousand a second: four hundred were due meanwhile, and waited 200 ms on average.
+    // A thousand per second: four hundred were due during the stall and waited 200 ms on average.
     let open = run(&device(), &spec(Some(1000))).unwrap();
     let kept = open.schedule.unwrap();
     assert!(kept.held_up >= 390, "{kept:?}");

@@ -1,10 +1,11 @@
-//! `mailmix` does what the real PostMark does: the same files, sizes and order, and the same counts.
+//! Checks that `mailmix` does the same as PostMark: files, sizes, order and counts.
 
 use lab::files::Folder;
 use lab::workload::mailmix::{Config, Script, Step, run};
 use std::process::Command;
 
-/// What `strace` showed of PostMark 1.53: the call, the file, and the bytes it wrote or read.
+/// Returns the operations in the form of an `strace` of PostMark 1.53: call, file, and bytes
+/// written or read.
 fn trace(config: &Config) -> Vec<String> {
     let mut script = Script::new(config);
     let mut steps: Vec<Step> = (0..config.number).map(|_| script.create()).collect();
@@ -37,7 +38,7 @@ fn the_script_is_what_the_real_program_does() {
     );
 }
 
-/// The numbers in the report of the real program, for the lines that say what was done.
+/// Runs PostMark and returns the numbers in the counting lines of its report.
 fn counts_of_the_real_program(config: &str) -> Vec<f64> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config");
@@ -84,7 +85,7 @@ fn the_counts_are_those_of_the_real_program() {
             ours.deleted_mixed,
         ];
         assert_eq!(theirs[..8], counts.map(|n| n as f64), "{config}");
-        // The real program prints bytes in units of its own choice, rounded.
+        // PostMark rounds bytes and prints them in units of its own choice.
         for (theirs, ours) in theirs[8..]
             .iter()
             .zip([ours.bytes_read, ours.bytes_written])
@@ -134,7 +135,7 @@ fn what_cannot_be_carried_out_is_refused_with_its_line() {
         ("!rm -rf /", "`!rm ...` is no command"),
         ("set number 99999999999", "number is 99999999999"),
         ("set read 0", "read is 0"),
-        // The real program refuses it, too.
+        // PostMark rejects it as well.
         ("set read false", "`false` is no whole number"),
         ("set buffering maybe", "no command"),
         ("run\nset number 5", "line 2: what follows `run`"),

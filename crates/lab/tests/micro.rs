@@ -1,4 +1,4 @@
-//! `micro` does every row and leaves nothing behind.
+//! Checks that `micro` measures every row and leaves nothing behind.
 
 use lab::files::Folder;
 use lab::workload::micro::run;
@@ -15,10 +15,10 @@ fn every_row_is_done_and_nothing_is_left() {
             .all(|r| r.count > 0 && r.wall_us > 0.0 && r.cpu_us > 0.0),
         "{rows:?}"
     );
-    // A file of ten mebibytes is never as cheap as one of a kibibyte, nor a switch as a call.
+    // A file of 10 MiB always costs more than one of 1 KiB, and a context switch more than a call.
     assert!(row("create-delete 10 MiB").cpu_us > 10.0 * row("create-delete 1 KiB").cpu_us);
     assert!(row("round trip, one").cpu_us > row("system call").cpu_us);
-    // No time at all is one turn of each, not none.
+    // A zero duration means one repetition of each, not none.
     let least = run(&folder, Duration::ZERO).unwrap();
     assert!(least.iter().all(|r| r.count > 0 && r.wall_us.is_finite()));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! `nfsbasic` does what the suite says it does, by the counts that the suite prints.
+//! Checks `nfsbasic` against the counts that the original suite prints.
 
 use lab::files::Folder;
 use lab::workload::nfsbasic::{Config, run};

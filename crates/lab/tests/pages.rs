@@ -1,4 +1,4 @@
-//! Every workload has its page, with every parameter that can be set.
+//! Checks that every workload has a documentation page with every parameter that can be set.
 
 use lab::{CATALOGUE, Extent, Job};
 use std::path::Path;
@@ -12,7 +12,7 @@ fn every_workload_has_a_page_with_its_parameters() {
         let name = entry.name;
         assert!(list.contains(&format!("({name}.md)")), "{name}");
         let page = std::fs::read_to_string(pages.join(format!("{name}.md"))).unwrap();
-        // The first column of the table, where several names may stand together.
+        // The first column of the table may contain several names.
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
         let named: Vec<&str> = rows
             .filter_map(|row| row.split('`').next())

@@ -1,4 +1,4 @@
-//! `seqrand` moves the bytes it says, to the places it says.
+//! Checks that `seqrand` moves the stated bytes to the stated places.
 
 use lab::Error;
 use lab::files::{Files, Folder, Open};

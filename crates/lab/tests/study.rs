@@ -1,4 +1,5 @@
-//! A study from its sides to the page: on folders and devices, known speeds, and a process that is killed.
+//! Studies from their sides to the HTML page: on directories and devices, with known speeds, and
+//! with a killed process.
 
 use block::{BlockDevice, Mem, Rate};
 use lab::study::{
@@ -51,7 +52,7 @@ fn short() -> StudyPlan {
     }
 }
 
-/// Small parameters, so that all workloads together take seconds.
+/// Returns small parameters, with which all workloads together take seconds.
 fn tiny(name: &str) -> Job {
     let set: &[(&str, &str)] = match name {
         "seqrand" => &[("threads", "1,2"), ("file", "256k")],
@@ -83,7 +84,7 @@ fn every_workload_runs_and_leaves_its_folder_empty() {
             _ => Target::folder(dir.path()).unwrap(),
         };
         if entry.name == "mounts" {
-            // Nothing can be mounted without rights: the error has to name the command.
+            // Mounting needs privileges, so the command fails and the error must name it.
             job.set("mount", "no-such-mount-program").unwrap();
             let error = job.run(&target, 1).unwrap_err().to_string();
             assert!(error.contains("no-such-mount-program"), "{error}");
@@ -157,7 +158,7 @@ fn a_workload_refuses_a_target_that_it_cannot_use() {
     assert!(error.contains("needs a device"), "{error}");
 }
 
-/// A device of `mib` MiB a second.
+/// Returns a device limited to `mib` MiB/s.
 fn limited(mib: f64) -> Target {
     let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(8 << 20, 512));
     let bytes = (mib * 1_048_576.0) as u64;
@@ -167,7 +168,7 @@ fn limited(mib: f64) -> Target {
     )
 }
 
-/// So that a side that has files of its own is not used twice as much as the other.
+/// Otherwise a side with its own files would be used twice as much as the other.
 #[test]
 fn the_control_runs_on_what_was_made_again_for_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,10 +189,10 @@ fn the_control_runs_on_what_was_made_again_for_it() {
     assert!(least(control) > least(second).map(|wall| 2 * wall));
 }
 
-/// What a device of 8 MiB/s and one of 5 % less are measured to be.
+/// Measures a device of 8 MiB/s and one that is 5 % slower.
 ///
-/// Sixteen requests of 64 KiB in flight are an eighth of a second at this speed: as long as a thread that the
-/// machine lets wait has not waited longer than that, the device is the limit and not the machine.
+/// Sixteen requests of 64 KiB in flight take an eighth of a second at this speed: unless the
+/// machine delays a thread for longer than that, the device is the bottleneck and not the machine.
 #[test]
 fn a_known_speed_is_measured_within_two_percent_and_five_percent_less_is_found() {
     const FAST: f64 = 8.0;
@@ -214,7 +215,7 @@ fn a_known_speed_is_measured_within_two_percent_and_five_percent_less_is_found()
     let done = whole(dir.path(), &sides, &plan);
     let (found, _) = findings(&done);
     let rate = found.iter().find(|f| f.unit == "MiB/s").unwrap();
-    // The best run of each: whatever disturbs a run, it does not make it faster.
+    // The best run of each side, because a disturbance never makes a run faster.
     let best = |runs: &[lab::Run<lab::Record>]| {
         let values = runs
             .iter()
@@ -278,7 +279,7 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     assert!(!seen.contains("<b>one"), "a name is not escaped");
     assert!(seen.contains("&lt;b&gt;one") && seen.contains("What a reader has to know"));
     let figures = std::fs::read_dir(out.join("figures")).unwrap().count();
-    // Six lines, ratios and runs; twelve tables of colours, ratios and runs; runs.
+    // Six series, ratios and runs; twelve color tables, ratios and runs; runs.
     assert_eq!(seen.matches("<svg ").count(), figures);
     assert!(figures >= 6 + 2 + 12 + 2, "{figures}");
     assert_eq!(
@@ -292,7 +293,7 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     let text = std::fs::read_to_string(out.join("report.txt")).unwrap();
     assert!(text.contains("differ in: target") && text.contains("| write, 1 thread"));
 
-    // The stored JSON gives the same results as the journals.
+    // The stored JSON yields the same results as the journals.
     let stored = Results::read(&out.join("result.json")).unwrap();
     assert!(stored == results);
     let other = std::fs::read_to_string(out.join("result.json")).unwrap();
@@ -304,7 +305,7 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     assert!(refused.contains("evfs-lab-result/9"), "{refused}");
 }
 
-/// Set in the process that is to be killed: the folder of its result.
+/// Environment variable of the process that is to be killed: its result directory.
 const VICTIM: &str = "EVFS_LAB_TEST_VICTIM";
 
 fn victims_sides() -> [Side; 2] {
@@ -312,7 +313,7 @@ fn victims_sides() -> [Side; 2] {
     ["a", "b"].map(|name| side(name, Target::machine(), job("dhrystone", &set)))
 }
 
-/// Runs in a process of its own; by itself it has nothing to do.
+/// Runs in a separate process, and does nothing in a normal test run.
 #[test]
 fn victim() {
     if let Some(folder) = std::env::var_os(VICTIM) {

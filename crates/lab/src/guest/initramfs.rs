@@ -48,7 +48,7 @@ impl Archive {
         self.entry(path, FOLDER, &[]);
     }
 
-    /// Returns the finished archive.
+    /// Finishes the archive and returns its bytes.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry(Path::new("TRAILER!!!"), 0, &[]);
         self.bytes
@@ -127,7 +127,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
 }
 
-/// Returns the shared libraries of a program as listed by ldd(1).
+/// Lists the shared libraries of a program as listed by ldd(1).
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let failed = |detail: String| Error::Program {
         what: "ldd".into(),

@@ -31,7 +31,7 @@ pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<
     }
     let served = make_ready().and_then(|port| answer_all(&port, open));
     if let Err(error) = &served {
-        // To the console, whose end is shown where the guest was started.
+        // Goes to the guest's console, whose last lines are part of the host's error message.
         eprintln!("the agent: {}", error.in_words());
     }
     reboot(RebootCommand::PowerOff).map_err(|e| failed("power off", e.into()))
@@ -86,7 +86,7 @@ fn loopback() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the device of the virtio port named [`PORT`].
+/// Finds the device of the virtio port named [`PORT`].
 fn find_port() -> Result<PathBuf> {
     let entries = fs::read_dir("/sys/class/virtio-ports").map_err(|e| failed("ports", e))?;
     let named = |path: &Path| fs::read_to_string(path.join("name")).is_ok_and(|n| n.trim() == PORT);

@@ -25,7 +25,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the kernel `asked` for, else the running one, else the newest in /boot.
+    /// Finds the kernel `asked` for, else the running one, else the newest in /boot.
     ///
     /// Searches for modules in `modules` next to the image, in `../lib/modules/RELEASE` and in
     /// `/lib/modules/RELEASE`.
@@ -68,7 +68,7 @@ impl Kernel {
         }
     }
 
-    /// Returns names and contents of the named modules with their dependencies, in load order.
+    /// Reads the named modules with their dependencies: names and contents, in load order.
     /// Modules built into the kernel are omitted.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let mut files = BTreeMap::new();
@@ -88,7 +88,7 @@ impl Kernel {
     }
 }
 
-/// Returns the image of the running kernel if present, else the newest.
+/// Finds the image of the running kernel if present, else the newest.
 fn installed(boot: &Path) -> Result<PathBuf> {
     let uname = rustix::system::uname();
     let running = boot.join(format!("vmlinuz-{}", uname.release().to_string_lossy()));
@@ -163,7 +163,7 @@ impl Found<'_> {
     }
 }
 
-/// Returns the uncompressed content of a module file.
+/// Reads and decompresses a module file.
 fn unpacked(path: &Path) -> Result<Vec<u8>> {
     let program = match path.extension().and_then(|end| end.to_str()) {
         Some("xz") => "xz",
@@ -187,7 +187,7 @@ fn unpacked(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns the dependencies in a module's section `.modinfo`: `depends=A,B` between NUL bytes.
+/// Parses the dependencies in a module's section `.modinfo`: `depends=A,B` between NUL bytes.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

@@ -144,7 +144,7 @@ impl Machine {
         }
     }
 
-    /// Returns an error with the last output of QEMU and of the guest's kernel.
+    /// Creates an error with the last output of QEMU and of the guest's kernel.
     fn last_words(&self, what: &str) -> Error {
         let read = |name| std::fs::read(self.folder.path().join(name)).unwrap_or_default();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\r', "");
@@ -256,7 +256,7 @@ fn arguments(plan: &Plan, own: &Path, accelerator: Accelerator) -> Vec<String> {
     all
 }
 
-/// Returns the block device configuration with the cache mode of this process; QEMU takes no lock
+/// Builds the block device configuration with the cache mode of this process; QEMU takes no lock
 /// because this process holds it.
 fn node(disk: &Disk) -> serde_json::Value {
     let device = std::fs::metadata(&disk.path)

@@ -46,7 +46,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// Returns the answer that reports `error`.
+    /// Creates the answer that reports `error`.
     pub(super) fn of(error: &Error) -> Answer {
         match error {
             Error::Spec(text) => Answer::Refused(text.clone()),
@@ -62,7 +62,7 @@ pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<()> 
     sent.map_err(|e| lost(&e.to_string()))
 }
 
-/// Returns the next message; `None` if the peer has disconnected.
+/// Receives the next message; `None` if the peer has disconnected.
 pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = Vec::new();
     let read = from.take(LINE_MAX).read_until(b'\n', &mut line);

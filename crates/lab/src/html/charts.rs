@@ -14,7 +14,7 @@ const LABEL_MAX: usize = 52;
 /// Maximum number of line charts, one per series.
 const SERIES_MAX: usize = 60;
 
-/// Returns all charts of the studies as pairs of file name and SVG.
+/// Draws all charts of the studies; returns pairs of file name and SVG.
 pub fn figures(studies: &[Study]) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for study in studies {
@@ -58,7 +58,7 @@ fn file_name(text: &str) -> String {
     parts.join("-")
 }
 
-/// Returns the names of a study's series in order.
+/// Lists the names of a study's series in order.
 fn series(study: &Study) -> Vec<String> {
     let mut names = Vec::new();
     for phase in first_record(study).into_iter().flat_map(|r| &r.phases) {
@@ -75,7 +75,7 @@ fn first_record(study: &Study) -> Option<&Record> {
     Some(&study.runs.first()?.first()?.sample)
 }
 
-/// Returns the phases of a series with their indexes in the record.
+/// Lists the phases of a series with their indexes in the record.
 fn of_series<'a>(study: &'a Study, name: &str) -> Vec<(usize, &'a Phase)> {
     let phases = first_record(study)
         .into_iter()
@@ -89,7 +89,7 @@ fn table_of(study: &Study, name: &str) -> bool {
     of_series(study, name).iter().any(|(_, phase)| two(phase))
 }
 
-/// Returns the values of a figure over the counted runs, sorted.
+/// Collects the values of a figure over the counted runs, sorted.
 fn sorted(runs: &[Run<Record>], value: &dyn Fn(&Record) -> Option<f64>) -> Vec<f64> {
     let counted = runs.iter().filter(|r| !r.warm_up);
     let mut values: Vec<f64> = counted
@@ -333,7 +333,7 @@ fn forest(study: &Study, found: &[Finding]) -> Option<String> {
     Some(d.finish())
 }
 
-/// Returns ratios to label on a logarithmic axis that extends by `most` to either side.
+/// Selects ratios to label on a logarithmic axis that extends by `most` to either side.
 fn ticks(most: f64) -> Vec<f64> {
     let top = most.exp();
     let ends = [1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0];

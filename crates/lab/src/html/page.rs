@@ -20,7 +20,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.w
 .box{border:1px solid #ccc;border-left:4px solid #888;padding:.2rem 1rem;margin:1rem 0}svg{max-width:100%;height:auto}pre{overflow:auto}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#1a1a1a}td,th,.box{border-color:#555}.better{color:#7fbf7b}.worse{color:#ef8a62}}";
 
-/// Returns the results as one HTML page.
+/// Renders the results as one HTML page.
 pub fn page(results: &Results) -> String {
     let studies = &results.studies;
     let mut out = format!(

@@ -14,7 +14,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#222}.s{font-size:
 @media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#444}.axis{stroke:#888}.c0{--c:#6baed6}.c1{--c:#f4a582}.c2{--c:#7fbf7b}.c3{--c:#c2a5cf}\
 .good{--c:#7fbf7b}.bad{--c:#ef8a62}}";
 
-/// Returns `text` escaped for an element or an attribute.
+/// Escapes `text` for an element or an attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -109,7 +109,7 @@ impl Drawing {
         );
     }
 
-    /// Returns the chart as a self-contained SVG document.
+    /// Renders the chart as a self-contained SVG document.
     pub(super) fn finish(self) -> String {
         let Drawing {
             width,
@@ -127,7 +127,7 @@ impl Drawing {
     }
 }
 
-/// Returns about five round steps from 0 to `top` or beyond.
+/// Computes about five round steps from 0 to `top` or beyond.
 pub(super) fn steps(top: f64) -> Vec<f64> {
     // The smallest positive numbers have no power of ten less than them.
     if !(top.is_finite() && top > 1e-300) {

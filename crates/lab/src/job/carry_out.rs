@@ -318,7 +318,7 @@ fn mounting(target: &Target, config: &mounts::Config) -> Result<Vec<Phase>> {
     Ok(vec![phase.with_headlines(2)])
 }
 
-/// Returns the 95th percentile.
+/// Computes the 95th percentile.
 fn p95(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

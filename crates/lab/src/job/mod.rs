@@ -118,7 +118,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the pairs of file size and record size, in order.
+    /// Lists the pairs of file size and record size, in order.
     ///
     /// # Errors
     /// [`Error::Spec`] for bounds that leave no pair.
@@ -158,7 +158,7 @@ pub struct Timed {
 }
 
 impl Job {
-    /// Returns the workload of this name with the default parameters of an extent.
+    /// Creates the workload of this name with the default parameters of an extent.
     ///
     /// # Errors
     /// [`Error::Spec`] with the list of names if the name is unknown.
@@ -259,7 +259,7 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the parameters by name.
+    /// Lists the parameters by name.
     pub fn parameters(&self) -> Vec<(String, Value)> {
         let mut value = serde_json::to_value(self).expect("plain data has a JSON form");
         names(&value)
@@ -272,7 +272,7 @@ impl Job {
     }
 }
 
-/// Returns names that cannot be set: structural ones, and those that a sweep replaces for each of
+/// Lists names that cannot be set: structural ones, and those that a sweep replaces for each of
 /// its cells.
 fn hidden(value: &Value) -> &'static [&'static str] {
     match value["workload"].as_str() {
@@ -281,7 +281,7 @@ fn hidden(value: &Value) -> &'static [&'static str] {
     }
 }
 
-/// Returns names that can be set: those of the job, which take precedence, and those of `options`.
+/// Lists names that can be set: those of the job, which take precedence, and those of `options`.
 fn names(value: &Value) -> Vec<String> {
     let own = value.as_object().into_iter().flatten();
     let inner = value["options"].as_object().into_iter().flatten();

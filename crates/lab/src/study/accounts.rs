@@ -19,7 +19,7 @@ pub(crate) struct Shown {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// Returns the tables of a study that have at least one row.
+/// Builds the tables of a study that have at least one row.
 pub(crate) fn shown(study: &Study) -> Vec<Shown> {
     let all = [
         Shown {
@@ -36,7 +36,7 @@ pub(crate) fn shown(study: &Study) -> Vec<Shown> {
         .collect()
 }
 
-/// Returns the tables as text for a terminal.
+/// Formats the tables as text for a terminal.
 pub(super) fn text(study: &Study) -> String {
     let one = |shown: Shown| format!("\n{}:\n\n{}", shown.title, table::align(&shown.rows));
     shown(study).into_iter().map(one).collect()
@@ -47,7 +47,7 @@ fn counted(study: &Study, side: usize) -> impl Iterator<Item = &Record> {
     runs.map(|run| &run.sample)
 }
 
-/// Returns the median over the runs of a side, `-` if no run has the value.
+/// Computes the median over the runs of a side, `-` if no run has the value.
 fn middle(study: &Study, side: usize, of: impl Fn(&Record) -> Option<f64>) -> String {
     let values: Vec<f64> = counted(study, side).filter_map(of).collect();
     let middle = crate::median(&values).filter(|v| v.is_finite());
@@ -98,7 +98,7 @@ fn accounts(study: &Study) -> Vec<Vec<String>> {
     rows
 }
 
-/// Returns the busiest kernel threads with their share of all kernel threads' CPU time.
+/// Lists the busiest kernel threads with their share of all kernel threads' CPU time.
 fn busiest(study: &Study, side: usize) -> String {
     let mut all = Account::default();
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
@@ -149,7 +149,7 @@ fn latencies(study: &Study) -> Vec<Vec<String>> {
     rows
 }
 
-/// Returns comma-separated values: one line per study, table row and figure.
+/// Formats the tables as comma-separated values: one line per study, table row and figure.
 pub(super) fn csv(studies: &[Study]) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let mut out = String::from("workload,table,of,figure,median\n");

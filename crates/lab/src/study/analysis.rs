@@ -141,7 +141,7 @@ pub(super) struct Ratios {
     pub(super) beside: Option<Ratio>,
 }
 
-/// Returns every figure of a study in the order of its phases, and their means.
+/// Computes every figure of a study in the order of its phases, and their means.
 pub fn findings(study: &Study) -> (Vec<Finding>, Vec<Aggregate>) {
     let sides = study.sides.len();
     let Some(first) = study.runs.first() else {
@@ -186,7 +186,7 @@ struct Key {
     kind: Kind,
 }
 
-/// Returns the keys of all figures, taken from the first record.
+/// Lists the keys of all figures, taken from the first record.
 fn keys(runs: &[Run<Record>]) -> Vec<Key> {
     let Some(run) = runs.first() else {
         return Vec::new();
@@ -271,7 +271,7 @@ fn finding(
     }
 }
 
-/// Returns the judgement about a ratio.
+/// Derives the judgement about a ratio.
 pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
     let good = better == Better::Higher;
     let judged = match verdict(&ratios.ratio, theta) {
@@ -313,7 +313,7 @@ impl Ratios {
     }
 }
 
-/// Returns the number of log ratios that are far from their median.
+/// Counts the log ratios that are far from their median.
 fn far(pairs: &[(f64, f64)]) -> usize {
     let logs: Vec<f64> = pairs
         .iter()
@@ -361,7 +361,7 @@ fn aggregate(
     }
 }
 
-/// Returns, for each pair, the geometric mean of the gains of all figures of a kind, against 1.
+/// Computes, for each pair, the geometric mean of the gains of all figures of a kind, against 1.
 ///
 /// One number per pair makes the interval of the mean as exact as that of a single figure, without
 /// resampling: pairs are independent of each other, the figures of a pair are not.

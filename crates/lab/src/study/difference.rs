@@ -36,7 +36,7 @@ pub struct Change {
     pub judgement: Judgement,
 }
 
-/// Returns every figure that two results have in common.
+/// Computes the change of every figure that two results have in common.
 ///
 /// # Errors
 /// [`Error::Spec`] for results that have none in common, or that did different work.
@@ -76,7 +76,7 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
     }
 }
 
-/// Returns the figures of side `o` of the old result and `n` of the new one.
+/// Computes the changes from side `o` of the old result to `n` of the new one.
 fn of_side(
     old: &Study,
     new: &Study,
@@ -124,7 +124,7 @@ fn of_side(
         .collect()
 }
 
-/// Returns the values of a figure or, for a further side, its ratios to the first side.
+/// Collects the values of a figure or, for a further side, its ratios to the first side.
 fn samples(study: &Study, side: usize, phase: &str, cell: &str) -> Vec<f64> {
     let value = |record: &Record| record.value(phase, cell);
     let counted = |runs: &[Run<Record>]| -> Vec<f64> {
@@ -140,7 +140,7 @@ fn samples(study: &Study, side: usize, phase: &str, cell: &str) -> Vec<f64> {
     }
 }
 
-/// Returns the regressions whose whole interval is beyond `threshold`, for example 0.05. A CI gate
+/// Selects the regressions whose whole interval is beyond `threshold`, for example 0.05. A CI gate
 /// fails on these.
 pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
     let beyond = |change: &&Change| {
@@ -155,7 +155,7 @@ pub fn gate(changes: &[Change], threshold: f64) -> Vec<&Change> {
     changes.iter().filter(beyond).collect()
 }
 
-/// Returns the changes as a table.
+/// Formats the changes as a table.
 pub fn change_table(changes: &[Change]) -> String {
     let head = [
         "workload",

@@ -68,7 +68,7 @@ impl Results {
         }
     }
 
-    /// Returns the report as text: suites first, then each study.
+    /// Formats the report as text: suites first, then each study.
     pub fn text(&self) -> String {
         let suites: String = self.suites.iter().map(suite::text).collect();
         let text = suites + &table::tables(&self.studies);

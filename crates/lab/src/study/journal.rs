@@ -197,7 +197,7 @@ impl Journal {
     }
 }
 
-/// Returns the complete lines of a journal. The file may end anywhere, even within a multibyte
+/// Reads the complete lines of a journal. The file may end anywhere, even within a multibyte
 /// character.
 fn read(file: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();

@@ -28,7 +28,7 @@ pub struct LayerRow {
 /// Column headers before those of the layers.
 pub(crate) const HEAD: [&str; 4] = ["phase", "side", "unit", "rest"];
 
-/// Returns the rows of a study; empty if layers were not counted.
+/// Builds the rows of a study; empty if layers were not counted.
 pub fn layer_rows(study: &Study) -> Vec<LayerRow> {
     let Some(first) = study.runs.first().and_then(|runs| runs.first()) else {
         return Vec::new();
@@ -56,7 +56,7 @@ pub fn layer_rows(study: &Study) -> Vec<LayerRow> {
     rows.collect()
 }
 
-/// Returns the unclaimed CPU time and that of each layer for one run, in the unit of the phase's
+/// Computes the unclaimed CPU time and that of each layer for one run, in the unit of the phase's
 /// CPU figure, which is its last.
 fn each(phase: &Phase) -> Option<[f64; 6]> {
     let layers = phase.layers?.all();
@@ -68,7 +68,7 @@ fn each(phase: &Phase) -> Option<[f64; 6]> {
     Some([rest, a, b, c, d, e].map(|ns| ns as f64 * scale))
 }
 
-/// Returns the printed cells of a row; a layer that a side does not use is a dash.
+/// Formats the cells of a row; a layer that a side does not use is a dash.
 pub(crate) fn cells(row: &LayerRow) -> Vec<String> {
     let shown = |v: f64| match v {
         0.0 => "-".to_owned(),
@@ -79,14 +79,14 @@ pub(crate) fn cells(row: &LayerRow) -> Vec<String> {
     front.into_iter().chain(values.map(shown)).collect()
 }
 
-/// Returns the headers of all columns.
+/// Lists the headers of all columns.
 pub(crate) fn heads() -> Vec<String> {
     let layers = Layer::ALL.map(Layer::name);
     let all = HEAD.iter().copied().chain(layers);
     all.map(str::to_owned).collect()
 }
 
-/// Returns the rows as a table, or an empty string.
+/// Formats the rows as a table; empty if there are none.
 pub(super) fn text(study: &Study) -> String {
     let rows = layer_rows(study);
     if rows.is_empty() {

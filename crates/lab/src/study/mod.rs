@@ -1,9 +1,9 @@
 //! A study: one job on one side, or on several sides in turn, recorded in a journal run by run.
 //!
 //! ```text
-//!   sides ──► order (A B · B A, with a control: B A A' · A' A B) ──► run ──► journal line ──► analysis
-//!                        ▲ drawn from the seed                        │
-//!                        └──────── runs of an earlier session ◄───────┘
+//!   sides ──► order (A B · B A; with control: B A A' · A' A B) ──► run ──► journal ──► analysis
+//!                        ▲ drawn from the seed                      │
+//!                        └──────── runs of an earlier session ◄─────┘
 //! ```
 //!
 //! **Invariant:** the journal is the result. The order of runs follows from the plan alone, so an
@@ -459,7 +459,7 @@ impl Places {
     }
 }
 
-/// Returns the number of repetitions with which the fastest side takes `min_wall`.
+/// Determines the number of repetitions with which the fastest side takes `min_wall`.
 fn calibrate<'a>(sides: impl Iterator<Item = &'a Side>, plan: &StudyPlan) -> Result<u32> {
     if plan.min_wall.is_zero() {
         return Ok(1);

@@ -52,7 +52,7 @@ impl PathRow {
     }
 }
 
-/// Returns the rows of a study; empty if its I/O does not use paths.
+/// Builds the rows of a study; empty if its I/O does not use paths.
 pub fn path_rows(study: &Study) -> Vec<PathRow> {
     let sides = study.sides.iter().zip(&study.runs);
     sides
@@ -80,7 +80,7 @@ fn row(side: &str, runs: &[Run<Record>], index: usize) -> Option<PathRow> {
     (!row.paths.is_empty()).then_some(row)
 }
 
-/// Returns notes about paths without duplicates: shares, and reasons against comparing them.
+/// Collects notes about paths without duplicates: shares, and reasons against comparing them.
 pub(super) fn notes(study: &Study) -> Vec<String> {
     let rows = path_rows(study);
     let mut notes: Vec<String> = Vec::new();

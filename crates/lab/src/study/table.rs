@@ -19,7 +19,7 @@ const ROWS_MAX: usize = 60;
 /// Number of the worst and of the best rows shown.
 const ENDS: usize = 5;
 
-/// Returns the tables of all studies.
+/// Formats the tables of all studies.
 pub fn tables(studies: &[Study]) -> String {
     let mut out = String::new();
     for study in studies {
@@ -55,7 +55,7 @@ pub fn title(study: &Study) -> String {
     }
 }
 
-/// Returns the verdict about each other side as text.
+/// Formats the verdict about each other side.
 pub fn verdicts(study: &Study, means: &[Aggregate]) -> Vec<String> {
     let base = study.sides.first().map_or("", |s| s.name.as_str());
     means
@@ -123,7 +123,7 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     }
 }
 
-/// Returns the table, shortened if it would be too long to read.
+/// Formats the table, shortened if it would be too long to read.
 fn rows(study: &Study, found: &[Finding]) -> String {
     let headlines = || found.iter().filter(|f| f.kind == Kind::Headline);
     let shown: Vec<&Finding> = match (found.len(), headlines().count()) {
@@ -200,7 +200,7 @@ fn row(study: &Study, f: &Finding) -> Vec<String> {
     common.into_iter().chain(own).collect()
 }
 
-/// Returns the notes for the reader, without duplicates.
+/// Collects the notes for the reader, without duplicates.
 pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(environment) = study.sessions.first() {
@@ -258,7 +258,7 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     notes
 }
 
-/// Returns the differences of the sides from the first, parameter by parameter.
+/// Lists the differences of the sides from the first, parameter by parameter.
 pub fn differences(study: &Study) -> Vec<String> {
     let Some((first, others)) = study.sides.split_first() else {
         return Vec::new();
@@ -316,7 +316,7 @@ fn counted(runs: &[Run<Record>]) -> impl Iterator<Item = &Record> {
     runs.iter().filter(|r| !r.warm_up).map(|r| &r.sample)
 }
 
-/// Returns a note for each guest: its configuration, and the CPU time that it used on the host.
+/// Collects a note for each guest: its configuration, and the CPU time that it used on the host.
 fn guests(study: &Study) -> Vec<String> {
     let mut notes = Vec::new();
     let mut emulated = false;
@@ -360,7 +360,7 @@ fn taint(study: &Study) -> Option<String> {
     (bad > 0).then(|| format!("{bad} of {n} runs stood beside foreign load (more than a quarter of a core, or stolen time)"))
 }
 
-/// Returns the median, over runs, of device bytes per requested byte in a phase.
+/// Computes the median, over runs, of device bytes per requested byte in a phase.
 pub fn device_per_asked(runs: &[Run<Record>], phase: usize) -> Option<f64> {
     let of = |record: &Record| record.phases.get(phase).and_then(Phase::device_per_asked);
     let values: Vec<f64> = counted(runs).filter_map(of).collect();
@@ -424,7 +424,7 @@ fn control(found: &[Finding]) -> Option<String> {
     ))
 }
 
-/// Returns a Markdown table with aligned source. A name can neither begin another cell nor send
+/// Formats a Markdown table with aligned source. A name can neither begin another cell nor send
 /// control characters to the terminal.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let plain = |cell: &String| {
@@ -452,7 +452,7 @@ pub(crate) fn align(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// Returns every figure as comma-separated values, one per line.
+/// Formats every figure as comma-separated values, one per line.
 pub fn csv(studies: &[Study]) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let number = |v: Option<f64>| {
@@ -495,7 +495,7 @@ mod tests {
     use super::*;
     use crate::stats::{Interval, Ratio};
 
-    /// Goal: the words and the table's change in percent say the same.
+    /// The words must agree with the table's change in percent.
     #[test]
     fn a_loss_is_the_change_of_the_figure() {
         let said = |kind, judgement, low, high| {

@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::stats::{order_statistic_ranks, paired};
 use std::io::Write;
 
-/// Returns sides of a CPU study whose runs take a millisecond.
+/// Creates sides of a CPU study whose runs take a millisecond.
 fn sides(names: &[&str]) -> Vec<Side> {
     let side = |name: &&str| Side {
         name: (*name).to_owned(),
@@ -239,7 +239,7 @@ fn a_run_that_fails_is_noted_and_what_was_run_stays() {
     assert_eq!(load(&path).unwrap().failure, None);
 }
 
-/// Returns a study of simulated runs; `value` returns the rate of a side.
+/// Creates a study of simulated runs; `value` returns the rate of a side.
 fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
     let record = |rate: f64| Record {
         phases: vec![Phase {
@@ -273,7 +273,7 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
     }
 }
 
-/// Returns a number around 1 with approximately this standard deviation, from the sum of twelve
+/// Draws a number around 1 with approximately this standard deviation, from the sum of twelve
 /// uniform ones.
 fn bell(rng: &mut Rng, deviation: f64) -> f64 {
     let even = |rng: &mut Rng| (rng.next() >> 11) as f64 / (1u64 << 53) as f64;

@@ -113,12 +113,12 @@ pub enum Published {
 }
 
 impl Suite {
-    /// Returns the suite of this name.
+    /// Looks up the suite of this name.
     pub fn named(name: &str) -> Option<&'static Suite> {
         SUITES.iter().find(|suite| suite.name == name)
     }
 
-    /// Returns the part that the study with this key measures.
+    /// Looks up the part that the study with this key measures.
     pub fn part_of(key: &str) -> Option<&'static Part> {
         SUITES.iter().find_map(|suite| {
             suite.parts.iter().find(|part| {
@@ -144,7 +144,7 @@ impl Suite {
 }
 
 impl Part {
-    /// Returns the job that measures this part.
+    /// Creates the job that measures this part.
     ///
     /// # Errors
     /// [`Error::Spec`] for an invalid parameter.
@@ -163,7 +163,7 @@ impl Part {
 }
 
 impl Columns {
-    /// Returns the environments of the two columns.
+    /// Parses the environments of the two columns.
     ///
     /// # Errors
     /// [`Error::Spec`] for an unknown name.

@@ -51,7 +51,7 @@ pub struct Shown {
     pub lines: Vec<Line>,
 }
 
-/// Returns the suites that `studies` belong to.
+/// Collects the suites that `studies` belong to.
 pub fn shown(studies: &[Study]) -> Vec<Shown> {
     SUITES
         .iter()
@@ -64,7 +64,7 @@ pub fn shown(studies: &[Study]) -> Vec<Shown> {
         .collect()
 }
 
-/// Returns every line of a suite with the values measured by `studies`.
+/// Builds every line of a suite with the values measured by `studies`.
 fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
     let mut all = Vec::new();
     for part in suite.parts {
@@ -79,7 +79,7 @@ fn lines(suite: &Suite, studies: &[Study]) -> Vec<Line> {
     all
 }
 
-/// Returns the lines of a row in a pair of columns: one per matching phase, such as each number of
+/// Builds the lines of a row in a pair of columns: one per matching phase, such as each number of
 /// threads.
 fn in_columns(
     (part, columns, key): (&Part, &Columns, &str),
@@ -118,7 +118,7 @@ fn in_columns(
     lines
 }
 
-/// Returns the phases that match a row, without duplicates.
+/// Lists the phases that match a row, without duplicates.
 fn phases<'a>(row: &Row, found: &'a [Finding]) -> Vec<&'a str> {
     let mut phases: Vec<&str> = Vec::new();
     for f in found {
@@ -150,7 +150,7 @@ fn begins(name: &str, part: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([',', ' ', ':']))
 }
 
-/// Returns the geometric mean of the changes of a figure in all phases, which weighs half and
+/// Computes the geometric mean of the changes of a figure in all phases, which weighs half and
 /// double equally. If the figure is the first of each phase, the mean has an interval and a
 /// judgement.
 fn mean(row: &Row, found: &[Finding], means: &[Aggregate]) -> Option<Measured> {
@@ -196,7 +196,7 @@ fn measured(row: &Row, phase: &str, found: &[Finding]) -> Option<Measured> {
     })
 }
 
-/// Returns a measured ratio as a change in percent in the report's direction.
+/// Converts a measured ratio to a change in percent in the report's direction.
 fn change(row: &Row, f: &Finding, ratio: f64) -> Option<f64> {
     let ratio = match (row.better, f.better) {
         (Better::Higher, Better::Higher) | (Better::Lower, Better::Lower) => ratio,
@@ -217,7 +217,7 @@ pub(crate) const HEAD: [&str; 8] = [
     "judgement",
 ];
 
-/// Returns a suite as text, with a table per table of the report.
+/// Formats a suite as text, with a table per table of the report.
 pub fn text(shown: &Shown) -> String {
     let mut out = format!("## {}: {}\n\n", shown.suite, shown.after);
     for lines in shown.lines.chunk_by(|a, b| a.part == b.part) {
@@ -233,7 +233,7 @@ pub fn text(shown: &Shown) -> String {
     out
 }
 
-/// Returns the printed cells of a line.
+/// Formats the cells of a line.
 pub(crate) fn cells(line: &Line) -> Vec<String> {
     let dash = || "-".to_owned();
     let percent = |v: f64| format!("{v:+.1}");

@@ -71,7 +71,7 @@ fn published_changes_are_those_the_report_prints() {
     }
 }
 
-/// Returns a study of two sides with constant figures, each a name and a rate or a cost.
+/// Creates a study of two sides with constant figures, each a name and a rate or a cost.
 fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
     let record = |second: bool| Record {
         phases: phases

@@ -33,7 +33,7 @@ pub(super) struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Returns the first hierarchy in `mountinfo` (proc_pid_mountinfo(5)) that controls CPUs: v2
+    /// Finds the first hierarchy in `mountinfo` (proc_pid_mountinfo(5)) that controls CPUs: v2
     /// only if it has the controller, which a hybrid machine assigns to v1.
     pub(super) fn find(mountinfo: &str) -> Option<Hierarchy> {
         let parse = |line: &str| {
@@ -72,7 +72,7 @@ impl Hierarchy {
         Some(self.mount.join(below.trim_start_matches('/')))
     }
 
-    /// Returns the directory where groups can be created, given this process's own group.
+    /// Finds the directory where groups can be created, given this process's own group.
     fn here(&self, own: &Path) -> Result<PathBuf> {
         if !self.v2 {
             return Ok(own.to_owned());
@@ -207,7 +207,7 @@ fn remove_stale(here: &Path, own: &Path) {
     }
 }
 
-/// Returns the group of a process.
+/// Looks up the group of a process.
 fn home(hierarchy: &Hierarchy, pid: u32) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     hierarchy.group(&text).ok_or_else(|| {

@@ -4,8 +4,8 @@
 //! ```text
 //!   idle          the workload alone
 //!   loaded        with competitors, as many as there are CPUs
-//!   shared-...    workload and competitor in control groups of equal weight (VM basic mode in 1990)
-//!   partitioned-  workload on one half of the CPUs, competitor on the other (LPAR mode in 1990)
+//!   shared-...    workload and competitor in control groups of equal weight (VM basic mode, 1990)
+//!   partitioned-  workload on one half of the CPUs, competitor on the other (LPAR mode, 1990)
 //!   guest         workload in a guest; guest-loaded etc. have the competitor next to the guest
 //! ```
 //!

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Returns the CPUs of this process in two halves; the first gets an odd one.
+/// Splits the CPUs of this process into two halves; the first gets an odd one.
 pub(super) fn halves() -> Result<(CpuSet, CpuSet)> {
     let own = sched_getaffinity(None).map_err(failed)?;
     let all: Vec<usize> = (0..CpuSet::MAX_CPU)
@@ -83,7 +83,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Returns the threads of a process (proc_pid_task(5)); empty if it does not exist.
+/// Lists the threads of a process (proc_pid_task(5)); empty if it does not exist.
 fn threads(process: u32) -> Vec<u32> {
     let entries = std::fs::read_dir(format!("/proc/{process}/task"));
     let names = entries.into_iter().flatten().flatten();

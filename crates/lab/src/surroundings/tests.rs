@@ -69,7 +69,7 @@ fn a_v2_mount_counts_where_it_has_the_controller() {
     assert_eq!(v2.group("1:cpu:/v1\n0::/user/me.scope\n"), Some(group));
 }
 
-/// Returns the CPU ticks that processes have used so far.
+/// Sums the CPU ticks that processes have used so far.
 fn ticks(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

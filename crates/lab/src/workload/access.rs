@@ -1,10 +1,10 @@
-//! The ways in which `seqrand` moves a record: by calls, through a mapping, or through a buffer.
+//! Access methods of `seqrand`: by system calls, through a mapping, or through a buffer.
 
 use super::seqrand::{Access, Config};
 use crate::files::{Mapped, OpenFile};
 use std::io::Result;
 
-/// Bytes of the buffer, as stdio has it on the usual file systems (`st_blksize`).
+/// Size of the buffer in bytes, as stdio uses on the usual file systems (`st_blksize`).
 const BUFFER: usize = 4096;
 
 /// An open file, ready for one thread.
@@ -19,8 +19,8 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Makes a file ready. One that is to be mapped for writing gets its length here, by its last byte,
-    /// which is outside of the time.
+    /// Prepares a file. A file to be mapped for writing is extended to its length here, outside the
+    /// timed section, by writing its last byte.
     pub(super) fn new(file: Box<dyn OpenFile>, config: &Config, writes: bool) -> Result<Way> {
         match config.access {
             Access::Calls => Ok(Way::Calls(file)),
@@ -61,8 +61,7 @@ impl Way {
         }
     }
 
-    /// What belongs to the end of a phase that wrote: a buffer is emptied always, the file made durable
-    /// if asked for.
+    /// Ends a writing phase: flushes the buffer, if any, and syncs the file if requested.
     pub(super) fn finish(&mut self, sync: bool) -> Result<()> {
         if let Way::Buffered(buffer) = self {
             buffer.flush()?;
@@ -72,19 +71,19 @@ impl Way {
         }
         match self {
             Way::Calls(file) => file.sync(),
-            // fsync writes the pages of shared mappings, too.
+            // fsync also writes the pages of shared mappings.
             Way::Mapped { file, .. } => file.sync(),
             Way::Buffered(buffer) => buffer.file.sync(),
         }
     }
 }
 
-/// A buffer over a file that is gone over in order. As stdio does, it moves what is at least as long as
-/// itself past itself.
+/// A buffer for sequential file access. Like stdio, it bypasses itself for transfers at least as
+/// long as the buffer.
 pub(super) struct Buffer {
     file: Box<dyn OpenFile>,
     bytes: Vec<u8>,
-    /// Where in the file the buffer begins.
+    /// Offset of the buffer in the file.
     start: u64,
 }
 

@@ -1,11 +1,11 @@
-//! `build`: a C program that comes with this workload is unpacked, compiled and linked by `make`, run, and
-//! compiled again with nothing to do.
+//! `build`: generates a C program, compiles and links it with `make`, runs it, and runs `make`
+//! again with nothing to do.
 //!
-//! The tree is generated from a seed, so every target builds the same files: sources of a few hundred lines
-//! that include common headers, in folders of 25. The program adds its own functions up, and its answer is
-//! known. A build is bound by the processor: a file system many times slower makes it a few
-//! percent slower (Traeger, Zadok, Joukov, Wright 2008), so it is never the headline of a claim about
-//! storage.
+//! The tree is generated from a seed, so every target builds the same files: sources of a few
+//! hundred lines that include common headers, in directories of 25. The program sums the results of
+//! its own functions, and the sum is known. A build is CPU-bound: a file system many times slower
+//! makes it a few percent slower (Traeger, Zadok, Joukov, Wright 2008), so it is never the headline
+//! of a claim about storage.
 
 use super::programs::output;
 use crate::rng::Rng;
@@ -16,19 +16,19 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Sources of one folder.
+/// Source files per directory.
 const FOLDER: usize = 25;
 const FUNCTIONS: usize = 12;
 
-/// How much.
+/// Size of the build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Source files.
+    /// Number of source files.
     pub files: usize,
-    /// Compilers at the same time.
+    /// Number of concurrent compilers.
     pub jobs: usize,
-    /// The tree.
+    /// Seed of the tree.
     pub seed: u64,
 }
 
@@ -42,24 +42,24 @@ impl Default for Config {
     }
 }
 
-/// The parts of a build, in their order.
+/// The parts of a build in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The tree is written.
+    /// Writes the tree.
     Unpack,
-    /// Everything is compiled and linked.
+    /// Compiles and links everything, and runs the program.
     Build,
-    /// Nothing is to be done: all files are looked at.
+    /// Runs `make` with nothing to do: it checks all files.
     Again,
-    /// What was made is removed.
+    /// Removes the build products.
     Clean,
 }
 
 impl Part {
-    /// All, in order.
+    /// All parts in order.
     pub const ALL: [Part; 4] = [Part::Unpack, Part::Build, Part::Again, Part::Clean];
 
-    /// The name in tables.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Part::Unpack => "unpack",
@@ -70,19 +70,19 @@ impl Part {
     }
 }
 
-/// A tree of sources, made and not yet written.
+/// A source tree in memory.
 pub struct Tree {
     files: Vec<(String, String)>,
-    /// What the program prints.
+    /// Expected output of the program.
     answer: u32,
     jobs: usize,
 }
 
 impl Tree {
-    /// The tree of a configuration.
+    /// Generates the tree of a configuration.
     ///
     /// # Errors
-    /// [`Error::Spec`].
+    /// [`Error::Spec`] for values out of range.
     pub fn new(config: &Config) -> Result<Tree> {
         if !(1..=10_000).contains(&config.files) || !(1..=1024).contains(&config.jobs) {
             return Err(Error::Spec(
@@ -106,16 +106,17 @@ impl Tree {
         })
     }
 
-    /// Files of the tree, and their bytes.
+    /// Returns the number of files and their total size in bytes.
     pub fn size(&self) -> (usize, u64) {
         let bytes = self.files.iter().map(|(_, text)| text.len() as u64).sum();
         (self.files.len(), bytes)
     }
 
-    /// Carries a part out in the folder `at`, which [`Part::Unpack`] makes.
+    /// Performs a part in the directory `at`, which [`Part::Unpack`] creates.
     ///
     /// # Errors
-    /// [`Error::Program`]: no `make` or `cc`, a file that cannot be written, a wrong answer of the program.
+    /// [`Error::Program`] if `make` or `cc` is missing, a file cannot be written, or the program
+    /// prints a wrong result.
     pub fn part(&self, at: &Path, part: Part) -> Result<()> {
         let jobs = format!("-j{}", self.jobs);
         match part {
@@ -149,7 +150,7 @@ impl Tree {
 
 fn make(at: &Path, arguments: &[&str]) -> Result<()> {
     let mut make = Command::new("make");
-    // Flags of a make that runs this program are not for this build.
+    // Flags of a `make` that runs this program must not affect the build.
     make.env_remove("MAKEFLAGS").env_remove("MFLAGS");
     make.arg("-s").args(arguments).current_dir(at);
     output(&mut make, "make").map(drop)
@@ -176,7 +177,7 @@ fn header(files: usize) -> String {
     text + "#endif\n"
 }
 
-/// A source and what its function returns.
+/// Generates a source file and the return value of its function.
 fn source(n: usize, rng: &mut Rng) -> (String, u32) {
     let mut text = String::from("#include \"../all.h\"\n\n");
     let mut value = n as u32;
@@ -201,7 +202,7 @@ fn source(n: usize, rng: &mut Rng) -> (String, u32) {
     (text, value)
 }
 
-/// What one of the functions of a source returns, computed here as in C.
+/// Computes the result of a generated C function in Rust.
 fn step(value: u32, add: u32, times: u32, turn: u32) -> u32 {
     let mut table = [0u32; 8];
     for i in 0..8u32 {

@@ -1,9 +1,9 @@
-//! `clientload`: clients that read one file at the same moment, after each dropped what it held of it;
-//! how long the first and the last of them wait. After the test of the 1990 report.
+//! `clientload`: clients read one file simultaneously after dropping their cached data of it;
+//! measures how long the first and the last client take. Modeled on the test of the 1990 report.
 //!
-//! Each client is a thread. A server in this process has clients of its own for them. With a folder for each, a
-//! mount of its own makes it a client with its own cache and its own connection; with one folder for all,
-//! the cache is one and it is dropped once by each.
+//! Each client is a thread. A server in this process provides separate clients for them. With a
+//! directory per client, each a separate mount, a client has its own cache and connection; with one
+//! directory for all, there is one cache, which every client drops once.
 
 use crate::files::{Files, Open};
 use crate::rng::Rng;
@@ -16,24 +16,25 @@ use std::time::Instant;
 
 const NAME: &str = "clientload.file";
 
-/// Who reads what.
+/// Clients and their file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Bytes of the file.
+    /// File size in bytes.
     pub file: u64,
-    /// Bytes of a read.
+    /// Read size in bytes.
     pub record: u64,
-    /// Further mounts of the same file system, shared out among the clients; the target is the first.
+    /// Further mounts of the same file system, assigned to the clients in turn; the target is the
+    /// first.
     pub folders: Vec<PathBuf>,
-    /// Data.
+    /// Seed of the data.
     pub seed: u64,
 }
 
 impl Default for Config {
-    /// The report's own: 15 clients, 1 MiB.
+    /// Returns the report's configuration: 15 clients, 1 MiB.
     fn default() -> Config {
         Config {
             clients: 15,
@@ -45,41 +46,42 @@ impl Default for Config {
     }
 }
 
-/// What the clients saw.
+/// Measurements of all clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Seconds of each client, from the release to its last byte.
     pub secs: Vec<f64>,
-    /// Bytes of all.
+    /// Bytes read by all clients together.
     pub bytes: u64,
-    /// Whether every client dropped what was cached; a target without the means cannot.
+    /// Whether every client dropped its cached data; not every target can.
     pub flushed: bool,
 }
 
 impl Outcome {
-    /// Seconds until the last client was done.
+    /// Returns the seconds until the last client finished.
     pub fn last(&self) -> f64 {
         self.secs.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Seconds until the first client was done.
+    /// Returns the seconds until the first client finished.
     pub fn first(&self) -> f64 {
         self.secs.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// The file that is read, removed by [`Prepared::remove`].
+/// The existing file; [`Prepared::remove`] removes it.
 pub(crate) struct Prepared<'a> {
     clients: &'a [&'a dyn Files],
     config: &'a Config,
     content: Vec<u8>,
 }
 
-/// Makes the file, lets all clients read it, and removes it. `clients` are their files, at least one, shared out
-/// among them.
+/// Creates the file, lets all clients read it, and removes it. `clients`, of which there must be at
+/// least one, are assigned to the client threads in turn.
 ///
 /// # Errors
-/// [`Error::Spec`], [`Error::Files`]; [`Error::Verify`] for a client that reads something else.
+/// [`Error::Spec`] for invalid values, [`Error::Files`] for errors of the target, [`Error::Verify`]
+/// if a client reads other data than was written.
 pub fn run(clients: &[&dyn Files], config: &Config) -> Result<Outcome> {
     let prepared = Prepared::new(clients, config)?;
     let outcome = prepared.read();
@@ -88,7 +90,7 @@ pub fn run(clients: &[&dyn Files], config: &Config) -> Result<Outcome> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Writes the file through the first of them.
+    /// Writes the file through the first client.
     pub(crate) fn new(clients: &'a [&'a dyn Files], config: &'a Config) -> Result<Prepared<'a>> {
         let fits = (1..=4096).contains(&config.clients) && (1..=1 << 30).contains(&config.file);
         let Some(first) = clients.first().filter(|_| fits && config.record > 0) else {
@@ -112,7 +114,7 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// All clients read it.
+    /// Lets all clients read the file.
     pub(crate) fn read(&self) -> Result<Outcome> {
         let config = self.config;
         let gate = Barrier::new(config.clients);
@@ -157,7 +159,7 @@ fn client(
         Ok((file, flushed))
     });
     let mut buffer = vec![0; config.record as usize];
-    // Everybody comes to the gate, also who cannot go on: the others wait there.
+    // Every client must reach the barrier, even after an error: the others wait there.
     gate.wait();
     let began = Instant::now();
     let (file, flushed) = opened.map_err(|e| failed(files, "open", e))?;

@@ -1,9 +1,9 @@
-//! `coherence`, after the mixed mode test of the unified file cache: a page is written by a call and read
-//! at once through a mapping, and the other way round.
+//! `coherence`, modeled on the mixed mode test of the unified file cache: writes a page by a system
+//! call and immediately reads it through a mapping, and vice versa.
 //!
-//! Where calls and mappings share pages, each step is a copy; where they do not, each needs a sync between
-//! the two, and `sync` puts one there, to measure that side of the comparison. Every value is
-//! checked, so a target that is not coherent is an error and not a fast one.
+//! If calls and mappings share pages, each step is a copy. If not, each step needs a sync between
+//! the two accesses; `sync` adds it, to measure that side of the comparison. Every value is
+//! checked, so an incoherent target is an error and not a fast one.
 
 use crate::files::{Files, Mapped, Open, OpenFile};
 use crate::{Error, Result};
@@ -12,17 +12,17 @@ use std::time::Instant;
 
 const NAME: &str = "coherence.file";
 
-/// How much.
+/// Size of the workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Pages of the file.
+    /// Number of pages in the file.
     pub pages: u64,
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub page: usize,
-    /// Times over the file.
+    /// Number of passes over the file.
     pub passes: u64,
-    /// Synchronise between the two.
+    /// Whether to sync between the two accesses.
     pub sync: bool,
 }
 
@@ -37,22 +37,22 @@ impl Default for Config {
     }
 }
 
-/// One direction.
+/// Result of one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// `write, then load` or `store, then read`.
     pub what: String,
-    /// Steps, of two accesses each.
+    /// Number of steps of two accesses each.
     pub steps: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub secs: f64,
 }
 
-/// Does both directions, and removes its file.
+/// Measures both directions and removes the file.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Files`], also for a target without mappings; [`Error::Verify`] where one side
-/// does not see what the other wrote.
+/// [`Error::Spec`] for invalid values; [`Error::Files`], also for a target without mappings;
+/// [`Error::Verify`] if one access does not see the data of the other.
 pub fn run(files: &dyn Files, config: &Config) -> Result<[Outcome; 2]> {
     let fits = (64..=1 << 20).contains(&config.page) && (1..=1 << 20).contains(&config.pages);
     if !fits || config.passes == 0 {
@@ -88,7 +88,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<[Outcome; 2]> {
     done
 }
 
-/// A file by both ways.
+/// A file, open and mapped.
 struct Pair<'a> {
     files: &'a dyn Files,
     config: &'a Config,

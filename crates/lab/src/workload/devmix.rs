@@ -1,13 +1,14 @@
-//! `devmix`, after HP's Disk Bench: small requests on a raw device, many of them outstanding; requests a
-//! second against their size, their number in flight and the number of threads.
+//! `devmix`, modeled on HP's Disk Bench: small requests on a raw device, many of them in flight;
+//! measures IOPS by request size, queue depth and number of threads.
 //!
-//! Each point of the grid does the same number of requests by [`crate::engine`], every record of a span
-//! in order or in a drawn order, past the page cache as far as the device is; writes end with a flush
-//! inside the time. No source of the original is public; what it did is known from the report that used it.
+//! Each point of the grid issues the same number of requests through [`crate::engine`]: every
+//! record of a span, sequentially or in random order, without the page cache if the device bypasses
+//! it. Writes end with a flush, which is timed. The source of the original is not public; its
+//! behavior is known from the report that used it.
 //!
-//! Without a rate the loop is closed: a thread submits its next request when one has come back, so the latencies
-//! are service times. With one, requests are due at fixed times, and the headline is how long after its time
-//! the slowest hundredth of them came back.
+//! Without a rate the loop is closed: a thread submits its next request when one has completed, so
+//! latencies are service times. With a rate, requests are due at fixed times, and the headline is
+//! the 99th percentile of the time from due to completion.
 
 use crate::engine::{self, STAMP_EVERY, Sample};
 use crate::target::Target;
@@ -16,35 +17,35 @@ use block::BlockDevice;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
-/// The most points of a grid.
+/// Maximum number of points of a grid.
 const POINTS_MAX: usize = 10_000;
 
 /// The grid. Every combination is a point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What is asked.
+    /// Access patterns.
     pub patterns: Vec<Workload>,
-    /// Bytes of a request.
+    /// Request sizes in bytes.
     pub blocks: Vec<u32>,
-    /// Requests of all these sizes are in progress at once, instead of a point for each size. Each begins where one of
-    /// the largest would.
+    /// Whether requests of all sizes are mixed, instead of one point per size. Each begins at a
+    /// multiple of the largest size.
     #[serde(default)]
     pub mixed: bool,
-    /// Requests in flight of each thread.
+    /// Requests in flight per thread.
     pub depths: Vec<u32>,
-    /// Threads.
+    /// Numbers of threads.
     pub threads: Vec<u32>,
-    /// Requests of a point, all threads together, at least as many as are in flight.
+    /// Requests per point, all threads together, at least as many as are in flight.
     pub requests: u64,
-    /// Bytes of the device that are used, from its start; 0: all.
+    /// Bytes used from the start of the device; 0: the whole device.
     pub span: u64,
-    /// Requests a second of all threads together, at times fixed beforehand; 0: as fast as they come back.
+    /// Requests per second of all threads together, at times fixed beforehand; 0: closed loop.
     pub rate: u32,
-    /// Reads check that what comes back is what the preparation or a run wrote there. Sides that lie over the
-    /// same bytes, as a clear and an encrypted stack do, do not read what the other wrote.
+    /// Whether reads check the data written by the preparation or by a run. Sides over the same
+    /// bytes, such as a clear and an encrypted stack, cannot read each other's data.
     pub verify: bool,
-    /// Orders and data.
+    /// Seed of the orders and the data.
     pub seed: u64,
 }
 
@@ -65,22 +66,23 @@ impl Default for Config {
     }
 }
 
-/// A point that was measured.
+/// A measured point.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Its specification.
+    /// Specification of the point.
     pub spec: Spec,
-    /// What it did and took.
+    /// Measurements.
     pub sample: Sample,
-    /// What each path carried.
+    /// I/O carried by each path.
     pub paths: Vec<Carried>,
 }
 
 impl Config {
-    /// The points, in the order in which they are measured.
+    /// Lists the points in the order of measurement.
     ///
     /// # Errors
-    /// [`Error::Spec`] for an empty grid, one of more than 10,000 points, or sizes that cannot be verified.
+    /// [`Error::Spec`] for an empty grid, more than 10,000 points, or sizes that cannot be
+    /// verified.
     pub fn points(&self) -> Result<Vec<Spec>> {
         let lengths = [
             self.patterns.len(),
@@ -140,8 +142,8 @@ impl Config {
         }
     }
 
-    /// Sets the passes of a point so that it does its number of requests also where the device is
-    /// smaller than they are.
+    /// Sets the passes of a point such that it reaches its number of requests even on a small
+    /// device.
     fn fit(&self, spec: &mut Spec, device: &dyn BlockDevice) -> Result<()> {
         let once = spec.layout(device.info())?;
         let records = u64::from(once.records) * u64::from(spec.threads);
@@ -171,10 +173,10 @@ pub(crate) fn point(target: &Target, config: &Config, mut spec: Spec) -> Result<
     })
 }
 
-/// Writes what the points will read, so that no read meets a hole and no write allocates.
+/// Writes all data that the points will read, so that no read hits a hole and no write allocates.
 ///
 /// # Errors
-/// [`Error::Device`]; [`Error::Spec`] for a device that is read-only.
+/// [`Error::Device`] for an error of the device; [`Error::Spec`] for a read-only device.
 pub(crate) fn prepare(target: &Target, config: &Config) -> Result<()> {
     let device = target.block()?;
     let info = device.info();
@@ -220,7 +222,7 @@ mod tests {
         assert_eq!(points.len(), 4 * 2 * 2 * 2);
         for point in &points {
             let (spec, sample) = (&point.spec, &point.sample);
-            // Whole passes: at least as many as asked, and less than a pass more.
+            // Whole passes: at least the requested number, and less than a pass more.
             let pass = sample.requests / u64::from(spec.passes);
             assert!(sample.requests >= 1000 && sample.requests < 1000 + pass);
             assert_eq!(sample.bytes, sample.requests * u64::from(spec.block));
@@ -249,11 +251,12 @@ mod tests {
             let again = point(&target, &config, spec).unwrap().sample;
             assert_eq!(once.requests, 3000);
             assert_eq!((once.requests, once.bytes), (again.requests, again.bytes));
-            // A third of each: 9557 bytes in the mean, whose scatter over 3000 draws is 93.
+            // A third of each size: the mean is 9557 bytes, with a standard error of 93 over 3000
+            // draws.
             let mean = once.bytes as f64 / 3000.0;
             assert!((mean - 9557.0).abs() < 465.0, "{mean}");
         }
-        // A size that is no whole block of the device cannot be drawn.
+        // A size that is not a multiple of the device's block size is refused.
         let odd = Spec {
             sizes: vec![4096, 1000],
             block: 4096,

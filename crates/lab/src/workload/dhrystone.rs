@@ -1,18 +1,19 @@
-//! `dhrystone`, after Weicker's Dhrystone 2.1 (1988): a loop of assignments, comparisons, calls and strings
-//! whose result is known. It measures a processor and its compiler, and nothing of storage: it is here
-//! because the reports of 1990 and 2006 state it for their machines.
+//! `dhrystone`, modeled on Weicker's Dhrystone 2.1 (1988): a loop of assignments, comparisons,
+//! calls and strings whose result is known. It measures a CPU and its compiler, not storage; it is
+//! included because the reports of 1990 and 2006 state it for their machines.
 //!
-//! Weicker's rules, kept: procedures are not merged into their callers, at least two seconds are measured,
-//! and the final values are checked. His two compilation units are `#[inline(never)]` here, and
-//! inputs go through `black_box`; pointers are indices of a table of two records. Figures of this version
-//! compare with one another, not with those of a C compiler.
+//! Weicker's rules are observed: procedures are not merged into their callers, at least two seconds
+//! are measured, and the final values are checked. His two compilation units become
+//! `#[inline(never)]` functions, and inputs pass through `black_box`; pointers are indexes into a
+//! table of two records. Results of this version compare with one another, not with those of a C
+//! compiler.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Dhrystones a second of a VAX 11/780, which counts as one MIPS.
+/// Dhrystones per second of a VAX 11/780, which counts as one MIPS.
 pub const VAX: f64 = 1757.0;
 
 type Text = [u8; 30];
@@ -21,11 +22,11 @@ const FIRST: &Text = b"DHRYSTONE PROGRAM, 1'ST STRING";
 const SECOND: &Text = b"DHRYSTONE PROGRAM, 2'ND STRING";
 const THIRD: &Text = b"DHRYSTONE PROGRAM, 3'RD STRING";
 
-/// How long.
+/// Duration of the measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Shortest time in milliseconds; Weicker asks for 2,000 or more.
+    /// Minimum duration in milliseconds; Weicker requires at least 2,000.
     pub millis: u64,
 }
 
@@ -35,31 +36,32 @@ impl Default for Config {
     }
 }
 
-/// What came out.
+/// Result of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Turns of the loop.
+    /// Iterations of the loop.
     pub runs: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub secs: f64,
 }
 
 impl Outcome {
-    /// Turns a second.
+    /// Returns iterations per second.
     pub fn per_sec(&self) -> f64 {
         self.runs as f64 / self.secs
     }
 
-    /// That of a VAX 11/780 is 1.
+    /// Returns the speed relative to a VAX 11/780.
     pub fn mips(&self) -> f64 {
         self.per_sec() / VAX
     }
 }
 
-/// Turns the loop until one measurement lasts long enough.
+/// Repeats the loop with more iterations until one measurement lasts long enough.
 ///
 /// # Errors
-/// [`Error::Program`] when a final value is wrong: the compiler, or the processor, is broken.
+/// [`Error::Program`] if a final value is wrong, which means that the compiler or the CPU is
+/// broken.
 pub fn run(config: &Config) -> Result<Outcome> {
     let enough = Duration::from_millis(config.millis);
     let mut runs = 50_000_i32;
@@ -77,7 +79,7 @@ pub fn run(config: &Config) -> Result<Outcome> {
     }
 }
 
-/// The original has a fifth, which its loop never meets.
+/// The original has a fifth value, which its loop never uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ident {
     One,
@@ -86,7 +88,7 @@ enum Ident {
     Four,
 }
 
-/// A record of the original's linked list; `next` is its place in [`State::records`].
+/// A record of the original's linked list; `next` is an index into [`State::records`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Record {
     next: usize,
@@ -99,7 +101,7 @@ struct Record {
 /// The original's global variables.
 struct State {
     records: [Record; 2],
-    /// The record that the global pointer points at.
+    /// Index of the record that the original's global pointer refers to.
     head: usize,
     int: i32,
     flag: bool,
@@ -325,7 +327,7 @@ fn function_3(ident: Ident) -> bool {
     copy == Ident::Three
 }
 
-/// The values that the original prints at its end.
+/// Checks the values that the original prints at its end.
 fn check(s: &State, last: &Last, runs: i32) -> Result<()> {
     let (head, next) = (&s.records[1], &s.records[0]);
     let right = [

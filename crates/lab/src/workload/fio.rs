@@ -1,7 +1,8 @@
-//! `fio`, by Jens Axboe: the well-kept program is run, and its own JSON read. A check of what the workloads
-//! of this crate say about the same target, and a workload for who knows it.
+//! `fio`, by Jens Axboe: runs the program and reads its JSON output. A cross-check of this crate's
+//! workloads on the same target, and a workload for users who know fio.
 //!
-//! Fixed bytes and not fixed time: over a small file, fixed time changes the state of caches half way.
+//! Amounts are fixed, not durations: with a small file, a fixed duration changes the state of
+//! caches halfway.
 
 use super::programs::output;
 use crate::{Error, Latency, Result};
@@ -10,27 +11,28 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// What it is told.
+/// Options passed to fio.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// `read`, `write`, `randread`, `randwrite`, `rw`, `randrw`.
     pub rw: String,
-    /// Bytes of a request.
+    /// Request size in bytes.
     pub block: u64,
-    /// Bytes of each job.
+    /// Bytes per job.
     pub size: u64,
-    /// Requests in flight of each job.
+    /// Requests in flight per job.
     pub depth: u32,
-    /// Jobs, each with a file of its own.
+    /// Number of jobs, each with its own file.
     pub jobs: u32,
-    /// Past the page cache.
+    /// Whether to bypass the page cache.
     pub direct: bool,
     /// `psync`, `libaio`, `io_uring`, ...
     pub engine: String,
-    /// Each job ends with fsync, inside its time.
+    /// Whether each job ends with a timed fsync.
     pub fsync: bool,
-    /// Every write has new random bytes, drawn inside the time; else eight bytes in every 512 change, as fio has it by default.
+    /// Whether every write has new random bytes, generated within the timed section; by fio's
+    /// default only eight bytes in every 512 change.
     #[serde(default)]
     pub refill: bool,
 }
@@ -51,34 +53,34 @@ impl Default for Config {
     }
 }
 
-/// One direction of what it did.
+/// Results of one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Side {
-    /// Bytes.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Seconds, of the longest job.
+    /// Duration of the longest job in seconds.
     pub secs: f64,
     /// Completion latency.
     pub latency: Latency,
 }
 
-/// What it says.
+/// Results reported by fio.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its version.
+    /// Version of fio.
     pub version: String,
-    /// Reads, where there were some.
+    /// Reads, if any.
     pub read: Option<Side>,
-    /// Writes, where there were some.
+    /// Writes, if any.
     pub write: Option<Side>,
 }
 
-/// Runs it in `folder` and removes its files.
+/// Runs fio in `folder` and removes its files.
 ///
 /// # Errors
-/// [`Error::Program`]: it is not installed, or fails, or says something else than its JSON.
+/// [`Error::Program`] if fio is not installed, fails, or prints unexpected output.
 pub fn run(folder: &Path, config: &Config) -> Result<Outcome> {
     check(config)?;
     let mut fio = Command::new("fio");
@@ -86,7 +88,7 @@ pub fn run(folder: &Path, config: &Config) -> Result<Outcome> {
         .arg(format!("--directory={}", folder.display()));
     let printed = output(&mut fio, "fio");
     for job in 0..config.jobs {
-        // It is not there if fio failed early, and that error says more than this one.
+        // The file is missing if fio failed early; fio's error is more useful than this one.
         let _ = std::fs::remove_file(folder.join(format!("evfs-lab.{job}.0")));
     }
     parse(&printed?)
@@ -118,14 +120,14 @@ fn arguments(c: &Config) -> Vec<String> {
         format!("--end_fsync={}", u8::from(c.fsync)),
         "--randrepeat=1".into(),
         format!("--refill_buffers={}", u8::from(c.refill)),
-        // Space is not reserved beforehand, as it is not by the workloads here.
+        // Do not reserve space beforehand, like the workloads of this crate.
         "--fallocate=none".into(),
         "--invalidate=0".into(),
         "--thread".into(),
     ]
 }
 
-/// Reads the JSON. Lines before it are warnings of fio's.
+/// Parses the JSON. Lines before it are warnings of fio.
 fn parse(printed: &[u8]) -> Result<Outcome> {
     let wrong = |what: &str| Error::Program {
         what: "fio".into(),

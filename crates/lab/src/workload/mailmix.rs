@@ -1,19 +1,21 @@
-//! `mailmix`, after PostMark 1.53: the life of small files in a mail server.
+//! `mailmix`, modeled on PostMark 1.53: the small files of a mail server.
 //!
 //! ```text
-//!   make folders │ create N files │ T transactions: (read all | append) then (create | delete) │ delete all │ remove folders
-//!    untimed       ├───────────────────── total time ────────────────────────────────────────────┤   untimed
-//!                                   ├── transaction time ──┤
+//!   create directories │ create N files │ T transactions │ delete all │ remove directories
+//!         untimed      ├───────────────── total time ─────────────────┤      untimed
+//!                                       ├─ transaction ──┤
+//!   transaction: (read all | append), then (create | delete)
 //! ```
 //!
-//! [`Script`] says what is done, from the seed alone, exactly as the original does it: the same files
-//! of the same sizes in the same order. [`run`] does it. Rates are taken as the original takes them:
-//! bytes, created and deleted files over the total time, the others over the transaction time.
+//! [`Script`] determines the steps from the seed alone, exactly like the original: the same files
+//! of the same sizes in the same order. [`run`] performs them. Rates are computed like the
+//! original's: bytes, created and deleted files over the total time, the others over the
+//! transaction time.
 //!
-//! Differences from the original, all in the clock and none in the work: times are nanoseconds and not
-//! whole seconds, bytes are counted in integers, fewer than ten transactions are no division by
-//! zero, and an error ends the run instead of being passed over. No fsync anywhere, as there;
-//! `sync` adds one at the end of each timed part, inside its time.
+//! Differences from the original, all in timing and none in the work: times are in nanoseconds, not
+//! whole seconds; bytes are counted in integers; fewer than ten transactions do not cause a
+//! division by zero; and an error ends the run instead of being ignored. Like the original, it
+//! calls no fsync; `sync` adds one at the end of each timed section, within its time.
 
 use super::mersenne::Mersenne;
 use crate::files::{Files, Open};
@@ -21,42 +23,42 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// Largest numbers that make sense; beyond them a configuration is refused.
+/// Upper limits; a configuration beyond them is refused.
 const FILES_MAX: u64 = 10_000_000;
 const SIZE_MAX: u64 = 1 << 30;
 const BLOCK_MAX: u64 = 64 << 20;
-/// Probabilities are tenths.
+/// Probabilities are in tenths.
 const BIAS_MAX: u64 = 10;
 
-/// What the original's `set` commands say.
+/// Parameters, as in the original's `set` commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// Files at the beginning.
+    /// Number of initial files.
     pub number: u64,
-    /// Transactions.
+    /// Number of transactions.
     pub transactions: u64,
-    /// Smallest file in bytes.
+    /// Minimum file size in bytes.
     pub size_low: u64,
-    /// Files are smaller than this, in bytes, unless `size_low` is the same.
+    /// Exclusive maximum size of a new file in bytes, unless equal to `size_low`.
     pub size_high: u64,
-    /// Folders to spread the files over; 0: none.
+    /// Number of directories for the files; 0: none.
     pub subdirectories: u64,
-    /// Seed.
+    /// Seed of the random numbers.
     pub seed: u32,
-    /// Bytes of a read.
+    /// Read size in bytes.
     pub read: u64,
-    /// Bytes of a write.
+    /// Write size in bytes.
     pub write: u64,
     /// Tenths of transactions that read instead of appending; `None`: neither.
     pub bias_read: Option<u64>,
     /// Tenths of transactions that create instead of deleting; `None`: neither.
     pub bias_create: Option<u64>,
-    /// Everything is made durable within each timed part. The original never does.
+    /// Whether to sync within each timed section, which the original never does.
     pub sync: bool,
 }
 
 impl Default for Config {
-    /// The original's defaults, and no `sync`.
+    /// Returns the original's defaults, without `sync`.
     fn default() -> Config {
         Config {
             number: 500,
@@ -75,11 +77,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration file of the original, up to its `quit`. One `location`, `buffering` and `report` are taken
-    /// note of and passed over: the target is given elsewhere, and nothing is buffered here.
+    /// Reads a configuration file of the original up to its `quit`. `buffering`, `report` and a
+    /// single `location` are accepted and ignored: the target is specified elsewhere, and nothing
+    /// is buffered here.
     ///
     /// # Errors
-    /// [`Error::Spec`] with the number of the line.
+    /// [`Error::Spec`] with the line number.
     pub fn parse(text: &str) -> Result<Config> {
         let mut config = Config::default();
         let (mut ran, mut locations) = (false, 0);
@@ -138,7 +141,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether it can be carried out.
+    /// Checks whether the configuration is within its limits.
     ///
     /// # Errors
     /// [`Error::Spec`] with the value and its bounds.
@@ -171,40 +174,40 @@ fn number(text: &str) -> std::result::Result<u64, String> {
 /// One step of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Make a file of this many bytes.
+    /// Create a file of this many bytes.
     Create(String, u64),
-    /// Read all of a file, which has this many bytes.
+    /// Read a whole file, which has this many bytes.
     Read(String, u64),
-    /// Add this many bytes, at least one, to a file.
+    /// Append this many bytes, at least one, to a file.
     Append(String, u64),
-    /// Remove a file.
+    /// Delete a file.
     Delete(String),
-    /// A transaction that found nothing to do: a full file to append to, or no room for a new one.
+    /// Half of a transaction without an effect: a full file to append to, or no room for a new one.
     Nothing,
 }
 
-/// A slot of the table of files.
+/// A file in the table.
 struct Known {
     name: String,
     size: u64,
 }
 
-/// What is done, step by step.
+/// The steps of a run.
 pub struct Script {
     config: Config,
     numbers: Mersenne,
     table: Vec<Option<Known>>,
-    /// The slot after the last one given.
+    /// Slot after the last assigned one.
     next: usize,
     used: usize,
     made: u64,
 }
 
 impl Script {
-    /// The script of a configuration that was checked.
+    /// Creates the script of a checked configuration.
     pub fn new(config: &Config) -> Script {
         let mut numbers = Mersenne::new(config.seed);
-        // The original draws the text of its files first, two times the largest file.
+        // The original first draws the text of its files, twice the size of the largest file.
         for _ in 0..2 * config.size_high {
             numbers.draw();
         }
@@ -218,18 +221,18 @@ impl Script {
         }
     }
 
-    /// Folders to make first and to remove last.
+    /// Returns the directories to create first and to remove last.
     pub fn folders(&self) -> impl Iterator<Item = String> + use<> {
         (0..self.config.subdirectories).map(|n| format!("s{n}"))
     }
 
-    /// Another file.
+    /// Returns the step that creates another file, or [`Step::Nothing`] if the table is full.
     pub fn create(&mut self) -> Step {
         if self.used == self.table.len() {
             return Step::Nothing;
         }
-        // The slot after the last one given, or else the first free one: whoever reads draws slots, so
-        // where a file lies decides what is read later.
+        // Use the slot after the last assigned one if it is free, else the first free one. Reads
+        // draw slots at random, so the slot of a file determines which files are read later.
         let free = match self.table.get(self.next) {
             Some(None) => self.next,
             _ => self.table.iter().position(Option::is_none).unwrap_or(0),
@@ -258,7 +261,7 @@ impl Script {
         Step::Create(name, size)
     }
 
-    /// The two steps of a transaction.
+    /// Draws the two steps of a transaction.
     pub fn transaction(&mut self) -> [Step; 2] {
         let first = match self.config.bias_read {
             Some(tenths) if self.used > 0 => match self.numbers.below(10) < tenths {
@@ -277,7 +280,7 @@ impl Script {
         [first, second]
     }
 
-    /// Removes what is left, in the order of the table.
+    /// Returns steps that delete the remaining files in table order.
     pub fn rest(&mut self) -> impl Iterator<Item = Step> + use<'_> {
         self.used = 0;
         self.table
@@ -327,49 +330,49 @@ impl Script {
     }
 }
 
-/// What was done, and how long it took.
+/// Counts and times of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Files made before the transactions.
+    /// Files created before the transactions.
     pub created_alone: u64,
-    /// Files made by transactions.
+    /// Files created by transactions.
     pub created_mixed: u64,
     /// Files read.
     pub read: u64,
     /// Files appended to.
     pub appended: u64,
-    /// Files removed after the transactions.
+    /// Files deleted after the transactions.
     pub deleted_alone: u64,
-    /// Files removed by transactions.
+    /// Files deleted by transactions.
     pub deleted_mixed: u64,
     /// Bytes read.
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// Transactions.
+    /// Number of transactions.
     pub transactions: u64,
-    /// From the first creation to the last removal.
+    /// Seconds from the first creation to the last deletion.
     pub total_secs: f64,
-    /// Of the creations before the transactions.
+    /// Seconds of the creations before the transactions.
     pub create_secs: f64,
-    /// Of the transactions.
+    /// Seconds of the transactions.
     pub transaction_secs: f64,
-    /// Of the removals after the transactions.
+    /// Seconds of the deletions after the transactions.
     pub delete_secs: f64,
 }
 
 impl Report {
-    /// Transactions a second of transaction time.
+    /// Returns transactions per second of transaction time.
     pub fn transactions_per_sec(&self) -> f64 {
         self.transactions as f64 / self.transaction_secs
     }
 
-    /// MiB read a second of the total time.
+    /// Returns MiB read per second of total time.
     pub fn read_mib_per_sec(&self) -> f64 {
         self.bytes_read as f64 / f64::from(1 << 20) / self.total_secs
     }
 
-    /// MiB written a second of the total time.
+    /// Returns MiB written per second of total time.
     pub fn written_mib_per_sec(&self) -> f64 {
         self.bytes_written as f64 / f64::from(1 << 20) / self.total_secs
     }
@@ -378,8 +381,8 @@ impl Report {
 /// Runs the workload on an empty target and leaves it empty.
 ///
 /// # Errors
-/// [`Error::Spec`] for a configuration that cannot be carried out, [`Error::Files`] for what the target
-/// says, [`Error::Verify`] for a file that is shorter than it was made.
+/// [`Error::Spec`] for an invalid configuration, [`Error::Files`] for errors of the target,
+/// [`Error::Verify`] for a file that is shorter than written.
 pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
     config.check()?;
     let mut script = Script::new(config);
@@ -423,11 +426,11 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
     Ok(doing.report)
 }
 
-/// Carries steps out.
+/// Performs steps on the target.
 struct Doing<'a> {
     files: &'a dyn Files,
     config: &'a Config,
-    /// What is written: text nobody can compress, two times the largest file, as the original has it.
+    /// Data to write: incompressible, twice the size of the largest file, as in the original.
     text: Vec<u8>,
     buffer: Vec<u8>,
     report: Report,
@@ -483,7 +486,7 @@ impl<'a> Doing<'a> {
             .files
             .open(name, how)
             .map_err(|e| self.failed("open", name, e))?;
-        // Where in the text a file begins is its own, so that two files are not alike.
+        // Each file starts at another place in the text, so that no two files are alike.
         let start = self.report.bytes_written % self.config.size_high;
         let text = &self.text[start as usize..][..size as usize];
         let mut at = 0;

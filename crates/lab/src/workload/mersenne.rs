@@ -1,5 +1,5 @@
-//! The Mersenne Twister with the seeding of its authors' second version (1999), which is what the
-//! programs we follow use; libraries have the seeding of 2002. Not for keys.
+//! The Mersenne Twister with the seeding of its authors' second version (1999), which the modeled
+//! programs use; libraries use the seeding of 2002. Not suitable for keys.
 
 const WORDS: usize = 624;
 const APART: usize = 397;
@@ -13,7 +13,7 @@ pub struct Mersenne {
 }
 
 impl Mersenne {
-    /// Seeded by two halves of a linear congruence for each word.
+    /// Creates a generator, seeded with two halves of a linear congruential generator per word.
     pub fn new(seed: u32) -> Mersenne {
         let mut seed = seed;
         let mut half = || {
@@ -29,7 +29,7 @@ impl Mersenne {
         Mersenne { state, next }
     }
 
-    /// The next number.
+    /// Draws the next number.
     pub fn draw(&mut self) -> u32 {
         if self.next == WORDS {
             self.turn();
@@ -42,7 +42,7 @@ impl Mersenne {
         y ^ y >> 18
     }
 
-    /// The next number below `bound` by remainder, 0 for a bound of 0.
+    /// Draws the next number modulo `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         match bound {
             0 => 0,
@@ -68,7 +68,8 @@ mod tests {
     fn first_numbers_of_a_seed() {
         let mut numbers = Mersenne::new(42);
         let first: Vec<u32> = (0..3).map(|_| numbers.draw()).collect();
-        // As PostMark 1.53 draws them: the two millionth and the next are sizes of its first files.
+        // As drawn by PostMark 1.53: number 2,097,152 and the next ones are sizes of its first
+        // files.
         assert_eq!(first, FIRST_OF_42);
         for _ in 3..2_097_152 {
             numbers.draw();

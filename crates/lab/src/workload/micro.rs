@@ -1,13 +1,14 @@
-//! `micro`, after Ousterhout, "Why Aren't Operating Systems Getting Faster As Fast as Hardware?" (USENIX
-//! Summer 1990), as far as a storage report needs it: what one system call, one switch between
-//! processes and one small file cost.
+//! `micro`, modeled on Ousterhout, "Why Aren't Operating Systems Getting Faster As Fast as
+//! Hardware?" (USENIX Summer 1990), as far as it concerns storage: the cost of one system call, one
+//! context switch and one small file.
 //!
-//! Each row is repeated until its time is long enough for a clock to tell, and gives the mean: wall time
-//! and CPU (user and system, of this process and of the child that takes part). The switch row counts a
-//! round trip of one byte through two pipes: two switches, and a read and a write on each side.
+//! Each row is repeated until its duration is long enough for the clock, and reports means: wall
+//! time and CPU time (user and system, of this process and of the child that takes part). The
+//! switch row measures a round trip of one byte through two pipes: two switches, and a read and a
+//! write on each side.
 //!
-//! Differences from the original: the system call is `getppid`, which no library answers from memory;
-//! pinning to one processor or to two is a row each, because the two differ more than machines do.
+//! Differences from the original: the system call is `getppid`, which no library caches; pinning to
+//! one CPU and to two are separate rows, because the two differ more than machines do.
 
 use crate::files::{Files, Open};
 use crate::{Error, Result};
@@ -19,29 +20,29 @@ use std::io::{self, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Bytes of the small and the large file.
+/// Sizes of the small and the large file in bytes.
 const SMALL: usize = 1 << 10;
 const LARGE: usize = 10 << 20;
-/// Bytes of one read or write.
+/// Size of one read or write in bytes.
 const BLOCK: usize = 64 << 10;
 
-/// What one operation costs.
+/// Cost of one operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was done.
+    /// Name of the operation.
     pub what: String,
-    /// How often.
+    /// Number of repetitions.
     pub count: u64,
-    /// Microseconds by the clock on the wall, the mean.
+    /// Mean wall time in microseconds.
     pub wall_us: f64,
-    /// Microseconds of user and system time together, the mean.
+    /// Mean user and system time together, in microseconds.
     pub cpu_us: f64,
 }
 
-/// Runs every row for at least `long_enough` each; files are made on `files` and removed.
+/// Runs every row for at least `long_enough` each; files are created on `files` and removed.
 ///
 /// # Errors
-/// [`Error::Files`] for what the target says, [`Error::Worker`] for a child that does not start.
+/// [`Error::Files`] for errors of the target, [`Error::Worker`] if the child does not start.
 pub fn run(files: &dyn Files, long_enough: Duration) -> Result<Vec<Row>> {
     let mut rows = vec![repeated("system call", long_enough, || {
         std::hint::black_box(getppid());
@@ -58,7 +59,7 @@ pub fn run(files: &dyn Files, long_enough: Duration) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Does `work` in batches that grow until the clock has run long enough.
+/// Repeats `work` in growing batches until `long_enough` has passed.
 fn repeated(
     what: &str,
     long_enough: Duration,
@@ -67,7 +68,7 @@ fn repeated(
     work()?;
     let (began, cpu) = (Instant::now(), cpu_ns(None));
     let (mut count, mut batch) = (0, 1);
-    // At least one batch, also where the machine took the processor away for longer than that.
+    // At least one batch, even if the machine descheduled this thread for longer than that.
     loop {
         for _ in 0..batch {
             work()?;
@@ -88,14 +89,14 @@ fn repeated(
     })
 }
 
-/// CPU time of this process, or of another.
+/// Reads the CPU time of this process or of another.
 fn cpu_ns(of: Option<Pid>) -> u64 {
     match of {
         None => {
             let now = clock_gettime(ClockId::ProcessCPUTime);
             now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
         }
-        // The first field of schedstat is the time on a processor, in nanoseconds, of the only thread.
+        // The first field of schedstat is the CPU time of the only thread, in nanoseconds.
         Some(pid) => std::fs::read_to_string(format!("/proc/{pid}/schedstat"))
             .ok()
             .and_then(|text| text.split(' ').next()?.parse().ok())
@@ -103,7 +104,7 @@ fn cpu_ns(of: Option<Pid>) -> u64 {
     }
 }
 
-/// A byte goes to a child and comes back, on one processor and on two.
+/// Measures a byte's round trip to a child, on one CPU and on two.
 fn switches(long_enough: Duration) -> Result<Vec<Row>> {
     let allowed = sched_getaffinity(None).map_err(|e| worker(e.into()))?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -145,7 +146,7 @@ fn ping_pong(what: &str, own: usize, childs: usize, long_enough: Duration) -> Re
     Ok(row)
 }
 
-/// A child that sends back what it gets: `cat`, which does one read and one write for each byte.
+/// A child that echoes its input: `cat`, which does one read and one write per byte.
 struct Echo(Child);
 
 impl Echo {
@@ -169,7 +170,7 @@ impl Echo {
 impl Drop for Echo {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It ends with its input.
+        // The child ends at the end of its input.
         let _ = self.0.wait();
     }
 }
@@ -181,7 +182,7 @@ fn worker(source: io::Error) -> Error {
     }
 }
 
-/// A file is opened and closed, by a name of one component and of four.
+/// Measures opening and closing a file, with a path of one component and of four.
 fn open_close(files: &dyn Files, long_enough: Duration) -> Result<Vec<Row>> {
     let failed = |call, path: &str| {
         let (target, path) = (files.name(), path.to_owned());
@@ -213,7 +214,7 @@ fn open_close(files: &dyn Files, long_enough: Duration) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A file is made and written, opened again and read, and removed: a compiler's temporary file.
+/// Measures a compiler's temporary file: created and written, opened again and read, removed.
 fn create_delete(
     files: &dyn Files,
     what: &str,

@@ -1,7 +1,7 @@
-//! Workloads, each with the phases, the timed part and the units of the program it follows.
+//! Workloads. Each has the phases, the timed sections and the units of the program that it models.
 //!
-//! Every one is a closed loop: its latencies are service times. All counts follow from the seed
-//! alone, so two targets do the same work in the same order.
+//! All are closed loops, whose latencies are service times, except [`devmix`] with a rate. All
+//! counts follow from the seed alone, so two targets do the same work in the same order.
 
 mod access;
 pub mod build;

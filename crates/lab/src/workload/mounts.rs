@@ -1,14 +1,15 @@
-//! `mounts`: how long a mount and an unmount take, the latter after work on metadata, over many turns.
+//! `mounts`: how long a mount and an unmount take, the latter after metadata operations, over many
+//! cycles.
 //!
 //! ```text
-//!   command ──► the mount point is another folder and answers statfs │ files made, read, listed │ command ──► its own again
-//!   ├──────────────── mount ──────────────────────────────────────┤        untimed           ├──────── unmount ────┤
+//!   mount command ──► mounted, statfs answers │ file work │ unmount command ──► as before
+//!   ├────────────── mount ────────────────────┤  untimed  ├────────── unmount ──────────┤
 //! ```
 //!
-//! The commands are the user's, so any file system can be measured: ours, a rival's, the kernel's; a target that this
-//! process has mounted needs none. A mount
-//! is done when the mount point has become another folder (device and number) and `statfs` answers;
-//! an unmount when its command has ended and the mount point is what it was.
+//! The user provides the commands, so any file system can be measured: EVFS, a competitor, the
+//! kernel's own. A target mounted by this process needs none. A mount is complete when the mount
+//! point has become another directory (device and inode number) and `statfs` succeeds; an unmount
+//! is complete when its command has ended and the mount point is the original directory again.
 
 use super::programs::shell;
 use crate::files::{Files, Folder, Open};
@@ -20,22 +21,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a mount point to change after its command has ended.
+/// Maximum wait for the mount point to change after the command has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at the mount point.
+/// Interval between checks of the mount point.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// What is mounted, and how often.
+/// Commands and number of cycles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Command that mounts on `$MOUNTPOINT`; empty for a target that this process mounts.
+    /// Command that mounts on `$MOUNTPOINT`; empty for a target mounted by this process.
     pub mount: String,
     /// Command that unmounts it.
     pub unmount: String,
-    /// Turns; 20 or more, for a figure at the far end.
+    /// Number of cycles; 20 or more for a meaningful 95th percentile.
     pub times: u32,
-    /// Files that are made, read and removed between mount and unmount.
+    /// Files to create, read and remove between mount and unmount.
     pub files: u64,
 }
 
@@ -50,20 +51,20 @@ impl Default for Config {
     }
 }
 
-/// Seconds of each turn.
+/// Seconds per cycle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Mounts.
+    /// Durations of mounts.
     pub mount_secs: Vec<f64>,
-    /// Unmounts.
+    /// Durations of unmounts.
     pub unmount_secs: Vec<f64>,
 }
 
-/// Mounts and unmounts. Without a command it is `own` that does both.
+/// Mounts and unmounts repeatedly. Without commands, `own` does both.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Program`] for a command that fails or has no effect; [`Error::Files`] for
-/// what the mounted file system says.
+/// [`Error::Spec`] for missing commands; [`Error::Program`] for a command that fails or has no
+/// effect; [`Error::Files`] for errors of the mounted file system.
 pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<Outcome> {
     match own.filter(|_| config.mount.is_empty()) {
         Some(own) => {
@@ -77,7 +78,7 @@ pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<O
             let outcome = turns(point, config, &|| by("mount", own.mount()), &|| {
                 by("unmount", own.unmount())
             });
-            // As it was found, also after a failure.
+            // Restore the original state, even after a failure.
             own.mount()
                 .map_err(|detail| Error::Program {
                     what: "mount".into(),
@@ -118,7 +119,7 @@ fn turns(
         let took = timed(point, mount, &|now| now != bare)?;
         outcome.mount_secs.push(took);
         let loaded = load(point, config.files, turn);
-        // Also after a failure: a mount of ours does not stay behind.
+        // Unmount even after a failure, so that no mount is left behind.
         let took = timed(point, unmount, &|now| now == bare);
         loaded?;
         outcome.unmount_secs.push(took?);
@@ -126,7 +127,7 @@ fn turns(
     Ok(outcome)
 }
 
-/// Does it, and waits until the mount point is as it should be.
+/// Runs `work` and waits until the mount point satisfies `there`.
 fn timed(
     point: &Path,
     work: &dyn Fn() -> Result<()>,
@@ -135,7 +136,7 @@ fn timed(
     let began = Instant::now();
     work()?;
     loop {
-        // A mount that is not ready yet may refuse to be looked at.
+        // A mount that is not ready yet may return errors.
         if identity(point).is_ok_and(there) && Folder::open(point).is_ok_and(|f| f.statfs().is_ok())
         {
             return Ok(began.elapsed().as_secs_f64());
@@ -150,13 +151,13 @@ fn timed(
     }
 }
 
-/// Which folder the mount point is now.
+/// Returns device and inode number of the mount point.
 fn identity(point: &Path) -> Result<(u64, u64)> {
     let found = fs::metadata(point).map_err(|e| failed(point, "stat", "", e))?;
     Ok((found.dev(), found.ino()))
 }
 
-/// Work on metadata: files made, listed, looked at, and removed.
+/// Performs metadata operations: creates, lists, stats and removes files.
 fn load(point: &Path, files: u64, turn: u32) -> Result<()> {
     let folder = Folder::open(point).map_err(|e| failed(point, "open", "", e))?;
     let name = |n: u64| format!("mounts.{turn}.{n}");
@@ -190,8 +191,8 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// A mount point that needs no rights: a symbolic link that a command turns from one folder to
-    /// another.
+    /// Creates a mount point that needs no privileges: a symbolic link that a command switches from
+    /// one directory to another.
     fn switch() -> (tempfile::TempDir, PathBuf, Config) {
         let dir = tempfile::tempdir().unwrap();
         for name in ["bare", "mounted"] {
@@ -236,7 +237,7 @@ mod tests {
         ));
     }
 
-    /// Turns the link by itself.
+    /// Switches the link without a command.
     struct Own(PathBuf);
 
     impl Own {

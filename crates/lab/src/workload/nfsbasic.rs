@@ -1,10 +1,10 @@
-//! `nfsbasic`, after the basic tests of the Connectathon suite (2004): nine small tests of what a
-//! client asks of a file server, with the counts of 1990, which are still the suite's own.
+//! `nfsbasic`, modeled on the basic tests of the Connectathon suite (2004): nine small tests of a
+//! file server's operations, with the counts of 1990, which the suite still uses.
 //!
-//! Each test makes what it needs outside of its time, does its operations inside, checks every answer,
-//! and removes what it made. Differences from the original: times are nanoseconds (the original
-//! prints hundredths with a leading zero lost, so that 0.02 reads 0.2), an operation's mean is
-//! shown, and the counts are those of calls, not of turns of a loop.
+//! Each test creates its files outside the timed section, performs its operations within it, checks
+//! every result, and removes its files. Differences from the original: times are in nanoseconds
+//! (the original prints hundredths without leading zeros, so 0.02 appears as 0.2), the mean per
+//! operation is shown, and the counts are those of calls, not of loop iterations.
 
 use crate::files::{Files, Open};
 use crate::{Error, Result};
@@ -18,24 +18,24 @@ const BLOCK: usize = 8192;
 /// Length of the file of test 5 in bytes.
 const FILE: usize = 1 << 20;
 
-/// How much is done. The default is the suite's own.
+/// Counts of the tests. The default is the suite's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// Levels, files and folders of each folder in the tree of tests 1 and 2.
+    /// Tests 1 and 2: levels of the tree, files per directory, directories per directory.
     pub tree: (u32, u32, u32),
-    /// Times that test 3 asks for the folder's own name and looks at it.
+    /// Test 3: number of `getcwd` and `stat` pairs.
     pub getcwd: u64,
-    /// Files, and times for each, of test 4.
+    /// Test 4: number of files, and repetitions for each.
     pub chmod: (u64, u64),
-    /// Times that test 5 writes and reads its file.
+    /// Test 5: number of times that the file is written and read.
     pub rewrite: u64,
-    /// Files, and passes over the folder, of test 6.
+    /// Test 6: number of files, and passes over the directory.
     pub readdir: (u64, u64),
-    /// Files, and times for each, of test 7.
+    /// Test 7: number of files, and repetitions for each.
     pub rename: (u64, u64),
-    /// Files, and times for each, of test 8.
+    /// Test 8: number of files, and repetitions for each.
     pub symlink: (u64, u64),
-    /// Calls of test 9.
+    /// Test 9: number of calls.
     pub statfs: u64,
 }
 
@@ -55,7 +55,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The suite's counts times `k`, for file systems that finish before a clock can tell.
+    /// Returns the suite's counts times `k`, for file systems too fast for the clock.
     pub fn scaled(k: u64) -> Config {
         let own = Config::default();
         Config {
@@ -71,25 +71,25 @@ impl Config {
     }
 }
 
-/// A test that was done.
+/// Result of one test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// `1` to `9`; `5a` wrote and `5b` read.
+    /// Number of the test, `1` to `9`; `5a` writes and `5b` reads.
     pub test: String,
-    /// What was done, in the words of the original.
+    /// Description in the words of the original.
     pub what: String,
-    /// Calls inside the time, or `None` where the target cannot do this and the test was left out.
+    /// Calls within the timed section; `None` if the target does not support the test.
     pub operations: Option<u64>,
-    /// Bytes moved inside the time.
+    /// Bytes transferred within the timed section.
     pub bytes: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub secs: f64,
 }
 
 /// Runs the nine tests on an empty target and leaves it empty.
 ///
 /// # Errors
-/// [`Error::Files`] for what the target says, or for an answer that is wrong.
+/// [`Error::Files`] for errors of the target and for wrong results.
 pub fn run(files: &dyn Files, config: &Config) -> Result<Vec<Outcome>> {
     let tests = Tests { files };
     let mut outcomes = Vec::new();
@@ -109,7 +109,7 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Tests 1 and 2: make a tree, and take it down.
+    /// Tests 1 and 2: creates a tree and removes it.
     fn trees(&self, (levels, files, folders): (u32, u32, u32)) -> Result<[Outcome; 2]> {
         self.files
             .mkdir("tree")
@@ -183,7 +183,7 @@ impl Tests<'_> {
         Ok(())
     }
 
-    /// Test 3: the target's own folder is looked up from the top and looked at.
+    /// Test 3: looks up the target's own directory from the root and stats it.
     fn getcwd(&self, times: u64) -> Result<Outcome> {
         self.timed(
             "3",
@@ -204,11 +204,11 @@ impl Tests<'_> {
         )
     }
 
-    /// Test 4: permission bits are set and read back.
+    /// Test 4: sets permission bits and reads them back.
     fn chmod(&self, (count, times): (u64, u64)) -> Result<Outcome> {
         let names = names("chmod", count);
         names.iter().try_for_each(|name| self.create(name))?;
-        // Two calls are counted for each turn, as the original counts them.
+        // Two calls are counted per iteration, as in the original.
         let what = format!("{} chmods and stats on {count} files", count * times * 2);
         let outcome = self.timed("4", count * times * 4, 0, what, || {
             for (name, mode) in names
@@ -235,7 +235,7 @@ impl Tests<'_> {
         Ok(outcome)
     }
 
-    /// Tests 5a and 5b: a file is written over and over, and read and compared.
+    /// Tests 5a and 5b: writes a file repeatedly, then reads and compares it.
     fn rewrite(&self, times: u64) -> Result<[Outcome; 2]> {
         let name = "bigfile";
         let mut text = vec![0; BLOCK];
@@ -301,7 +301,7 @@ impl Tests<'_> {
         Ok([wrote, read])
     }
 
-    /// Test 6: a folder is read through again and again while its files go one by one.
+    /// Test 6: reads a directory repeatedly while its files are removed one by one.
     fn readdir(&self, (count, passes): (u64, u64)) -> Result<Outcome> {
         let folder = "entries";
         self.files
@@ -344,7 +344,7 @@ impl Tests<'_> {
         })
     }
 
-    /// Test 7: files change names and get second ones.
+    /// Test 7: renames files and creates hard links.
     fn rename(&self, (count, times): (u64, u64)) -> Result<Outcome> {
         let names = names("rename", count);
         names.iter().try_for_each(|name| self.create(name))?;
@@ -388,7 +388,7 @@ impl Tests<'_> {
         Ok(outcome)
     }
 
-    /// Test 8: symbolic links; left out where the target has none.
+    /// Test 8: symbolic links; skipped if the target does not support them.
     fn symlink(&self, (count, times): (u64, u64)) -> Result<Outcome> {
         let names = names("symlink", count);
         let what = format!(
@@ -434,7 +434,7 @@ impl Tests<'_> {
         }
     }
 
-    /// Test 9: how full is it?
+    /// Test 9: queries the free space.
     fn statfs(&self, times: u64) -> Result<Outcome> {
         self.timed("9", times, 0, format!("{times} statfs calls"), || {
             for _ in 0..times {

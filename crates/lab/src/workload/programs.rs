@@ -1,13 +1,13 @@
-//! Running other programs: to the end, with their words kept for the error if they fail.
+//! Execution of other programs, whose error output becomes part of the error if they fail.
 
 use crate::{Error, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The most of a program's complaint that an error repeats, in bytes.
+/// Maximum length of a program's error output in an error, in characters.
 const COMPLAINT_MAX: usize = 500;
 
-/// Runs `script` by `sh` in `folder` and waits for it. What it prints is dropped.
+/// Runs `script` by `sh` in `folder`, waits for it, and discards its output.
 pub(crate) fn shell(folder: &Path, script: &str, variables: &[(&str, &str)]) -> Result<()> {
     let mut sh = Command::new("sh");
     sh.args(["-e", "-c", script]).current_dir(folder);
@@ -15,7 +15,7 @@ pub(crate) fn shell(folder: &Path, script: &str, variables: &[(&str, &str)]) -> 
     output(&mut sh, script).map(drop)
 }
 
-/// Runs a program to its end and gives what it printed.
+/// Runs a program to its end and returns its standard output.
 pub(crate) fn output(command: &mut Command, what: &str) -> Result<Vec<u8>> {
     let failed = |detail: String| Error::Program {
         what: what.to_owned(),

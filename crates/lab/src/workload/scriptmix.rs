@@ -1,16 +1,17 @@
-//! `scriptmix`, after SPEC's SDET (SDM 1991): users at work, each with a script of the same small
-//! commands in an order of their own, no thinking in between; scripts an hour against users.
+//! `scriptmix`, modeled on SPEC's SDET (SDM 1991): users that each run scripts of the same small
+//! commands in different orders, without think time; measures scripts per hour by number of users.
 //!
 //! ```text
-//!   folders of all users │ release ─► user 1: script, script, ... │ remove the folders
+//!   create directories   │ release ─► user 1: script, script, ... │ remove directories
 //!        untimed         │            user N: script, script, ... │      untimed
-//!                        ├── until the last is done ──────────────┤
+//!                        ├── until the last user is done ─────────┤
 //! ```
 //!
-//! The commands are those of any Linux (`cp`, `sed`, `grep`, `find`, `sort`, `tar`, `cc`, ...) on a C
-//! program that comes with this workload, in a folder of each user's own. An order is drawn from the
-//! seed, the user and the script, so two targets see the same orders. The original's scripts are
-//! licensed and not here: figures of this mix compare with one another only.
+//! The commands are available on any Linux (`cp`, `sed`, `grep`, `find`, `sort`, `tar`, `cc`, ...)
+//! and work on a C program that is part of this workload, in a separate directory per user. The
+//! order is drawn from the seed, the user and the script, so two targets run the same orders. The
+//! original's scripts are licensed and not included: results of this mix compare only with one
+//! another.
 
 use super::programs::shell;
 use crate::rng::Rng;
@@ -21,7 +22,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What a user's folder holds at first.
+/// Initial files of a user's directory.
 const SOURCES: [(&str, &str); 3] = [
     (
         "count.h",
@@ -39,8 +40,8 @@ const SOURCES: [(&str, &str); 3] = [
     ),
 ];
 
-/// The steps of a script. Each makes what it needs from `src` and leaves nothing that another needs, so
-/// that every order works.
+/// The steps of a script. Each derives its files from `src` and leaves nothing that another step
+/// needs, so every order works.
 const STEPS: [&str; 20] = [
     "mkdir edit && sed 's/31/33/' src/count.c >edit/count.c && cp src/*.h edit && rm -r edit",
     "mkdir build && cc -O1 -c -o build/count.o src/count.c && rm -r build",
@@ -64,17 +65,17 @@ const STEPS: [&str; 20] = [
     "ln -s src/main.c name && cat name >/dev/null && rm name",
 ];
 
-/// How many users, and how much of each.
+/// Numbers of users, and the work of each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Numbers of users, a point of the curve each.
+    /// Numbers of users, one point of the curve each.
     pub users: Vec<usize>,
-    /// Scripts of each user.
+    /// Scripts per user.
     pub scripts: u64,
     /// Lines of each user's text, about 60 bytes each.
     pub lines: u64,
-    /// Orders and texts.
+    /// Seed of the orders and texts.
     pub seed: u64,
 }
 
@@ -92,25 +93,25 @@ impl Default for Config {
 /// A point of the curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Users.
+    /// Number of users.
     pub users: usize,
-    /// Scripts, of all users.
+    /// Scripts of all users together.
     pub scripts: u64,
-    /// Seconds until the last user was done.
+    /// Seconds until the last user finished.
     pub secs: f64,
 }
 
 impl Outcome {
-    /// Scripts an hour.
+    /// Returns scripts per hour.
     pub fn per_hour(&self) -> f64 {
         self.scripts as f64 / self.secs * 3600.0
     }
 }
 
-/// Whether it can be carried out.
+/// Checks whether the configuration is within its limits.
 ///
 /// # Errors
-/// [`Error::Spec`].
+/// [`Error::Spec`] if it is not.
 pub fn check(config: &Config) -> Result<()> {
     let users = !config.users.is_empty() && config.users.iter().all(|n| (1..=1000).contains(n));
     if users && config.scripts > 0 && config.lines <= 1_000_000 {
@@ -121,10 +122,11 @@ pub fn check(config: &Config) -> Result<()> {
     ))
 }
 
-/// Measures one number of users in `folder`, and leaves it as it was.
+/// Measures one number of users in `folder` and removes its own files afterwards.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Program`] for a step that fails, with its complaint.
+/// [`Error::Spec`] for an invalid configuration; [`Error::Program`] for a step that fails, with its
+/// error output.
 pub fn point(folder: &Path, config: &Config, users: usize) -> Result<Outcome> {
     check(config)?;
     let homes: Vec<_> = (0..users)
@@ -135,7 +137,7 @@ pub fn point(folder: &Path, config: &Config, users: usize) -> Result<Outcome> {
         .enumerate()
         .try_for_each(|(user, home)| move_in(home, config, user as u64));
     let timed = prepared.and_then(|()| work(&homes, config));
-    // Also after a failure: the next run begins with an empty folder.
+    // Even after a failure: the next run begins with an empty directory.
     for home in homes.iter().filter(|home| home.exists()) {
         fs::remove_dir_all(home).map_err(|e| failed(home, &e))?;
     }
@@ -178,7 +180,7 @@ fn script(home: &Path, seed: u64, user: u64, number: u64) -> Result<()> {
         .try_for_each(|step| shell(home, STEPS[step], &[]))
 }
 
-/// The steps of one script.
+/// Draws the steps of one script in order.
 fn order(seed: u64, user: u64, number: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..STEPS.len()).collect();
     Rng::stream(seed, user << 32 | number).shuffle(&mut order);
@@ -217,19 +219,19 @@ fn failed(path: &Path, e: &std::io::Error) -> Error {
 /// Gunther's Universal Scalability Law, `X(N) = λN / (1 + σ(N-1) + κN(N-1))`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
-    /// What one user would get.
+    /// λ: rate of one user.
     pub lambda: f64,
-    /// The part that is done one after another: contention.
+    /// σ, contention: the fraction of work that is serialized.
     pub sigma: f64,
-    /// What pairs of users cost one another: coherence.
+    /// κ, coherence: the cost of interaction per pair of users.
     pub kappa: f64,
 }
 
 impl Scaling {
-    /// Fits the law to (users, rate) points: least squares of relative errors of N / X, which is linear in
-    /// the law's terms. `None` for fewer than three different numbers of users.
+    /// Fits the law to (users, rate) points by least squares of the relative errors of N / X, which
+    /// is linear in the law's terms. `None` for fewer than three different numbers of users.
     pub fn fit(points: &[(f64, f64)]) -> Option<Scaling> {
-        // Normal equations over the rows (1, N-1, N(N-1)) / y for the right side 1, where y = N / X.
+        // Normal equations for rows (1, N-1, N(N-1)) / y and right-hand side 1, where y = N / X.
         let mut m = [[0.0; 4]; 3];
         for &(n, x) in points.iter().filter(|(n, x)| *n > 0.0 && *x > 0.0) {
             let y = n / x;
@@ -248,13 +250,14 @@ impl Scaling {
         })
     }
 
-    /// The number of users at which the rate is highest, where it has a peak.
+    /// Computes the number of users with the highest rate, if the curve has a peak.
     pub fn peak(&self) -> Option<f64> {
         (self.kappa > 0.0 && self.sigma < 1.0).then(|| ((1.0 - self.sigma) / self.kappa).sqrt())
     }
 }
 
-/// Gauss with pivots; `None` where there is no one solution.
+/// Solves a linear system by Gaussian elimination with pivoting; `None` if it has no unique
+/// solution.
 fn solve(mut m: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     let scale = m.iter().flatten().fold(0.0_f64, |a, b| a.max(b.abs()));
     for i in 0..3 {

@@ -1,8 +1,8 @@
-//! `sendfile`: a file goes to a socket, by read and send, by a mapping and send, and by `sendfile`, which
-//! copies nothing in this process; after the test of the unified file cache.
+//! `sendfile`: sends a file to a socket, by read and send, by mapping and send, and by `sendfile`,
+//! which copies nothing in this process. Modeled on the test of the unified file cache.
 //!
-//! The receiver is a thread on the loopback that counts and drops; its CPU is in every row alike. Time ends
-//! when it has all bytes.
+//! The receiver is a thread on the loopback that counts and discards the bytes; its CPU time is
+//! part of all rows alike. The time ends when it has received all bytes.
 
 use crate::files::{Files, Folder, Open};
 use crate::{Error, Result};
@@ -15,17 +15,17 @@ use std::time::Instant;
 
 const NAME: &str = "sendfile.file";
 
-/// How much.
+/// Amount of data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Bytes of the file.
+    /// File size in bytes.
     pub file: u64,
-    /// Bytes of a send.
+    /// Bytes per send.
     pub record: usize,
-    /// Times that the file is sent.
+    /// Number of times that the file is sent.
     pub passes: u64,
-    /// Drop what is cached of the file before each pass.
+    /// Whether to drop the cached data of the file before each pass.
     pub cold: bool,
 }
 
@@ -40,22 +40,22 @@ impl Default for Config {
     }
 }
 
-/// A way of sending.
+/// Method of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// `read`, then `send`.
     Read,
-    /// Copied out of a mapping, then `send`.
+    /// Copy from a mapping, then `send`.
     Mapped,
     /// `sendfile`.
     Sendfile,
 }
 
 impl Way {
-    /// All.
+    /// All methods in order.
     pub const ALL: [Way; 3] = [Way::Read, Way::Mapped, Way::Sendfile];
 
-    /// The name in tables.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Way::Read => "read and send",
@@ -65,7 +65,7 @@ impl Way {
     }
 }
 
-/// The file, made; it is removed with this.
+/// The existing file; removed on drop.
 pub struct Prepared<'a> {
     folder: &'a Path,
     files: Folder,
@@ -73,10 +73,10 @@ pub struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Makes the file in `folder`.
+    /// Creates the file in `folder`.
     ///
     /// # Errors
-    /// [`Error::Spec`], [`Error::Files`].
+    /// [`Error::Spec`] for invalid sizes, [`Error::Files`] for errors of the file system.
     pub fn new(folder: &'a Path, config: &'a Config) -> Result<Prepared<'a>> {
         let fits =
             (1..=1 << 40).contains(&config.file) && (512..=16 << 20).contains(&config.record);
@@ -108,10 +108,10 @@ impl<'a> Prepared<'a> {
         file.sync()
     }
 
-    /// Sends the file by one way, and gives the seconds.
+    /// Sends the file by one method and returns the seconds.
     ///
     /// # Errors
-    /// [`Error::Files`], [`Error::Program`] for bytes that did not arrive.
+    /// [`Error::Files`] for an I/O error, [`Error::Program`] if bytes did not arrive.
     pub fn send(&self, way: Way) -> Result<f64> {
         let wrong = |e: io::Error| failed(self.folder, "send", e);
         let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong)?;
@@ -194,7 +194,7 @@ impl<'a> Prepared<'a> {
 
 impl Drop for Prepared<'_> {
     fn drop(&mut self) {
-        // Best effort: what failed before this says more.
+        // Best effort: an earlier error is more useful.
         let _ = self.files.unlink(NAME);
     }
 }

@@ -1,19 +1,19 @@
-//! `seqrand`, after IOzone 3.489 in its throughput mode: some threads, each with a file of its own or
-//! all with one, write it, write it again, read it, read it again, and read and write it at random.
+//! `seqrand`, modeled on IOzone 3.489 in its throughput mode: threads with a file each, or with one
+//! shared file, write it, rewrite it, read it, reread it, and read and write it at random.
 //!
 //! ```text
-//!   open, buffer ready ──barrier──► records ──► the first to finish stops the others ──► the rest, untimed
+//!   open, fill buffers ──barrier──► records ──► first thread done stops others ──► rest, untimed
 //!                          │ each thread's own time │
-//!                          │ from the release to the last end, with close and sync if asked for │
+//!                          │ from the release to the last end, with close and sync if requested │
 //! ```
 //!
-//! Two sums, which differ and are both right: **children** adds up what each thread moved by its own
-//! clock; **parent** is what all had moved when the first was done, by the clock of the whole phase.
-//! Random phases touch every record exactly once, in an order from the seed that is the same in every
-//! thread and every run.
+//! Two sums, which differ and are both correct: **children** is the sum of the threads' rates by
+//! their own clocks; **parent** is the number of bytes moved when the first thread was done, over
+//! the duration of the whole phase. Random phases access every record exactly once, in an order
+//! from the seed that is the same in every thread and every run.
 //!
-//! Differences from the original: threads and not processes, times in nanoseconds, data that no two
-//! blocks share and nobody can compress, and no pause of seconds between phases.
+//! Differences from the original: threads instead of processes, times in nanoseconds, data that is
+//! incompressible and differs in every block, and no pause of seconds between phases.
 
 use super::access::Way;
 use super::mersenne::Mersenne;
@@ -25,7 +25,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Records apart in the phase with a stride, as the original has it.
+/// Distance in records of the stride phase, as in the original.
 const STRIDE: u64 = 17;
 const RECORD_MAX: u64 = 64 << 20;
 const THREADS_MAX: usize = 1024;
@@ -34,28 +34,28 @@ const THREADS_MAX: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Makes the files.
+    /// Creates the files.
     Write,
-    /// Writes over them.
+    /// Overwrites the files sequentially.
     Rewrite,
-    /// Reads them from front to back.
+    /// Reads the files sequentially.
     Read,
-    /// Once more.
+    /// Reads the files sequentially again.
     Reread,
-    /// Every record once, in an order from the seed.
+    /// Reads every record once, in an order from the seed.
     RandomRead,
-    /// Likewise.
+    /// Overwrites every record once, in an order from the seed.
     RandomWrite,
-    /// From back to front.
+    /// Reads the records from last to first.
     BackwardRead,
-    /// Every 17th record, then those beside them, until all were read.
+    /// Reads every 17th record, then their successors, until all records were read.
     StrideRead,
     /// Odd threads write and even ones read, at random.
     Mixed,
 }
 
 impl Phase {
-    /// All, in the order of the original.
+    /// All phases in the order of the original.
     pub const ALL: [Phase; 9] = [
         Phase::Write,
         Phase::Rewrite,
@@ -68,7 +68,7 @@ impl Phase {
         Phase::RandomWrite,
     ];
 
-    /// The name in tables.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Write => "write",
@@ -88,12 +88,12 @@ impl Phase {
         matches!(self, Write | Rewrite | Read | Reread)
     }
 
-    /// Whether all threads read.
+    /// Returns whether all threads read.
     pub fn all_read(self) -> bool {
         !self.all_write() && self != Phase::Mixed
     }
 
-    /// Whether all threads write.
+    /// Returns whether all threads write.
     pub fn all_write(self) -> bool {
         self.writes(0)
     }
@@ -106,7 +106,7 @@ impl Phase {
         }
     }
 
-    /// The records of a file in the order of this phase.
+    /// Returns the records of a file in the order of this phase.
     fn order(self, records: u64, seed: u32) -> Vec<u64> {
         match self {
             Phase::RandomRead | Phase::RandomWrite | Phase::Mixed => permutation(records, seed),
@@ -129,60 +129,61 @@ fn permutation(records: u64, seed: u32) -> Vec<u64> {
     order
 }
 
-/// By which calls records move.
+/// Method of transferring records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
-    /// `pread` and `pwrite` of a record each.
+    /// `pread` and `pwrite` of one record each.
     #[default]
     Calls,
-    /// Copies in and out of a shared mapping.
+    /// Copies to and from a shared mapping.
     Mapped,
-    /// As `Mapped`; the pages of each written record are handed to the kernel to be written.
+    /// Like `Mapped`, with an asynchronous msync after each written record.
     MappedAsync,
-    /// As `Mapped`; each written record is durable before the next.
+    /// Like `Mapped`, with a synchronous msync after each written record.
     MappedSync,
-    /// Through a buffer of the standard library, in order only: the original's fwrite and fread.
+    /// Sequential access through a user-space buffer, like the original's fwrite and fread.
     Buffered,
 }
 
-/// What is run.
+/// Parameters of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Bytes of each file.
+    /// Bytes per file.
     pub file: u64,
-    /// Bytes of a record.
+    /// Bytes per record.
     pub record: u64,
-    /// All threads work on one file.
+    /// Whether all threads use one file.
     pub shared: bool,
-    /// Past every cache above the device.
+    /// Whether to bypass every cache above the device.
     pub direct: bool,
-    /// Every write is durable when it returns.
+    /// Whether every write is on stable storage when it returns.
     pub sync_writes: bool,
-    /// As `sync_writes`, but for the times of the file.
+    /// Like `sync_writes`, except for the times of the file.
     pub data_sync_writes: bool,
-    /// By which calls records move.
+    /// Method of transferring records.
     pub access: Access,
-    /// The time of a phase that writes has the sync at its end in it.
+    /// Whether the time of a writing phase includes a sync at its end.
     pub with_sync: bool,
-    /// The time of a phase has the closing of its files in it.
+    /// Whether the time of a phase includes closing its files.
     pub with_close: bool,
-    /// The first thread that is done stops the clocks of the others. What they have left is done
-    /// untimed, so that a file is always whole.
+    /// Whether the first thread to finish stops the clocks of the others. They write their
+    /// remaining records untimed, so files are always complete.
     pub stonewall: bool,
-    /// What caches hold of the files is dropped before each phase that reads, so that it comes from the device.
+    /// Whether to drop the files' cached data before each reading phase, so that reads reach the
+    /// device.
     #[serde(default)]
     pub cold: bool,
-    /// What is read is compared with what was written; the comparing is inside the time.
+    /// Whether reads are compared with the written data; the comparison is timed.
     pub verify: bool,
-    /// Order of the random phases, and the data.
+    /// Seed of the random phases' order and of the data.
     pub seed: u32,
 }
 
 impl Default for Config {
-    /// One thread, 100 MiB in records of 64 KiB: the size of the published runs.
+    /// Returns the size of the published runs: one thread, 100 MiB in records of 64 KiB.
     fn default() -> Config {
         Config {
             threads: 1,
@@ -204,7 +205,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether it can be carried out.
+    /// Checks whether the parameters are within their limits.
     ///
     /// # Errors
     /// [`Error::Spec`] with the value and its bounds.
@@ -238,37 +239,38 @@ impl Config {
     }
 }
 
-/// What a phase gave.
+/// Result of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// Bytes each thread had moved when its clock stopped.
+    /// Bytes that each thread had moved when its clock stopped.
     pub bytes: Vec<u64>,
-    /// Seconds of each thread's clock.
+    /// Seconds on each thread's clock.
     pub secs: Vec<f64>,
-    /// Seconds from the release to the end of the last.
+    /// Seconds from the release to the end of the last thread.
     pub parent_secs: f64,
 }
 
 impl Outcome {
-    /// Bytes a second, each thread by its own clock, added up.
+    /// Returns the sum of the threads' rates by their own clocks, in bytes per second.
     pub fn children(&self) -> f64 {
         let rate = |(bytes, secs): (&u64, &f64)| *bytes as f64 / secs;
         self.bytes.iter().zip(&self.secs).map(rate).sum()
     }
 
-    /// Bytes a second of all together by the clock of the phase.
+    /// Returns the bytes of all threads over the duration of the phase, in bytes per second.
     pub fn parent(&self) -> f64 {
         self.bytes.iter().sum::<u64>() as f64 / self.parent_secs
     }
 }
 
-/// Runs phases in the order given. The first has to be [`Phase::Write`] unless the files are there.
-/// The files stay; [`remove`] removes them.
+/// Runs phases in the given order. The first must be [`Phase::Write`] unless the files exist. The
+/// files remain; [`remove`] removes them.
 ///
 /// # Errors
-/// [`Error::Spec`], [`Error::Files`], [`Error::Verify`]. What a phase began is left behind.
+/// [`Error::Spec`] for invalid parameters, [`Error::Files`] for errors of the target,
+/// [`Error::Verify`] for wrong data. Files of a failed phase are left behind.
 pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<Outcome>> {
     config.check()?;
     if config.access == Access::Buffered
@@ -285,10 +287,10 @@ pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<O
         .collect()
 }
 
-/// Drops what caches hold of the files of a run, as far as the target can, file by file.
+/// Drops cached data of a run's files, as far as the target can.
 ///
 /// # Errors
-/// [`Error::Files`].
+/// [`Error::Files`] for any error but `Unsupported`.
 pub fn forget(files: &dyn Files, config: &Config) -> Result<()> {
     all_names(config).try_for_each(|name| {
         let forgotten = files.open(&name, Open::READ).and_then(|file| file.forget());
@@ -304,7 +306,7 @@ pub fn forget(files: &dyn Files, config: &Config) -> Result<()> {
 /// Removes the files of a run.
 ///
 /// # Errors
-/// [`Error::Files`].
+/// [`Error::Files`] for errors of the target.
 pub fn remove(files: &dyn Files, config: &Config) -> Result<()> {
     all_names(config).try_for_each(|name| {
         files
@@ -329,14 +331,14 @@ fn failed(files: &dyn Files, call: &'static str, path: &str, source: std::io::Er
     Error::on_files(files.name(), call, path, source)
 }
 
-/// What the threads of a phase share.
+/// State shared by the threads of a phase.
 struct Shared<'a> {
     files: &'a dyn Files,
     config: &'a Config,
     phase: Phase,
     order: Vec<u64>,
     gate: Barrier,
-    /// A thread is done, or failed: the clocks of the others stop.
+    /// Set when a thread has finished or failed: the clocks of the others stop.
     stop: AtomicBool,
     began_ns: AtomicU64,
     zero: Instant,
@@ -344,7 +346,7 @@ struct Shared<'a> {
 
 fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome> {
     if config.shared && phase == Phase::Write {
-        // One file for all: made once, so that no thread cuts off what another wrote.
+        // A shared file is created once, so that no thread truncates another's data.
         let name = name(config, 0);
         files
             .open(&name, Open::CREATE)
@@ -388,7 +390,7 @@ fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome
     })
 }
 
-/// What a thread's clock said.
+/// Measurements of one thread.
 struct Clocked {
     bytes: u64,
     secs: f64,
@@ -397,12 +399,12 @@ struct Clocked {
 
 impl Shared<'_> {
     fn thread(&self, n: usize) -> Result<Clocked> {
-        // Everybody comes to the gate, also who cannot go on: the others wait there.
+        // Every thread must reach the barrier, even after an error: the others wait there.
         let prepared = self.prepare(n);
         self.gate.wait();
         let began = Instant::now();
         let began_ns = began.duration_since(self.zero).as_nanos() as u64;
-        // Any thread's moment will do: they are released together.
+        // The start time of any thread is good enough, because all are released together.
         let _ = self
             .began_ns
             .compare_exchange(0, began_ns.max(1), Relaxed, Relaxed);
@@ -442,7 +444,8 @@ impl Shared<'_> {
     ) -> Result<Clocked> {
         let (config, name) = (self.config, name(self.config, n));
         let writes = self.phase.writes(n);
-        // In one file, each thread has its own part of the order, so that all records are touched once.
+        // In a shared file, each thread has its own part of the order, so all records are accessed
+        // once.
         let mine = self
             .order
             .iter()
@@ -477,7 +480,7 @@ impl Shared<'_> {
             drop(way);
         }
         let now = began.elapsed().as_secs_f64();
-        // Who was not stopped was timed to its end, with what belongs to it.
+        // A thread that was not stopped is timed to its end, including sync and close.
         let (bytes, secs) = if first {
             (bytes, now)
         } else {
@@ -514,7 +517,7 @@ impl Shared<'_> {
     }
 }
 
-/// A record to write and one to read into, both aligned for direct I/O.
+/// A write buffer and a read buffer of one record each, aligned for direct I/O.
 struct Buffers {
     write: block::Buf,
     read: block::Buf,
@@ -535,7 +538,8 @@ impl Buffers {
         }
     }
 
-    /// The record's bytes: the thread's text with a stamp in each sector, so that no two are alike.
+    /// Returns the record's data: the thread's text with a stamp in each sector, so that no two
+    /// records are alike.
     fn data(&mut self, record: u64) -> &[u8] {
         stamp(&mut self.write, self.part, record);
         &self.write

@@ -1,15 +1,18 @@
-//! `solver`: a system of linear equations whose matrix does not fit into the memory it is given, as a solver of
-//! structures works: the factor lies in a scratch file, of which two columns of tiles are in memory at a time.
+//! `solver`: solves a system of linear equations whose matrix does not fit in the configured
+//! memory, like a structural analysis solver: the factor is in a scratch file, and two columns of
+//! tiles are in memory at a time.
 //!
 //! ```text
-//!   assemble: columns written ──► factor: for each column, all before it are read, and it is written over ──► solve: read forth and back
+//!   assemble: write columns ──► factor: for each column, read all previous ones and overwrite it
+//!                           ──► solve: read all columns forward, then backward
 //! ```
 //!
-//! The matrix is symmetric and positive definite (Cholesky, left-looking), made from the seed so that the solution is
-//! all ones; what comes out is checked against that, so a byte that went wrong on the way is an error.
+//! The matrix is symmetric and positive definite (Cholesky, left-looking) and is generated from the
+//! seed such that the solution is all ones. The result is checked against that, so a corrupted byte
+//! is an error.
 //!
-//! Absent on purpose: sparse matrices and a tuned multiplication. The product that the reports ran is sold, and its
-//! models with it; what is kept of it is how it uses its files.
+//! Deliberately absent: sparse matrices and an optimized multiplication. The product and the models
+//! used by the reports are commercial; this workload reproduces only its file access.
 
 use crate::files::{Files, Open, OpenFile};
 use crate::rng::Rng;
@@ -20,19 +23,19 @@ use std::time::Instant;
 const NAME: &str = "solver.scratch";
 const ORDER_MAX: usize = 1 << 16;
 const TILE_MAX: usize = 512;
-/// The solution is this far from ones at most; doubles leave about 1e-12 at these sizes.
+/// Maximum deviation of the solution from ones; doubles leave about 1e-12 at these sizes.
 const TOLERANCE: f64 = 1e-7;
 const NUMBER: usize = size_of::<f64>();
 
-/// What is solved.
+/// Size of the system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Unknowns; a multiple of `tile`.
+    /// Number of unknowns; a multiple of `tile`.
     pub order: usize,
-    /// Rows and columns of a tile; a read or write is whole tiles.
+    /// Rows and columns of a tile; reads and writes transfer whole tiles.
     pub tile: usize,
-    /// Where the matrix is from.
+    /// Seed of the matrix.
     pub seed: u64,
 }
 
@@ -58,37 +61,38 @@ impl Config {
         }
     }
 
-    /// Columns of tiles.
+    /// Returns the number of columns of tiles.
     fn columns(&self) -> usize {
         self.order / self.tile
     }
 
-    /// Where tile (`row`, `column`) of the lower half lies, in bytes.
+    /// Returns the byte offset of tile (`row`, `column`) of the lower half.
     fn offset(&self, row: usize, column: usize) -> u64 {
         let before = column * self.columns() - column * column.saturating_sub(1) / 2;
         ((before + row - column) * self.tile * self.tile * NUMBER) as u64
     }
 }
 
-/// What it took.
+/// Measurements of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Seconds until the matrix was in the file.
+    /// Seconds to write the matrix to the file.
     pub assemble_secs: f64,
-    /// Seconds until it was its factor.
+    /// Seconds to replace it by its factor.
     pub factor_secs: f64,
-    /// Seconds until the solution was there.
+    /// Seconds to compute the solution.
     pub solve_secs: f64,
     /// Bytes read from and written to the file.
     pub bytes: u64,
-    /// Multiplications with additions of the factorisation.
+    /// Multiply-add operations of the factorization.
     pub operations: u64,
 }
 
-/// Assembles, factors, solves and checks. The file is removed, also after a failure.
+/// Assembles, factors, solves and checks. The file is removed, even after a failure.
 ///
 /// # Errors
-/// [`Error::Spec`], [`Error::Files`], [`Error::Verify`].
+/// [`Error::Spec`] for an invalid size, [`Error::Files`] for errors of the target,
+/// [`Error::Verify`] for a wrong solution.
 pub fn run(files: &dyn Files, config: &Config) -> Result<Outcome> {
     config.check()?;
     let how = Open {
@@ -125,7 +129,8 @@ fn solve(scratch: &Scratch<'_>) -> Result<Outcome> {
     let wrong = |x: &f64| x.is_nan() || (x - 1.0).abs() > TOLERANCE;
     match right.iter().position(wrong) {
         None => Ok(outcome),
-        // The unknown that is wrong is not where the byte went wrong; its column is the nearest that can be said.
+        // The wrong unknown does not locate the corrupted byte; its column is the best
+        // approximation.
         Some(row) => Err(Error::Verify {
             arm: scratch.files.name(),
             offset: config.offset(row / config.tile, row / config.tile),
@@ -133,7 +138,7 @@ fn solve(scratch: &Scratch<'_>) -> Result<Outcome> {
     }
 }
 
-/// The file of the factor.
+/// The scratch file that contains the factor.
 struct Scratch<'a> {
     files: &'a dyn Files,
     file: Box<dyn OpenFile>,
@@ -141,7 +146,7 @@ struct Scratch<'a> {
 }
 
 impl Scratch<'_> {
-    /// The tiles of a column, from `row` to the last.
+    /// Reads the tiles of a column, from `row` to the last.
     fn read(&self, row: usize, column: usize, outcome: &mut Outcome) -> Result<Vec<f64>> {
         let tiles = self.config.columns() - row;
         let mut bytes = vec![0; tiles * self.config.tile * self.config.tile * NUMBER];
@@ -172,7 +177,7 @@ impl Scratch<'_> {
     }
 }
 
-/// Writes the matrix, column by column of tiles, and gives its product with ones.
+/// Writes the matrix, column by column of tiles, and returns its product with a vector of ones.
 fn assemble(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<Vec<f64>> {
     let config = scratch.config;
     let tile = config.tile;
@@ -185,7 +190,8 @@ fn assemble(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<Vec<f64>> {
             if row < col {
                 continue;
             }
-            // Larger on the diagonal than all others of the row together, which makes it positive definite.
+            // Diagonal elements exceed the sum of all others in the row, so the matrix is positive
+            // definite.
             *number = match row == col {
                 true => config.order as f64,
                 false => (rng.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0,
@@ -200,14 +206,16 @@ fn assemble(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<Vec<f64>> {
     Ok(right)
 }
 
-/// Row and column in the matrix of the `n`th number of a column of tiles: tile by tile, column by column in each.
+/// Computes the matrix row and column of the `n`th number in a column of tiles, which is stored
+/// tile by tile, each in column-major order.
 fn place(n: usize, tile: usize, column: usize) -> (usize, usize) {
     let (of_tile, inside) = (n / (tile * tile), n % (tile * tile));
     let row = (column + of_tile) * tile + inside % tile;
     (row, column * tile + inside / tile)
 }
 
-/// Cholesky, left-looking: a column of tiles less what all before it say, then its own factor.
+/// Left-looking Cholesky factorization: subtracts the contributions of all previous columns of
+/// tiles, then factors the column.
 fn factor(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<()> {
     let tile = scratch.config.tile;
     let area = tile * tile;
@@ -232,7 +240,7 @@ fn factor(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// `target -= from * across'`, tiles by columns.
+/// Computes `target -= from * across'` on column-major tiles.
 fn subtract_product(target: &mut [f64], from: &[f64], across: &[f64], tile: usize) {
     for (c, out) in target.chunks_mut(tile).enumerate() {
         for (k, column) in from.chunks(tile).enumerate() {
@@ -244,7 +252,7 @@ fn subtract_product(target: &mut [f64], from: &[f64], across: &[f64], tile: usiz
     }
 }
 
-/// The factor of a tile on the diagonal, in its lower half.
+/// Computes the factor of a diagonal tile in its lower half.
 fn factor_tile(tile: &mut [f64], n: usize) {
     for j in 0..n {
         for k in 0..j {
@@ -260,7 +268,7 @@ fn factor_tile(tile: &mut [f64], n: usize) {
     }
 }
 
-/// `tile = tile * (diagonal')^-1`.
+/// Computes `tile = tile * (diagonal')^-1`.
 fn divide_tile(tile: &mut [f64], diagonal: &[f64], n: usize) {
     for j in 0..n {
         let (done, rest) = tile.split_at_mut(j * n);
@@ -276,7 +284,7 @@ fn divide_tile(tile: &mut [f64], diagonal: &[f64], n: usize) {
     }
 }
 
-/// Solves with the factor, forth and back, in place.
+/// Solves in place by forward and backward substitution.
 fn substitute(scratch: &Scratch<'_>, x: &mut [f64], outcome: &mut Outcome) -> Result<()> {
     let tile = scratch.config.tile;
     let forth = 0..scratch.config.columns();
@@ -305,7 +313,7 @@ fn substitute(scratch: &Scratch<'_>, x: &mut [f64], outcome: &mut Outcome) -> Re
     Ok(())
 }
 
-/// A number of a column of tiles, by its row counted from the first of the column.
+/// Returns a number of a column of tiles; `row` counts from the first row of the column.
 fn element(numbers: &[f64], row: usize, col: usize, tile: usize) -> f64 {
     numbers[row / tile * tile * tile + col * tile + row % tile]
 }
@@ -333,7 +341,8 @@ mod tests {
         for (order, tile) in [(8, 8), (64, 16), (192, 32)] {
             let outcome = solved(order, tile).unwrap();
             let b = (order / tile) as u64;
-            // Written by assembling and factoring, read by factoring, forth and back; and each column before each.
+            // Each column is written by assembly and factorization, read by factorization and by
+            // both substitutions, and read once for each later column.
             let own: u64 = (0..b).map(|c| b - c).sum();
             let others: u64 = (0..b).map(|c| c * (b - c)).sum();
             let tiles = 5 * own + others;

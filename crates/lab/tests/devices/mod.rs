@@ -1,4 +1,4 @@
-//! A device in memory whose cost is known: each request takes a set amount of its thread's CPU.
+//! An in-memory device with a known cost: each request uses a set amount of its thread's CPU time.
 
 use block::{
     BlockDevice, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
@@ -17,22 +17,22 @@ pub struct Memory {
 #[derive(Default)]
 pub struct Shared {
     pub bytes: Mutex<Vec<u8>>,
-    /// CPU that each read or write costs, in nanoseconds.
+    /// CPU time per read or write, in nanoseconds.
     pub burn_ns: u64,
-    /// CPU burned so far.
+    /// CPU time used so far, in nanoseconds.
     pub burned_ns: AtomicU64,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub flushes: AtomicU64,
-    /// Offsets in the order of their requests.
+    /// Offsets and lengths in request order.
     pub log: Mutex<Vec<(u64, usize)>>,
     pub keep_log: bool,
-    /// Writes succeed and change nothing.
+    /// Writes succeed without an effect.
     pub forget_writes: bool,
-    /// The request with this number, counted from 1, fails. 0: none.
+    /// Number of the request that fails, counted from 1; 0: none.
     pub fail_at: u64,
     pub requests: AtomicU64,
-    /// The request with this number, counted from 1, takes this much longer.
+    /// Number of a request, counted from 1, and its extra duration.
     pub stall: Option<(u64, std::time::Duration)>,
 }
 
@@ -166,7 +166,7 @@ impl Shared {
     }
 }
 
-/// Uses `ns` of this thread's CPU, however long that takes, and says how much it was exactly.
+/// Uses at least `ns` of this thread's CPU time and returns the exact amount.
 fn burn(ns: u64) -> u64 {
     let now = || {
         let t = clock_gettime(ClockId::ThreadCPUTime);

@@ -1,10 +1,10 @@
-//! A link with the frames of an Ethernet between two threads of this process: a veth pair, each end in a network
-//! namespace of its own, so that what is sent from one to the other really leaves by it.
+//! A link with Ethernet frames between two threads of this process: a veth pair with each end in
+//! its own network namespace, so packets between the ends really cross the link.
 //!
-//! **Invariant:** namespaces and link exist as long as descriptors of this process lead to them. A process that is
-//! killed leaves nothing, and the networks of the machine are not touched.
+//! **Invariant:** namespaces and link exist only as long as descriptors of this process refer to
+//! them. A killed process leaves nothing behind, and the machine's own networks are not changed.
 //!
-//! Needs root and the program `ip`. The module's unsafe code is one system call.
+//! Requires root and the program `ip`. The unsafe code of this module is one system call.
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use std::fs::File;
@@ -13,9 +13,9 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 
-/// Addresses of the ends, which nobody else sees.
+/// Address of the near end, visible only within the link.
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
-/// The other one.
+/// Address of the far end.
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 
 /// Bytes of an IP packet on an Ethernet.
@@ -24,17 +24,17 @@ const MTU: &str = "1500";
 /// A network namespace of this process.
 pub(super) struct Namespace(File);
 
-/// The two ends.
+/// Both ends of a link.
 pub(super) struct Pair {
     pub(super) near: Namespace,
     pub(super) far: Namespace,
 }
 
 impl Pair {
-    /// Makes both namespaces and the link between them.
+    /// Creates both namespaces and the link between them.
     ///
     /// # Errors
-    /// This user may not; there is no `ip`, or it says why not.
+    /// The user lacks the privilege, or `ip` is missing or fails.
     pub(super) fn new() -> Result<Pair> {
         let (near, far) = (Namespace::new()?, Namespace::new()?);
         let other = format!("/proc/{}/fd/{}", std::process::id(), far.0.as_raw_fd());
@@ -52,15 +52,15 @@ impl Pair {
 impl Namespace {
     fn new() -> Result<Namespace> {
         on_a_thread(|| {
-            // SAFETY: the calling thread alone gets another network; its table of descriptors stays the one of the
-            // process (`CLONE_FILES` is not asked for).
+            // SAFETY: only the calling thread's network namespace changes; the thread keeps sharing
+            // the process's file descriptor table (`CLONE_FILES` is not requested).
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             Ok(Namespace(File::open("/proc/thread-self/ns/net")?))
         })
     }
 
-    /// Does something on a thread whose network this is. Sockets that it makes stay there wherever they are used,
-    /// and so do its threads.
+    /// Runs `work` on a thread in this namespace. Sockets and threads that it creates stay in the
+    /// namespace wherever they are used.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         on_a_thread(|| {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -97,7 +97,7 @@ fn ip(args: &[&str]) -> Result<()> {
     }
 }
 
-/// What the IP layer of the calling thread's network has done.
+/// Counters of the IP layer in the calling thread's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sent {
     datagrams: u64,
@@ -106,7 +106,8 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// Its counters now (`Ip:` in proc_net_snmp, names of RFC 1213), those of the network of this thread.
+    /// Reads the counters of the calling thread's namespace (`Ip:` in proc_net_snmp, names of RFC
+    /// 1213).
     pub(super) fn now() -> Option<Sent> {
         Sent::parse(&std::fs::read_to_string("/proc/thread-self/net/snmp").ok()?)
     }
@@ -125,7 +126,7 @@ impl Sent {
         })
     }
 
-    /// Packets that left since `before`: the fragments of what was cut, and the rest whole.
+    /// Counts the packets sent since `before`: unfragmented datagrams and fragments.
     pub(super) fn packets_since(self, before: Sent) -> u64 {
         let whole = (self.datagrams - before.datagrams) - (self.fragmented - before.fragmented);
         whole + (self.fragments - before.fragments)

@@ -1,18 +1,18 @@
-//! `packets`: requests and echoes by raw UDP, after the packet pumping of the 1990 report: 4 bytes (a
-//! call), 1500 and 1526 (two IP fragments on an Ethernet); and calls of 1500 bytes each way over Rx.
+//! `packets`: raw UDP echo requests, modeled on the packet pumping of the 1990 report: 4 bytes (a
+//! call), 1500 and 1526 (two IP fragments on an Ethernet); and Rx calls of 1500 bytes each way.
 //!
 //! ```text
 //!   near ── UdpSocket ──┐                        ┌── echo ── far
 //!        └─ Rx caller ──┴── veth or loopback ────┴── Rx server
 //! ```
 //!
-//! One request is on its way at a time; the time is that of all exchanges. Without a peer both ends are in this
-//! process: over a veth pair whose packets are those of an Ethernet, where this user may make one, or over
-//! the loopback, whose packets of 64 KiB hide fragments. The outcome says which, and whether a size was in
-//! fragments. A request by UDP that is not answered within a second is sent again and counted; Rx
-//! sees to that itself.
+//! One request is in flight at a time; the time covers all exchanges. Without a peer both ends are
+//! in this process: over a veth pair with Ethernet-sized packets, if the user may create one, or
+//! over the loopback, whose 64 KiB packets hide fragmentation. The outcome states the link, and
+//! whether a size was fragmented. A UDP request without an answer within a second is retransmitted
+//! and counted; Rx retransmits by itself.
 
-#[allow(unsafe_code)] // Network namespaces take a system call that is.
+#[allow(unsafe_code)] // Entering a new network namespace is an unsafe system call.
 mod link;
 mod rx;
 
@@ -28,49 +28,49 @@ use std::time::{Duration, Instant};
 
 /// Largest payload of UDP over IPv4.
 const SIZE_MAX: usize = 65_507;
-/// Bytes of a call each way, at most.
+/// Maximum bytes of a call each way.
 const RX_SIZE_MAX: usize = 1 << 30;
-/// Headers of IPv4 and UDP.
+/// Headers of IPv4 and UDP, in bytes.
 const HEADERS: usize = 28;
-/// A request is sent again after this time.
+/// Time after which a request is retransmitted.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So often in a row, and then the peer is taken for gone.
+/// Number of consecutive retransmissions after which the peer is considered dead.
 const TRIES: u32 = 10;
 
-/// What is sent.
+/// Sizes, counts and peers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Payloads of UDP in bytes, at least 4 each.
+    /// UDP payload sizes in bytes, at least 4 each.
     pub sizes: Vec<usize>,
-    /// Requests of each size.
+    /// Requests per size.
     pub exchanges: u64,
-    /// Bytes that a call over Rx brings, and as many that it takes back.
+    /// Bytes of an Rx call in each direction.
     pub rx_sizes: Vec<usize>,
-    /// Calls of each size.
+    /// Calls per size.
     pub rx_exchanges: u64,
-    /// Who echoes; `None`: a thread of this process.
+    /// Address of the echo server; `None`: a thread of this process.
     pub peer: Option<SocketAddr>,
-    /// Who answers calls; `None`: the port after that of `peer`, or this process.
+    /// Address of the Rx server; `None`: the port after that of `peer`, or this process.
     pub rx_peer: Option<SocketAddr>,
-    /// What lies between two ends in this process.
+    /// Link between two ends in this process.
     pub link: Link,
 }
 
-/// What lies between two ends in this process.
+/// Link between two ends in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Link {
-    /// A veth pair where this user may make one, else the loopback.
+    /// A veth pair if this user may create one, else the loopback.
     Auto,
-    /// A veth pair with the packets of an Ethernet, in network namespaces of its own. Needs root.
+    /// A veth pair with Ethernet-sized packets between separate network namespaces. Requires root.
     Veth,
     /// The loopback of this machine.
     Loopback,
 }
 
 impl Default for Config {
-    /// The report's own: 10,000 exchanges, 1,000 over Rx.
+    /// Returns the report's configuration: 10,000 exchanges, 1,000 over Rx.
     fn default() -> Config {
         Config {
             sizes: vec![4, 1500, 1526],
@@ -84,7 +84,7 @@ impl Default for Config {
     }
 }
 
-/// Where packets went.
+/// Route of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -92,33 +92,34 @@ pub enum Way {
     Veth,
     /// Over the loopback.
     Loopback,
-    /// To a peer that was given.
+    /// To the configured peer.
     Peer,
 }
 
-/// A size that was sent.
+/// Result for one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Bytes of a request and of its echo.
     pub size: usize,
-    /// Whether they were calls over Rx.
+    /// Whether the exchanges were Rx calls.
     pub rx: bool,
-    /// Where they went.
+    /// Route of the packets.
     pub way: Way,
-    /// Exchanges.
+    /// Number of exchanges.
     pub exchanges: u64,
-    /// Requests that were sent again; over Rx, packets.
+    /// Retransmitted requests; for Rx, retransmitted packets.
     pub again: u64,
-    /// Seconds of all.
+    /// Seconds of all exchanges together.
     pub secs: f64,
-    /// Whether a request went in more than one IP fragment; `None`: not known here.
+    /// Whether a request was sent in more than one IP fragment; `None`: unknown.
     pub fragments: Option<bool>,
-    /// Packets that all requests went in: of IP, counted by the kernel on a veth pair; of Rx, those with data.
+    /// Packets of all requests: IP packets counted by the kernel on a veth pair, or DATA packets of
+    /// Rx.
     pub packets: Option<u64>,
 }
 
 impl Outcome {
-    /// Its name in reports: `1526 bytes over veth, in fragments`.
+    /// Returns the name for reports: `1526 bytes over veth, in fragments`.
     pub fn name(&self) -> String {
         let what = if self.rx { "Rx " } else { "" };
         let way = match self.way {
@@ -135,10 +136,11 @@ impl Outcome {
     }
 }
 
-/// Sends everything.
+/// Measures all sizes.
 ///
 /// # Errors
-/// [`Error::Spec`]; [`Error::Program`] for a peer that does not answer.
+/// [`Error::Spec`] for an invalid configuration; [`Error::Program`] for a peer that does not
+/// answer.
 pub fn run(config: &Config) -> Result<Vec<Outcome>> {
     check(config)?;
     with_ends(config, |near| {
@@ -149,10 +151,10 @@ pub fn run(config: &Config) -> Result<Vec<Outcome>> {
     })
 }
 
-/// Whether it can be carried out.
+/// Checks whether the configuration is within its limits.
 ///
 /// # Errors
-/// [`Error::Spec`].
+/// [`Error::Spec`] if it is not.
 pub fn check(config: &Config) -> Result<()> {
     let wrong = |text: String| Err(Error::Spec(text));
     let fits = |size: &usize| (4..=SIZE_MAX).contains(size);
@@ -179,13 +181,13 @@ pub fn check(config: &Config) -> Result<()> {
 }
 
 impl Config {
-    /// Whether both ends are in this process.
+    /// Returns whether both ends are in this process.
     fn is_here(&self) -> bool {
         self.peer.is_none() && self.rx_peer.is_none()
     }
 }
 
-/// What answers in this process.
+/// The servers in this process.
 struct Far {
     echo: UdpSocket,
     server: Port,
@@ -200,7 +202,7 @@ impl Far {
     }
 }
 
-/// What asks.
+/// The client side.
 pub(crate) struct Near {
     socket: UdpSocket,
     way: Way,
@@ -216,7 +218,7 @@ pub(crate) struct Work {
     rx: bool,
 }
 
-/// Opens both ends for as long as `work` takes, which is on a thread of the link's own network.
+/// Opens both ends and runs `work`, on a thread in the link's own network namespace.
 pub(crate) fn with_ends<T: Send>(
     config: &Config,
     work: impl FnOnce(&Near) -> Result<T> + Send,
@@ -274,17 +276,18 @@ fn between<T>(
     })
 }
 
-/// Sends back whatever comes, until `stop`.
+/// Echoes all datagrams until `stop` is set.
 ///
 /// # Errors
-/// What the socket says.
+/// Any error of the socket.
 pub fn echo(socket: &UdpSocket, stop: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![0; SIZE_MAX];
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     while !stop.load(Relaxed) {
         match socket.recv_from(&mut buffer) {
             Ok((n, from)) => {
-                // A peer that went away is told so by ICMP; the next one is served all the same.
+                // The error of a peer that has gone away, reported by ICMP, must not stop the
+                // others.
                 let _ = socket.send_to(&buffer[..n], from);
             }
             Err(e) if passing(&e) => {}
@@ -303,7 +306,7 @@ fn passing(e: &io::Error) -> bool {
 }
 
 impl Near {
-    /// What there is to do, in order.
+    /// Returns the measurements to make, in order.
     pub(crate) fn works(&self, config: &Config) -> Vec<Work> {
         let udp = (&config.sizes, config.exchanges, false);
         let calls = (&config.rx_sizes, config.rx_exchanges, true);
@@ -314,7 +317,7 @@ impl Near {
         all.collect()
     }
 
-    /// Does it.
+    /// Performs one measurement.
     pub(crate) fn exchange(&self, work: Work) -> Result<Outcome> {
         match work.rx {
             true => self.calls(work),
@@ -368,7 +371,7 @@ impl Near {
     }
 }
 
-/// Sends `exchanges` requests of one size; gives the seconds, and how many were sent again.
+/// Sends `exchanges` requests of one size; returns the seconds and the number of retransmissions.
 fn exchange(socket: &UdpSocket, size: usize, exchanges: u64) -> Result<(f64, u64)> {
     let mut request = vec![0; size];
     crate::rng::Rng::new(size as u64).fill(&mut request);
@@ -382,7 +385,7 @@ fn exchange(socket: &UdpSocket, size: usize, exchanges: u64) -> Result<(f64, u64
         socket.send(&request).map_err(failed)?;
         loop {
             match socket.recv(&mut reply) {
-                // An echo of a request that was sent again may come late: it has another number.
+                // A late echo of a retransmitted request has another number.
                 Ok(n) if reply[..n] == request[..] => break,
                 Ok(_) => {}
                 Err(e) if passing(&e) && tries < TRIES => {

@@ -1,12 +1,12 @@
-//! Calls over Rx in the protocol of OpenAFS's `rxperf` (`src/tools/rxperf/rxperf.c`, version 3): either side may be
-//! that program.
+//! Rx calls in the protocol of OpenAFS's `rxperf` (`src/tools/rxperf/rxperf.c`, version 3); either
+//! side may be that program.
 //!
 //! ```text
-//!   request: version, command, bytes of a read, bytes of a write, bytes to come, (rpc: bytes wanted), data
-//!   reply:   data, a number that says it is whole
+//!   request: version, command, read size, write size, bytes sent, (rpc: bytes wanted), data
+//!   reply:   data, a cookie that marks its end
 //! ```
 //!
-//! Words are big-endian. A call asks for as many bytes as it brings (`rpc`), one call at a time.
+//! Words are big-endian. A call requests as many bytes as it sends (`rpc`), one call at a time.
 
 use super::failed;
 use crate::Result;
@@ -21,17 +21,18 @@ const SEND: u32 = 0;
 const RECEIVE: u32 = 1;
 const RPC: u32 = 3;
 const COOKIE: u32 = 0x4711;
-/// Bytes that are written at once.
+/// Bytes per write.
 const PIECE: usize = 65_536;
-/// Bytes of a call each way, at most: what a stranger can have sent to somewhere.
+/// Maximum bytes of a call each way, which limits the traffic that an unauthenticated peer can
+/// cause.
 const BYTES_MAX: u32 = 1 << 30;
-/// Index of DATA among the types of packets, counted from 0 (`rx-proto`).
+/// Index of DATA among the packet types, counted from 0 (`rx-proto`).
 const DATA: usize = 0;
 
-/// Answers calls until it is dropped.
+/// Answers calls until the returned port is dropped.
 ///
 /// # Errors
-/// What the system says of the port.
+/// The port cannot be opened.
 pub fn serve(listen: SocketAddr) -> io::Result<Port> {
     let filling = Bytes::from(vec![7; PIECE]);
     let service = Service {
@@ -87,7 +88,7 @@ fn take(call: &mut Call, mut bytes: usize) -> std::result::Result<(), rx::Error>
 /// A client of one server.
 pub(super) struct Caller {
     connection: Connection,
-    // After the connection, which belongs to it.
+    // Dropped after the connection, which belongs to it.
     port: Port,
 }
 
@@ -106,7 +107,7 @@ impl Caller {
         Ok(Caller { connection, port })
     }
 
-    /// One exchange: `size` bytes each way.
+    /// Performs one exchange of `size` bytes each way.
     pub(super) fn call(&self, size: usize) -> Result<()> {
         self.exchange(size)
             .map_err(|e| failed(io::Error::other(e.to_string())))
@@ -134,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// DATA packets that left so far, and those of them that left again.
+    /// Returns the numbers of DATA packets sent so far and of those retransmitted.
     pub(super) fn sent(&self) -> (u64, u64) {
         let sockets = self.port.stats().sockets;
         let sent = sockets.iter().map(|s| s.packets_out[DATA]).sum();

@@ -1,4 +1,4 @@
-//! The ends in this process, with exact counts, and peers that misbehave.
+//! Tests with both ends in this process, with exact counts, and with misbehaving peers.
 
 use super::*;
 
@@ -31,12 +31,12 @@ fn every_size_is_answered() {
         outcomes[2].name(),
         "1526 bytes over loopback, not in fragments"
     );
-    // Six words and 1500 bytes are more than a packet has, and less than two.
+    // Six words and 1500 bytes need more than one packet and less than two.
     let rx = &outcomes[3];
     assert_eq!(rx.packets.unwrap() - rx.again, 2 * 100);
 }
 
-/// 1500 bytes and two headers are 28 too many for an Ethernet, 4 bytes are not.
+/// 1500 bytes and two headers exceed an Ethernet packet by 28 bytes; 4 bytes do not.
 #[test]
 fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
     if !rustix::process::geteuid().is_root() {
@@ -51,7 +51,7 @@ fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
     }
     assert_eq!(outcomes[2].name(), "1526 bytes over veth, in fragments");
     assert_eq!(outcomes[3].name(), "Rx 1500 bytes over veth");
-    // Nothing of it is left in the network of this process.
+    // No part of the link remains in the network of this process.
     let links = std::fs::read_to_string("/proc/self/net/dev").unwrap();
     assert!(
         !links.contains("near:") && !links.contains("far:"),
@@ -61,7 +61,7 @@ fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
 
 #[test]
 fn calls_go_to_the_port_after_the_peers() {
-    // The system gives out no two neighbouring ports, so the calls' server is asked for first.
+    // The system assigns no adjacent ports, so the Rx server is opened first.
     let (echo_to, server) = (0..100)
         .find_map(|_| {
             let server = serve(([127, 0, 0, 1], 0).into()).unwrap();
@@ -111,7 +111,7 @@ fn requests_that_are_lost_are_sent_again() {
     });
     let outcome = run(&config).unwrap().remove(0);
     forgetful.join().unwrap();
-    // A machine under load may lose a second to something else, and ask once more for it.
+    // A loaded machine may delay an answer for a second, which causes one more retransmission.
     assert!(outcome.again >= 1 && outcome.exchanges == 3, "{outcome:?}");
 }
 
