@@ -1,9 +1,9 @@
-//! What a tester says.
+//! Commands of a tester.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// One way through the proxy.
+/// Direction through the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -12,36 +12,36 @@ pub enum Direction {
     Down,
 }
 
-/// A command. Faults add up until `pass` ends all of them.
+/// A command. Faults accumulate until `pass` clears all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// No fault any more; what was held is delivered.
+    /// Clears all faults; held data is delivered.
     Pass,
-    /// `rate=BYTES`: so many bytes each second in each direction, over all connections.
+    /// `rate=BYTES`: limits each direction to this many bytes per second, over all connections.
     Rate(u64),
-    /// `delay=MS`: everything arrives so much later.
+    /// `delay=MS`: delays all data by this time.
     Delay(Duration),
-    /// `jitter=MS`: up to so much later, by chance, in order.
+    /// `jitter=MS`: adds a random delay up to this time, without reordering.
     Jitter(Duration),
-    /// `hole`: nothing is read and nothing delivered; connections stay open.
+    /// `hole`: reads and delivers nothing; connections stay open.
     Hole,
-    /// `hold`: what the client sends is read and kept, and delivered after `pass`, even when the
-    /// client is gone by then.
+    /// `hold`: reads and keeps the client's data, and delivers it after `pass`, even if the client
+    /// has disconnected by then.
     Hold,
-    /// `rst`: all connections are reset, now.
+    /// `rst`: resets all connections immediately.
     Rst,
-    /// `refuse`: nobody listens.
+    /// `refuse`: closes the listener, so that new connections are refused.
     Refuse,
-    /// `half-close=up|down`: the stream ends in this direction, and goes on in the other.
+    /// `half-close=up|down`: ends the stream in this direction; the other one stays open.
     HalfClose(Direction),
-    /// `corrupt=once` or `corrupt=BYTES`: one bit is flipped, once or every so many bytes, on the
-    /// way down.
+    /// `corrupt=once` or `corrupt=BYTES`: flips one bit in data to the client, once or every
+    /// `BYTES` bytes.
     Corrupt(u64),
-    /// `accept-delay=MS`: a connection goes on only after this.
+    /// `accept-delay=MS`: delays the forwarding of a new connection.
     AcceptDelay(Duration),
-    /// `record`: what clients send from here on is kept for `replay`.
+    /// `record`: records the clients' data from here on for `replay`.
     Record,
-    /// `replay`: what was recorded is sent again, on connections of its own.
+    /// `replay`: sends each recorded stream again, on a new connection.
     Replay,
 }
 

@@ -1,15 +1,15 @@
-//! A proxy between a client and a server that makes the path between them misbehave: slow, late,
-//! silent, broken, corrupt. For testers; a test may also run it inside its own process.
+//! A proxy between a client and a server that simulates faults of the path between them: slow,
+//! delayed, silent, broken, corrupt. For testers; a test may also run it in its own process.
 //!
 //! ```text
-//!   client ──up──►  Pathsim  ──up──►  server        one thread for each direction of a connection
+//!   client ──up──►  Pathsim  ──up──►  server        one thread per direction of a connection
 //!          ◄─down─           ◄─down─
 //! ```
 //!
-//! **Invariant:** what was read is delivered in order, or never; nothing is made up except by
-//! `corrupt` and `replay`, whose purpose it is.
+//! **Invariant:** data is delivered in the order in which it was read, or never. The proxy
+//! generates no data except by `corrupt` and `replay`, whose purpose it is.
 //!
-//! Absent on purpose: knowledge of any protocol.
+//! Deliberately absent: knowledge of any protocol.
 
 mod command;
 mod pump;
@@ -27,15 +27,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How often a thread that waits looks whether something changed.
+/// Polling interval of waiting threads.
 pub(crate) const TICK: Duration = Duration::from_millis(2);
 
-/// Where to listen, or to connect to.
+/// Address to listen on or to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// `HOST:PORT`; port 0 takes one that is free.
+    /// `HOST:PORT`; port 0 selects a free one.
     Tcp(String),
-    /// A socket's path; written with a `/`.
+    /// Path of a Unix socket; contains a `/`.
     Unix(PathBuf),
 }
 
@@ -102,17 +102,17 @@ impl Listener {
 /// Counters of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Connections taken.
+    /// Connections accepted.
     pub connections: u64,
     /// Bytes delivered to the server.
     pub up: u64,
     /// Bytes delivered to the client.
     pub down: u64,
-    /// Bytes that are here.
+    /// Bytes read and not yet delivered.
     pub held: u64,
 }
 
-/// A running proxy; ends when it is dropped.
+/// A running proxy; stops on drop.
 pub struct Pathsim {
     shared: Arc<Shared>,
     address: Address,
@@ -122,7 +122,7 @@ impl Pathsim {
     /// Starts a proxy.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     pub fn start(listen: &Address, upstream: Address) -> io::Result<Pathsim> {
         let listener = Listener::bind(listen)?;
         let address = match &listener {
@@ -137,37 +137,37 @@ impl Pathsim {
         Ok(Pathsim { shared, address })
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Does what a command says.
+    /// Executes a command.
     ///
     /// # Errors
-    /// It cannot be done; the text says why.
+    /// The reason as text.
     pub fn command(&self, command: Command) -> Result<(), String> {
         self.shared.command(command)
     }
 
-    /// Does what a command line says.
+    /// Parses and executes a command line.
     ///
     /// # Errors
-    /// It is none, or cannot be done.
+    /// The line is not a command, or it failed.
     pub fn run(&self, line: &str) -> Result<(), String> {
         self.command(line.parse()?)
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
-    /// Answers command lines on a Unix socket, one answer for each: `ok`, `error: WHY`, or the
-    /// counters as JSON for `stats`. Never returns.
+    /// Answers command lines on a Unix socket: `ok`, `error: WHY`, or the counters as JSON for
+    /// `stats`. Does not return unless the socket fails.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created, or accepting a connection failed.
     pub fn control(&self, path: &Path) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
         for stream in UnixListener::bind(path)?.incoming() {
@@ -190,7 +190,7 @@ impl Pathsim {
                     Err(why) => format!("error: {why}"),
                 },
             };
-            // Whoever asked may be gone.
+            // The sender may have disconnected.
             let _ = writeln!(stream, "{answer}");
         }
         Ok(())
@@ -207,7 +207,7 @@ impl Drop for Pathsim {
     }
 }
 
-/// Takes connections, and has no listener while they are refused.
+/// Accepts connections; closes the listener while they are to be refused.
 fn accept(shared: &Arc<Shared>, listener: Listener, at: &Address) {
     let mut listener = Some(listener);
     while !shared.end.load(Relaxed) {

@@ -1,4 +1,4 @@
-//! `evfs-pathsim`: the proxy as a program.
+//! `evfs-pathsim`: the proxy as a command-line program.
 
 use clap::{Parser, Subcommand};
 use pathsim::{Address, Pathsim};

@@ -1,4 +1,4 @@
-//! The bytes of one connection, one thread for each direction.
+//! Data transfer of one connection, with one thread per direction.
 
 use crate::command::{Command, Direction};
 use crate::{Address, Stats, TICK};
@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Bytes that are read at once without a rate, and with one.
+/// Maximum bytes per read, without and with a rate limit.
 const CHUNK: usize = 256 * 1024;
 const CHUNK_RATED: usize = 8 * 1024;
-/// Bytes that one direction of a connection keeps before it stops reading.
+/// Number of undelivered bytes above which one direction of a connection stops reading.
 const KEPT_MAX: usize = 64 << 20;
-/// Bytes of one connection that are recorded.
+/// Maximum number of bytes recorded per connection.
 const RECORD_MAX: usize = 64 << 20;
 
-/// What is wrong with the path.
+/// Active faults of the path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Faults {
     rate: Option<u64>,
@@ -34,17 +34,17 @@ pub(crate) struct Faults {
     record: bool,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 pub(crate) struct Shared {
     upstream: Address,
     faults: Mutex<Faults>,
-    /// Grows with every reset; a connection of an earlier number is cut.
+    /// Number of resets; a connection that started at a lower number is cut.
     pub(crate) resets: AtomicU64,
     half_up: AtomicU64,
     half_down: AtomicU64,
     corrupt_once: AtomicBool,
     recorded: Mutex<Vec<Vec<u8>>>,
-    /// When the link is free, in each direction.
+    /// Time at which the rate-limited link becomes free, per direction.
     free: [Mutex<Instant>; 2],
     pub(crate) end: AtomicBool,
     connections: AtomicU64,
@@ -118,7 +118,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends every recorded stream again, and reads answers until none has come for a while.
+    /// Sends every recorded stream again, and reads answers until the connection is idle for 500
+    /// ms.
     fn replay(&self) -> Result<(), String> {
         for stream in std::mem::take(&mut *lock(&self.recorded)) {
             let server = self.upstream.connect().map_err(|e| e.to_string())?;
@@ -147,12 +148,12 @@ impl Shared {
     }
 }
 
-/// One connection, to its end.
+/// Serves one connection until it ends.
 pub(crate) fn serve(shared: &Arc<Shared>, client: OwnedFd) {
     let born = shared.resets.load(Relaxed);
     shared.connections.fetch_add(1, Relaxed);
     std::thread::sleep(shared.faults().accept_delay);
-    // A silent path takes connections, and is silent on them.
+    // A silent path accepts connections and stays silent on them.
     while shared.faults().hole && shared.resets.load(Relaxed) == born {
         std::thread::sleep(TICK);
     }
@@ -172,7 +173,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, client: OwnedFd) {
     }
 }
 
-/// A close that resets.
+/// Makes the later close of the socket reset the connection.
 fn cut(socket: &OwnedFd) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
@@ -186,7 +187,7 @@ fn poll(socket: &OwnedFd, wanted: PollFlags, time: Duration) -> PollFlags {
     }
 }
 
-/// Bytes with the time they are due; `None` is the end of the stream.
+/// Data with the time when it is due; `None` is the end of the stream.
 type Due = (Instant, Option<Vec<u8>>);
 
 fn pump(shared: &Shared, from: &OwnedFd, to: &OwnedFd, direction: Direction, born: u64) {
@@ -209,7 +210,7 @@ fn pump(shared: &Shared, from: &OwnedFd, to: &OwnedFd, direction: Direction, bor
         }
         let silent = faults.hole || (faults.hold && direction == Direction::Down);
         let stopped = silent || faults.hold;
-        // Deliver what is due.
+        // Deliver data that is due.
         if !stopped
             && let Some((due, data)) = queue.front_mut()
             && *due <= now
@@ -232,7 +233,7 @@ fn pump(shared: &Shared, from: &OwnedFd, to: &OwnedFd, direction: Direction, bor
                 Err(rustix::io::Errno::AGAIN) => {
                     poll(to, PollFlags::OUT, TICK);
                 }
-                // The receiver is gone; the other direction goes on by itself.
+                // The receiver has disconnected; the other direction continues by itself.
                 Err(_) => break,
             }
             continue;
@@ -249,7 +250,7 @@ fn pump(shared: &Shared, from: &OwnedFd, to: &OwnedFd, direction: Direction, bor
         if poll(from, PollFlags::IN, wait).is_empty() {
             continue;
         }
-        // A fault counts from the moment it was asked for, not from the next round on.
+        // A fault applies from the moment of its command, not from the next iteration.
         let faults = shared.faults();
         if faults.hole {
             continue;

@@ -1,4 +1,4 @@
-//! Each fault, between real sockets.
+//! Tests of each fault between real sockets.
 
 use pathsim::{Address, Pathsim};
 use std::io::{ErrorKind, Read, Write};
@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// A server that sends back what it gets, and tells what it got.
+/// Starts a server that echoes its input and reports it on the channel.
 fn echo() -> (Address, Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
@@ -53,7 +53,7 @@ fn round(client: &mut TcpStream, bytes: &[u8]) -> Duration {
     began.elapsed()
 }
 
-/// As long as it takes for much to go through another path, there and back.
+/// Waits as long as 500 round trips through another proxy take.
 fn meanwhile() {
     let (_sim, mut client, _told) = start();
     for _ in 0..500 {
@@ -61,7 +61,7 @@ fn meanwhile() {
     }
 }
 
-/// Nothing has come.
+/// Checks that no data has arrived.
 fn silent(client: &TcpStream) {
     client.set_nonblocking(true).unwrap();
     let error = client.peek(&mut [0; 16]).unwrap_err();
@@ -87,7 +87,7 @@ fn it_passes_much_and_in_order() {
         assert!(bytes.iter().all(|b| *b == (n % 251) as u8), "block {n}");
     }
     drop(sender.join().unwrap());
-    // What has arrived is counted a moment later.
+    // Delivered bytes are counted with a short delay.
     let end = Instant::now() + Duration::from_secs(20);
     while (sim.stats().up, sim.stats().down) != (total as u64, total as u64) {
         assert!(
@@ -104,7 +104,8 @@ fn it_passes_much_and_in_order() {
 fn a_rate_holds_and_a_delay_delays() {
     let (sim, mut client, _told) = start();
     round(&mut client, b"warm");
-    // What the settings say is a least time, however fast or slow the machine is. A tenth of it may go at once.
+    // The settings imply a minimum time, independent of the machine's speed. A tenth of the data
+    // may pass at once.
     let (rate, bytes) = (4_000_000, 2_000_000);
     sim.run(&format!("rate={rate}")).unwrap();
     let took = round(&mut client, &vec![7; bytes]);
