@@ -1,18 +1,18 @@
-//! When changes become durable.
+//! Durability: writing the journal, and committing the tree.
 //!
 //! ```text
 //!   fsync:    state ──changed since the last record──► journal            one write, made durable
 //!   commit:   state ──freeze──► tree (redb, two phases)                   every few seconds
 //! ```
 //!
-//! A thread that wants its changes durable does it for everybody (group commit), or waits while another
-//! one does, and goes on as soon as what that one wrote includes them; whoever else comes meanwhile is
-//! with the next. A commit
-//! writes what the journal does not have yet as its last record, freezes, and goes on in the other
-//! half, so that nobody waits for the tree; only if that record does not fit, the next fsync does.
+//! Group commit: one thread writes the journal on behalf of all waiters. A waiter returns once a
+//! completed write covers its changes; later arrivals join the next write. A commit first logs all
+//! changes that the journal does not have yet as its last record, freezes, and continues in the
+//! other half of the journal, so that no fsync waits for the tree. Only if that record does not fit
+//! does the next fsync wait.
 //!
-//! **Invariant:** file data is durable before the first record or commit that names it. A commit of
-//! the tree includes every record of its epoch.
+//! **Invariant:** file data is durable before the first record or commit that refers to it. A
+//! commit of the tree includes every record of its epoch.
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
@@ -26,22 +26,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-/// Backlogs after which callers wait for the commit.
+/// Multiple of the backlog limit beyond which callers wait for a commit.
 const BACKLOGS_MAX: usize = 2;
 
-/// Changed keys that need no commit whatever happens.
+/// Number of changed keys below which no commit is forced.
 const BACKLOG_MIN: usize = 32;
 
-/// Pages that are put aside for each changed key.
+/// Pages of the tree to be set aside for each changed key.
 const PAGES_PER_KEY: usize = 8;
 
-/// Segments of the metadata that nobody counts on: for the next opening.
+/// Segments of the metadata that are left unused, for the next open.
 const SEGMENTS_SPARE: usize = 4;
 
-/// The end of the journal.
+/// Write end of the journal.
 pub(crate) struct Log {
     writer: Writer,
-    /// The last commit could not be logged first, and is not durable yet: no record may follow.
+    /// Whether the last commit could not be logged first and is not durable yet, so that no record
+    /// may follow.
     blocked: bool,
 }
 
@@ -53,12 +54,12 @@ impl Log {
         }
     }
 
-    /// The epoch of a commit that makes every record so far a thing of the past.
+    /// Returns the epoch for a commit that supersedes all records so far.
     pub fn epoch_after_all(&self) -> u64 {
         self.writer.epoch() + 1
     }
 
-    /// That commit is there.
+    /// Moves on to the epoch after the commit of [`Log::epoch_after_all`], which is durable.
     pub fn skip_all(&mut self) {
         self.writer.next_epoch();
         self.writer.next_epoch();
@@ -66,8 +67,9 @@ impl Log {
     }
 }
 
-/// Who writes for everybody. Its lock is never held during a write, so that those whose changes are
-/// durable do not wait for the next ones to be.
+/// Elects the thread that writes for all waiters, and tracks the changes that are durable. Its lock
+/// is never held during a write, so a caller whose changes are durable does not wait for later
+/// ones.
 #[derive(Default)]
 pub(crate) struct Group {
     progress: Mutex<Progress>,
@@ -76,13 +78,13 @@ pub(crate) struct Group {
 
 #[derive(Default)]
 struct Progress {
-    /// Changes up to this one are durable.
+    /// Number of the last durable change.
     durable: u64,
-    /// Somebody writes.
+    /// Whether a thread is writing.
     busy: bool,
 }
 
-/// The turn of one who writes; it is over when this is dropped.
+/// Exclusive right to write; released on drop.
 struct Turn<'g>(&'g Group);
 
 impl Group {
@@ -90,7 +92,7 @@ impl Group {
         self.progress.lock().expect("no panic under this lock")
     }
 
-    /// Waits until changes are durable, or for a turn to make them so.
+    /// Waits until the changes up to `wanted` are durable, or until the caller may write them.
     fn turn(&self, wanted: u64) -> Option<Turn<'_>> {
         let waits = |progress: &mut Progress| progress.busy && progress.durable < wanted;
         let progress = self.changed.wait_while(self.lock(), waits);
@@ -106,7 +108,7 @@ impl Group {
         self.lock().durable >= wanted
     }
 
-    /// Changes up to this one are durable.
+    /// Records that the changes up to `changes` are durable, and wakes the waiters.
     fn done(&self, changes: u64) {
         let mut progress = self.lock();
         progress.durable = progress.durable.max(changes);
@@ -122,7 +124,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Wakes the thread that commits.
+/// Wakes the commit thread.
 #[derive(Default)]
 pub(crate) struct Wake {
     wanted: Mutex<Wanted>,
@@ -135,13 +137,13 @@ struct Wanted {
     stop: bool,
 }
 
-/// What a record has to hold, taken from the state at one moment.
+/// Content of one record, taken from the state at one moment.
 struct Taken {
     delta: Delta,
     keys: Vec<crate::key::Key>,
     changes: u64,
     set: u64,
-    /// Writes of file data that had ended before that moment.
+    /// Writes of file data that had completed before that moment.
     written: u64,
 }
 
@@ -150,7 +152,7 @@ impl Inner {
         self.log.lock().expect("no panic under this lock")
     }
 
-    /// Makes everything durable that has happened so far.
+    /// Makes everything that has happened so far durable.
     pub fn sync(&self) -> Result<()> {
         if self.options.read_only {
             return Ok(());
@@ -165,7 +167,7 @@ impl Inner {
         };
         while let Some(turn) = self.group.turn(wanted) {
             let mut log = self.log();
-            // A commit may have come first.
+            // A commit may have been faster.
             if self.group.is_durable(wanted) {
                 break;
             }
@@ -190,7 +192,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes what the journal does not have.
+    /// Takes all changes that the journal does not have.
     fn take(&self, state: &mut State) -> Result<Taken> {
         let written = self.space.written();
         let result = state.materialize();
@@ -208,7 +210,7 @@ impl Inner {
         })
     }
 
-    /// Writes one record with everything that has happened; says no if it does not fit.
+    /// Writes all outstanding changes as one record. Returns `false` if it does not fit.
     fn write_record(&self, log: &mut Log) -> Result<bool> {
         let mut taken = self.take(&mut self.write())?;
         let written = match self.log_taken(log, &taken) {
@@ -236,7 +238,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Commits everything to the tree. A failure ends writing: what is durable stays so.
+    /// Commits everything to the tree. A failure makes the file system read-only; durable data
+    /// stays durable.
     pub fn checkpoint(&self) -> Result<()> {
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
@@ -256,8 +259,9 @@ impl Inner {
             };
             self.backlog.store(0, Relaxed);
             let epoch = log.writer.epoch();
-            // A record that does not fit is no loss: the commit will have it. One that could not be
-            // written makes the commit fail too, because nothing is called durable after that.
+            // A record that does not fit is no loss: the commit contains it. A record that could
+            // not be written makes the commit fail too, because no flush succeeds after one has
+            // failed.
             let logged = !log.blocked && self.log_taken(&mut log, &taken).unwrap_or(false);
             log.blocked = !logged;
             log.writer.next_epoch();
@@ -275,7 +279,7 @@ impl Inner {
         self.note_slack(db)?;
         let mut log = self.log();
         log.blocked = false;
-        // The commit has flushed the device before it became the current one.
+        // The commit flushed the device before it became the current one.
         self.space.set_flushed(taken.written);
         self.space.set_durable(taken.set);
         self.group.done(taken.changes);
@@ -285,30 +289,31 @@ impl Inner {
         Ok(())
     }
 
-    /// Tells the allocator what room there is within the metadata.
+    /// Updates the allocator's estimate of the unused space within the metadata.
     pub fn note_slack(&self, db: &Db) -> Result<()> {
         let segments = self.superblock.lock().segments.clone();
         let blocks: u64 = segments.iter().map(|s| u64::from(s.blocks)).sum();
-        // A commit writes what it changes to other pages, so that the items need twice their room.
+        // A commit writes changed pages to new places, so the items need twice their space.
         let slack = blocks.saturating_sub(2 * db.item_pages()?);
         let runs = SEGMENTS_MAX.saturating_sub(segments.len() + SEGMENTS_SPARE);
         self.space.set_slack(slack, runs);
         Ok(())
     }
 
-    /// Commits what the journal held when the file system was opened, as the second of its epochs,
-    /// so that no record of either is ever played again.
+    /// Commits the replayed journal. The commit takes the second of the two replayed epochs, so
+    /// that no record of either is ever replayed again.
     pub fn commit_replayed(&self) -> Result<()> {
         {
             let mut log = self.log();
             log.writer.next_epoch();
-            // A record would go over those that were played, which are needed until the commit is there.
+            // A record would overwrite those that were replayed, which are needed until the commit
+            // is durable.
             log.blocked = true;
         }
         self.checkpoint()
     }
 
-    /// Ends writing for good.
+    /// Makes the file system read-only until it is reopened.
     fn fail(&self, error: Error) -> Error {
         let text = format!("the file system can only be read since an error: {error}");
         tracing::error!("{}: {text}", self.name);
@@ -317,8 +322,8 @@ impl Inner {
         error
     }
 
-    /// Tries again, if the device is full but for blocks that wait for the change that freed them to be
-    /// durable, once it is.
+    /// Runs `attempt`. If the device is full but freed blocks become usable once the change that
+    /// freed them is durable, makes it durable and runs `attempt` again.
     pub fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         match attempt() {
             Err(error) if error.kind() == Kind::NoSpace && self.space.is_resting() => {
@@ -329,14 +334,15 @@ impl Inner {
         }
     }
 
-    /// Notes how much waits for a commit; much of it wakes the thread that commits.
+    /// Updates the backlog of uncommitted changes, and wakes the commit thread if it exceeds the
+    /// limit.
     pub fn note_backlog(&self, state: &State) {
         let now = state
             .store
             .active
             .len()
             .max(state.store.active.bytes() / 1024);
-        // An inode that is not in the store yet becomes a record there, and another one for a snapshot.
+        // An inode that is not in the store yet adds one record there, and another for a snapshot.
         let now = now + 2 * state.dirty_cores.len();
         let before = self.backlog.swap(now, Relaxed);
         if now > self.backlog_max && before <= self.backlog_max {
@@ -344,16 +350,17 @@ impl Inner {
         }
     }
 
-    /// Commits first where too much waits for it: more than memory should hold, or more than there is
-    /// room for.
+    /// Commits first if the backlog is too large: more than memory should hold, or more than the
+    /// space left can take.
     pub fn wait_for_room(&self) -> Result<()> {
         let backlog = self.backlog.load(Relaxed);
         if backlog <= BACKLOG_MIN {
             return Ok(());
         }
-        // Each key changed may take a page of the tree, and as much again on the way to it and until
-        // the pages of the commit before can be used again. So the fuller the device, the smaller the
-        // commits, and a tree on a device with only the reserve left can still be changed.
+        // Each changed key may take a page of the tree, and as much again for the path to it and
+        // until the pages of the previous commit can be reused. So the fuller the device, the
+        // smaller the commits, and a tree on a device with only the reserve left can still be
+        // changed.
         let enough = (backlog * PAGES_PER_KEY) as u64;
         let room = self.space.metadata_room(enough) as usize / PAGES_PER_KEY;
         match backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
@@ -370,7 +377,7 @@ impl Wake {
     }
 }
 
-/// The thread that commits every few seconds.
+/// The thread that commits periodically.
 pub(crate) struct Background(Option<JoinHandle<()>>);
 
 impl Background {
@@ -386,7 +393,7 @@ impl Background {
 
     pub fn stop(&mut self, fs: &Inner) {
         fs.wake.set(|wanted| wanted.stop = true);
-        // If it panicked it has said so; the commit that closes will fail like its own.
+        // A panic has been reported already, and the final commit fails like those of the thread.
         let _ = self.0.take().map(JoinHandle::join);
     }
 }
@@ -407,7 +414,7 @@ fn commit_from_time_to_time(fs: &Inner) {
         }
         wanted.commit = false;
         drop(wanted);
-        // An error has been said and kept; whoever writes next gets it.
+            // The error has been logged and kept; the next caller that writes gets it.
         let _ = fs.checkpoint();
         wanted = fs.wake.wanted.lock().expect("no panic under this lock");
     }

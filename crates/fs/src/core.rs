@@ -1,41 +1,42 @@
-//! What is known of an inode in memory beyond its record: who has it open, what was promised to it,
-//! and what is being written.
+//! State of an inode that exists only in memory: open handles, promised blocks, and writes in
+//! flight.
 
 use crate::record::{BLOCK_BYTES, Inode};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// See the module.
+/// In-memory state of an inode. See the module.
 pub(crate) struct Core {
-    /// The inode as readers see it. Its record may lag behind, if `dirty` says so, and in `size`.
+    /// Inode as readers see it. Its record may be older if `dirty` is set, and in `size`.
     pub inode: Inode,
-    /// There are times, versions or a size on disk that the record does not have yet.
+    /// Whether times, versions or the size on disk are newer than the record.
     pub dirty: bool,
-    /// It stands in the list of those to be looked at by the next commit.
+    /// Whether the inode is in the list of those that the next commit writes.
     pub listed: bool,
-    /// How often it is open.
+    /// Number of open handles.
     pub opens: u64,
-    /// It was made without a name, and may be given its first.
+    /// Whether the inode was created without a name and may still get its first.
     pub unnamed: bool,
-    /// Dirty blocks of the cache with a promise of space each.
+    /// Dirty blocks of the cache that each hold a promise of space.
     pub promised: Blocks,
-    /// Dirty blocks of the cache that will be written where they are.
+    /// Dirty blocks of the cache that will be written in place.
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
     pub writes: BTreeMap<u64, Write>,
 }
 
-/// A write in flight.
+/// Write in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Write {
-    /// The blocks that still belong to the file.
+    /// Blocks that still belong to the file.
     pub wanted: Blocks,
-    /// Blocks of which only so many bytes count, because the file was cut there meanwhile.
+    /// Blocks with the number of their valid bytes, because the file was truncated there during the
+    /// write.
     pub tails: Vec<(u64, u16)>,
 }
 
 impl Write {
-    /// Only the first `bytes` of a block count.
+    /// Limits a block to its first `bytes` bytes.
     pub fn cover_tail(&mut self, block: u64, bytes: u16) {
         if !self.wanted.within(block..block + 1).is_empty() {
             self.tails.push((block, bytes));
@@ -57,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Whether the record says everything.
+    /// Returns whether the record is complete and the inode is not in use.
     pub fn is_idle(&self) -> bool {
         self.opens == 0
             && !self.dirty
@@ -67,14 +68,15 @@ impl Core {
             && self.writes.is_empty()
     }
 
-    /// Whether dirty pages of these blocks are provided for already.
+    /// Returns whether dirty pages of these blocks already have space.
     pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
         let missing = self.promised.missing(blocks);
         let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
         missing.into_iter().all(in_place)
     }
 
-    /// The disk has all of the size, if no page behind what it has waits to be written.
+    /// Sets the size on disk to the size, if no page beyond the size on disk still has to be
+    /// written.
     pub fn settle_size(&mut self) {
         if self.inode.disk_size != self.inode.size && !self.waits_behind_disk_size() {
             self.inode.disk_size = self.inode.size;
@@ -89,7 +91,7 @@ impl Core {
         writing || waits(&self.promised) || waits(&self.in_place)
     }
 
-    /// What is written to these blocks is not wanted any more. Gives the promises that end.
+    /// Drops the interest in writes to these blocks. Returns the number of promises that end.
     pub fn cut(&mut self, blocks: Range<u64>) -> u64 {
         for write in self.writes.values_mut() {
             write.wanted.remove(blocks.clone());
@@ -101,15 +103,15 @@ impl Core {
     }
 }
 
-/// A set of blocks of a file.
+/// Set of blocks of a file.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Blocks {
-    /// Start to end; neither adjacent nor overlapping.
+    /// Runs, start to end; neither adjacent nor overlapping.
     runs: BTreeMap<u64, u64>,
 }
 
 impl Blocks {
-    /// The blocks of a range.
+    /// Creates a set of the blocks of a range.
     pub fn of(blocks: Range<u64>) -> Blocks {
         let mut set = Blocks::default();
         set.insert(blocks);
@@ -120,17 +122,17 @@ impl Blocks {
         self.runs.is_empty()
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub fn count(&self) -> u64 {
         self.runs.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// All runs in order.
+    /// Returns all runs in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
         self.runs.iter().map(|(start, end)| *start..*end)
     }
 
-    /// The runs within a range, cut to it.
+    /// Returns the runs within a range, clipped to it.
     pub fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let before = self.runs.range(..range.start).next_back();
         let inside = self.runs.range(range.clone());
@@ -139,7 +141,7 @@ impl Blocks {
         cut.filter(|run| !run.is_empty()).collect()
     }
 
-    /// The runs of a range that are not in the set.
+    /// Returns the runs of a range that are not in the set.
     pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut at = range.start;
@@ -155,7 +157,7 @@ impl Blocks {
         missing
     }
 
-    /// Adds a range. Gives how many blocks are new.
+    /// Adds a range. Returns the number of blocks that are new.
     pub fn insert(&mut self, range: Range<u64>) -> u64 {
         if range.is_empty() {
             return 0;
@@ -179,14 +181,14 @@ impl Blocks {
         new
     }
 
-    /// Adds all of another set.
+    /// Adds all blocks of another set.
     pub fn extend(&mut self, other: &Blocks) {
         for run in other.iter() {
             self.insert(run);
         }
     }
 
-    /// Takes a range out. Gives how many blocks were there.
+    /// Removes a range. Returns the number of blocks that were in the set.
     pub fn remove(&mut self, range: Range<u64>) -> u64 {
         let there = self.within(range.clone());
         if there.is_empty() {

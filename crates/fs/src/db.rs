@@ -1,14 +1,13 @@
-//! `redb` below the overlay: the last commit for reading, and the way to the next.
+//! `redb` below the overlay: the last commit for reading, and the next one for writing.
 //!
-//! Three tables: `items` (every key of [`crate::key`]), `space` (a bit for each block in use, 8192 to
-//! a record, none for a record of zeros), `state` (the number of the last commit, and the bytes of all
-//! items). A commit takes two
-//! phases and keeps `redb`'s own allocator state in it ("quick repair"), so that opening after a crash
-//! walks no tree.
+//! Three tables: `items` (every key of [`crate::key`]), `space` (a bit for each block in use, 8192
+//! to a record; a record of zeros is not stored), `state` (the number of the last commit, and the
+//! bytes of all items). A commit takes two phases and saves `redb`'s own allocator state with it
+//! ("quick repair"), so that opening after a crash does not walk the tree.
 //!
-//! **Invariant:** nothing that the device says makes the program panic. `redb` checks its pages only
-//! when it repairs, and asserts what it reads; so each call into it runs under [`guard`], which makes an
-//! error of the assertion.
+//! **Invariant:** no content of the device makes the program panic. `redb` verifies its pages only
+//! during repair, and asserts what it reads; so each call into it runs under [`guard`], which turns
+//! a failed assertion into an error.
 
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key};
@@ -27,44 +26,45 @@ const ITEMS: TableDefinition<ItemKey, &[u8]> = TableDefinition::new("items");
 const SPACE: TableDefinition<u64, &[u8; CHUNK_BYTES]> = TableDefinition::new("space");
 const STATE: TableDefinition<&str, u64> = TableDefinition::new("state");
 const EPOCH: &str = "epoch";
-/// Bytes of all items, keys included.
+/// Name of the number that counts the bytes of all items, keys included.
 const ITEM_BYTES: &str = "item_bytes";
 
-/// Bytes of a record of the bitmap: small beside a page of the tree, large beside its key.
+/// Length of a bitmap record in bytes: small compared with a page of the tree, large compared with
+/// its key.
 const CHUNK_BYTES: usize = 1024;
-/// Blocks of a record of the bitmap.
+/// Number of blocks that a bitmap record covers.
 pub(crate) const CHUNK_BLOCKS: u64 = CHUNK_BYTES as u64 * 8;
 
-/// Bytes of items on a page of the tree: half of it, as after many deletions.
+/// Bytes of items per page of the tree: half a page, as after many deletions.
 const ITEM_BYTES_PER_PAGE: u64 = 2048;
 
-/// Blocks that came into use, or went out of it.
+/// Run of blocks that was allocated or freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SpaceChange {
     pub run: Run,
     pub used: bool,
 }
 
-/// The database, for one who commits.
+/// Database handle of the committer.
 pub(crate) struct Db {
     database: Option<Database>,
 }
 
-/// The last commit, for any number of readers.
+/// Last commit, for any number of readers.
 pub(crate) struct Base {
     items: Items,
 }
 
 thread_local! {
-    /// A call into `redb` is running on this thread.
+    /// Whether a call into `redb` is running on this thread.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call into `redb`. A panic in it says that the metadata is damaged.
+/// Runs a call into `redb`. A panic in it means that the metadata is damaged.
 fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Result<T> {
-    // Such a panic is an error like any other, and the error says what it said; the program's own way to
-    // report panics would make it look like a defect, and a repair that feels its way through a
-    // damaged tree would report thousands.
+    // Such a panic becomes an ordinary error with the same message. The default hook would make it
+    // look like a defect of the program, and a repair that probes a damaged tree would report
+    // thousands.
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let report = std::panic::take_hook();
@@ -88,7 +88,7 @@ fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Resul
     }
 }
 
-/// The error below, if `redb` carries one of ours.
+/// Converts an error of `redb`; returns our own error if it carries one.
 fn of_redb(error: redb::Error) -> Error {
     match error {
         redb::Error::Io(io) => match io.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
@@ -105,8 +105,8 @@ fn of_redb(error: redb::Error) -> Error {
 }
 
 impl Db {
-    /// Opens the database, or makes it if the file is empty. `verify` reads every page of it first,
-    /// and compares its checksum.
+    /// Opens the database, or creates it if the file is empty. With `verify`, first reads every
+    /// page and compares its checksum.
     pub fn open(file: impl redb::StorageBackend, cache_bytes: usize, verify: bool) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
@@ -122,7 +122,7 @@ impl Db {
         self.database.as_ref().expect("there until it is dropped")
     }
 
-    /// The state of the last commit.
+    /// Returns the state of the last commit.
     pub fn base(&self) -> Result<Base> {
         guard(|| {
             let read = self.database().begin_read()?;
@@ -131,16 +131,16 @@ impl Db {
         })
     }
 
-    /// The number of the last commit; 0 before the first.
+    /// Returns the number of the last commit; 0 before the first.
     pub fn epoch(&self) -> Result<u64> {
         self.number(EPOCH)
     }
 
-    /// Reads every page of the last commit, compares its checksum, and counts anew which are in use.
-    /// Nobody reads or writes meanwhile.
+    /// Reads every page of the last commit, compares its checksum, and recounts the pages in use.
+    /// No other thread may read or write during this.
     ///
     /// # Errors
-    /// [`crate::Kind::Corrupt`]: something of it is damaged.
+    /// [`crate::Kind::Corrupt`]: a page or the count is damaged.
     pub fn verify(&mut self) -> Result<()> {
         let database = self.database.as_mut().expect("there until it is dropped");
         match guard(|| Ok(database.check_integrity()?))? {
@@ -151,12 +151,12 @@ impl Db {
         }
     }
 
-    /// Bytes of all items, keys included.
+    /// Returns the bytes of all items, keys included.
     pub fn item_bytes(&self) -> Result<u64> {
         self.number(ITEM_BYTES)
     }
 
-    /// Pages that all items need, as far as one can tell from their bytes.
+    /// Returns the number of pages that all items need, estimated from their bytes.
     pub fn item_pages(&self) -> Result<u64> {
         Ok(self.item_bytes()? / ITEM_BYTES_PER_PAGE)
     }
@@ -169,7 +169,7 @@ impl Db {
         })
     }
 
-    /// Every run of blocks in use, in order; one run may be given in parts.
+    /// Returns all runs of blocks in use, in order; a run may be returned in parts.
     pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         let (mut next, mut beyond) = (0, false);
@@ -178,7 +178,7 @@ impl Db {
             let space = read.open_table(SPACE)?;
             for record in space.iter()? {
                 let (number, bits) = record?;
-                // A damaged tree may be out of order, or lead in a circle.
+                // A damaged tree may be out of order, or form a loop.
                 let number = number.value();
                 if number < next || number >= device_blocks.div_ceil(CHUNK_BLOCKS) {
                     beyond = true;
@@ -195,7 +195,7 @@ impl Db {
         Ok(runs)
     }
 
-    /// Makes all of these changes durable, or none.
+    /// Makes all changes durable, or none.
     pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: u64) -> Result<()> {
         guard(|| {
             let mut write = self.database().begin_write()?;
@@ -237,7 +237,7 @@ impl Db {
         })
     }
 
-    /// Ends well: the next opening finds nothing to recover.
+    /// Closes the database cleanly: the next open finds nothing to recover.
     pub fn close(mut self) -> Result<()> {
         match self.database.take() {
             Some(database) => guard(|| Ok(database.close()?)),
@@ -248,7 +248,7 @@ impl Db {
 
 impl Drop for Db {
     fn drop(&mut self) {
-        // What goes wrong here was an error of a commit before, or will be one of the next opening.
+        // An error here was reported by a commit before, or will be by the next open.
         let database = self.database.take();
         let _ = guard(|| {
             drop(database);
@@ -257,30 +257,30 @@ impl Drop for Db {
     }
 }
 
-/// The place and value of an item in the last commit.
+/// Key and value of an item in the last commit.
 pub(crate) type BaseItem = (Key, redb::AccessGuard<'static, &'static [u8]>);
 
-/// Items of the last commit in order, from either end. A damaged tree may be out of order; whoever
-/// walks it gets an error then, and not the same key for ever.
+/// Items of the last commit in order, from either end. A damaged tree may be out of order; reading
+/// it then returns an error instead of the same key indefinitely.
 pub(crate) struct BaseRange {
     range: Option<redb::Range<'static, ItemKey, &'static [u8]>>,
-    /// What may still come, both included.
+    /// First and last key that may still follow.
     from: Key,
     to: Key,
 }
 
 impl Base {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &Key) -> Result<Option<redb::AccessGuard<'_, &'static [u8]>>> {
         guard(|| {
             let found = self.items.get(&key.encode())?;
-            // Where it lies in its page is looked at here, once, so that nothing can be wrong later.
+            // Validates the position within the page once, here, so that no later access can fail.
             let _ = found.as_ref().map(|value| value.value().len());
             Ok(found)
         })
     }
 
-    /// The items from one key to another, both included.
+    /// Returns the items from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> Result<BaseRange> {
         let open = || {
             let (from, to) = (from.encode(), to.encode());
@@ -292,7 +292,7 @@ impl Base {
 }
 
 impl BaseRange {
-    /// The next item from the front, or from the back.
+    /// Returns the next item from the front, or from the back.
     pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
         let Some(range) = &mut self.range else {
             return Ok(None);

@@ -1,21 +1,21 @@
-//! Errors of the file system: a kind that is an errno, a context to read, a source to chain.
+//! Errors of the file system: a kind that maps to an errno, a context, and a source.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What an operation of the file system gives.
+/// Result of a file system operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong. Each kind is one errno.
+/// Category of an error. Each kind maps to one errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// No such file, directory or fileset.
     NotFound,
     /// The name is taken.
     Exists,
-    /// A directory was needed.
+    /// Not a directory.
     NotDirectory,
-    /// A directory was given where none may be.
+    /// A directory, where none is allowed.
     IsDirectory,
     /// The directory has entries.
     NotEmpty,
@@ -25,13 +25,13 @@ pub enum Kind {
     NoSpace,
     /// The fileset has reached its quota.
     Quota,
-    /// The file system, or the snapshot, is not to be changed.
+    /// The file system or the snapshot is read-only.
     ReadOnly,
-    /// An argument makes no sense.
+    /// An argument is invalid.
     Invalid,
-    /// Beyond the largest file.
+    /// Beyond the maximum file size.
     FileTooLarge,
-    /// The largest number of links to a file is reached.
+    /// The file already has the maximum number of links.
     TooManyLinks,
     /// The object is in use.
     Busy,
@@ -39,28 +39,28 @@ pub enum Kind {
     NoAttribute,
     /// The value does not fit the caller's buffer, or the list of attributes is full.
     Range,
-    /// The value of an attribute is longer than any may be.
+    /// The value of an attribute exceeds the maximum length.
     TooBig,
-    /// Nothing of that kind follows (seek to data or to a hole).
+    /// No data or no hole follows (seek to data or to a hole).
     NoMore,
-    /// The inode is gone; its number is never used again.
+    /// The inode no longer exists; its number is never reused.
     Stale,
-    /// The file system was closed while somebody still used it.
+    /// The file system was closed while it was still in use.
     Closed,
     /// Not permitted for this kind of object.
     NotPermitted,
-    /// Another fileset.
+    /// The operation would span two filesets.
     CrossFileset,
-    /// The operation is not there for this kind of object.
+    /// The operation is not supported for this kind of object.
     Unsupported,
-    /// What is on the device contradicts itself.
+    /// The data on the device is inconsistent.
     Corrupt,
     /// The device failed.
     Io,
 }
 
 impl Kind {
-    /// The errno of the kind.
+    /// Returns the errno of the kind.
     pub fn errno(self) -> i32 {
         match self {
             Kind::NotFound => libc::ENOENT,
@@ -91,9 +91,9 @@ impl Kind {
     }
 }
 
-/// An error of the file system.
+/// Error of the file system.
 ///
-/// Printed as `CONTEXT: SOURCE`, or as the text of its errno where there is no context.
+/// Displays its context if it has one, otherwise its source, otherwise the text of its errno.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -105,7 +105,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with what the caller knows about it; the context may be empty.
+    /// Creates an error with a context, which may be empty.
     pub fn new(kind: Kind, context: impl Into<Cow<'static, str>>) -> Error {
         Error(Box::new(Inner {
             kind,
@@ -114,17 +114,17 @@ impl Error {
         }))
     }
 
-    /// What is on the device contradicts itself, in this way.
+    /// Creates an error for inconsistent data on the device.
     pub(crate) fn corrupt(context: impl Into<Cow<'static, str>>) -> Error {
         Error::new(Kind::Corrupt, context)
     }
 
-    /// What went wrong.
+    /// Returns the category of the error.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// The errno for a client that speaks errno. That of a failed device is kept.
+    /// Returns the errno; if a device failed, the errno of the device.
     pub fn errno(&self) -> i32 {
         match &self.0.source {
             Some(source) => source.errno(),
@@ -133,7 +133,7 @@ impl Error {
     }
 }
 
-/// The error of a file system that was closed.
+/// Returns the error of a file system that was closed.
 pub(crate) fn closed() -> Error {
     Error::new(Kind::Closed, "the file system is closed")
 }

@@ -5,13 +5,14 @@
 //!   half 1   record 0 │ record 1 │ ...            of epoch 2n + 1
 //! ```
 //!
-//! A record is what changed since the one before it, or since the last commit: it begins at a block,
-//! and is written and made durable as a whole before the next. Epoch `e` is what leads from commit
-//! `e - 1` of the tree to commit `e`; while that commit is on its way, the next epoch begins in the
-//! other half. After a crash, the records of the two epochs after the last commit are played.
+//! A record holds the changes since the previous record, or since the last commit: it begins at a
+//! block boundary, and is written and made durable as a whole before the next. The records of epoch
+//! `e` lead from commit `e - 1` of the tree to commit `e`; while that commit is in progress, the
+//! next epoch begins in the other half. After a crash, the records of the two epochs after the last
+//! commit are replayed.
 //!
-//! **Invariant:** a record is played only if every record before it is whole. Deliberately absent:
-//! when to write one; see [`crate::commit`].
+//! **Invariant:** a record is replayed only if all records before it are intact. Deliberately
+//! absent: when to write a record; see [`crate::commit`].
 
 use crate::db::SpaceChange;
 use crate::error::{Error, Result};
@@ -23,18 +24,18 @@ use crate::space::Run;
 use crate::superblock::Superblock;
 use block::Buf;
 
-/// What a record begins with.
+/// First eight bytes of a record.
 const MAGIC: [u8; 8] = *b"EVFSjrnl";
-/// Bytes before the changes of a record.
+/// Length of the header in bytes; the changes follow.
 const HEADER_BYTES: usize = 64;
-/// Where the checksum is, and where what it covers begins.
+/// Offset of the checksum, which covers all bytes after it.
 const CHECKSUM_AT: usize = 8;
-/// The length of a value that says that the key is gone.
+/// Length that marks a deleted key.
 const GONE: u32 = u32::MAX;
-/// Bytes that are looked through at once behind the end.
+/// Bytes read at a time when searching for records after the end.
 const LOOK_BYTES: usize = 1 << 20;
 
-/// Where the journal lies and what its records are marked with.
+/// Location of the journal, and the UUID that its records carry.
 #[derive(Clone)]
 pub(crate) struct Place {
     start: u64,
@@ -56,10 +57,10 @@ impl Place {
     }
 }
 
-/// The changes of one record.
+/// Changes of one record.
 #[derive(Default)]
 pub(crate) struct Delta {
-    /// `None`: the key is gone.
+    /// Values by key; `None` for a deleted key.
     pub items: Vec<(Key, Option<Box<[u8]>>)>,
     pub space: Vec<SpaceChange>,
 }
@@ -69,7 +70,7 @@ impl Delta {
         self.items.is_empty() && self.space.is_empty()
     }
 
-    /// Adds the changes to an overlay that nothing is known about.
+    /// Adds the changes to an overlay, without any assumption about the keys below it.
     pub fn apply(self, overlay: &mut Overlay, space: &mut Vec<SpaceChange>) {
         for (key, value) in self.items {
             let change = match value {
@@ -85,18 +86,18 @@ impl Delta {
     }
 }
 
-/// The end of the journal, for one who writes.
+/// Write end of the journal.
 pub(crate) struct Writer {
     place: Place,
     epoch: u64,
-    /// Records of the epoch so far.
+    /// Records of the current epoch.
     records: u64,
-    /// Blocks of the half that they take.
+    /// Blocks of the half in use.
     blocks: u64,
 }
 
 impl Writer {
-    /// At the start of an epoch.
+    /// Creates a writer at the start of an epoch.
     pub fn new(place: Place, epoch: u64) -> Writer {
         Writer {
             place,
@@ -106,18 +107,19 @@ impl Writer {
         }
     }
 
-    /// The epoch of the next record.
+    /// Returns the epoch of the next record.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Goes on in the other half.
+    /// Begins the next epoch in the other half.
     pub fn next_epoch(&mut self) {
         *self = Writer::new(self.place.clone(), self.epoch + 1);
     }
 
-    /// The next record, if the half has room for it, and if no block within it begins as a record
-    /// does: a value that somebody made so would be played after the record that is before it.
+    /// Returns the next record, unless it does not fit into the half, or one of its blocks begins
+    /// with the magic of a record: a user could craft such a value, and it would be replayed after
+    /// the preceding record.
     pub fn prepare(&self, delta: &Delta) -> Option<Prepared> {
         let room = (self.place.half_blocks - self.blocks) * BLOCK_BYTES;
         let bytes = encode(&self.place.uuid, self.epoch, self.records, delta);
@@ -135,8 +137,8 @@ impl Writer {
         })
     }
 
-    /// Writes a record; it is durable when this returns. With `flush` everything written before is
-    /// durable first.
+    /// Writes a record; it is durable when this returns. With `flush`, everything written before is
+    /// made durable first.
     pub fn write(&mut self, io: &DeviceIo, record: Prepared, flush: bool) -> Result<()> {
         let longest = io.info().max_transfer as usize;
         if record.data.len() <= longest {
@@ -159,7 +161,7 @@ impl Writer {
     }
 }
 
-/// A record on its way to the device.
+/// Encoded record, ready to be written.
 pub(crate) struct Prepared {
     offset: u64,
     blocks: u64,
@@ -199,12 +201,12 @@ fn encode(uuid: &[u8; 16], epoch: u64, record: u64, delta: &Delta) -> Vec<u8> {
     bytes
 }
 
-/// Reads the records of one epoch in order. Ends at the first that is not whole; what is behind it
-/// was never acknowledged, or the device has lost it.
+/// Reads the records of one epoch in order, up to the first that is not intact; later ones were
+/// never acknowledged, or the device has lost them.
 ///
 /// # Errors
-/// [`crate::Kind::Corrupt`]: a record that is whole says what cannot be, or a record is damaged and a
-/// later one whole, which a crash does not do.
+/// [`crate::Kind::Corrupt`]: an intact record has invalid content, or a record is damaged while a
+/// later one is intact, which a crash cannot cause.
 pub(crate) fn read(io: &DeviceIo, place: &Place, epoch: u64) -> Result<Vec<Delta>> {
     let mut deltas = Vec::new();
     let mut block = 0;
@@ -219,7 +221,8 @@ pub(crate) fn read(io: &DeviceIo, place: &Place, epoch: u64) -> Result<Vec<Delta
     Ok(deltas)
 }
 
-/// The record that begins at a block, if it is whole and of this epoch; and this one, if told which.
+/// Returns the record that begins at a block if it is intact, of this epoch and, with `record`, has
+/// that number.
 fn whole_record(
     io: &DeviceIo,
     place: &Place,
@@ -251,7 +254,8 @@ fn whole_record(
     Ok(whole.then_some(bytes))
 }
 
-/// A whole record of the epoch behind the end says that the end is damage.
+/// Checks that no intact record of the epoch follows the end; one would mean that the end is
+/// damage.
 fn refuse_gap(io: &DeviceIo, place: &Place, epoch: u64, from: u64, records: u64) -> Result<()> {
     let mut bytes = vec![0; LOOK_BYTES];
     for start in (from..place.half_blocks).step_by(LOOK_BYTES / BLOCK_BYTES as usize) {
@@ -330,7 +334,7 @@ mod tests {
         DeviceIo::start(Arc::new(mem.fork())).unwrap()
     }
 
-    /// Two records of two blocks each in epoch 5; gives the disk.
+    /// Returns a disk with two records of two blocks each in epoch 5.
     fn written() -> Mem {
         let mem = Mem::new(1 << 20, 512);
         let io = DeviceIo::start(Arc::new(mem.fork())).unwrap();

@@ -1,43 +1,44 @@
-//! The one ordered key space that all metadata lies in.
+//! The single ordered key space of all metadata.
 //!
 //! ```text
 //!   layer (4)  object (8)  item (8)         big-endian, so that bytes sort as the fields do
 //!   ─────────────────────────────────
-//!   0          section     number           what belongs to the whole file system
-//!   L          0           Orphan, inode    inodes of layer L without a name, or with one to lose
+//!   0          section     number           data of the file system as a whole
+//!   L          0           Orphan, inode    inodes of layer L without a name, or about to lose one
 //!   L          inode       kind, place      one inode: its record, target, attributes, entries, extents
 //! ```
 //!
-//! A layer is a fileset, or what a snapshot keeps of the fileset's past (see [`crate::state`]). All
-//! items of an inode are neighbours, so a small file is one leaf of the tree. The kind is the top
-//! byte of the item; the other 56 bits are the place: a block of the file, or the cookie of a name.
+//! A layer is a fileset, or the old values that a snapshot keeps of it (see [`crate::state`]). All
+//! items of an inode are adjacent, so a small file occupies one leaf of the tree. The kind is the
+//! top byte of the item; the other 56 bits are the place: a block of the file, or the cookie of a
+//! name.
 //!
-//! **Invariant:** inode numbers stay below 2^56 and are never used twice in a fileset.
+//! **Invariant:** inode numbers stay below 2^56 and are never reused within a fileset.
 
-/// Bytes of an encoded key.
+/// Length of an encoded key in bytes.
 pub const KEY_BYTES: usize = 20;
 
 /// Largest place of an item, and largest inode number.
 pub const PLACE_MAX: u64 = (1 << 56) - 1;
 
-/// Names the inode of a fileset. Odd for a directory, even for anything else.
+/// Number of an inode in its fileset. Odd for a directory, even for anything else.
 pub type Ino = u64;
 
-/// Names a fileset or a snapshot, in one numbering; never used twice.
+/// Number of a fileset or a snapshot; both share one number space, and no number is ever reused.
 pub type TreeId = u32;
 
-/// A key of the metadata.
+/// Key of one metadata item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// 0, or a fileset, or a snapshot.
+    /// Id of a fileset or a snapshot; 0 for data of the file system as a whole.
     pub layer: TreeId,
-    /// A section of layer 0, or an inode.
+    /// Section of layer 0, or inode number.
     pub object: u64,
-    /// The kind of item in the top byte, and its place.
+    /// Kind of item in the top byte, place in the other 56 bits.
     pub item: u64,
 }
 
-/// Kinds of items. The numbers are on disk.
+/// Kind of an item. The numbers are part of the on-disk format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Item {
@@ -51,12 +52,11 @@ pub enum Item {
     Entry = 3,
     /// A run of blocks; the place is its first block in the file.
     Extent = 4,
-    /// Object 0 only: an inode that is to be removed on open; the place is its number.
+    /// Object 0 only: an inode to be removed on open; the place is its number.
     Orphan = 5,
 }
 
 impl Item {
-    /// All kinds.
     pub const ALL: [Item; 6] = [
         Item::Inode,
         Item::Target,
@@ -67,7 +67,7 @@ impl Item {
     ];
 }
 
-/// Sections of layer 0. The numbers are on disk.
+/// Sections of layer 0. The numbers are part of the on-disk format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Section {
@@ -75,12 +75,12 @@ pub enum Section {
     Trees = 1,
     /// A run of blocks with more than one reference; the number is its first block.
     Shared = 2,
-    /// Number 0: the id of the next fileset or snapshot, so that none is ever used twice.
+    /// Number 0: the id of the next fileset or snapshot, so that none is ever reused.
     NextTree = 3,
 }
 
 impl Key {
-    /// The item of an inode.
+    /// Returns the key of an item of an inode.
     pub fn item(layer: TreeId, ino: Ino, item: Item, place: u64) -> Key {
         debug_assert!(place <= PLACE_MAX);
         Key {
@@ -90,7 +90,7 @@ impl Key {
         }
     }
 
-    /// Something of the whole file system.
+    /// Returns the key of an item of the file system as a whole.
     pub fn global(section: Section, number: u64) -> Key {
         Key {
             layer: 0,
@@ -99,7 +99,7 @@ impl Key {
         }
     }
 
-    /// First and last key of everything of an inode.
+    /// Returns the first and the last key of an inode.
     pub fn inode(layer: TreeId, ino: Ino) -> (Key, Key) {
         let at = |item| Key {
             layer,
@@ -109,12 +109,12 @@ impl Key {
         (at(0), at(u64::MAX))
     }
 
-    /// First and last key of a section.
+    /// Returns the first and the last key of a section.
     pub fn section(section: Section) -> (Key, Key) {
         (Key::global(section, 0), Key::global(section, u64::MAX))
     }
 
-    /// First and last key of a layer.
+    /// Returns the first and the last key of a layer.
     pub fn layer(layer: TreeId) -> (Key, Key) {
         let at = |end| Key {
             layer,
@@ -124,23 +124,23 @@ impl Key {
         (at(0), at(u64::MAX))
     }
 
-    /// The kind of item, where the number is one.
+    /// Returns the kind of item, or `None` if the number is unknown.
     pub fn kind(&self) -> Option<Item> {
         let number = (self.item >> 56) as u8;
         Item::ALL.into_iter().find(|item| *item as u8 == number)
     }
 
-    /// The place of the item.
+    /// Returns the place of the item.
     pub fn place(&self) -> u64 {
         self.item & PLACE_MAX
     }
 
-    /// The same item in another layer.
+    /// Returns the key of the same item in another layer.
     pub fn in_layer(self, layer: TreeId) -> Key {
         Key { layer, ..self }
     }
 
-    /// The key after this one; `None` after the last.
+    /// Returns the next key; `None` after the last.
     pub fn next(self) -> Option<Key> {
         let (item, carry) = self.item.overflowing_add(1);
         let (object, carry) = self.object.overflowing_add(u64::from(carry));
@@ -152,7 +152,7 @@ impl Key {
         })
     }
 
-    /// The key before this one; `None` before the first.
+    /// Returns the previous key; `None` before the first.
     pub fn previous(self) -> Option<Key> {
         let (item, carry) = self.item.overflowing_sub(1);
         let (object, carry) = self.object.overflowing_sub(u64::from(carry));
@@ -164,7 +164,7 @@ impl Key {
         })
     }
 
-    /// The bytes on disk.
+    /// Returns the on-disk form.
     pub fn encode(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         bytes[..4].copy_from_slice(&self.layer.to_be_bytes());
@@ -173,7 +173,7 @@ impl Key {
         bytes
     }
 
-    /// Reads what [`Key::encode`] wrote. Every 20 bytes are a key.
+    /// Decodes the output of [`Key::encode`]. Any 20 bytes are a valid key.
     pub fn decode(bytes: &[u8; KEY_BYTES]) -> Key {
         let number = |range: std::ops::Range<usize>| {
             let part = &bytes[range];

@@ -1,22 +1,22 @@
 //! The file system: files, directories and filesets on a block device.
 //!
 //! ```text
-//!   Files, Handle, Lane: all of it, with the pages in a cache
+//!   Files, Handle, Lane: the whole interface, with content in the page cache
 //!        |                                       |
 //!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, defrag, grow)
 //!        \________________ op ________________/                       |
 //!                           |                                         |
-//!   state  = overlay over overlay over redb;  core: what only memory knows of an inode
+//!   state  = overlay over overlay over redb;  core: in-memory state of an inode
 //!     |                                |                   |
-//!   commit: journal for fsync,       names, mapping      space: free blocks, promises
+//!   commit: journal for fsync,       names, mapping      space: free and reserved blocks
 //!           tree every few seconds
 //! ```
 //!
-//! **Invariant:** after a crash at any moment the file system opens without repair, what was synced
-//! is whole, and no file shows bytes that were never its own.
+//! **Invariant:** after a crash at any moment the file system opens without repair, synced data is
+//! complete, and no file exposes bytes that were never written to it.
 //!
-//! Deliberately absent: the mount, who may do what, checksums of file data. `docs/format/fs.md`
-//! describes what is on the device.
+//! Deliberately absent: the mount, access control, and checksums of file data. `docs/format/fs.md`
+//! describes the on-disk format.
 
 mod acl;
 mod commit;

@@ -1,8 +1,8 @@
-//! One operation: all of it happens, or nothing.
+//! Atomic operations: all steps of an operation take effect, or none.
 //!
-//! An operation holds the lock for writing, changes the state step by step, and is finished. One that
-//! is dropped unfinished, because a step failed, takes its steps back. **Invariant:** whoever gets
-//! the lock next sees the state as before or after an operation.
+//! An operation holds the write lock, changes the state step by step, and is then finished. If a
+//! step fails, the operation is dropped unfinished and rolls its steps back. **Invariant:** the
+//! next holder of the lock sees the state either before or after an operation, never in between.
 
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
@@ -14,17 +14,17 @@ use crate::state::State;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::RwLockWriteGuard;
 
-/// See the module.
+/// Operation in progress. See the module.
 pub(crate) struct Op<'a> {
     fs: &'a Inner,
     state: RwLockWriteGuard<'a, State>,
-    /// The fileset that is changed.
+    /// Fileset that the operation changes.
     pub tree: TreeId,
-    /// When.
+    /// Time of the operation.
     pub now: Time,
     used_blocks: i64,
     used_inodes: i64,
-    /// Blocks that were allocated; they go back with the operation.
+    /// Allocated blocks; released if the operation is rolled back.
     taken: Vec<Run>,
     finished: bool,
 }
@@ -47,7 +47,7 @@ impl<'a> Op<'a> {
     /// Begins an operation on a fileset.
     ///
     /// # Errors
-    /// [`Kind::ReadOnly`]: a snapshot, or a file system that is not to be changed.
+    /// [`Kind::ReadOnly`]: a snapshot, or a file system that is read-only.
     pub fn begin(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         let op = Op::begin_any(fs, tree)?;
         if op.state.tree(tree)?.record.origin != 0 {
@@ -56,14 +56,14 @@ impl<'a> Op<'a> {
         Ok(op)
     }
 
-    /// Begins an operation that may be about no tree at all.
+    /// Begins an operation that need not belong to an existing tree.
     pub fn begin_any(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         fs.check_writable()?;
         fs.wait_for_room()?;
         Op::locked(fs, tree)
     }
 
-    /// The same for one who keeps commits away.
+    /// As [`Op::begin_any`], for a caller that prevents commits: never waits for one.
     pub fn locked(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         let state = fs.write();
         if let Some(error) = &state.failed {
@@ -82,7 +82,7 @@ impl<'a> Op<'a> {
         })
     }
 
-    /// Makes what was done so far stay.
+    /// Makes all steps final.
     pub fn finish(mut self) {
         self.finished = true;
         let state = &mut *self.state;
@@ -107,12 +107,12 @@ impl<'a> Op<'a> {
         self.fs.stir.happened();
     }
 
-    /// The allocator.
+    /// Returns the allocator.
     pub fn space(&self) -> &'a Space {
         &self.fs.space
     }
 
-    /// Allocates at most so many promised blocks.
+    /// Allocates up to `want` promised blocks.
     pub fn take(&mut self, goal: Option<u64>, want: u64) -> Result<Run> {
         let run = self.fs.space.allocate(goal, want);
         let run = run.ok_or_else(crate::space::full)?;
@@ -120,34 +120,34 @@ impl<'a> Op<'a> {
         Ok(run)
     }
 
-    /// What the operation has allocated.
+    /// Returns the blocks that the operation has allocated.
     pub fn taken(&self) -> &[Run] {
         &self.taken
     }
 
-    /// Gives back what the operation has allocated; its promises revive.
+    /// Releases the blocks that the operation has allocated; their promises are restored.
     pub fn return_taken(&mut self) {
         for run in self.taken.drain(..) {
             self.fs.space.give_back(run, true);
         }
     }
 
-    /// Notes that files of the tree have got so many blocks more.
+    /// Charges `by` blocks to the tree.
     pub fn use_blocks(&mut self, by: i64) {
         self.used_blocks += by;
     }
 
-    /// Notes that the tree has got so many inodes more.
+    /// Charges `by` inodes to the tree.
     pub fn use_inodes(&mut self, by: i64) {
         self.used_inodes += by;
     }
 
-    /// Everything, for reading.
+    /// Returns the state for reading.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The inode of this tree as it is now.
+    /// Returns the current inode of this tree.
     pub fn look(&self, ino: Ino) -> Result<Inode> {
         let tree = self.tree;
         self.inode(tree, ino)
@@ -159,7 +159,7 @@ impl<'a> Op<'a> {
         self.update(tree, ino, change)
     }
 
-    /// Refuses what would bring a tree beyond its quota of blocks.
+    /// Checks that `blocks` more blocks stay within the tree's quota.
     pub fn check_quota(&self, blocks: u64) -> Result<()> {
         let tree = self.state.tree(self.tree)?;
         let used = tree
@@ -175,7 +175,8 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Refuses what would bring a tree beyond its quota of inodes, or the device to its end.
+    /// Checks that one more inode stays within the tree's quota and that the device has room for
+    /// it.
     pub fn check_new_inode(&self) -> Result<()> {
         self.check_room()?;
         let tree = self.state.tree(self.tree)?;
@@ -192,7 +193,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Refuses what would need more metadata on a full device.
+    /// Checks that the device has room for more metadata.
     pub fn check_room(&self) -> Result<()> {
         match self.fs.space.has_room() {
             true => Ok(()),
@@ -200,7 +201,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Refuses what multiplies the records of what is there, when there is hardly room left for it.
+    /// Checks that the device has room to multiply the records of existing data.
     pub fn check_last_room(&self) -> Result<()> {
         match self.fs.space.has_last_room() {
             true => Ok(()),
@@ -208,7 +209,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The same for a change that a snapshot may make a second record of.
+    /// Checks the same for a change that a snapshot may turn into a second record.
     pub fn check_kept_room(&self) -> Result<()> {
         match self.state.tree(self.tree)?.snapshots.is_empty() {
             true => Ok(()),
@@ -216,7 +217,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The number of a new inode.
+    /// Allocates the number of a new inode.
     pub fn new_ino(&mut self, directory: bool) -> Result<Ino> {
         let id = self.tree;
         let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
@@ -232,7 +233,7 @@ impl<'a> Op<'a> {
         Ok(number << 1 | u64::from(directory))
     }
 
-    /// The memory of an inode, made if there is none.
+    /// Returns the in-memory state of an inode, creating it if needed.
     pub fn core(&mut self, ino: Ino) -> Result<&mut Core> {
         let tree = self.tree;
         if !self.cores.contains_key(&(tree, ino)) {
@@ -242,7 +243,7 @@ impl<'a> Op<'a> {
         Ok(self.cores.get_mut(&(tree, ino)).expect("inserted above"))
     }
 
-    /// What was promised to blocks of a file, or is being written to them, is not wanted any more.
+    /// Drops the promises for blocks of a file, and the interest in writes to them.
     pub fn cut(&mut self, ino: Ino, blocks: Range<u64>) {
         let name = (self.tree, ino);
         if let Some(core) = self.cores.get_mut(&name) {
@@ -252,7 +253,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Promises that were made to a file end.
+    /// Releases promises that were made to a file.
     pub fn forgo(&mut self, blocks: u64) {
         let id = self.tree;
         if let Some(tree) = self.trees.get_mut(&id) {
@@ -261,7 +262,7 @@ impl<'a> Op<'a> {
         self.fs.space.forgo(blocks);
     }
 
-    /// Removes everything of an inode: its blocks, attributes, target and record.
+    /// Removes all items of an inode: its extents, attributes, target and record.
     pub fn destroy(&mut self, ino: Ino) -> Result<()> {
         let tree = self.tree;
         let inode = self.inode(tree, ino)?;
@@ -284,7 +285,7 @@ impl<'a> Op<'a> {
         self.delete(tree, ino, (Item::Inode, 0))?;
         self.use_blocks(-(gone as i64));
         self.use_inodes(-1);
-        // Nothing can fail any more.
+        // Nothing can fail from here on.
         self.cut(ino, blocks);
         self.cores.remove(&(tree, ino));
         Ok(())

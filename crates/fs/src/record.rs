@@ -1,8 +1,8 @@
-//! The values of the metadata: inodes, entries, attributes, extents, filesets.
+//! Values of the metadata: inodes, entries, attributes, extents, filesets.
 //!
-//! Little-endian, in the order of the fields below; `docs/format/fs.md` gives the offsets. Whatever
-//! is read is checked here, so that the rest of the crate works with values that cannot be wrong in
-//! themselves. **Invariant:** what is encoded decodes to the same value.
+//! Encoded little-endian in the order of the fields below; `docs/format/fs.md` lists the offsets.
+//! Decoding validates each record, so the rest of the crate only sees values that are valid in
+//! themselves. **Invariant:** an encoded value decodes to the same value.
 
 use crate::error::{Error, Result};
 use crate::key::{Ino, PLACE_MAX, TreeId};
@@ -17,24 +17,24 @@ pub const XATTR_VALUE_MAX: usize = 65_536;
 pub const FILE_SIZE_MAX: u64 = 16 << 40;
 /// Bytes of a block: the unit of allocation and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
-/// Links to one inode.
+/// Largest number of links to one inode.
 pub const LINKS_MAX: u32 = 1 << 30;
-/// Longest run of blocks in one record.
+/// Largest number of blocks in one extent record.
 pub const EXTENT_BLOCKS_MAX: u32 = 1 << 30;
-/// Largest number of a block on a device: 2^48 blocks are an exbibyte.
+/// Limit for block numbers of a device: 2^48 blocks are 1 EiB.
 pub const DEVICE_BLOCKS_MAX: u64 = 1 << 48;
 
-/// A moment: seconds since 1970 and nanoseconds below a second.
+/// Point in time: seconds since 1970 and nanoseconds within the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Time {
-    /// Seconds; negative before 1970.
+    /// Seconds since 1970; negative before.
     pub seconds: i64,
-    /// Below 10^9.
+    /// Nanoseconds within the second; below 10^9.
     pub nanos: u32,
 }
 
 impl Time {
-    /// The system's clock.
+    /// Returns the time of the system's clock.
     pub fn now() -> Time {
         let now = std::time::SystemTime::now();
         let since = now
@@ -47,7 +47,7 @@ impl Time {
     }
 }
 
-/// What an inode is.
+/// Type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileType {
     /// A regular file.
@@ -77,7 +77,7 @@ impl FileType {
         FileType::BlockDevice,
     ];
 
-    /// The type bits of `st_mode`.
+    /// Returns the type bits of `st_mode`.
     pub fn mode_bits(self) -> u32 {
         match self {
             FileType::File => libc::S_IFREG,
@@ -90,66 +90,67 @@ impl FileType {
         }
     }
 
-    /// The type that mode bits say.
+    /// Returns the type that the mode bits encode.
     pub fn of_mode(mode: u32) -> Option<FileType> {
         let bits = mode & libc::S_IFMT;
         FileType::ALL.into_iter().find(|t| t.mode_bits() == bits)
     }
 }
 
-/// All about an inode but its content and its names.
+/// Attributes of an inode: everything except its content and its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inode {
-    /// What it is.
+    /// Type of the inode.
     pub kind: FileType,
     /// The lower twelve bits of `st_mode`.
     pub permissions: u32,
-    /// Names of it. A directory: 2, and one for each directory in it.
+    /// Number of names. For a directory: 2, plus one for each subdirectory.
     pub links: u32,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
-    /// The device of a device node.
+    /// Device number of a device node.
     pub rdev: u32,
-    /// Which opening of the file system for writing made it; grows.
+    /// Number of the writable open of the file system during which the inode was created.
     pub generation: u32,
-    /// Bytes, as seen by readers.
+    /// Size in bytes, as readers see it.
     pub size: u64,
-    /// Bytes of which the blocks are on the device, or holes: what the record on disk says. The two
-    /// differ while written data waits in the cache.
+    /// Size in bytes that the record on disk states; up to there, blocks are on the device or are
+    /// holes. It differs from `size` while written data waits in the cache.
     pub disk_size: u64,
-    /// Blocks that it holds, unwritten ones included.
+    /// Number of blocks allocated to the inode, including unwritten ones.
     pub blocks: u64,
-    /// Grows with each change of content, by one or more.
+    /// Version of the content; increases by one or more with each change.
     pub data_version: u64,
-    /// The directory that it was made in, or last moved to. Of a directory, the one above it; the root is
-    /// its own. A file with several names may have lost the one that it has there.
+    /// Directory in which the inode was created, or to which it was last moved. For a directory,
+    /// its parent; the root is its own parent. A file with several names may have lost the one in
+    /// this directory.
     pub parent: Ino,
-    /// A directory: its entries, without `.` and `..`.
+    /// For a directory: number of entries, without `.` and `..`.
     pub entries: u64,
-    /// Last read.
+    /// Time of the last read.
     pub accessed: Time,
-    /// Last change of content.
+    /// Time of the last change of the content.
     pub modified: Time,
-    /// Last change of anything.
+    /// Time of the last change of content or attributes.
     pub changed: Time,
-    /// When it was made.
+    /// Time of creation.
     pub created: Time,
 }
 
 impl Inode {
-    /// `st_mode`.
+    /// Returns `st_mode`: type and permissions.
     pub fn mode(&self) -> u32 {
         self.kind.mode_bits() | self.permissions
     }
 
-    /// Whether it is a directory.
+    /// Returns whether this is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileType::Directory
     }
 
-    /// Says that content has changed.
+    /// Records a change of the content: updates the times and the data version.
     pub(crate) fn touch(&mut self, now: Time) {
         self.modified = now;
         self.changed = now;
@@ -222,14 +223,14 @@ impl Inode {
     }
 }
 
-/// An entry of a directory.
+/// Entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The inode it names.
+    /// Inode that the entry refers to.
     pub ino: Ino,
-    /// What that is.
+    /// Type of that inode.
     pub kind: FileType,
-    /// 1 to 255 bytes without `/` and NUL; not `.` nor `..`.
+    /// Name: 1 to 255 bytes without `/` and NUL; neither `.` nor `..`.
     pub name: &'a [u8],
 }
 
@@ -254,7 +255,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Whether these bytes can be the name of an entry.
+/// Returns whether the bytes are a valid entry name.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     (1..=NAME_MAX).contains(&name.len())
         && name != b"."
@@ -262,10 +263,10 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// An extended attribute.
+/// Extended attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Xattr<'a> {
-    /// With its prefix, for example `user.`.
+    /// Name with its prefix, for example `user.`.
     pub name: &'a [u8],
     pub value: &'a [u8],
 }
@@ -290,17 +291,17 @@ impl<'a> Xattr<'a> {
     }
 }
 
-/// A run of blocks of a file, on the device. Its first block in the file is the place of its key.
+/// Run of blocks of a file on the device. Its first block in the file is the place of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// First block on the device.
     pub start: u64,
-    /// Blocks; at least one.
+    /// Number of blocks; at least one.
     pub blocks: u32,
-    /// Allocated and never written: reads as zeros.
+    /// Whether the blocks are allocated but were never written: they read as zeros.
     pub unwritten: bool,
-    /// Not 0: so many bytes of the last block count, and the rest of it reads as zeros. A file that
-    /// is cut within a block gets it, and loses it when that block is written again.
+    /// If non-zero, the number of valid bytes in the last block; the rest of it reads as zeros. Set
+    /// when a file is truncated within a block, and cleared when that block is written again.
     pub tail: u16,
 }
 
@@ -336,7 +337,7 @@ impl Extent {
         })
     }
 
-    /// The blocks from `skip` on, `blocks` of them.
+    /// Returns the sub-extent of `blocks` blocks that begins `skip` blocks into this one.
     pub(crate) fn part(&self, skip: u64, blocks: u64) -> Extent {
         debug_assert!(skip + blocks <= u64::from(self.blocks) && blocks > 0);
         let ends = skip + blocks == u64::from(self.blocks);
@@ -348,7 +349,8 @@ impl Extent {
         }
     }
 
-    /// Whether `next`, which follows in the file, follows on the device and is of the same kind.
+    /// Returns whether `next`, which follows in the file, can be merged: it also follows on the
+    /// device and is of the same kind.
     pub(crate) fn continues(&self, next: &Extent) -> bool {
         self.tail == 0
             && self.unwritten == next.unwritten
@@ -357,7 +359,7 @@ impl Extent {
     }
 }
 
-/// A run of blocks with `count` references, two or more.
+/// Run of blocks with `count` references, two or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shared {
     pub blocks: u32,
@@ -386,31 +388,31 @@ impl Shared {
     }
 }
 
-/// A fileset, or a snapshot of one.
+/// Record of a fileset, or of a snapshot of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeRecord {
-    /// 0 for a fileset; the fileset of a snapshot.
+    /// Fileset that a snapshot was taken of; 0 for a fileset.
     pub origin: TreeId,
-    /// Is being removed, and no longer to be seen.
+    /// Whether it is being removed and therefore hidden.
     pub removing: bool,
     /// Number of the next inode, without the bit that marks a directory.
     pub next_ino: u64,
-    /// Blocks its files may hold, at most; 0 for no limit.
+    /// Limit for the blocks of its files; 0 for no limit.
     pub quota_blocks: u64,
-    /// Inodes, at most; 0 for no limit.
+    /// Limit for its inodes; 0 for no limit.
     pub quota_inodes: u64,
-    /// Blocks its files hold.
+    /// Blocks allocated to its files.
     pub used_blocks: u64,
-    /// Inodes.
+    /// Number of its inodes.
     pub used_inodes: u64,
-    /// When it was made.
+    /// Time of creation.
     pub created: Time,
-    /// UTF-8; what its users call it.
+    /// Name in UTF-8.
     pub name: String,
 }
 
 impl TreeRecord {
-    /// An empty fileset without limits.
+    /// Returns the record of an empty fileset without limits.
     pub(crate) fn new(name: String, created: Time) -> TreeRecord {
         TreeRecord {
             origin: 0,
@@ -468,12 +470,12 @@ impl TreeRecord {
     }
 }
 
-/// Whether a fileset can have this name: as a file can, and without control characters.
+/// Returns whether a fileset may have this name: a valid file name without control characters.
 pub(crate) fn is_tree_name(name: &str) -> bool {
     is_name(name.as_bytes()) && !name.chars().any(char::is_control)
 }
 
-/// Writes fields one after the other.
+/// Encoder that appends fields.
 pub(crate) struct Out(pub Vec<u8>);
 
 impl Out {
@@ -499,7 +501,7 @@ impl Out {
     }
 }
 
-/// Reads fields one after the other.
+/// Decoder that reads fields in order.
 pub(crate) struct In<'a> {
     bytes: &'a [u8],
     what: &'static str,
@@ -510,7 +512,7 @@ impl<'a> In<'a> {
         In { bytes, what }
     }
 
-    /// The error for bytes that are no such record.
+    /// Returns the error for an invalid record.
     pub fn wrong(&self) -> Error {
         Error::corrupt(format!("{}: no such record", self.what))
     }
@@ -544,7 +546,7 @@ impl<'a> In<'a> {
         Ok(Time { seconds, nanos })
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
         let (first, rest) = self
             .bytes
@@ -554,12 +556,12 @@ impl<'a> In<'a> {
         Ok(first)
     }
 
-    /// Whatever is left.
+    /// Reads all remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Refuses anything that is left.
+    /// Checks that no bytes remain.
     pub fn end(&self) -> Result<()> {
         if self.bytes.is_empty() {
             Ok(())

@@ -1,96 +1,97 @@
-//! Which blocks of the device are free, and who has been promised some.
+//! The free blocks of the device, and the blocks promised to files.
 //!
 //! ```text
-//!   free ──allocate──► in use ──free──► resting ──durable, and nobody in flight──► free
+//!   free ──allocate──► in use ──free──► resting ──durable, and no request in flight──► free
 //! ```
 //!
-//! **Invariant:** a block that was in use is not given out again before the change that freed it is
-//! durable and every request that may still touch it has ended. So neither a crash nor a slow request
-//! shows bytes of one file in another. The other invariant: what is free, less what is promised, is
-//! never negative; so write-behind finds room for all it was promised.
+//! **Invariant:** a block that was in use is not allocated again before the change that freed it is
+//! durable and every request that may still access it has ended. So neither a crash nor a slow
+//! request exposes bytes of one file in another. The other invariant: the number of free blocks,
+//! less those promised, is never negative; so write-behind finds room for everything it was
+//! promised.
 //!
-//! This is memory; the bitmap on disk is kept by [`crate::db`].
+//! All this is in memory; [`crate::db`] keeps the bitmap on disk.
 
 use crate::error::{Error, Kind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
-/// Free runs that the search for a fitting one looks at before it takes the best of all.
+/// Free runs that a search examines before it takes the best fit of all.
 const SEARCH_RUNS: usize = 16;
 
-/// Extents in the tree that take one block, with the room that a commit needs to change them: some
+/// Extents of the tree per block, including the room that a commit needs to change them: some
 /// ninety bytes each in pages that are half full, twice.
 const EXTENTS_PER_BLOCK: u64 = 16;
-/// Promised blocks for each block of the reserve that it has room to name; that takes half of it.
+/// Promised blocks that one block of the reserve can hold the extents of; that takes half of it.
 const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
 
-/// A run of blocks on the device.
+/// Run of blocks on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
     /// First block.
     pub start: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
 impl Run {
-    /// The block after the last.
+    /// Returns the block after the last.
     pub fn end(&self) -> u64 {
         self.start + self.blocks
     }
 }
 
-/// The free blocks of a device, shared by whoever allocates.
+/// Allocator of the device's blocks, shared by all threads.
 pub(crate) struct Space {
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// Free runs: start to blocks; never adjacent.
+    /// Free runs by start, with their length; never adjacent.
     by_start: BTreeMap<u64, u64>,
-    /// The same as (blocks, start).
+    /// The same runs as (length, start).
     by_blocks: BTreeSet<(u64, u64)>,
     free: u64,
     promised: u64,
-    /// Kept back for the metadata.
+    /// Blocks set aside for the metadata.
     reserve: u64,
-    /// Where the last search ended.
+    /// End of the run that the last search found.
     cursor: u64,
-    /// Freed and not yet to be used again, by the number of the change set that freed them.
+    /// Blocks freed but not yet reusable, by the number of the change set that freed them.
     resting: BTreeMap<u64, Vec<Run>>,
     resting_blocks: u64,
-    /// The change set that is being gathered.
+    /// Number of the open change set.
     current: u64,
-    /// Change sets up to this one are durable.
+    /// Number of the last durable change set.
     durable: u64,
-    /// Requests in flight, by the change set that was gathered when they began.
+    /// Requests in flight, by the change set that was open when they began.
     flying: BTreeMap<u64, u64>,
-    /// Writes of file data that have ended, and those that a flush has covered.
+    /// Writes of file data that have completed, and how many of them a flush has covered.
     written: u64,
     flushed: u64,
     loaded: bool,
     /// Blocks of the metadata that its items do not need.
     slack: u64,
-    /// Runs that the metadata may still take.
+    /// Number of runs that the metadata may still allocate.
     runs_left: usize,
 }
 
-/// What of the device is free, in blocks.
+/// Free space of the device in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Free {
-    /// Not in use, those that rest included.
+    /// Blocks not in use, including resting ones.
     pub free: u64,
-    /// That a file could still be promised, all of it at once.
+    /// Blocks that a single file could still be promised.
     pub available: u64,
-    /// The largest run of them.
+    /// Length of the largest free run.
     pub largest_run: u64,
-    /// Runs of them.
+    /// Number of free runs.
     pub runs: u64,
 }
 
 impl Space {
-    /// Nothing is free yet.
+    /// Creates an allocator without free blocks.
     pub fn new(reserve: u64) -> Space {
         let inner = Inner {
             reserve,
@@ -107,16 +108,16 @@ impl Space {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Gives blocks to the allocator that no change set freed: when it is loaded, or when the device
+    /// Adds free blocks that no change set freed: when the allocator is loaded, or when the device
     /// has grown.
     pub fn add(&self, run: Run) {
         self.lock().release(run);
     }
 
-    /// The same for the blocks from one to another, which may be none.
+    /// Adds the blocks from `start` to `end`, which may be none.
     ///
     /// # Errors
-    /// Some of them are free already.
+    /// Some of the blocks are already free.
     pub fn add_between(&self, start: u64, end: u64) -> Result<()> {
         if start >= end {
             return Ok(());
@@ -131,7 +132,7 @@ impl Space {
         Ok(())
     }
 
-    /// Makes exactly these runs free, whatever was so far. Nobody has promises, or requests in flight.
+    /// Makes exactly these runs free. There must be no promises and no requests in flight.
     pub fn replace(&self, free: impl Iterator<Item = Run>) {
         let mut inner = self.lock();
         inner.by_start.clear();
@@ -143,10 +144,10 @@ impl Space {
         }
     }
 
-    /// Takes exactly these blocks.
+    /// Removes exactly these blocks from the free ones.
     ///
     /// # Errors
-    /// Not all of them are free.
+    /// Not all of the blocks are free.
     pub fn remove(&self, run: Run) -> Result<()> {
         let taken = self.lock().remove(run);
         taken.ok_or_else(|| {
@@ -155,22 +156,22 @@ impl Space {
         })
     }
 
-    /// From now on the metadata may allocate.
+    /// Allows the metadata to allocate from now on.
     pub fn set_loaded(&self) {
         self.lock().loaded = true;
     }
 
-    /// Whether [`Space::set_loaded`] was called.
+    /// Returns whether [`Space::set_loaded`] was called.
     pub fn is_loaded(&self) -> bool {
         self.lock().loaded
     }
 
-    /// How full the device is.
+    /// Returns how full the device is.
     pub fn usage(&self) -> Free {
         let inner = self.lock();
         Free {
             free: inner.free + inner.resting_blocks,
-            // What rests is had as soon as somebody asks for more than there is without it.
+            // Resting blocks become usable as soon as a request needs more than the others.
             available: match inner.has_room(inner.reserve) || inner.resting_blocks > 0 {
                 true => inner.available(inner.free + inner.resting_blocks),
                 false => 0,
@@ -180,7 +181,8 @@ impl Space {
         }
     }
 
-    /// Promises `blocks` to a file. [`Space::allocate`] or [`Space::forgo`] ends the promise.
+    /// Promises `blocks` to a file, if there are enough. [`Space::allocate`] or [`Space::forgo`]
+    /// ends the promise.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
         let kept = inner.available(inner.free) >= blocks && inner.has_room(inner.reserve);
@@ -190,8 +192,8 @@ impl Space {
         kept
     }
 
-    /// Promises what was refused before, out of the metadata's reserve: for the few blocks that a
-    /// write-behind needs when the file was shared after it had been written to.
+    /// Makes a promise that [`Space::promise`] refused, from the metadata's reserve: for the few
+    /// blocks that write-behind needs when a file became shared after it had been written to.
     pub fn promise_reserve(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
         let kept = inner.free >= inner.promised + blocks;
@@ -201,50 +203,50 @@ impl Space {
         kept
     }
 
-    /// Gives promised blocks up.
+    /// Releases promised blocks.
     pub fn forgo(&self, blocks: u64) {
         let mut inner = self.lock();
         debug_assert!(inner.promised >= blocks);
         inner.promised = inner.promised.saturating_sub(blocks);
     }
 
-    /// Whether a request is on its way to the device.
+    /// Returns whether a request is in flight to the device.
     pub fn is_busy(&self) -> bool {
         !self.lock().flying.is_empty()
     }
 
-    /// Whether blocks were freed that cannot be used yet.
+    /// Returns whether there are freed blocks that cannot be reused yet.
     pub fn is_resting(&self) -> bool {
         self.lock().resting_blocks > 0
     }
 
-    /// Whether there is room for more metadata, so that something may be created.
+    /// Returns whether there is room for more metadata, so that new objects may be created.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
         inner.has_room(inner.reserve)
     }
 
-    /// Whether there is room for what is there already to take more metadata: half of what is put
-    /// aside. The other half is for removing things.
+    /// Returns whether the metadata of existing objects may grow, which half of the reserve is for.
+    /// The other half is for removing objects.
     pub fn has_last_room(&self) -> bool {
         let inner = self.lock();
         inner.has_room(inner.reserve / 2)
     }
 
-    /// Blocks that the metadata could have; counted up to `enough`.
+    /// Returns the number of blocks that the metadata could allocate; counted up to `enough`.
     pub fn metadata_room(&self, enough: u64) -> u64 {
         let inner = self.lock();
         inner.slack.saturating_add(inner.metadata_room(enough))
     }
 
-    /// Notes how many blocks of the metadata its items do not need, and how many more runs it may
-    /// take.
+    /// Sets how many blocks of the metadata its items do not need, and how many more runs it may
+    /// allocate.
     pub fn set_slack(&self, blocks: u64, runs_left: usize) {
         let mut inner = self.lock();
         (inner.slack, inner.runs_left) = (blocks, runs_left);
     }
 
-    /// Allocates a run of at most `want` promised blocks, at `goal` if that is free.
+    /// Allocates a run of up to `want` promised blocks, at `goal` if that is free.
     pub fn allocate(&self, goal: Option<u64>, want: u64) -> Option<Run> {
         let mut inner = self.lock();
         let want = want.min(inner.promised);
@@ -257,10 +259,11 @@ impl Space {
         Some(run)
     }
 
-    /// Gives back a run that was allocated and never named by any metadata; the promise revives.
+    /// Releases a run that was allocated but that no metadata refers to; with `promise`, the
+    /// promise is restored.
     pub fn give_back(&self, run: Run, promise: bool) {
         let mut inner = self.lock();
-        // Nothing on disk names these blocks, but the request that was writing them may not be the
+        // Nothing on disk refers to these blocks, but the request that wrote them may not be the
         // only one that knew them.
         inner.release(run);
         if promise {
@@ -268,8 +271,8 @@ impl Space {
         }
     }
 
-    /// Allocates exactly `want` blocks for the metadata, from its reserve if need be; at `goal` if
-    /// those are free.
+    /// Allocates exactly `want` blocks for the metadata, from its reserve if necessary; at `goal`
+    /// if those are free.
     pub fn allocate_metadata(&self, goal: Option<u64>, want: u64) -> Option<Run> {
         let mut inner = self.lock();
         if inner.free < inner.promised + want {
@@ -282,7 +285,7 @@ impl Space {
         inner.remove(run).map(|()| run)
     }
 
-    /// These blocks are freed by the change set that is being gathered.
+    /// Frees blocks as part of the open change set.
     pub fn free(&self, runs: &[Run]) {
         let mut inner = self.lock();
         let current = inner.current;
@@ -292,21 +295,22 @@ impl Space {
         inner.resting.entry(current).or_default().extend(runs);
     }
 
-    /// Ends the change set that is being gathered, and gives its number.
+    /// Closes the open change set and returns its number.
     pub fn close_set(&self) -> u64 {
         let mut inner = self.lock();
         inner.current += 1;
         inner.current - 1
     }
 
-    /// Change sets up to this one are durable.
+    /// Records that the change sets up to `set` are durable.
     pub fn set_durable(&self, set: u64) {
         let mut inner = self.lock();
         inner.durable = inner.durable.max(set);
         inner.wake();
     }
 
-    /// A request that looks blocks up begins; [`Space::leave`] takes the number that this gives.
+    /// Registers a request that is about to look up blocks. Returns the number to pass to
+    /// [`Space::leave`].
     pub fn enter(&self) -> u64 {
         let mut inner = self.lock();
         let current = inner.current;
@@ -314,7 +318,7 @@ impl Space {
         current
     }
 
-    /// A request has ended; `wrote` says whether it changed file data.
+    /// Unregisters a request; `wrote` states whether it changed file data.
     pub fn leave(&self, entered: u64, wrote: bool) {
         let mut inner = self.lock();
         inner.written += u64::from(wrote);
@@ -327,23 +331,23 @@ impl Space {
         }
     }
 
-    /// Writes of file data that have ended so far.
+    /// Returns the number of completed writes of file data.
     pub fn written(&self) -> u64 {
         self.lock().written
     }
 
-    /// Whether one of the first `written` writes has not been covered by a flush.
+    /// Returns whether one of the first `written` writes has not been covered by a flush.
     pub fn needs_flush_of(&self, written: u64) -> bool {
         written > self.lock().flushed
     }
 
-    /// A flush has covered the first `written` writes.
+    /// Records that a flush has covered the first `written` writes.
     pub fn set_flushed(&self, written: u64) {
         let mut inner = self.lock();
         inner.flushed = inner.flushed.max(written);
     }
 
-    /// The free runs, and those that rest, in order, for a check of the file system.
+    /// Returns the free and the resting runs in order, for a check of the file system.
     pub fn unused(&self) -> Vec<Run> {
         let inner = self.lock();
         let free = inner.by_start.iter();
@@ -357,12 +361,13 @@ impl Space {
 }
 
 impl Inner {
-    /// Blocks that could be promised if so many were free. Naming promised blocks may take metadata, at worst an extent
-    /// for each; the reserve has room for some, and beyond those a promise keeps back more than itself.
+    /// Returns the number of blocks that could be promised if `free` blocks were free. Metadata for
+    /// promised blocks may take up to one extent per block. The reserve has room for some of them;
+    /// beyond those, a promise also withholds the blocks for its extents.
     fn available(&self, free: u64) -> u64 {
         let room = free.saturating_sub(self.reserve);
         let covered = room.min(PROMISES_PER_RESERVE * self.reserve);
-        // Each full set of the others takes one block more.
+        // Each full set of the others takes one block more for its extents.
         let others = room - covered;
         let (sets, rest) = (
             others / (EXTENTS_PER_BLOCK + 1),
@@ -372,8 +377,8 @@ impl Inner {
         most.saturating_sub(self.promised)
     }
 
-    /// Blocks that the metadata could have in as many runs as it may still take; counted up to
-    /// `enough`.
+    /// Returns the number of blocks that the metadata could allocate in the runs left to it;
+    /// counted up to `enough`.
     fn metadata_room(&self, enough: u64) -> u64 {
         let mut blocks = 0;
         for (run, _) in self.by_blocks.iter().rev().take(self.runs_left) {
@@ -389,7 +394,7 @@ impl Inner {
         self.slack > beyond || self.metadata_room(beyond + 1) > beyond
     }
 
-    /// Whether the large runs are so few that the metadata needs them all.
+    /// Returns whether there are so few large runs that the metadata needs all of them.
     fn is_crumbled(&self) -> bool {
         let few = 2 * self.reserve;
         let large = self.by_blocks.iter().rev().take(self.runs_left);
@@ -400,7 +405,7 @@ impl Inner {
         })
     }
 
-    /// At most `want` blocks of the smallest run.
+    /// Returns up to `want` blocks of the smallest run.
     fn crumb(&self, want: u64) -> Option<Run> {
         let &(blocks, start) = self.by_blocks.first().filter(|_| want > 0)?;
         let blocks = want.min(blocks);
@@ -417,7 +422,7 @@ impl Inner {
         self.by_blocks.remove(&(blocks, start));
     }
 
-    /// The free run that holds this block.
+    /// Returns the free run that contains this block.
     fn around(&self, block: u64) -> Option<Run> {
         let (&start, &blocks) = self.by_start.range(..=block).next_back()?;
         (block < start + blocks).then_some(Run { start, blocks })
@@ -453,8 +458,8 @@ impl Inner {
         Some(())
     }
 
-    /// A run of at most `want` blocks: at the goal; else the next after the last that holds all;
-    /// else the smallest that does; else the largest there is.
+    /// Returns a run of up to `want` blocks: at the goal; else the next one after the cursor that
+    /// is large enough; else the smallest that is; else the largest run.
     fn choose(&mut self, goal: Option<u64>, want: u64) -> Option<Run> {
         if want == 0 {
             return None;
@@ -485,7 +490,7 @@ impl Inner {
         Some(Run { blocks, ..found })
     }
 
-    /// Frees what rests and may be used again.
+    /// Frees resting blocks that may be reused.
     fn wake(&mut self) {
         let oldest = self.flying.keys().next().copied().unwrap_or(u64::MAX);
         while let Some((&set, _)) = self.resting.first_key_value() {
@@ -500,13 +505,13 @@ impl Inner {
     }
 }
 
-/// The reserve of a device for metadata: what a commit may need when the device is full otherwise.
+/// Returns the number of blocks to reserve for metadata: the need of a commit on a full device.
 pub(crate) fn reserve_blocks(device_blocks: u64) -> u64 {
     // 1 MiB on the smallest device, 256 MiB from 16 GiB on.
     (device_blocks / 64).clamp(256, 65_536)
 }
 
-/// The error of a full device.
+/// Returns the error of a full device.
 pub(crate) fn full() -> Error {
     Error::new(Kind::NoSpace, "no space left on the device")
 }
@@ -550,7 +555,7 @@ mod tests {
         }
         assert!(space.metadata_room(u64::MAX) >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
         assert!(promised > 900, "{promised}");
-        // Once they are named there is room for as many again as the metadata did not need.
+        // Once they are allocated, the blocks that the metadata did not need can be promised.
         assert_eq!(
             space.allocate(None, promised).map(|r| r.blocks),
             Some(promised)
@@ -568,7 +573,7 @@ mod tests {
             assert!(space.promise(available), "of {blocks}");
             assert_eq!(space.usage().available, 0);
         }
-        // What was freed counts, though it can only be had once that is durable.
+        // Freed blocks count, although they become usable only once that is durable.
         let space = Space::new(10);
         space.free(&[run(0, 100)]);
         assert_eq!(space.usage().available, 90);

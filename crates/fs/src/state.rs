@@ -1,17 +1,17 @@
 //! The metadata in memory, under one lock: reading it as of a tree, and changing it step by step.
 //!
-//! A tree is a fileset or a snapshot of one. A snapshot costs nothing when it is made: from then on
-//! the first change of each key of the fileset first puts what was there into the snapshot's layer.
+//! A tree is a fileset or a snapshot of one. Creating a snapshot copies nothing: from then on, the
+//! first change of each key of the fileset saves the old value in the snapshot's layer.
 //!
 //! ```text
-//!   snapshot 5 ──not there──► snapshot 8 ──not there──► fileset 2
-//!   (what was before the      (what was before the
+//!   snapshot 5 ──not found──► snapshot 8 ──not found──► fileset 2
+//!   (values before the        (values before the
 //!    first change after 5)     first change after 8)
 //! ```
 //!
-//! **Invariant:** each record of an extent, in whatever layer, counts as one reference of its blocks;
-//! a record that moves into a snapshot's layer takes its reference along. Each change is noted, so
-//! that [`crate::op::Op`] can take an unfinished operation back.
+//! **Invariant:** each extent record, in whatever layer, counts as one reference to its blocks; a
+//! record that moves into a snapshot's layer takes its reference along. Each change is logged, so
+//! that [`crate::op::Op`] can roll back an unfinished operation.
 
 use crate::core::Core;
 use crate::db::SpaceChange;
@@ -25,48 +25,48 @@ use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// A key was not there when the snapshot was made.
+/// Tag: the key did not exist when the snapshot was taken.
 const ABSENT: u8 = 0;
-/// The value it had follows.
+/// Tag: the old value follows.
 const PRESENT: u8 = 1;
 
-/// Everything under the lock.
+/// Everything that the lock protects.
 pub(crate) struct State {
     pub store: Store,
     pub trees: BTreeMap<TreeId, Tree>,
-    /// Inodes that are open, or have more to them than their record says.
+    /// Inodes that are open, or whose state in memory is ahead of their record.
     pub cores: HashMap<(TreeId, Ino), Core>,
-    /// Those of them that the next commit has to look at.
+    /// Inodes in `cores` that the next commit has to write.
     pub dirty_cores: Vec<(TreeId, Ino)>,
-    /// Grows with every change.
+    /// Number of changes so far; grows with each one.
     pub changes: u64,
-    /// Why nothing can be changed any more.
+    /// Error after which all changes are refused.
     pub failed: Option<Error>,
     /// The id of the next fileset or snapshot.
     pub next_tree: TreeId,
-    /// The blocks of the device that may hold data.
+    /// Blocks of the device that may hold data.
     pub bounds: Range<u64>,
-    /// What the operation at hand has done so far.
+    /// Undo log of the current operation.
     pub steps: Vec<Step>,
-    /// Blocks that it has brought into use, and those it has freed.
+    /// Blocks that the current operation allocated or freed.
     pub space: Vec<SpaceChange>,
 }
 
 /// A fileset or a snapshot in memory.
 pub(crate) struct Tree {
     pub record: TreeRecord,
-    /// The record is not what the store has.
+    /// Whether the record differs from the one in the store.
     pub changed: bool,
     /// Blocks promised to its files.
     pub promised: u64,
-    /// What counts against its limits beside blocks and inodes; counted where it has any.
+    /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub held: Option<Held>,
-    /// The snapshots of a fileset, oldest first.
+    /// Snapshots of the fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
 
 impl Tree {
-    /// One whose record the store has.
+    /// Creates a tree whose record is already in the store.
     pub fn new(record: TreeRecord) -> Tree {
         Tree {
             record,
@@ -77,7 +77,7 @@ impl Tree {
         }
     }
 
-    /// From an item of [`crate::key::Section::Trees`].
+    /// Decodes an item of [`crate::key::Section::Trees`].
     pub fn read(key: &Key, bytes: &[u8]) -> Result<(TreeId, Tree)> {
         let id = TreeId::try_from(key.item).ok().filter(|id| *id != 0);
         let id = id.ok_or_else(|| Error::corrupt("no such fileset id"))?;
@@ -85,24 +85,24 @@ impl Tree {
     }
 }
 
-/// A step that can be taken back.
+/// Entry of the undo log.
 pub(crate) enum Step {
-    /// An entry of the overlay, and what it was before.
+    /// Entry of the overlay, with its previous value.
     Item(Key, Option<Change>),
-    /// An inode in memory as it was before.
+    /// Inode in memory, with its previous value and dirty flag.
     Core((TreeId, Ino), Inode, bool),
-    /// What a fileset held before.
+    /// Fileset, with its previous usage.
     Held(TreeId, Held),
 }
 
 impl State {
-    /// A tree that is there and not being removed.
+    /// Returns a tree that exists and is not being removed.
     pub fn tree(&self, id: TreeId) -> Result<&Tree> {
         let tree = self.trees.get(&id).filter(|tree| !tree.record.removing);
         tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
     }
 
-    /// The layers to look into for a tree: those of snapshots first, then that of the fileset.
+    /// Returns the layers to search for a tree: those of snapshots first, then that of the fileset.
     fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
         let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
         let origin = match tree.record.origin {
@@ -117,13 +117,13 @@ impl State {
         Ok((&siblings[from..], origin))
     }
 
-    /// Whether an inode was made after a snapshot.
+    /// Returns whether an inode was created after a snapshot.
     fn is_newer(&self, ino: Ino, snapshot: TreeId) -> bool {
         let next_ino = self.trees.get(&snapshot).map(|s| s.record.next_ino);
         next_ino.is_some_and(|next| ino >> 1 >= next)
     }
 
-    /// The value of an item of a tree, as `read` takes it.
+    /// Returns the value of an item of a tree, converted by `read`.
     pub fn get<T>(
         &self,
         tree: TreeId,
@@ -153,8 +153,8 @@ impl State {
         self.store.get(&key.in_layer(origin), read)
     }
 
-    /// Gives the items of one kind, of one inode, from one place to another, both included, to
-    /// `take`, until it says no.
+    /// Passes the items of one kind and one inode from one place to another, both included, to
+    /// `take` until that returns `false`.
     pub fn scan(
         &self,
         tree: TreeId,
@@ -188,7 +188,7 @@ impl State {
         Ok(())
     }
 
-    /// The last item of one kind, of one inode, at or before a place.
+    /// Returns the last item of one kind and one inode at or before a place.
     pub fn last<T>(
         &self,
         tree: TreeId,
@@ -219,7 +219,7 @@ impl State {
         }
     }
 
-    /// Gives every item of a tree in order to `take`, until it says no.
+    /// Passes every item of a tree in order to `take` until that returns `false`.
     pub fn scan_tree(
         &self,
         tree: TreeId,
@@ -230,7 +230,7 @@ impl State {
         if snapshots.is_empty() {
             return self.store.scan(from, to, take);
         }
-        // Orphans are of the present; a snapshot has none.
+        // Orphans belong to the present state; a snapshot has none.
         let mut next = Some(Key::inode(origin, 1).0);
         while let Some(at) = next.filter(|at| *at <= to) {
             let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
@@ -247,7 +247,8 @@ impl State {
         Ok(())
     }
 
-    /// The first key in any layer from one to another, or the last; it may say that it is gone.
+    /// Returns the first key, or the last with `back`, of any layer between two keys. Its entry may
+    /// be a deletion.
     fn nearest(
         &self,
         snapshots: &[TreeId],
@@ -278,8 +279,8 @@ impl State {
         Ok(best)
     }
 
-    /// Sets an item of a fileset. `fresh` says that the tree has none. Gives whether what was there
-    /// has moved into a snapshot's layer.
+    /// Sets an item of a fileset. `fresh` states that the tree does not have the item yet. Returns
+    /// whether an old value has moved into a snapshot's layer.
     pub fn put(
         &mut self,
         tree: TreeId,
@@ -295,7 +296,7 @@ impl State {
         Ok(kept)
     }
 
-    /// Removes an item of a fileset. Gives whether it has moved into a snapshot's layer.
+    /// Removes an item of a fileset. Returns whether it has moved into a snapshot's layer.
     pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
         let kept = self.keep(key, false)?;
@@ -304,19 +305,19 @@ impl State {
         Ok(kept)
     }
 
-    /// Whether a change of this item would first move it into a snapshot's layer.
+    /// Returns whether a change of this item would first move it into a snapshot's layer.
     pub fn is_kept(&self, tree: TreeId, ino: Ino, item: Item, place: u64) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
         Ok(self.keeper(key)?.is_some())
     }
 
-    /// The snapshot that still needs what a key says.
+    /// Returns the snapshot that still needs the current value of a key.
     fn keeper(&self, key: Key) -> Result<Option<TreeId>> {
         let tree = self.trees.get(&key.layer);
         let Some(snapshot) = tree.and_then(|tree| tree.snapshots.last().copied()) else {
             return Ok(None);
         };
-        // Object 0 holds the orphans: they are of the present, not of the tree.
+        // Object 0 holds the orphans, which belong to the present state and not to the tree.
         if key.object == 0 || self.is_newer(key.object, snapshot) {
             return Ok(None);
         }
@@ -338,29 +339,29 @@ impl State {
         Ok(was_there)
     }
 
-    /// Sets a key as it is.
+    /// Sets a key, without saving the old value for a snapshot.
     pub fn put_key(&mut self, key: Key, value: Vec<u8>, fresh: bool) {
         let before = self.store.active.put(key, value.into(), fresh);
         self.steps.push(Step::Item(key, before));
     }
 
-    /// Removes a key as it is.
+    /// Removes a key, without saving the old value for a snapshot.
     pub fn delete_key(&mut self, key: Key) {
         let before = self.store.active.delete(key);
         self.steps.push(Step::Item(key, before));
     }
 
-    /// Adds a reference to blocks that are in use.
+    /// Adds a reference to blocks in use.
     pub fn share(&mut self, run: Run) -> Result<()> {
         self.change_count(run, 1)
     }
 
-    /// Takes a reference away; blocks without one are free when the operation is finished.
+    /// Drops a reference. Blocks without a reference are free once the operation has finished.
     pub fn unshare(&mut self, run: Run) -> Result<()> {
         self.change_count(run, -1)
     }
 
-    /// Brings blocks into use that the allocator has given.
+    /// Marks allocated blocks as in use.
     pub fn bring_into_use(&mut self, run: Run) {
         self.space.push(SpaceChange { run, used: true });
     }
@@ -394,8 +395,8 @@ impl State {
         Ok(())
     }
 
-    /// The parts of a run by their number of references, with records cut so that none reaches over
-    /// an end of it.
+    /// Returns the parts of a run by their number of references, after splitting the records that
+    /// extend beyond either end of it.
     fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
         for cut in [run.start, run.end()] {
             let Some((first, shared)) = self.shared_at(cut)? else {
@@ -418,7 +419,7 @@ impl State {
         self.counts_within(run)
     }
 
-    /// The record of the shared run that holds a block.
+    /// Returns the record of the shared run that contains a block, with its first block.
     fn shared_at(&self, block: u64) -> Result<Option<(u64, Shared)>> {
         let (from, to) = (
             Key::global(Section::Shared, 0),
@@ -429,7 +430,7 @@ impl State {
         Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
     }
 
-    /// The parts of a run by their number of references.
+    /// Returns the parts of a run by their number of references.
     pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
         let mut parts = Vec::new();
         let mut at = run.start;
@@ -466,7 +467,7 @@ impl State {
         Ok(parts)
     }
 
-    /// The inode as readers see it.
+    /// Returns the inode as readers see it.
     pub fn inode(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
         if let Some(core) = self.cores.get(&(tree, ino)) {
             return Ok(core.inode.clone());
@@ -475,7 +476,7 @@ impl State {
         found.ok_or_else(|| Kind::Stale.into())
     }
 
-    /// The same for those who ask how much space it takes: blocks that are promised to it count.
+    /// Returns the inode with promised blocks included in its block count, for space reporting.
     pub fn inode_shown(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
         let mut inode = self.inode(tree, ino)?;
         if let Some(core) = self.cores.get(&(tree, ino)) {
@@ -484,7 +485,7 @@ impl State {
         Ok(inode)
     }
 
-    /// A directory that is still there.
+    /// Returns the inode of a directory that has not been removed.
     pub fn directory(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
         let inode = self.inode(tree, ino)?;
         match inode.is_dir() {
@@ -494,7 +495,7 @@ impl State {
         }
     }
 
-    /// Writes the record of an inode, and its copy in memory if there is one.
+    /// Writes the record of an inode, and updates its in-memory state if there is one.
     pub fn set_inode(&mut self, tree: TreeId, ino: Ino, inode: Inode) -> Result<()> {
         self.put(tree, ino, (Item::Inode, 0), inode.encode(), false)?;
         if let Some(core) = self.cores.get_mut(&(tree, ino)) {
@@ -505,7 +506,7 @@ impl State {
         Ok(())
     }
 
-    /// Changes an inode.
+    /// Applies a change to an inode.
     pub fn update(
         &mut self,
         tree: TreeId,
@@ -517,7 +518,7 @@ impl State {
         self.set_inode(tree, ino, inode)
     }
 
-    /// Refuses what nobody else may see, and forgets what is known of inodes beyond their records.
+    /// Checks that no file is in use, and then discards the in-memory state of all inodes.
     ///
     /// # Errors
     /// [`Kind::Busy`]: files are open, or wait to be written.
@@ -535,12 +536,13 @@ impl State {
         Ok(())
     }
 
-    /// Everything is in a new tree.
+    /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: crate::db::Base) {
         self.store.rebuilt(base);
     }
 
-    /// Puts into the store what only memory has: times and sizes of written files, usage of trees.
+    /// Writes the state that only memory has to the store: times and sizes of written files, and
+    /// usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
         while let Some(name) = self.dirty_cores.pop() {
             let Some(core) = self.cores.get_mut(&name) else {
@@ -569,7 +571,7 @@ impl State {
         Ok(())
     }
 
-    /// Has the next commit look at an inode whose record lags behind.
+    /// Queues an inode whose record is out of date for the next commit.
     pub fn list_dirty(&mut self, name: (TreeId, Ino)) {
         if let Some(core) = self.cores.get_mut(&name)
             && core.dirty
@@ -580,14 +582,14 @@ impl State {
         }
     }
 
-    /// Forgets the memory of an inode that says no more than its record.
+    /// Discards the in-memory state of an inode if it does not differ from its record.
     pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
         if self.cores.get(&name).is_some_and(Core::is_idle) {
             self.cores.remove(&name);
         }
     }
 
-    /// What was done so far stays: the journal has to have it.
+    /// Makes the steps so far final, and queues their keys for the journal.
     pub fn settle(&mut self) {
         for step in self.steps.drain(..) {
             if let Step::Item(key, _) = step {
@@ -596,7 +598,7 @@ impl State {
         }
     }
 
-    /// Takes back what was done since the last [`State::settle`].
+    /// Rolls back all steps since the last [`State::settle`].
     pub fn take_back(&mut self) {
         while let Some(step) = self.steps.pop() {
             match step {
@@ -619,7 +621,7 @@ impl State {
     }
 }
 
-/// What a snapshot's layer says about a key: the value it had, or that it had none.
+/// Decodes an entry of a snapshot's layer: the old value of the key, or `None` if it had none.
 pub(crate) fn kept(bytes: &[u8]) -> Result<Option<&[u8]>> {
     match bytes {
         [ABSENT] => Ok(None),

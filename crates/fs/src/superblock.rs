@@ -1,45 +1,46 @@
-//! The superblock: what the device holds, and where the metadata lies on it.
+//! The superblock: the layout of the device and the location of the metadata on it.
 //!
-//! The first mebibyte of a device holds two copies of it, far apart. A change is written to one of
-//! them, in turn, with a higher generation. **Invariant:** at every moment one copy is whole, and of
-//! two whole copies the one with the higher generation counts. [`FIELDS`] is the layout, and the only
-//! place where it stands in code; `docs/format/fs.md` shows it with its meaning.
+//! The first MiB of a device holds two copies, far apart. Each change writes one of them, in turn,
+//! with a higher generation. **Invariant:** at every moment at least one copy is valid, and of two
+//! valid copies the one with the higher generation counts. [`FIELDS`] is the layout, and the only
+//! place in the code that states it; `docs/format/fs.md` explains the meaning of each field.
 
 use crate::error::{Error, Kind, Result};
 use crate::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out};
 use crate::space::Run;
 use block::{BlockDevice, Blocking};
 
-/// Bytes of a copy.
+/// Length of a copy in bytes.
 pub const SUPERBLOCK_BYTES: usize = 4096;
-/// Where the copies lie, in bytes from the start of the device.
+/// Offsets of the copies in bytes from the start of the device.
 pub const COPIES: [u64; 2] = [0, (1 << 20) - SUPERBLOCK_BYTES as u64];
-/// Blocks before the journal: the copies, and room between them that stays as it was found.
+/// Blocks before the journal: the copies, and the space between them, which is left untouched.
 pub const HEAD_BLOCKS: u64 = (1 << 20) / BLOCK_BYTES;
-/// First byte of a block before the second copy that the file system has no use for: whoever opens the
-/// device keeps the record there that says so.
+/// First byte of a block before the second copy that the file system does not use: the program that
+/// opens the device keeps its in-use record there.
 pub const RESERVED_BYTE: u64 = COPIES[1] - BLOCK_BYTES;
-/// What the first eight bytes are.
+/// First eight bytes of a copy.
 pub const MAGIC: [u8; 8] = *b"EVFS\xf5\r\n\x1a";
-/// The version that this code writes. Another one is refused; see the feature flags for less.
+/// Format version that this code writes. Any other version is refused; smaller changes of the
+/// format use the feature flags.
 pub const VERSION: u16 = 1;
-/// Runs of blocks that the metadata may lie in.
+/// Largest number of segments that the metadata may occupy.
 pub const SEGMENTS_MAX: usize = 236;
-/// The smallest device: the head, the smallest journal, and room to work in.
+/// Size of the smallest device in bytes: the head, the smallest journal, and working space.
 pub const DEVICE_BYTES_MIN: u64 = 8 << 20;
-/// Bytes of a label, padded with zeros.
+/// Length of a label in bytes, padded with zeros.
 pub const LABEL_BYTES: usize = 64;
 
-/// The place of a [`Segment`] that is kept for the moment when the allocator is not loaded yet.
+/// Logical block of a spare [`Segment`]: space for the metadata while the allocator is not loaded.
 const SPARE: u32 = u32::MAX;
-/// The flags of each class that this code knows.
+/// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: 0,
     read_compatible: 0,
     incompatible: 0,
 };
 
-/// Offset, bytes and name of each field.
+/// Offset, length in bytes, and name of each field.
 pub const FIELDS: &[(usize, usize, &str)] = &[
     (0, 8, "magic"),
     (8, 2, "version"),
@@ -64,23 +65,23 @@ pub const FIELDS: &[(usize, usize, &str)] = &[
     (4092, 4, "checksum"),
 ];
 
-/// Feature flags: what a program has to know to use the file system.
+/// Feature flags: capabilities that a program needs to use the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
-    /// Unknown ones do no harm.
+    /// Flags that a program may ignore if it does not know them.
     pub compatible: u64,
-    /// Unknown ones allow reading only.
+    /// Flags that limit a program that does not know them to reading.
     pub read_compatible: u64,
-    /// Unknown ones allow nothing.
+    /// Flags that a program must know to use the file system at all.
     pub incompatible: u64,
 }
 
-/// A run of blocks on the device that holds a run of the metadata's blocks.
+/// Run of blocks on the device that holds a run of metadata blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// First block of the metadata; `u32::MAX` for a spare.
+    /// First block within the metadata; `u32::MAX` for a spare.
     pub logical: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
     /// First block on the device.
     pub start: u64,
@@ -99,7 +100,7 @@ impl Segment {
         self.logical == SPARE
     }
 
-    /// Its blocks on the device.
+    /// Returns its blocks on the device.
     pub(crate) fn run(&self) -> Run {
         Run {
             start: self.start,
@@ -108,37 +109,37 @@ impl Segment {
     }
 }
 
-/// The content of a superblock.
+/// Content of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// What has to be known to use it.
+    /// Capabilities needed to use the file system.
     pub features: Features,
-    /// Random, made once.
+    /// Random identifier, set when the file system is created.
     pub uuid: [u8; 16],
-    /// What its owner calls it; at most 64 bytes.
+    /// Label chosen by the owner; at most 64 bytes.
     pub label: String,
-    /// Grows with each change of the superblock.
+    /// Number that increases with each write of the superblock.
     pub generation: u64,
-    /// Blocks of the device that are used.
+    /// Number of blocks of the device in use by the file system.
     pub device_blocks: u64,
     /// First block of the journal.
     pub journal_start: u64,
-    /// Blocks of the journal; even.
+    /// Number of blocks of the journal; even.
     pub journal_blocks: u64,
-    /// Length of the metadata, much of which may lie nowhere yet.
+    /// Logical length of the metadata in bytes; parts of it may not be allocated yet.
     pub metadata_bytes: u64,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation in seconds since 1970.
     pub created: i64,
-    /// Makes the cookies of names hard to foresee.
+    /// Random key that makes the cookies of names unpredictable.
     pub hash_key: [u8; 16],
-    /// How often it was opened for writing.
+    /// Number of times the file system was opened for writing.
     pub openings: u32,
-    /// Where the metadata lies, by rising place; then the spares.
+    /// Location of the metadata, in logical order, followed by the spares.
     pub segments: Vec<Segment>,
 }
 
 impl Superblock {
-    /// The superblock of a new file system on a device of so many bytes.
+    /// Returns the superblock of a new file system on a device of `device_bytes` bytes.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: the device is too small or too large, or the label too long.
@@ -175,12 +176,12 @@ impl Superblock {
         })
     }
 
-    /// The first block that may hold data or metadata.
+    /// Returns the first block that may hold data or metadata.
     pub fn first_block(&self) -> u64 {
         self.journal_start + self.journal_blocks
     }
 
-    /// The bytes of a copy.
+    /// Returns the on-disk form of a copy.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(SUPERBLOCK_BYTES);
         out.0.extend_from_slice(&MAGIC);
@@ -213,11 +214,11 @@ impl Superblock {
         out.0
     }
 
-    /// Reads one copy. `device_blocks` is what the device has now.
+    /// Decodes one copy. `device_blocks` is the current size of the device.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`]: damaged, or of nothing that can be. [`Kind::Unsupported`]: of a version
-    /// or with features that this code does not know. [`Kind::Invalid`]: no superblock at all.
+    /// [`Kind::Corrupt`]: damaged or inconsistent. [`Kind::Unsupported`]: a version or features
+    /// that this code does not know. [`Kind::Invalid`]: not a superblock.
     pub fn decode(bytes: &[u8], device_blocks: u64) -> Result<Superblock> {
         if bytes.len() != SUPERBLOCK_BYTES || bytes[..8] != MAGIC {
             return Err(Error::new(Kind::Invalid, "no EVFS file system"));
@@ -259,10 +260,10 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Reads both copies and gives the newer whole one.
+    /// Decodes both copies and returns the newer valid one.
     ///
     /// # Errors
-    /// As [`Superblock::decode`], of the copy that tells more.
+    /// As [`Superblock::decode`], for the copy with the more specific error.
     pub fn choose(copies: [&[u8]; 2], device_blocks: u64) -> Result<Superblock> {
         let [first, second] = copies.map(|bytes| Superblock::decode(bytes, device_blocks));
         match (first, second) {
@@ -273,24 +274,24 @@ impl Superblock {
         }
     }
 
-    /// The superblock on a device, if one is there that can be used.
+    /// Reads the superblock of a device. Returns `None` if there is no usable one.
     pub fn on(device: &dyn BlockDevice) -> Option<Superblock> {
         let mut below = Blocking::open(device).ok()?;
         let mut copies = [vec![0; SUPERBLOCK_BYTES], vec![0; SUPERBLOCK_BYTES]];
         for (offset, out) in COPIES.into_iter().zip(&mut copies) {
-            // One copy that cannot be read is what the other one is for.
+            // If one copy cannot be read, the other one serves.
             let _ = below.read_at(offset, out);
         }
         let device_blocks = device.info().size / BLOCK_BYTES;
         Superblock::choose([&copies[0], &copies[1]], device_blocks).ok()
     }
 
-    /// Whether an unknown feature forbids writing.
+    /// Returns whether an unknown feature forbids writing.
     pub fn is_read_only(&self) -> bool {
         self.features.read_compatible & !KNOWN.read_compatible != 0
     }
 
-    /// Refuses what cannot be: parts outside the device, and parts that overlap.
+    /// Checks the consistency: all parts lie within the device, and none overlap.
     fn check(&self, device_blocks: u64) -> Result<()> {
         let unknown = self.features.incompatible & !KNOWN.incompatible;
         if unknown != 0 {
@@ -350,12 +351,12 @@ impl Superblock {
     }
 }
 
-/// The smallest journal: 256 KiB hold a few hundred changes.
+/// Smallest journal: 256 KiB hold a few hundred changes.
 const JOURNAL_BLOCKS_MIN: u64 = 64;
-/// The largest: 64 MiB hold what a busy second changes.
+/// Largest journal: 64 MiB hold the changes of a busy second.
 const JOURNAL_BLOCKS_MAX: u64 = 16_384;
 
-/// Blocks of the journal of a new file system: a sixty-fourth of the device, within bounds.
+/// Returns the size of the journal of a new file system: 1/64 of the device, within the limits.
 fn journal_blocks(device_blocks: u64) -> u64 {
     let blocks = (device_blocks / 64).clamp(JOURNAL_BLOCKS_MIN, JOURNAL_BLOCKS_MAX);
     blocks & !1

@@ -1,8 +1,8 @@
-//! Filesets and snapshots: made, listed, renamed, limited, removed.
+//! Creating, listing, renaming, limiting and removing filesets and snapshots.
 //!
-//! Making either is one change of metadata, whatever is in it. Removing one first hides it, and then
-//! takes its items away some at a time; a crash in between is made up for when the file system is
-//! next opened. **Invariant:** what an older snapshot still needs of one that goes moves to the older.
+//! Creating either is a single metadata change, whatever it contains. Removing one first hides it,
+//! then deletes its items in batches; the next open finishes a removal that a crash interrupted.
+//! **Invariant:** items of a removed snapshot that an older snapshot still needs move to that one.
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
@@ -14,27 +14,27 @@ use crate::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
 use crate::state::{State, Tree, kept};
 use std::sync::Arc;
 
-/// Items of a tree that go in one operation.
+/// Number of items of a tree that one operation removes.
 const STEP_ITEMS: usize = 1000;
 
-/// Limits of a fileset; 0 is none.
+/// Limits of a fileset; 0 means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
-    /// Blocks of 4096 bytes.
+    /// Limit in blocks of 4096 bytes.
     pub blocks: u64,
-    /// Inodes.
+    /// Limit in inodes.
     pub inodes: u64,
 }
 
 impl Fs {
-    /// Every fileset and snapshot, by id.
+    /// Returns all filesets and snapshots with their records, in order of their ids.
     pub fn filesets(&self) -> Vec<(TreeId, TreeRecord)> {
         let state = self.inner().read();
         let there = state.trees.iter().filter(|(_, tree)| !tree.record.removing);
         there.map(|(id, tree)| (*id, tree.record.clone())).collect()
     }
 
-    /// The fileset or snapshot of this name.
+    /// Returns the fileset or snapshot with the given name.
     ///
     /// # Errors
     /// [`Kind::NotFound`].
@@ -49,10 +49,10 @@ impl Fs {
         }
     }
 
-    /// Makes a fileset with an empty root directory. Durable when this returns.
+    /// Creates a fileset with an empty root directory. It is durable when this returns.
     ///
     /// # Errors
-    /// [`Kind::Exists`], [`Kind::Invalid`]: no name for one.
+    /// [`Kind::Exists`]; [`Kind::Invalid`]: `name` is not a valid fileset name.
     pub fn create_fileset(&self, name: &str) -> Result<Fileset> {
         let mut op = Op::begin_any(self.inner(), 0)?;
         check_name(&op, name)?;
@@ -84,12 +84,12 @@ impl Fs {
         self.fileset(id)
     }
 
-    /// Makes a snapshot of a fileset: what it is now, to be read for as long as it is wanted. The
-    /// caches have written their pages out before. Durable when this returns.
+    /// Creates a snapshot: a read-only view of the fileset as it is now. The caller has already
+    /// had the caches write back their pages. The snapshot is durable when this returns.
     ///
     /// # Errors
-    /// [`Kind::Exists`]; [`Kind::Invalid`]: of a snapshot; [`Kind::NoSpace`]: pages that wait to be
-    /// written would need blocks of their own now, and there are none.
+    /// [`Kind::Exists`]; [`Kind::Invalid`]: `of` is itself a snapshot; [`Kind::NoSpace`]: dirty
+    /// pages that were to be written in place now need new blocks, and there are not enough.
     pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
         let mut op = Op::begin_any(self.inner(), of)?;
         check_name(&op, name)?;
@@ -118,7 +118,7 @@ impl Fs {
         self.fileset(id)
     }
 
-    /// Gives a fileset or a snapshot another name. Durable when this returns.
+    /// Renames a fileset or a snapshot. The new name is durable when this returns.
     ///
     /// # Errors
     /// [`Kind::Exists`], [`Kind::Invalid`], [`Kind::NotFound`].
@@ -133,11 +133,12 @@ impl Fs {
         self.sync()
     }
 
-    /// Limits a fileset. What it has already stays, also beyond the limit. Names, targets of symbolic links and
-    /// extended attributes count beside content, and each name of a file as a file.
+    /// Sets the limits of a fileset. Existing content stays, even beyond the limit. Names, targets
+    /// of symbolic links and extended attributes count as well as content, and each name of a file
+    /// counts as an inode.
     ///
     /// # Errors
-    /// [`Kind::NotFound`]; [`Kind::Invalid`]: a snapshot.
+    /// [`Kind::NotFound`]; [`Kind::Invalid`]: `id` is a snapshot.
     pub fn set_quota(&self, id: TreeId, quota: Quota) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
         if op.state().tree(id)?.record.origin != 0 {
@@ -161,7 +162,7 @@ impl Fs {
     /// Removes a fileset or a snapshot.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: files of it are open, or it has snapshots. [`Kind::NotFound`].
+    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots. [`Kind::NotFound`].
     pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
         let tree = op.state().tree(id)?;
@@ -221,8 +222,8 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
 }
 
 impl Op<'_> {
-    /// Gives dirty pages that were to be written where they are a promise of new blocks, because a
-    /// snapshot is going to hold on to the old ones.
+    /// Reserves new blocks for the dirty pages that were to be written in place, because a snapshot
+    /// is about to keep the old blocks.
     fn promise_in_place(&mut self) -> Result<()> {
         let id = self.tree;
         let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
@@ -237,13 +238,13 @@ impl Op<'_> {
 }
 
 impl Inner {
-    /// Takes away everything of a tree that is marked so, and its record.
+    /// Removes all items of a tree that is marked as being removed, and then its record.
     pub fn remove_tree_items(self: &Arc<Inner>, id: TreeId) -> Result<()> {
         while !self.remove_some(id)? {}
         Ok(())
     }
 
-    /// One step of it. Says whether it was the last.
+    /// Removes one batch of items. Returns whether the removal is complete.
     fn remove_some(&self, id: TreeId) -> Result<bool> {
         let mut op = Op::begin_any(self, id)?;
         let Some(tree) = op.trees.get(&id) else {
@@ -262,7 +263,8 @@ impl Inner {
         })?;
         if items.is_empty() {
             op.delete_key(Key::global(Section::Trees, id.into()));
-            // Before anybody else has the lock, who would keep something in a layer that is gone.
+            // While this operation still holds the lock: no other one may keep an old value in a
+            // layer that no longer exists.
             op.trees.remove(&id);
             if let Some(origin) = op.trees.get_mut(&origin) {
                 origin.snapshots.retain(|snapshot| *snapshot != id);
