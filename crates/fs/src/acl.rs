@@ -1,20 +1,20 @@
 //! POSIX access control lists, as Linux keeps them in two extended attributes.
 //!
-//! The bytes are those of the kernel's `posix_acl_xattr` header: version 2, then entries of a tag, a
-//! permission and an id. The file system keeps the list and the mode of a file in step, and gives new
-//! files what their directory says (POSIX 1003.1e draft 17, sections 23.1.5 and 23.3). It does not
-//! decide who may do what: that is done by whoever asks, the kernel or the file server.
+//! The bytes are those of the kernel's `posix_acl_xattr` header: version 2, then entries of a tag,
+//! a permission and an id. The file system keeps the list and the mode of a file consistent, and
+//! lets new files inherit from their directory (POSIX 1003.1e draft 17, sections 23.1.5 and 23.3).
+//! It does not check access: its callers do that, the kernel or the file server.
 
 use crate::error::{Error, Kind, Result};
 use crate::record::{In, Out};
 
-/// The attribute with the list of a file.
+/// Attribute with the access list of a file.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute with what a directory gives to new files in it.
+/// Attribute with the default list of a directory, which new files in it inherit.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
-/// Entries of a list: more than fit an attribute of 64 KiB is no list.
+/// Largest number of entries of a list; more do not fit an attribute of 64 KiB.
 const ENTRIES_MAX: usize = 8191;
 
 const USER_OBJ: u16 = 0x01;
@@ -24,21 +24,21 @@ const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// A list that is sound: its entries in order, each of the three classes there once, and a mask if
-/// anybody is named.
+/// Valid list: its entries are sorted, each of the three classes occurs once, and there is a mask
+/// if a user or group is named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<AclEntry>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct AclEntry {
     tag: u16,
-    /// Read 4, write 2, execute 1.
+    /// Permission bits: read 4, write 2, execute 1.
     permission: u16,
     id: u32,
 }
 
 impl Acl {
-    /// Reads the value of an attribute.
+    /// Decodes the value of an attribute.
     pub fn decode(bytes: &[u8]) -> Result<Acl> {
         let wrong = |_| Error::new(Kind::Invalid, "no access control list");
         let mut fields = In::of(bytes, "an access control list");
@@ -62,7 +62,7 @@ impl Acl {
         }
     }
 
-    /// The value of an attribute.
+    /// Returns the value of the attribute.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(4 + self.0.len() * 8);
         out.u32(VERSION);
@@ -96,12 +96,12 @@ impl Acl {
         entry.map(|e| &mut e.permission)
     }
 
-    /// Whether the mode says all of it.
+    /// Returns whether the mode expresses the whole list.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The nine permission bits that stand for the list: of the group class, the mask.
+    /// Returns the nine permission bits of the list; those of the group class are the mask.
     pub fn mode(&self) -> u32 {
         let of = |tag| self.0.iter().find(|e| e.tag == tag).map(|e| e.permission);
         let group = of(MASK).or(of(GROUP_OBJ));
@@ -111,7 +111,7 @@ impl Acl {
         })
     }
 
-    /// Makes the list say what the mode says, as chmod(2) does.
+    /// Updates the list to match the mode, as chmod(2) does.
     pub fn set_mode(&mut self, mode: u32) {
         self.change(
             |old, bits| {
@@ -122,7 +122,7 @@ impl Acl {
         );
     }
 
-    /// Takes from the list what the mode does not have, as the creation of a file does.
+    /// Removes permissions that the mode lacks, as the creation of a file does.
     pub fn limit(&mut self, mode: u32) {
         self.change(|old, bits| old & bits, mode);
     }

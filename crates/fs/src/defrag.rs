@@ -1,13 +1,13 @@
-//! Files of many extents are rewritten into few.
+//! Defragmentation: files of many extents are rewritten into few.
 //!
 //! ```text
-//!   pieces that follow each other in the file ──read──► one free run ──durable──► one record for all
+//!   pieces that are adjacent in the file ──read──► one free run ──durable──► one record for all
 //! ```
 //!
-//! **Invariant:** the blocks of a file are at their new place, durably, before any metadata says so,
-//! and the old ones rest until that is durable too; so a crash at any moment leaves the one or the
-//! other. Deliberately absent: blocks that a snapshot or another file has too, which stay where they
-//! are, holes and blocks that were never written, and a file system in use.
+//! **Invariant:** the blocks of a file are durable at their new location before any metadata refers
+//! to it, and the old ones rest until that is durable too; so after a crash at any moment one of
+//! the two is complete. Deliberately absent: blocks shared with a snapshot or another file, holes
+//! and unwritten blocks, all of which stay where they are, and a file system in use.
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
@@ -24,27 +24,27 @@ use std::collections::HashSet;
 
 /// Blocks of an extent that is long enough to stay where it is: 64 MiB.
 const LONG_BLOCKS: u32 = 16_384;
-/// Blocks that move in one step: 256 MiB.
+/// Blocks that one step moves at most: 256 MiB.
 const STEP_BLOCKS: u64 = 65_536;
-/// Bytes that are in memory on their way.
+/// Size of the copy buffer in bytes.
 const COPY_BYTES: u64 = 4 << 20;
 
-/// What [`Fs::defrag`] has done.
+/// Result of [`Fs::defrag`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Defragmented {
-    /// Regular files that were looked at.
+    /// Regular files examined.
     pub files: u64,
-    /// Those of them that have fewer extents now.
+    /// Files that now have fewer extents.
     pub improved: u64,
-    /// Extents of all of them before.
+    /// Extents of all files before.
     pub extents_before: u64,
-    /// And after.
+    /// Extents of all files after.
     pub extents_after: u64,
-    /// Blocks of 4096 bytes that were rewritten.
+    /// Blocks of 4096 bytes rewritten.
     pub moved_blocks: u64,
 }
 
-/// How far it is: inodes and their blocks.
+/// Progress, in inodes and their blocks.
 struct Way<'a> {
     tell: &'a mut dyn FnMut(u64, u64),
     done: u64,
@@ -59,13 +59,14 @@ impl Way<'_> {
 }
 
 impl Fs {
-    /// Rewrites the files of a fileset from `top` on, which is a file, or a directory with all that
-    /// is below it, so that each has few extents. Nobody else uses the fileset meanwhile. `progress`
-    /// is told how much is done, and of how much. Durable when this returns.
+    /// Rewrites the files of a fileset from `top` on, which is a file, or a directory with
+    /// everything below it, so that each has few extents. No other thread may use the fileset
+    /// during this. `progress` is called with the amount done and the total. Durable when this
+    /// returns.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: files of it are open, or wait to be written. [`Kind::ReadOnly`],
-    /// [`Kind::NotFound`], [`Kind::Stale`]. The device failed; the file at hand is as it was.
+    /// [`Kind::Busy`]: it has open files or dirty pages. [`Kind::ReadOnly`],
+    /// [`Kind::NotFound`], [`Kind::Stale`]. The device failed; the current file is unchanged.
     pub fn defrag(
         &self,
         id: TreeId,
@@ -95,7 +96,7 @@ impl Fs {
                     Ok(true)
                 })?;
             }
-            // A file of many names is met at each of them.
+            // A file with several names is found under each of them.
             let new = inode.links < 2 || inode.is_dir() || seen.insert(ino);
             if new && inode.kind == FileType::File {
                 fileset.defrag_file(ino, &mut done, &mut way)?;
@@ -161,12 +162,12 @@ impl Fileset {
         Ok(())
     }
 
-    /// Moves as many of the first pieces as there is a free run for. Gives how many; one, which has
-    /// stayed, if there is none for two.
+    /// Moves as many of the first pieces as fit into a free run. Returns their number; 1 if there
+    /// is no run for two, in which case the piece has not moved.
     fn move_some(&self, ino: Ino, pieces: &[Mapped]) -> Result<usize> {
         let mut found = self.find_run(pieces);
         if found.is_none() && self.fs.space.is_resting() {
-            // What was freed by the moves before may be used once they are durable.
+            // Blocks freed by earlier moves become usable once those are durable.
             self.fs.sync()?;
             found = self.find_run(pieces);
         }
@@ -182,7 +183,7 @@ impl Fileset {
         Ok(taken)
     }
 
-    /// A free run for two or more of the first pieces.
+    /// Allocates a free run for two or more of the first pieces. Returns how many fit.
     fn find_run(&self, pieces: &[Mapped]) -> Option<(usize, Run)> {
         let space = &self.fs.space;
         let usage = space.usage();
@@ -209,7 +210,7 @@ impl Fileset {
         }
     }
 
-    /// Makes one record of them, once their bytes are durable at the new place.
+    /// Replaces the pieces by one record, once their bytes are durable at the new location.
     fn put_there(&self, ino: Ino, pieces: &[Mapped], run: Run) -> Result<()> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Ok(());
@@ -234,8 +235,8 @@ impl Fileset {
     }
 }
 
-/// The pieces of a file that could be one each: they follow each other, have been written, are short,
-/// and nobody else needs them.
+/// Returns the sequences of pieces that could each be merged into one: adjacent in the file,
+/// written, short, and not shared.
 fn stretches(
     state: &State,
     tree: TreeId,
@@ -267,13 +268,13 @@ fn stretches(
     Ok(all)
 }
 
-/// Copies the bytes of pieces to a run, so that they are durable there.
+/// Copies the bytes of pieces to a run, and makes them durable there.
 fn copy(fs: &Inner, pieces: &[Mapped], run: Run) -> Result<()> {
     let mut to = run.start * BLOCK_BYTES;
     for (_, piece) in pieces {
         let from = piece.start * BLOCK_BYTES;
         let bytes = u64::from(piece.blocks) * BLOCK_BYTES;
-        // What lies behind the tail of an extent never counted, and would from now on.
+        // Bytes beyond the tail of an extent were never valid, but would become so in the new one.
         let counts = match piece.tail {
             0 => bytes,
             tail => bytes - BLOCK_BYTES + u64::from(tail),

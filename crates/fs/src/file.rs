@@ -1,15 +1,16 @@
-//! The content of files: open and close, length, space, holes; everything but the bytes themselves,
-//! which go through [`crate::FsPager`].
+//! The content of files: open and close, length, space, holes; everything except the bytes
+//! themselves, which go through [`crate::FsPager`].
 //!
 //! ```text
 //!   prepare_write ──► bytes into the cache ... write-behind ──► putpage ──► extents, disk size
-//!   (a promise of
-//!    space, size, times)
+//!   (promises space,
+//!    sets size, times)
 //! ```
 //!
-//! **Invariant:** the size on disk covers only bytes that are on disk, or holes; it follows the size
-//! that readers see when write-behind has caught up. A promise is made before a page becomes dirty,
-//! and lasts until the page is written or cut off; so write-behind never meets a full disk.
+//! **Invariant:** the size on disk covers only bytes that are on disk, or holes; it reaches the
+//! size that readers see when write-behind has caught up. A promise is made before a page becomes
+//! dirty, and lasts until the page is written or truncated; so write-behind never finds the disk
+//! full.
 
 use crate::core::{Blocks, Core};
 use crate::error::{Kind, Result};
@@ -21,43 +22,43 @@ use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
 use crate::state::State;
 use std::ops::Range;
 
-/// What a write says of the file beside its length.
+/// Effect of a write on the times and the data version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stamp {
-    /// A change: it was modified now, and has another data version.
+    /// New change: sets the modification time and raises the data version.
     Change,
-    /// A further part of a change, which has its version already.
+    /// Further part of a change that has raised the data version already: sets the times only.
     More,
-    /// Pages that a client has held back, and whose times it says itself: another version.
+    /// Pages that a client held back, and whose times it sets itself: raises the data version only.
     Late,
 }
 
-/// What [`Fileset::allocate`] does to a range of bytes.
+/// Operation of [`Fileset::allocate`] on a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
-    /// Gives blocks to its holes; they read as zeros. The file grows to hold it.
+    /// Allocates blocks for holes; they read as zeros. The file grows to include the range.
     Grow,
-    /// The same, and the file keeps its size.
+    /// As [`Allocate::Grow`], but the file keeps its size.
     KeepSize,
-    /// Makes a hole; the file keeps its size.
+    /// Punches a hole; the file keeps its size.
     Punch,
-    /// Makes it zeros without a hole. The file grows to hold it.
+    /// Zeroes the range without a hole. The file grows to include the range.
     Zero,
-    /// The same, and the file keeps its size.
+    /// As [`Allocate::Zero`], but the file keeps its size.
     ZeroKeepSize,
 }
 
-/// What [`Fileset::seek`] looks for.
+/// Target of [`Fileset::seek`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
-    /// Bytes that were written.
+    /// Data.
     Data,
-    /// A hole, which the end of the file is too.
+    /// Hole; the end of the file counts as one.
     Hole,
 }
 
 impl Fileset {
-    /// Keeps an inode from being removed when its last name goes, until [`Fileset::release`].
+    /// Protects an inode from removal when its last name is removed, until [`Fileset::release`].
     ///
     /// # Errors
     /// [`Kind::Stale`].
@@ -69,10 +70,11 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Ends one [`Fileset::open`]. With the last, an inode without a name goes; says whether it has.
+    /// Ends one [`Fileset::open`]. The last one removes an inode without a name. Returns whether it
+    /// was removed.
     ///
     /// # Errors
-    /// Of the removal; it is made up for when the file system is next opened.
+    /// Errors of the removal; the next open of the file system completes it.
     pub fn release(&self, ino: Ino) -> Result<bool> {
         let mut state = self.fs.write();
         let Some(core) = state.cores.get_mut(&(self.id, ino)) else {
@@ -93,10 +95,10 @@ impl Fileset {
         }
     }
 
-    /// Removes an inode without a name, a part of a large one at a time. Says no if it has been given
-    /// one, was opened again, or is gone already.
+    /// Removes an inode without a name, a large one in several steps. Returns `false` if it has
+    /// been linked or opened again, or was already removed.
     pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<bool> {
-        /// Blocks of the file whose extents go in one operation.
+        /// Extents of the file that one operation removes.
         const STEP_EXTENTS: usize = 4096;
         loop {
             let mut op = Op::begin(&self.fs, self.id)?;
@@ -126,12 +128,13 @@ impl Fileset {
         }
     }
 
-    /// Prepares a write of bytes through the cache: promises space to its pages, and then the file
-    /// grows to hold it, and says of it what `stamp` tells. To be called before the bytes are where
-    /// they could be read, or written out. When it fails, nothing has changed.
+    /// Prepares a write of bytes through the cache: promises space to its pages, extends the file,
+    /// and sets times and data version according to `stamp`. Must be called before the bytes can be
+    /// read or written back. On an error, nothing has changed.
     ///
     /// # Errors
-    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`], [`Kind::Stale`].
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`],
+    /// [`Kind::Stale`].
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         self.fs
             .with_room(|| self.try_prepare_write(ino, bytes.clone(), stamp))
@@ -196,7 +199,7 @@ impl Fileset {
             }
         }
         if splits {
-            // What was never written needs no new block, but may become three records.
+            // An unwritten extent needs no new block, but may become three records.
             op.check_last_room()?;
         }
         op.promise(new.count())?;
@@ -206,11 +209,11 @@ impl Fileset {
         Ok(())
     }
 
-    /// Sets the length of a file. The cache has dropped the pages behind it, has made the rest of the
-    /// last page zeros, and waits with writing pages of the file until this is done.
+    /// Sets the length of a file. The cache has already dropped the pages beyond it and zeroed the
+    /// rest of the last page, and writes back no page of the file until this returns.
     ///
     /// # Errors
-    /// [`Kind::FileTooLarge`]; [`Kind::IsDirectory`], [`Kind::Invalid`]: no regular file.
+    /// [`Kind::FileTooLarge`]; [`Kind::IsDirectory`], [`Kind::Invalid`]: not a regular file.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         self.cut_or_grow(&mut op, ino, size)?;
@@ -219,7 +222,7 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Comes last in its operation: the promises of what is cut off end with it.
+    /// Sets the length. Comes last in its operation: it ends the promises of the truncated part.
     pub(crate) fn cut_or_grow(&self, op: &mut Op, ino: Ino, size: u64) -> Result<()> {
         let inode = op.look(ino)?;
         match inode.kind {
@@ -253,8 +256,8 @@ impl Fileset {
         Ok(())
     }
 
-    /// Says that bytes behind an end, in its block, do not count: behind `on_disk` on the device, and
-    /// behind `size` in writes on their way there.
+    /// Invalidates the bytes after an end within its block: after `on_disk` on the device, and
+    /// after `size` in writes in flight.
     fn cover_tail(&self, op: &mut Op, ino: Ino, on_disk: u64, size: u64) -> Result<()> {
         let (block, bytes) = split(on_disk);
         if bytes != 0 {
@@ -270,9 +273,9 @@ impl Fileset {
         Ok(())
     }
 
-    /// Allocates, punches or zeroes. The cache has dropped the pages that lie wholly in the range, and
-    /// has made the bytes of the range in the pages at its ends zeros; this takes care of the whole
-    /// blocks between.
+    /// Allocates, punches or zeroes. The cache has already dropped the pages that lie entirely in
+    /// the range, and zeroed the bytes of the range in the pages at its ends; this handles the
+    /// whole blocks between.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::Invalid`].
@@ -325,11 +328,10 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// The first byte from `offset` on that is data, or a hole. The cache has written its pages out,
-    /// or they count as data.
+    /// Returns the first byte from `offset` on that is data, or a hole. Dirty pages count as data.
     ///
     /// # Errors
-    /// [`Kind::NoMore`]: behind the end, or no data follows.
+    /// [`Kind::NoMore`]: `offset` is beyond the end, or no data follows.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
         let state = self.fs.read();
         let inode = state.inode(self.id, ino)?;
@@ -351,7 +353,7 @@ impl Fileset {
         }
     }
 
-    /// Whether a block holds data, and a block after it up to which all are alike.
+    /// Returns whether a block holds data, and a later block up to which all blocks are alike.
     fn stretch(&self, state: &State, ino: Ino, block: u64) -> Result<(bool, u64)> {
         let mut end = u64::MAX;
         if let Some(core) = state.cores.get(&(self.id, ino)) {
@@ -377,13 +379,13 @@ impl Fileset {
     }
 }
 
-/// The block that an end lies in, and the bytes of it before the end.
+/// Returns the block that contains an end, and the number of its bytes before the end.
 pub(crate) fn split(end: u64) -> (u64, u16) {
     (end / BLOCK_BYTES, (end % BLOCK_BYTES) as u16)
 }
 
 impl Op<'_> {
-    /// Promises so many blocks to the fileset.
+    /// Promises blocks to the fileset.
     pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
         if blocks == 0 {
             return Ok(());
@@ -399,7 +401,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Gives unwritten blocks to the holes of a range. Gives how many.
+    /// Allocates unwritten blocks for the holes of a range. Returns their number.
     fn fill_holes(&mut self, ino: Ino, blocks: Range<u64>) -> Result<u64> {
         let tree = self.tree;
         let mut holes = Blocks::of(blocks.clone());
@@ -409,7 +411,8 @@ impl Op<'_> {
         let wanted = holes.count();
         self.promise(wanted)?;
         let filled = holes.iter().try_for_each(|hole| self.fill(ino, hole));
-        // What was allocated no longer needs the promise of the device; the fileset's ends here.
+        // Allocated blocks no longer need the device's promise; the promise of the fileset ends
+        // here.
         let id = self.tree;
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.promised = tree.promised.saturating_sub(wanted);
@@ -441,7 +444,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Where the block of a file would best lie: after the one before it.
+    /// Returns the preferred location of a block of a file: after the preceding block.
     pub(crate) fn goal(&self, ino: Ino, block: u64) -> Result<Option<u64>> {
         let Some(before) = block.checked_sub(1) else {
             return Ok(None);

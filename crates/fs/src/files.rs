@@ -1,18 +1,18 @@
-//! The files of a fileset with their pages in a cache: what a mount and a file server work with.
+//! The files of a fileset with their pages in a cache: the interface for a mount and a file server.
 //!
 //! ```text
 //!   Files     names, attributes, space               any thread
-//!     Handle  a file that is open                    any thread
+//!     Handle  an open file                           any thread
 //!     Lane    the content: read, write, cut, fsync   one thread
 //! ```
 //!
-//! **Invariant:** changes of one file's content happen one after the other, so that an append is at
-//! the end and nobody writes into what is being cut off. The metadata learns of a change first, then
-//! the cache; what the cache writes out late, behind an end that has moved, is not wanted any more.
-//! No lock but the file's own is held while somebody waits for the device.
+//! **Invariant:** changes to the content of a file are serialized, so that an append is at the end
+//! and no write goes into a range that is being truncated. The metadata is updated before the
+//! cache; late write-back beyond an end that has moved is discarded. No lock except the file's own
+//! is held during device I/O.
 //!
-//! A mount and a file server of the same files are two clients, and each is told what the other
-//! changes: see [`Watcher`]. Deliberately absent: who may do what.
+//! A mount and a file server of the same files are two clients, and each is notified of the changes
+//! of the other: see [`Watcher`]. Deliberately absent: access control.
 
 mod idle;
 mod lane;
@@ -37,7 +37,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use watch::Watchers;
 
-/// When reading changes the time of the last reading.
+/// When a read updates the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Atime {
@@ -48,57 +48,57 @@ pub enum Atime {
     None,
 }
 
-/// One client's view of the files. See the module.
+/// View of one client on the files. See the module.
 pub struct Files {
     shared: Arc<Shared>,
     atime: Atime,
-    /// Whose changes those through this view are.
+    /// Number of the client, to attribute changes made through this view.
     client: u64,
 }
 
-/// What all clients share.
+/// State shared by all clients.
 struct Shared {
     fileset: Fileset,
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
     watchers: Watchers,
-    /// Where anything can change.
+    /// Idle writer; `None` if the files are read-only.
     idle: Mutex<Option<Idle>>,
 }
 
-/// What everybody shares who works with one file's content.
+/// State shared by all users of one file's content.
 struct Node {
     ino: Ino,
     vnode: Arc<Vnode>,
-    /// Held by whoever changes the content; has what a client is about to append.
+    /// Lock that serializes changes of the content, with an append still in progress.
     change: Mutex<Option<Unfinished>>,
-    /// It is there, or was given up.
+    /// Signaled when the append in `change` is complete or abandoned.
     finished: Condvar,
 }
 
 #[derive(Default)]
 struct Nodes {
     by_ino: HashMap<Ino, Weak<Node>>,
-    /// How many there were after the last look for those that are gone.
+    /// Number of nodes left after the last removal of dead ones.
     kept: usize,
 }
 
-/// Nodes that may be there before it is worth looking for those that are gone.
+/// Number of nodes below which dead ones are not removed.
 const NODES_MIN: usize = 1024;
 
-/// A file that is open: it stays, even without a name, until the handle is dropped.
+/// Open file: it exists, even without a name, until the handle is dropped.
 pub struct Handle {
     files: Arc<Files>,
     node: Arc<Node>,
-    /// How far whoever opened the file was told of errors of write-behind.
+    /// Error cursor: the write-back errors that have been reported through this handle.
     told: Mutex<OpenFile>,
 }
 
 impl Files {
-    /// Puts the files of a fileset or a snapshot into a cache.
+    /// Attaches a fileset or a snapshot to a cache.
     ///
     /// # Errors
-    /// [`Kind::NotFound`]; the cache gives no volume.
+    /// [`Kind::NotFound`]; the cache cannot create a volume.
     pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
         let pager = Arc::new(FsPager::new(fileset)?);
         let shared = Shared {
@@ -121,21 +121,21 @@ impl Files {
         }))
     }
 
-    /// The fileset, for its id and record, and for reading. Names and content change through this
-    /// type only.
+    /// Returns the fileset, for its id and record, and for reading. Names and content must be
+    /// changed through this type only.
     pub fn fileset(&self) -> &Fileset {
         &self.shared.fileset
     }
 
-    /// The volume in the cache, for its numbers.
+    /// Returns the volume in the cache, for its statistics.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.shared.volume
     }
 
-    /// Opens the calling thread's way to the content.
+    /// Opens a lane to the content for the calling thread.
     ///
     /// # Errors
-    /// The device gives no queue, or the system no descriptor.
+    /// The device cannot create a queue, or the system a descriptor.
     pub fn lane(self: &Arc<Files>) -> Result<Lane> {
         Lane::open(self)
     }
@@ -149,7 +149,7 @@ impl Files {
         Ok(self.handle(&self.shared.fileset.open(ino)?))
     }
 
-    /// Keeps an inode that is no regular file, a directory that is being listed for example, until
+    /// Keeps an inode that is not a regular file, for example a directory being listed, until
     /// [`Files::unpin`].
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Files {
         Ok(())
     }
 
-    /// All about an inode. See [`Fileset::attr`].
+    /// Returns the attributes of an inode. See [`Fileset::attr`].
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         let _here = within(Layer::Fs);
         self.shared.fileset.attr(ino)
@@ -191,7 +191,7 @@ impl Files {
         Ok(attr)
     }
 
-    /// See [`Fileset::create_unnamed`]. The file goes with the handle, unless it was given a name.
+    /// See [`Fileset::create_unnamed`]. The file is removed with the handle unless it was linked.
     pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.create_unnamed(dir, new)?;
@@ -289,7 +289,7 @@ impl Files {
         self.shared.fileset.read_dir_attrs(dir, after, take)
     }
 
-    /// See [`Fileset::note_read`]; as this client wants it.
+    /// See [`Fileset::note_read`]; does nothing for a client with [`Atime::None`].
     pub fn note_read(&self, ino: Ino) -> Result<()> {
         let _here = within(Layer::Fs);
         match self.atime {
@@ -343,39 +343,39 @@ impl Files {
         self.shared.fileset.statfs()
     }
 
-    /// Makes the names and attributes of everything durable that has happened so far; of content, what
-    /// has been written out. Many callers at once share the work.
+    /// Makes all changes of names and attributes so far durable, and content as far as it has been
+    /// written back. Concurrent callers share the work.
     pub fn sync_names(&self) -> Result<()> {
         let _here = within(Layer::Fs);
         self.shared.fileset.sync()
     }
 
-    /// Writes everything out, and makes it and all that has happened durable.
+    /// Writes back all dirty pages, and makes them and all earlier changes durable.
     ///
     /// # Errors
-    /// The first file that could not be written; the others were tried all the same.
+    /// The first file that could not be written; the others were written all the same.
     pub fn sync(&self) -> Result<()> {
         let _here = within(Layer::Fs);
         self.shared.volume.write_out()?;
         self.shared.fileset.sync()
     }
 
-    /// Writes everything out and takes the pages out of the cache. Nobody uses the files any more.
+    /// Writes back all dirty pages and removes them from the cache. The files must not be in use.
     ///
     /// # Errors
-    /// Something could not be written; it is in the cache still.
+    /// Some pages could not be written; they stay in the cache.
     pub fn close(&self) -> Result<()> {
         let _here = within(Layer::Fs);
         drop(self.shared.idle().take());
         self.sync()?;
-        // Everything is below; the volume need not flush each file on its own.
+        // All pages are on the device; the volume need not flush each file separately.
         for stats in self.shared.volume.files() {
             self.shared.volume.forget(stats.file);
         }
         Ok(self.shared.volume.close()?)
     }
 
-    /// A handle to a file that was opened for it.
+    /// Creates a handle to a file that the caller has opened in the fileset.
     fn handle(self: &Arc<Files>, attr: &Attr) -> Handle {
         let node = self.node(attr);
         Handle {
@@ -385,7 +385,7 @@ impl Files {
         }
     }
 
-    /// The node of a file, made if nobody has one.
+    /// Returns the node of a file, creating it if there is none.
     fn node(&self, attr: &Attr) -> Arc<Node> {
         let mut nodes = self.shared.nodes.lock().expect("no panic under this lock");
         if let Some(node) = nodes.by_ino.get(&attr.ino).and_then(Weak::upgrade) {
@@ -395,7 +395,7 @@ impl Files {
             nodes.by_ino.retain(|_, node| node.strong_count() > 0);
             nodes.kept = nodes.by_ino.len();
         }
-        // Nobody else has the file now; but somebody may have had it since the caller looked.
+        // No other user has the file now, but one may have changed it since the caller read `attr`.
         let now = self.shared.fileset.attr(attr.ino);
         let size = now.map_or(attr.inode.size, |now| now.inode.size);
         let node = Arc::new(Node {
@@ -408,8 +408,8 @@ impl Files {
         node
     }
 
-    /// Drops the pages of a file that has just lost a name, if it was the last and nobody has the file
-    /// open.
+    /// Drops the pages of a file that has just lost a name, if it was the last one and the file is
+    /// not open.
     fn forget_if_gone(&self, attr: &Attr) {
         let gone = |e: crate::Error| e.kind() == Kind::Stale;
         if attr.inode.links == 0 && self.shared.fileset.attr(attr.ino).is_err_and(gone) {
@@ -425,12 +425,12 @@ impl Shared {
 }
 
 impl Handle {
-    /// The number of the file.
+    /// Returns the inode number of the file.
     pub fn ino(&self) -> Ino {
         self.node.ino
     }
 
-    /// All about it.
+    /// Returns the attributes of the file.
     ///
     /// # Errors
     /// The metadata could not be read.
@@ -443,7 +443,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let ino = self.node.ino;
         if let Err(error) = self.files.unpin(ino) {
-            // It stands among the orphans, and goes when the file system is next opened.
+            // The inode is listed as an orphan, and is removed when the file system is next opened.
             tracing::warn!("inode {ino} could not be removed: {error}");
         }
     }

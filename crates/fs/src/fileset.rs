@@ -1,7 +1,7 @@
 //! A fileset or a snapshot, and the attributes of its inodes.
 //!
-//! All operations on files are methods of [`Fileset`]; they stand in the module of their kind: names
-//! in `namespace`, attributes here, content in `file`.
+//! All operations on files are methods of [`Fileset`], spread over several modules: names in
+//! `namespace`, attributes here, content in `file`.
 
 use crate::acl::{self, Acl};
 use crate::error::{Error, Kind, Result};
@@ -14,115 +14,115 @@ use crate::record::{
 };
 use std::sync::Arc;
 
-/// Bytes that the names of an inode's attributes take together, as the kernel's XATTR_LIST_MAX.
+/// Limit for all attribute names of an inode in bytes, as the kernel's XATTR_LIST_MAX.
 const XATTR_LIST_MAX: usize = 65_536;
 
-/// A handle to a fileset, or to a snapshot of one. Cheap to clone; any thread may use it.
+/// Handle to a fileset, or to a snapshot of one. Cheap to clone; may be used by any thread.
 #[derive(Clone)]
 pub struct Fileset {
     pub(crate) fs: Arc<Inner>,
     pub(crate) id: TreeId,
 }
 
-/// An inode and its number.
+/// Inode and its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attr {
-    /// Its number.
+    /// Inode number.
     pub ino: Ino,
-    /// What it is. Its blocks include those that are promised to pages that wait to be written.
+    /// Attributes. The block count includes blocks promised to dirty pages.
     pub inode: Inode,
 }
 
-/// A time to set.
+/// Time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// When the operation happens.
+    /// Time of the operation.
     Now,
-    /// This moment.
+    /// Given time.
     To(Time),
 }
 
-/// What to change about an inode; what is `None` stays.
+/// Attributes to change; `None` leaves one unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
-    /// The twelve permission bits.
+    /// Permission bits: the lower twelve bits of `st_mode`.
     pub permissions: Option<u32>,
-    /// Owner.
+    /// Owner's user id.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id.
     pub gid: Option<u32>,
     /// Length in bytes; see [`Fileset::truncate`].
     pub size: Option<u64>,
-    /// A new length is part of a change that has its data version already.
+    /// Whether the new length belongs to a change that has raised the data version already.
     pub has_version: bool,
-    /// Last read.
+    /// Time of the last read.
     pub accessed: Option<SetTime>,
-    /// Last change of content.
+    /// Time of the last change of the content.
     pub modified: Option<SetTime>,
-    /// Last change of anything, by a client that has kept the time itself; otherwise it is now.
+    /// Time of the last change of anything, for a client that tracks it itself; otherwise now.
     pub changed: Option<SetTime>,
 }
 
-/// What [`Fileset::set_xattr`] expects to find.
+/// Precondition of [`Fileset::set_xattr`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetXattr {
-    /// Whatever there is.
+    /// None: the attribute is created or replaced.
     Any,
-    /// Nothing of that name.
+    /// The attribute must not exist.
     Create,
-    /// An attribute of that name.
+    /// The attribute must exist.
     Replace,
 }
 
-/// How full a fileset is, for statfs(2). In blocks of 4096 bytes; the quota counts as the size.
+/// Space usage of a fileset for statfs(2), in blocks of 4096 bytes. A quota counts as the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
-    /// In all.
+    /// Total number of blocks.
     pub blocks: u64,
-    /// Not in use.
+    /// Blocks not in use.
     pub free: u64,
-    /// That a file could still have.
+    /// Blocks that a file could still allocate.
     pub available: u64,
-    /// Inodes there could be.
+    /// Total number of inodes possible.
     pub inodes: u64,
-    /// Inodes there could be more.
+    /// Number of further inodes possible.
     pub free_inodes: u64,
 }
 
-/// How old a time of reading may get that nothing else makes wrong.
+/// Age in seconds at which a read updates the access time even without a change.
 const ACCESS_SECONDS: i64 = 24 * 3600;
 
-/// Blocks that an inode takes at the least, to say how many more would fit: its record, its entry and
-/// an extent take about a tenth of a block, and a file that has content takes one more.
+/// Estimate of how many new inodes fit into a block: a record, an entry and an extent take about a
+/// tenth of a block, and a file with content takes one more.
 const INODES_PER_BLOCK: u64 = 4;
 
 impl Fileset {
-    /// Its id.
+    /// Returns the id of the fileset or snapshot.
     pub fn id(&self) -> TreeId {
         self.id
     }
 
-    /// Whether it is a snapshot, which is never changed.
+    /// Returns whether this is a snapshot, which never changes.
     pub fn is_snapshot(&self) -> Result<bool> {
         Ok(self.fs.read().tree(self.id)?.record.origin != 0)
     }
 
-    /// Its record.
+    /// Returns a copy of the record.
     pub fn record(&self) -> Result<TreeRecord> {
         Ok(self.fs.read().tree(self.id)?.record.clone())
     }
 
-    /// All about an inode.
+    /// Returns the attributes of an inode.
     ///
     /// # Errors
-    /// [`Kind::Stale`]: there is none of this number.
+    /// [`Kind::Stale`]: there is no inode with this number.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.fs.read().inode_shown(self.id, ino)?;
         Ok(Attr { ino, inode })
     }
 
-    /// Notes that a file was read, or a directory listed, where the time of the last reading says too
-    /// little: once after each change, and once a day (the `relatime` of mount(8)).
+    /// Updates the access time after a file was read or a directory listed, if it is out of date:
+    /// once after each change, and once a day (the `relatime` of mount(8)).
     ///
     /// # Errors
     /// [`Kind::Stale`].
@@ -153,7 +153,7 @@ impl Fileset {
     /// Changes attributes.
     ///
     /// # Errors
-    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: a time that cannot be.
+    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: an invalid time.
     pub fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let now = op.now;
@@ -194,8 +194,8 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Says that the content of an inode has changed, as somebody sees it who is shown more than is
-    /// kept here: gives it a further data version.
+    /// Raises the data version of an inode, for a client that presents more as its content than is
+    /// stored here.
     ///
     /// # Errors
     /// [`Kind::Stale`], [`Kind::ReadOnly`].
@@ -207,7 +207,7 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Makes the access list of a file, if it has one, say what its mode says.
+    /// Updates the access list of a file, if it has one, to match its mode.
     fn follow_mode(&self, op: &mut Op, ino: Ino, permissions: u32) -> Result<()> {
         let found = op.xattr(&self.fs.hasher, self.id, ino, acl::ACCESS)?;
         let Slot::Taken(place, value) = found else {
@@ -225,7 +225,7 @@ impl Fileset {
         Ok(())
     }
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
     /// [`Kind::NoAttribute`].
@@ -238,7 +238,7 @@ impl Fileset {
         }
     }
 
-    /// Gives the names of the extended attributes of an inode to `take`.
+    /// Passes the names of the extended attributes of an inode to `take`.
     pub fn xattrs(&self, ino: Ino, mut take: impl FnMut(&[u8])) -> Result<()> {
         let state = self.fs.read();
         state.inode(self.id, ino)?;
@@ -248,13 +248,13 @@ impl Fileset {
         })
     }
 
-    /// Sets an extended attribute. The access control lists of POSIX are checked, and the mode of the
-    /// file follows its list; a list that says no more than the mode is not kept.
+    /// Sets an extended attribute. POSIX access control lists are validated, and the mode of the
+    /// file follows its list; a list that the mode fully expresses is not stored.
     ///
     /// # Errors
-    /// [`Kind::Exists`], [`Kind::NoAttribute`]: not as expected. [`Kind::Range`]: the name is empty
-    /// or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]: too many names. [`Kind::Quota`].
-    /// [`Kind::Invalid`]: no access control list.
+    /// [`Kind::Exists`], [`Kind::NoAttribute`]: the precondition `how` is not met. [`Kind::Range`]:
+    /// the name is empty or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]:
+    /// too many names. [`Kind::Quota`]. [`Kind::Invalid`]: an invalid access control list.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) {
             return Err(Kind::Range.into());
@@ -293,7 +293,7 @@ impl Fileset {
         Ok(())
     }
 
-    /// Checks an access control list and lets the mode follow. Says whether it has to be kept.
+    /// Validates an access control list and updates the mode. Returns whether it has to be stored.
     fn is_kept_as_list(&self, op: &mut Op, ino: Ino, name: &[u8], value: &[u8]) -> Result<bool> {
         if name != acl::ACCESS && name != acl::DEFAULT {
             return Ok(true);
@@ -345,7 +345,7 @@ impl Fileset {
         Ok(())
     }
 
-    /// How full it is.
+    /// Returns the space usage.
     pub fn statfs(&self) -> Result<StatFs> {
         let state = self.fs.read();
         let tree = state.tree(self.id)?;
@@ -372,14 +372,14 @@ impl Fileset {
         })
     }
 
-    /// Makes everything durable that is known of this inode, and so everything else that happened
-    /// before. The cache has written the file's pages out before.
+    /// Makes all changes to the metadata so far durable. The caller has already had the cache write
+    /// back the pages of the file.
     pub fn sync(&self) -> Result<()> {
         self.fs.sync()
     }
 }
 
-/// Blocks that hold so many bytes.
+/// Returns the number of blocks that hold `bytes` bytes.
 pub(crate) fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }

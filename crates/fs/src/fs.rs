@@ -1,11 +1,11 @@
-//! A file system that is open: made, opened, closed.
+//! An open file system: creating, opening and closing it.
 //!
 //! ```text
-//!   db (commits)  ──►  log (records of the journal)  ──►  state (everything in memory)
+//!   db (commits)  ──►  log (records of the journal)  ──►  state (all metadata in memory)
 //! ```
 //!
-//! Locks are taken in this order and in no other; nobody waits for the device while it holds the
-//! state for writing, but for the pages of metadata that a change has to read first.
+//! Locks are taken in this order only. No thread waits for the device while it holds the state for
+//! writing, except to read pages of metadata that a change needs.
 
 use crate::commit::{Background, Group, Log};
 use crate::db::Db;
@@ -29,24 +29,24 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// The fileset that a new file system has.
+/// Name of the fileset that a new file system has.
 pub const FIRST_FILESET: &str = "main";
 
-/// How a file system is opened.
+/// Options for opening a file system.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Nothing is written, not even what a crash left to be done.
+    /// Write nothing, not even to recover from a crash.
     pub read_only: bool,
-    /// Every page of the metadata is read and compared with its checksum first.
+    /// Read every page of the metadata first, and compare its checksum.
     pub verify: bool,
-    /// It is opened even if it cannot be told which blocks are free, or which filesets there are, so
-    /// that [`Fs::repair`] can find out; until then nothing can be allocated.
+    /// Open the file system even if the free blocks or the filesets cannot be determined, so that
+    /// [`Fs::repair`] can find them; until then no block can be allocated.
     pub rescue: bool,
-    /// How long a change may wait for its commit when nobody asks for one.
+    /// Longest time that a change waits for its commit without an explicit request.
     pub commit_interval: Duration,
-    /// Memory for pages of metadata, in bytes.
+    /// Memory for cached pages of metadata, in bytes.
     pub metadata_cache_bytes: usize,
-    /// Where the times of inodes come from.
+    /// Clock for the times of inodes.
     pub clock: fn() -> Time,
 }
 
@@ -56,7 +56,7 @@ impl Default for Options {
             read_only: false,
             verify: false,
             rescue: false,
-            // As ext4 and its kin: what a power cut may cost.
+            // As ext4 and similar file systems: limits the loss at a power failure.
             commit_interval: Duration::from_secs(5),
             metadata_cache_bytes: 256 << 20,
             clock: Time::now,
@@ -64,35 +64,35 @@ impl Default for Options {
     }
 }
 
-/// How full a file system is, in blocks of 4096 bytes.
+/// Space usage of a file system in blocks of 4096 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Of the device, those of the superblocks and the journal included.
+    /// Blocks of the device, including the superblocks and the journal.
     pub blocks: u64,
-    /// That the metadata has.
+    /// Blocks allocated to the metadata.
     pub metadata: u64,
-    /// That the journal has.
+    /// Blocks of the journal.
     pub journal: u64,
-    /// Not in use.
+    /// Blocks not in use.
     pub free: u64,
-    /// Not in use, not promised, and not kept for the metadata.
+    /// Blocks neither in use nor promised nor reserved for the metadata.
     pub available: u64,
-    /// The largest run of free blocks.
+    /// Length of the largest run of free blocks.
     pub largest_free: u64,
-    /// Runs of free blocks.
+    /// Number of runs of free blocks.
     pub free_runs: u64,
     /// Inodes of all filesets.
     pub inodes: u64,
 }
 
-/// A file system. Dropping it commits what it can; [`Fs::close`] says whether that went well.
+/// Open file system. Dropping it commits as much as possible; [`Fs::close`] reports errors.
 pub struct Fs {
     inner: Arc<Inner>,
     /// Its threads; `None` once the file system is closed, or if it is read-only.
     background: Mutex<Option<Background>>,
 }
 
-/// What the handles to a file system share.
+/// State shared by all handles to a file system.
 pub(crate) struct Inner {
     pub name: String,
     pub device: Arc<dyn BlockDevice>,
@@ -106,17 +106,17 @@ pub(crate) struct Inner {
     pub log: Mutex<Log>,
     pub group: Group,
     pub state: RwLock<State>,
-    /// Changed keys that wait for a commit.
+    /// Number of changed keys that wait for a commit.
     pub backlog: AtomicUsize,
-    /// Where the backlog wakes the thread that commits, and where it makes callers wait.
+    /// Backlog that wakes the commit thread; a multiple of it makes callers wait.
     pub backlog_max: usize,
     pub wake: crate::commit::Wake,
-    /// Told of each change.
+    /// Notified of each change.
     pub stir: crate::files::Stir,
 }
 
 impl Fs {
-    /// Makes a file system on a device, whose content is lost, with one fileset.
+    /// Creates a file system with one fileset on a device, whose content is lost.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: the device is too small, or the label too long.
@@ -138,7 +138,7 @@ impl Fs {
         superblock.write()?;
         let file = MetaFile::new(io, superblock, space, false);
         let db = Db::open(file, 1 << 20, false)?;
-        // With its tables, so that one that is not there is damage and never an empty file system.
+        // Creates the tables, so that a missing table is damage and never an empty file system.
         db.commit(&Overlay::default(), &[], 0)?;
         db.close()?;
         let fs = Fs::open(device, Options::default())?;
@@ -146,12 +146,12 @@ impl Fs {
         fs.close()
     }
 
-    /// Opens a file system. What a crash left to be done is done: the journal is played, inodes
-    /// without a name go. The caller sees to it that nobody else has the device open.
+    /// Opens a file system and recovers from a crash: replays the journal, and removes inodes
+    /// without a name. The caller ensures that no other program has the device open.
     ///
     /// # Errors
-    /// [`Kind::Invalid`]: there is none. [`Kind::Unsupported`]: of another version. [`Kind::Corrupt`]:
-    /// damaged.
+    /// [`Kind::Invalid`]: no file system. [`Kind::Unsupported`]: another version.
+    /// [`Kind::Corrupt`]: damaged.
     pub fn open(device: Arc<dyn BlockDevice>, mut options: Options) -> Result<Fs> {
         let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
         check_device(io.info())?;
@@ -171,7 +171,7 @@ impl Fs {
             (Hasher::new(superblock.hash_key), Place::of(&superblock))
         };
         let found = Found::read(&io, &db, &place)?;
-        // A copy, because reading the metadata looks into the superblock.
+        // A copy, because reading the metadata locks the superblock.
         let now = superblock.lock().clone();
         match found.load_space(&db, &now, &space) {
             Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
@@ -232,7 +232,7 @@ impl Fs {
         Ok(Fs { inner, background })
     }
 
-    /// A handle to a fileset or a snapshot.
+    /// Returns a handle to a fileset or a snapshot.
     ///
     /// # Errors
     /// [`Kind::NotFound`].
@@ -244,18 +244,20 @@ impl Fs {
         })
     }
 
-    /// Makes everything durable that has happened. The caches have written their pages out before.
+    /// Makes all changes so far durable. The caller has already had the caches write back their
+    /// pages.
     pub fn sync(&self) -> Result<()> {
         self.inner.sync()
     }
 
-    /// The same, and brings it from the journal into the tree, so that a crash leaves nothing to play.
+    /// As [`Fs::sync`], and commits the changes to the tree, so that a crash leaves no journal to
+    /// replay.
     pub fn commit(&self) -> Result<()> {
         self.inner.check_writable()?;
         self.inner.checkpoint()
     }
 
-    /// How full the device is. What each fileset has is in its record; see [`Fs::filesets`].
+    /// Returns the space usage. For the usage of each fileset see [`Fs::filesets`].
     pub fn usage(&self) -> Usage {
         let free = self.inner.space.usage();
         let inodes = {
@@ -277,27 +279,26 @@ impl Fs {
         }
     }
 
-    /// Why nothing can be changed, if nothing can: it was opened so, or there was an error after
-    /// which going on could lose what is durable. Reading goes on.
+    /// Returns why the file system cannot be changed, if it cannot: it was opened read-only, or an
+    /// error occurred after which further changes could lose durable data. Reading still works.
     pub fn read_only_because(&self) -> Option<Error> {
         let asked = self.inner.check_writable().err();
         asked.or_else(|| self.inner.read().failed.clone())
     }
 
-    /// Bytes of the device that [`Fs::grow`] would add.
+    /// Returns the number of bytes that [`Fs::grow`] would add.
     pub fn growable_bytes(&self) -> u64 {
         let now = self.inner.device.info().size / BLOCK_BYTES;
         let used = self.inner.superblock.lock().device_blocks;
         now.saturating_sub(used) * BLOCK_BYTES
     }
 
-    /// What the superblock says.
+    /// Returns a copy of the superblock.
     pub fn superblock(&self) -> Superblock {
         self.inner.superblock.lock().clone()
     }
 
-    /// Uses what the device has more than when the file system was made or last grown. Gives the
-    /// bytes in use now.
+    /// Extends the file system to the current size of the device. Returns the bytes in use then.
     pub fn grow(&self) -> Result<u64> {
         self.inner.check_writable()?;
         let now = self.inner.device.info().size / BLOCK_BYTES;
@@ -320,7 +321,8 @@ impl Fs {
         Ok(now.max(before) * BLOCK_BYTES)
     }
 
-    /// Commits everything and ends well. The caches have written their pages out before.
+    /// Commits everything and closes the file system. The caller has already had the caches write
+    /// back their pages.
     pub fn close(&self) -> Result<()> {
         let mut background = self.background.lock().expect("no panic under this lock");
         let Some(threads) = background.as_mut() else {
@@ -328,12 +330,12 @@ impl Fs {
         };
         threads.stop(&self.inner);
         if std::thread::panicking() {
-            // Whatever it was, it is not to be made durable.
+            // Whatever the panic was about, it must not become durable.
             return Ok(());
         }
         self.inner.checkpoint()?;
         *background = None;
-        // Whoever still has files changes nothing any more, and is told why.
+        // Remaining holders of files can change nothing from here on, and get this error.
         let closed = crate::error::closed();
         self.inner.write().failed.get_or_insert(closed);
         let db = self
@@ -367,7 +369,7 @@ impl Inner {
         self.state.write().expect("no panic under this lock")
     }
 
-    /// Refuses changes where none are allowed.
+    /// Checks that the file system is open for writing.
     pub fn check_writable(&self) -> Result<()> {
         match self.options.read_only {
             true => Err(Error::new(
@@ -378,8 +380,8 @@ impl Inner {
         }
     }
 
-    /// Removes what a crash, or a failed removal, has left: trees on their way out, and inodes
-    /// without a name.
+    /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
+    /// inodes without a name.
     fn finish_removals(self: &Arc<Inner>) -> Result<()> {
         let trees: Vec<(TreeId, bool, TreeId)> = {
             let state = self.read();
@@ -408,12 +410,12 @@ impl Inner {
     }
 }
 
-/// What is found on a device.
+/// State found on a device.
 struct Found {
     store: Store,
-    /// The last commit of the tree.
+    /// Number of the last commit of the tree.
     epoch: u64,
-    /// There was something in the journal.
+    /// Whether the journal held any records.
     replayed: bool,
     space: Vec<crate::db::SpaceChange>,
 }
@@ -437,9 +439,10 @@ impl Found {
         Ok(found)
     }
 
-    /// Gives the allocator what is free: what neither data nor metadata has, once the journal is played.
-    /// The metadata may have grown into blocks that the journal frees and the bitmap still has; so the
-    /// data comes first, and then its parts are taken out.
+    /// Passes the free blocks to the allocator: those that neither data nor metadata occupies once
+    /// the journal is replayed. The metadata may have grown into blocks that the journal frees and
+    /// the bitmap still has; so data is processed first, and the metadata's blocks are removed
+    /// then.
     fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
         let mut at = superblock.first_block();
         for run in db.used(superblock.device_blocks)? {
@@ -477,7 +480,7 @@ impl Found {
     }
 }
 
-/// Counts an opening for writing, and puts space aside for the next.
+/// Counts a writable open, and sets space aside for the next one.
 fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
     let openings = {
         let mut superblock = superblock.lock();
@@ -489,7 +492,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
     Ok(openings)
 }
 
-/// The state in memory of what is in the store. For a rescue, filesets that cannot be read are none.
+/// Builds the in-memory state from the store. With `rescue`, skips unreadable filesets.
 fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
@@ -540,8 +543,8 @@ fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
     })
 }
 
-/// Changed keys that may wait for a commit. A commit of so many writes at most as many pages of the
-/// tree, so that a small device is not asked for more than it has put aside.
+/// Returns how many changed keys may wait for a commit. A commit of that many writes at most as
+/// many pages of the tree, so that a small device has enough space reserved.
 fn backlog_max(device_blocks: u64) -> usize {
     (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)
 }

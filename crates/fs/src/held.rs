@@ -1,8 +1,10 @@
-//! What a fileset with limits holds beside its blocks and inodes: names, targets of symbolic links, extended attributes.
+//! Usage of a fileset with limits besides its blocks and inodes: names, targets of symbolic links,
+//! extended attributes.
 //!
-//! The format has no place for these numbers: they are counted when a file system with limits is opened, or a limit is
-//! set, and kept in memory from then on. **Invariant:** each change of an item that counts changes the number in the same
-//! operation, and is taken back with it ([`State::count_held`] is the only place).
+//! The format does not store these numbers: they are counted when a file system with limits is
+//! opened or a limit is set, and kept in memory from then on. **Invariant:** each change of a
+//! counted item updates the number in the same operation, and is undone with it
+//! ([`State::count_held`] is the only place).
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::Inner;
@@ -11,25 +13,26 @@ use crate::op::Op;
 use crate::record::BLOCK_BYTES;
 use crate::state::{State, Step, Tree};
 
-/// Bytes that an item takes beside its value, about: its key, and its share of pages that are not full.
+/// Approximate space of an item besides its value, in bytes: its key, and its share of pages that
+/// are not full.
 const ITEM_BYTES: u64 = 64;
 
-/// See the module.
+/// Usage of a fileset. See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Held {
-    /// Bytes of all items that count.
+    /// Bytes of all counted items.
     pub bytes: u64,
-    /// Names; a file has one or more.
+    /// Number of names; a file has one or more.
     pub names: u64,
 }
 
 impl Held {
-    /// Whether items of this kind count.
+    /// Returns whether the item of this key counts.
     fn is_counted(key: &Key) -> bool {
         key.object != 0 && matches!(key.kind(), Some(Item::Entry | Item::Xattr | Item::Target))
     }
 
-    /// The item of a key, whose value had `old` bytes, has `new` ones now.
+    /// Replaces an item with a value of `old` bytes by one with a value of `new` bytes.
     fn change(&mut self, key: &Key, old: Option<usize>, new: Option<usize>) {
         let bytes = |len: Option<usize>| len.map_or(0, |len| len as u64 + ITEM_BYTES);
         let names =
@@ -38,19 +41,20 @@ impl Held {
         self.names = (self.names + names(new)).saturating_sub(names(old));
     }
 
-    /// Blocks that the bytes fill; what fills none costs nothing.
+    /// Returns the number of full blocks; a partial block is free of charge.
     pub fn blocks(&self) -> u64 {
         self.bytes / BLOCK_BYTES
     }
 }
 
 impl Tree {
-    /// Blocks that count against the quota: of content, there and promised, and what the rest would fill.
+    /// Returns the blocks that count against the quota: content, allocated and promised, and the
+    /// blocks that the counted items would fill.
     pub fn charged_blocks(&self) -> u64 {
         self.record.used_blocks + self.promised + self.held.map_or(0, |held| held.blocks())
     }
 
-    /// Inodes that count against the quota: each as often as it has names. The root has none.
+    /// Returns the inodes that count against the quota: each once per name. The root has no name.
     pub fn charged_inodes(&self) -> u64 {
         let names = self.held.map_or(0, |held| held.names + 1);
         self.record.used_inodes.max(names)
@@ -63,7 +67,7 @@ impl Tree {
 }
 
 impl State {
-    /// Counts what a change of an item does.
+    /// Updates the usage for a change of an item.
     pub(crate) fn count_held(&mut self, key: Key, new: Option<usize>, fresh: bool) -> Result<()> {
         let held = self.trees.get(&key.layer).and_then(|tree| tree.held);
         let Some(before) = held.filter(|_| Held::is_counted(&key)) else {
@@ -82,7 +86,7 @@ impl State {
         Ok(())
     }
 
-    /// Counts all of a fileset if it has limits.
+    /// Recounts the usage of a fileset if it has limits.
     pub(crate) fn recount_held(&mut self, id: TreeId) -> Result<()> {
         let held = match self.trees.get(&id).is_some_and(Tree::is_limited) {
             false => None,
@@ -105,7 +109,8 @@ impl State {
 }
 
 impl Inner {
-    /// Counts what the filesets with limits hold. One that cannot be read is still there for who can use the rest.
+    /// Counts the usage of all filesets with limits. One that cannot be read does not prevent the
+    /// use of the others.
     pub(crate) fn count_all_held(&self) -> Result<()> {
         let mut state = self.write();
         let all: Vec<TreeId> = state.trees.keys().copied().collect();
@@ -125,7 +130,8 @@ impl Inner {
 }
 
 impl Op<'_> {
-    /// Refuses an operation that has brought names or attributes beyond the limits of the fileset. Comes after them.
+    /// Checks that names and attributes added by this operation stay within the limits of the
+    /// fileset. Called after the changes.
     pub fn check_held(&self) -> Result<()> {
         let first = self.state().steps.iter().find_map(|step| match step {
             Step::Held(id, held) if *id == self.tree => Some(*held),

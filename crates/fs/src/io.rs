@@ -1,10 +1,10 @@
-//! The device for the metadata: threads that each own a queue, and callers that wait.
+//! Device I/O of the metadata: threads that each own a queue, and callers that wait.
 //!
-//! A queue belongs to one thread, and the metadata is read by whoever looks up a name. So the callers
-//! hand their operations over and sleep. **Invariant:** the operations of a job are all over when its
-//! answer comes. The other invariant: after a flush that failed none goes well any more, because a
-//! device says once, and to whoever asks first, that it has lost what it had answered. Deliberately
-//! absent: file data, which goes through queues of its callers' own.
+//! A queue belongs to one thread, but any thread that looks up a name reads metadata. So callers
+//! pass their operations to the threads and sleep. **Invariant:** all operations of a job have
+//! completed when the caller gets its result. The other invariant: after a failed flush none
+//! succeeds, because a device reports only once, to the first caller, that it has lost acknowledged
+//! data. Deliberately absent: file data, which goes through queues of its callers.
 
 use crate::error::{Error, Kind, Result};
 use block::layer::{Layer, home};
@@ -13,10 +13,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
-/// Threads: one may be busy with a commit while the other reads.
+/// Number of threads: one may be busy with a commit while the other reads.
 const THREADS: usize = 2;
 
-/// What is to be done, in this order.
+/// Operations of a job, in this order.
 #[derive(Default)]
 struct Steps {
     flush_before: bool,
@@ -29,7 +29,7 @@ struct Job {
     answer: SyncSender<block::Result<Vec<Op>>>,
 }
 
-/// A device with threads of its own.
+/// Device with I/O threads.
 pub(crate) struct DeviceIo {
     info: DeviceInfo,
     jobs: Option<Sender<Job>>,
@@ -61,12 +61,12 @@ impl DeviceIo {
         Ok(io)
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Fills `out` from `offset` on. Both are multiples of the logical block size.
+    /// Reads `out.len()` bytes at `offset`. Both are multiples of the logical block size.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> block::Result<()> {
         let chunk = self.info.max_transfer as usize;
         let ops = (0..out.len().div_ceil(chunk)).map(|i| Op::Read {
@@ -85,7 +85,7 @@ impl DeviceIo {
         Ok(())
     }
 
-    /// Carries out writes and, after the last has ended, a flush.
+    /// Executes writes and, after the last has completed, a flush.
     pub fn write_and_flush(&self, ops: Vec<Op>) -> block::Result<()> {
         let steps = Steps {
             ops,
@@ -95,7 +95,7 @@ impl DeviceIo {
         self.run(steps).map(drop)
     }
 
-    /// Carries out writes; they need not be durable afterwards.
+    /// Executes writes without making them durable.
     pub fn write(&self, ops: Vec<Op>) -> block::Result<()> {
         let steps = Steps {
             ops,
@@ -104,8 +104,8 @@ impl DeviceIo {
         self.run(steps).map(drop)
     }
 
-    /// Writes `data` at `offset`, so that it is durable when this returns. With `flush` everything
-    /// written before is durable first.
+    /// Writes `data` at `offset`; it is durable when this returns. With `flush`, everything written
+    /// before is made durable first.
     pub fn write_through(&self, flush: bool, offset: u64, data: Buf) -> block::Result<()> {
         let op = Op::Write {
             offset,
@@ -141,16 +141,16 @@ impl Drop for DeviceIo {
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so, and its caller has had an error.
+            // A panic has been reported already, and the waiting caller got an error.
             let _ = thread.join();
         }
     }
 }
 
-/// The error of the first flush that failed. [`StickyFlush`] lets none go well beside it.
+/// Error of the first failed flush; [`StickyFlush`] lets none succeed afterwards.
 type Lost = OnceLock<block::Error>;
 
-/// Does one job after the other until nobody can send any more.
+/// Executes one job after the other until all senders are dropped.
 fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>, lost: &Lost) {
     home(Layer::Fs);
     let mut queue: Option<Box<dyn Queue>> = None;
@@ -161,10 +161,10 @@ fn serve(device: &dyn BlockDevice, todo: &Mutex<Receiver<Job>>, lost: &Lost) {
         };
         let result = open(device, &mut queue).and_then(|queue| carry_out(queue, steps, lost));
         if result.is_err() {
-            // It may be the queue that is beyond use.
+            // The queue may be unusable.
             queue = None;
         }
-        // Nobody waits any more if the receiver is gone.
+        // Fails only if the caller no longer waits.
         let _ = answer.send(result);
     }
 }
@@ -183,7 +183,7 @@ fn carry_out(queue: &mut dyn Queue, steps: Steps, lost: &Lost) -> block::Result<
     if steps.flush_before {
         run_durable(queue, vec![Op::Flush], lost)?;
     }
-    // Where the device knows no FUA, whoever leads there makes a write and a flush of it.
+    // If the device lacks FUA, a lower layer turns such a write into a write and a flush.
     let fua = |op: &Op| matches!(op, Op::Write { fua: true, .. });
     let done = match steps.ops.iter().any(fua) {
         true => run_durable(queue, steps.ops, lost)?,
@@ -195,19 +195,19 @@ fn carry_out(queue: &mut dyn Queue, steps: Steps, lost: &Lost) -> block::Result<
     Ok(done)
 }
 
-/// Runs operations that make something durable, unless one such has failed before.
+/// Runs operations that make data durable, unless one of them has failed before.
 fn run_durable(queue: &mut dyn Queue, ops: Vec<Op>, lost: &Lost) -> block::Result<Vec<Op>> {
     if let Some(error) = lost.get() {
         return Err(error.clone());
     }
     run_ops(queue, ops).inspect_err(|error| {
-        // It may have been set by the other thread meanwhile.
+        // The other thread may have set it first.
         let _ = lost.set(error.clone());
     })
 }
 
-/// Runs operations, as many at a time as the queue takes, and gives them back in order. Waits for
-/// all of them whatever happens, and gives the first error.
+/// Runs operations, as many at a time as the queue takes, and returns them in order. Waits for all
+/// submitted operations in any case, and returns the first error.
 fn run_ops(queue: &mut dyn Queue, ops: Vec<Op>) -> block::Result<Vec<Op>> {
     let mut back: Vec<Option<Op>> = ops.iter().map(|_| None).collect();
     let mut todo = ops.into_iter().enumerate();
@@ -263,7 +263,8 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    /// Answers flushes when two are in flight: the first badly, and the second well. All else goes well.
+    /// Completes flushes when two are in flight: the first one fails, the second succeeds.
+    /// Everything else succeeds.
     struct Pairs {
         mem: Mem,
         flushes: Arc<AtomicUsize>,
@@ -272,7 +273,7 @@ mod tests {
     struct PairsQueue {
         info: DeviceInfo,
         flushes: Arc<AtomicUsize>,
-        /// A flush has a number.
+        /// Request in flight, with the number of the flush if it is one.
         asked: Option<(Option<usize>, Request)>,
     }
 
@@ -339,7 +340,7 @@ mod tests {
             flushes: Arc::default(),
         };
         let io = DeviceIo::start(Arc::new(pairs)).unwrap();
-        // Before anything is written no flush can lose anything.
+        // Before anything is written, a flush cannot lose anything.
         let op = Op::Write {
             offset: 0,
             bufs: Buf::zeroed(4096).into(),

@@ -1,12 +1,12 @@
-//! The extents of a file: which block of it lies where.
+//! The extents of a file: the mapping of its blocks to the device.
 //!
 //! **Invariant:** the extents of a file do not overlap, and every change of one accounts for the
-//! references of its blocks, whether its old record goes or moves into a snapshot's layer.
+//! references to its blocks, whether its old record is removed or moves into a snapshot's layer.
 //!
-//! A file that is cut within a block, or that grows from within one, keeps bytes behind the cut on
-//! the device. They are never read: the extent that ends with that block says how many bytes of it
-//! count (its tail), until the block is written again. So cutting a file writes no data, and a crash
-//! finds either the old size and the old bytes or the new size.
+//! A file that is truncated within a block, or that grows from within one, keeps bytes after the
+//! cut on the device. They are never read: the extent that ends with that block states the number
+//! of valid bytes in it (its tail), until the block is written again. So truncating a file writes
+//! no data, and after a crash there are either the old size and the old bytes or the new size.
 
 use crate::error::{Error, Result};
 use crate::key::{Ino, Item, PLACE_MAX, TreeId};
@@ -19,7 +19,7 @@ use std::ops::Range;
 pub(crate) type Mapped = (u64, Extent);
 
 impl Extent {
-    /// Its blocks on the device.
+    /// Returns its blocks on the device.
     pub(crate) fn run(&self) -> Run {
         Run {
             start: self.start,
@@ -28,7 +28,7 @@ impl Extent {
     }
 }
 
-/// The block of the file after an extent's last.
+/// Returns the block of the file after the extent's last.
 pub(crate) fn end_of((first, extent): &Mapped) -> u64 {
     first + u64::from(extent.blocks)
 }
@@ -44,12 +44,12 @@ fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
 }
 
 impl State {
-    /// The last extent that begins at a block or before it.
+    /// Returns the last extent that begins at or before a block.
     pub fn extent_before(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<Mapped>> {
         self.last(tree, ino, (Item::Extent, block), decode)
     }
 
-    /// The extents that lie in a range of blocks, or reach into it.
+    /// Returns the extents that overlap a range of blocks.
     pub fn extents(&self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<Vec<Mapped>> {
         let mut found: Vec<Mapped> = Vec::new();
         if range.is_empty() {
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// The first extent that begins at a block or after it.
+    /// Returns the first extent that begins at or after a block.
     pub fn extent_after(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<Mapped>> {
         let mut found = None;
         self.scan(
@@ -93,7 +93,7 @@ impl State {
         Ok(found)
     }
 
-    /// Puts other records in the place of one; each of them lies within its blocks.
+    /// Replaces a record by others, each of which lies within its blocks.
     fn replace(&mut self, tree: TreeId, ino: Ino, old: Mapped, new: &[Mapped]) -> Result<()> {
         let (first, extent) = old;
         let same_key = new.first().filter(|(at, _)| *at == first);
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// Takes a range of blocks out of a file. Gives how many there were.
+    /// Removes a range of blocks from a file. Returns the number of blocks removed.
     pub fn unmap(&mut self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<u64> {
         let mut gone = 0;
         for (first, extent) in self.extents(tree, ino, range.clone())? {
@@ -149,7 +149,7 @@ impl State {
         Ok(gone)
     }
 
-    /// Gives blocks to a range of a file that has none. They are in use and counted already.
+    /// Maps blocks that are already in use and counted to a hole of a file.
     pub fn map(&mut self, tree: TreeId, ino: Ino, mut new: Mapped) -> Result<()> {
         let is_kept = |state: &State, at| state.is_kept(tree, ino, Item::Extent, at);
         let next = self.get(tree, ino, (Item::Extent, end_of(&new)), Extent::decode)?;
@@ -185,7 +185,7 @@ impl State {
         Ok(())
     }
 
-    /// Says that mapped blocks have been written where they are.
+    /// Records that mapped blocks have been written in place.
     pub fn set_written(&mut self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<()> {
         for old in self.extents(tree, ino, range.clone())? {
             let (first, extent) = old;
@@ -214,7 +214,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes one record of neighbours at the ends of a range, where that is one's own to do.
+    /// Merges records at either end of a range with their neighbors, unless a snapshot needs them.
     fn join(&mut self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<()> {
         for at in [range.end, range.start] {
             let Some(before) = at.checked_sub(1) else {
@@ -243,7 +243,7 @@ impl State {
         Ok(())
     }
 
-    /// Says that only the first `bytes` of a block count; nothing where there is no written block.
+    /// Limits a block to its first `bytes` bytes; does nothing if it was not written.
     pub fn set_tail(&mut self, tree: TreeId, ino: Ino, block: u64, bytes: u16) -> Result<()> {
         debug_assert!(bytes > 0 && u64::from(bytes) < BLOCK_BYTES);
         let Some(old) = self.extents(tree, ino, block..block + 1)?.pop() else {
@@ -264,8 +264,8 @@ impl State {
         self.replace(tree, ino, old, &new)
     }
 
-    /// The parts of a range that have blocks which may be written where they are: nobody else has a
-    /// reference to them, and no snapshot needs their record.
+    /// Returns the parts of a range with blocks that may be written in place: they have a single
+    /// reference, and no snapshot needs their record.
     pub fn own_parts(&self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<Vec<Mapped>> {
         let mut own = Vec::new();
         for (first, extent) in self.extents(tree, ino, range.clone())? {

@@ -1,10 +1,10 @@
-//! The file that `redb` believes it has: a growing length, of which only what was written takes space.
+//! The file in which `redb` stores its data: sparse, and growing.
 //!
-//! The place of each block stands in the segments of the superblock. **Invariant:** a segment and the
+//! The segments of the superblock map its blocks to the device. **Invariant:** a segment and the
 //! length are durable before anything in them is; a block that was never written reads as zeros.
-//! Blocks that `redb` writes wait in memory until it asks for a sync, and then go to the device
-//! together. With `read_only` they wait for ever, so that even a file system that was not closed can
-//! be looked at without changing it.
+//! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
+//! together. With `read_only` they stay in memory, so that even a file system that was not closed
+//! can be read without changing it.
 
 use crate::error::{Error, Kind, Result};
 use crate::io::DeviceIo;
@@ -19,22 +19,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// Blocks that wait in memory before they are written without being asked for: 16 MiB.
+/// Number of buffered blocks above which they are written without a sync: 16 MiB.
 const PENDING_MAX: usize = 4096;
-/// Longest gathered write in bytes.
+/// Largest merged write in bytes.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// Blocks of the smallest piece of space that is taken at once, where there is that much.
+/// Smallest number of blocks allocated at once, if there is that much space.
 const UNIT_BLOCKS_MIN: u64 = 64;
-/// And of the largest: 64 MiB.
+/// Largest number of blocks allocated at once: 64 MiB.
 const UNIT_BLOCKS_MAX: u64 = 16_384;
 
-/// The superblock in memory, and the way it is written.
+/// The superblock in memory, and writing it to the device.
 pub(crate) struct SuperblockFile {
     io: Arc<DeviceIo>,
     current: Mutex<Superblock>,
-    /// It is written by nobody: what it says is not true yet.
+    /// Whether writes are suppressed because the superblock does not describe the device yet.
     held: bool,
-    /// Bytes that were asked for behind the end of the metadata, which only damaged metadata does.
+    /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
     beyond: AtomicU64,
 }
 
@@ -48,7 +48,7 @@ impl SuperblockFile {
         }
     }
 
-    /// One that stays in memory, for a metadata file that is being made.
+    /// Creates a superblock that stays in memory, for a metadata file under construction.
     pub fn held(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
         SuperblockFile {
             held: true,
@@ -56,12 +56,12 @@ impl SuperblockFile {
         }
     }
 
-    /// Reads the copies.
+    /// Reads both copies and keeps the newer valid one.
     pub fn read(io: Arc<DeviceIo>) -> Result<SuperblockFile> {
         let mut copies = [vec![0; BLOCK], vec![0; BLOCK]];
         let mut unread = None;
         for (offset, out) in COPIES.into_iter().zip(&mut copies) {
-            // One copy that cannot be read is what the other one is for.
+            // If one copy cannot be read, the other one serves.
             if let Err(error) = io.read(offset, out) {
                 unread = Some(error);
             }
@@ -70,7 +70,8 @@ impl SuperblockFile {
         let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
         match (superblock, unread) {
             (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
-            // A device that ends before the second copy is none of ours, whatever else is wrong with it.
+            // A device that ends before the second copy has no file system of ours, whatever else
+            // is wrong with it.
             (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
                 Err(unread.into())
             }
@@ -78,8 +79,8 @@ impl SuperblockFile {
         }
     }
 
-    /// What is wrong with a copy on the device, though the other one serves. The next opening for
-    /// writing writes both.
+    /// Returns the defects of the copies on the device, of which one may still be usable. The next
+    /// writable open rewrites both.
     pub fn damaged_copies(&self) -> Vec<String> {
         let device_blocks = self.io.info().size / BLOCK_BYTES;
         let mut wrong = Vec::new();
@@ -93,7 +94,8 @@ impl SuperblockFile {
         wrong
     }
 
-    /// Bytes that damaged metadata has had `redb` ask for behind its end, and keep room for meanwhile.
+    /// Returns the number of bytes that damaged metadata made `redb` read beyond the end, and
+    /// allocate memory for at that time.
     pub fn beyond(&self) -> u64 {
         self.beyond.load(Relaxed)
     }
@@ -102,7 +104,7 @@ impl SuperblockFile {
         self.current.lock().expect("no panic under this lock")
     }
 
-    /// Writes both copies, one after the other, so that one is always whole and either will do. They are
+    /// Writes both copies, one after the other, so that one is valid at every moment. They are
     /// durable when this returns.
     pub fn write(&self) -> block::Result<()> {
         if self.held {
@@ -119,7 +121,7 @@ impl SuperblockFile {
     }
 }
 
-/// See the module.
+/// Backing store of the metadata database. See the module.
 pub(crate) struct MetaFile {
     io: Arc<DeviceIo>,
     superblock: Arc<SuperblockFile>,
@@ -132,9 +134,9 @@ pub(crate) struct MetaFile {
 struct State {
     /// Blocks that are not on the device yet.
     pending: BTreeMap<u64, Arc<[u8; BLOCK]>>,
-    /// The superblock has changes that are not on the device yet.
+    /// Whether the superblock has changes that are not on the device yet.
     superblock_changed: bool,
-    /// Without writing, the length is here.
+    /// Length in bytes; the only place for it if the file is read-only.
     len: u64,
 }
 
@@ -162,7 +164,7 @@ impl MetaFile {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// Reads whole blocks as the device has them.
+    /// Reads whole blocks from the device.
     fn read_below(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
         let mut at = 0;
         while at < out.len() {
@@ -180,7 +182,7 @@ impl MetaFile {
         Ok(())
     }
 
-    /// Reads whole blocks as `redb` has written them.
+    /// Reads whole blocks, including buffered ones.
     fn read_blocks(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
         let count = (out.len() / BLOCK) as u64;
         let waiting = |state: &State| {
@@ -189,7 +191,8 @@ impl MetaFile {
                 .map(|(block, data)| (*block, Arc::clone(data)))
                 .collect::<Vec<_>>()
         };
-        // What is in memory now may be on the device, and gone from memory, before it is read there.
+        // Taken first: a block buffered now may be on the device, and no longer in memory, before
+        // the device is read.
         let pending = waiting(&self.lock());
         if pending.len() as u64 != count {
             self.read_below(first, out)?;
@@ -201,7 +204,7 @@ impl MetaFile {
         Ok(())
     }
 
-    /// Makes sure that a block has a place.
+    /// Ensures that a block is mapped to the device.
     fn place(&self, state: &mut State, block: u64) -> Result<()> {
         let mut superblock = self.superblock.lock();
         if self.read_only || locate(&superblock.segments, block).0.is_some() {
@@ -212,7 +215,7 @@ impl MetaFile {
         Ok(())
     }
 
-    /// Writes what waits; it need not be durable afterwards.
+    /// Writes the buffered blocks and flushes the device; without any, flushes only with `flush`.
     fn write_out(&self, flush: bool) -> block::Result<()> {
         if self.read_only {
             return Ok(());
@@ -230,12 +233,12 @@ impl MetaFile {
             self.io.write_and_flush(ops)?;
         }
         let mut state = self.lock();
-        // `redb` has one writer, and it waits here: what was written is what waits.
+        // `redb` has one writer, which waits here: the buffered blocks are exactly those written.
         state.pending.clear();
         Ok(())
     }
 
-    /// Neighbours in one write.
+    /// Returns the writes for the buffered blocks, with adjacent blocks merged.
     fn gather(&self, pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>) -> Vec<Op> {
         let longest = WRITE_BYTES_MAX.min(self.io.info().max_transfer as usize) / BLOCK;
         let superblock = self.superblock.lock();
@@ -268,8 +271,8 @@ fn write(start: u64, run: Vec<Buf>) -> Op {
     }
 }
 
-/// The place of a block on the device, and how many blocks from it on are alike: placed one after the
-/// other, or not placed.
+/// Returns the location of a block on the device, and the number of blocks from it on that are
+/// alike: mapped to consecutive blocks, or not mapped.
 fn locate(segments: &[Segment], block: u64) -> (Option<u64>, u64) {
     let placed = &segments[..segments.partition_point(|s| !s.is_spare())];
     let after = placed.partition_point(|s| u64::from(s.logical) <= block);
@@ -283,7 +286,7 @@ fn locate(segments: &[Segment], block: u64) -> (Option<u64>, u64) {
     (None, next - block)
 }
 
-/// Gives a block a place, and its neighbours with it: an eighth of what there is already.
+/// Maps a block together with its neighbors; the number of blocks is 1/8 of those mapped so far.
 fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
     let end_of = |s: &Segment| u64::from(s.logical) + u64::from(s.blocks);
     let placed = segments.partition_point(|s| !s.is_spare());
@@ -328,7 +331,7 @@ fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
     }
 }
 
-/// Takes the places behind a block away. Gives the blocks on the device.
+/// Unmaps all blocks from `end` on. Returns their runs on the device.
 fn cut(segments: &mut Vec<Segment>, end: u64) -> Vec<Run> {
     let mut behind = Vec::new();
     for segment in segments.iter_mut().filter(|s| !s.is_spare()) {
@@ -361,7 +364,7 @@ fn from_spare(segments: &mut Vec<Segment>, blocks: u64) -> Option<u64> {
     Some(start)
 }
 
-/// Puts space aside for the next opening. Says whether the superblock has changed.
+/// Sets space aside for the next open. Returns whether the superblock has changed.
 pub(crate) fn keep_spare(superblock: &mut Superblock, space: &Space) -> bool {
     let spare = |s: &&Segment| s.is_spare();
     let kept: u64 = superblock
@@ -401,9 +404,10 @@ impl redb::StorageBackend for MetaFile {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64);
         if end.is_none_or(|end| end > self.lock().len) {
-            // Damaged metadata refers to that. Zeros are no page, which the reader finds out; an error would be one of
-            // the device for it, after which it refuses to read anything more, also what can be saved. A page may say of
-            // itself that it has up to 4 GiB: whoever reads on counts what that costs.
+            // Damaged metadata refers to such bytes. Zeros are not a valid page, which the reader
+            // detects; an error would count as a device error, after which `redb` refuses to read
+            // anything, even data that could be saved. A page may claim a length of up to 4 GiB, so
+            // the bytes are counted for readers that carry on.
             self.superblock.beyond.fetch_add(out.len() as u64, Relaxed);
             out.fill(0);
             return Ok(());
@@ -436,7 +440,7 @@ impl redb::StorageBackend for MetaFile {
         };
         state.superblock_changed = true;
         if shorter {
-            // Nobody may have the blocks while a superblock says that they are the metadata's.
+            // No other user may get the blocks while a superblock assigns them to the metadata.
             self.superblock.write().map_err(other)?;
             state.superblock_changed = false;
             behind.into_iter().for_each(|run| self.space.add(run));
@@ -505,7 +509,7 @@ mod tests {
         let mut out = [1; 4096];
         file.read(4096, &mut out).unwrap();
         assert!(out == [7; 4096]);
-        // Nor is a page longer than all metadata.
+        // A page that is longer than all metadata is no error either.
         let before = superblock.beyond();
         let mut out = [1; 8193];
         file.read(0, &mut out).unwrap();

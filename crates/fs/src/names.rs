@@ -1,10 +1,11 @@
 //! Names and their cookies.
 //!
-//! An entry of a directory, or an attribute of an inode, lies at a place that its name hashes to,
-//! with the file system's own key, and 256 places follow for names that hash alike. So a lookup is
-//! one short scan however large the directory is, the order of a directory never changes under a
-//! reader, and the place is the cookie to go on from. **Invariant:** a name is within the 256 places
-//! of its hash; places below 256 belong to nobody, so that `.` and `..` can have cookies.
+//! An entry of a directory, or an attribute of an inode, is stored at the place that its name
+//! hashes to with the file system's own key; 256 places are available for names with equal hashes.
+//! So a lookup is one short scan however large the directory is, the order of a directory never
+//! changes during a listing, and the place is the cookie to continue from. **Invariant:** a name is
+//! within the 256 places of its hash; places below 256 are never used, so that `.` and `..` can
+//! have cookies.
 
 use crate::error::{Error, Kind, Result};
 use crate::key::{Ino, Item, PLACE_MAX, TreeId};
@@ -12,19 +13,19 @@ use crate::record::{Entry, FileType, NAME_MAX, Xattr, is_name};
 use crate::state::State;
 use siphasher::sip::SipHasher13;
 
-/// Places for names that hash alike.
+/// Number of places for names with equal hashes.
 const SLOTS: u64 = 256;
 
-/// Gives names their places.
+/// Assigns places to names.
 #[derive(Clone)]
 pub(crate) struct Hasher([u8; 16]);
 
-/// What is at the place of a name.
+/// Result of the search for a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Slot<T> {
-    /// The name is there, at this place.
+    /// The name exists at this place, with this value.
     Taken(u64, T),
-    /// It is not, and this is where it would go.
+    /// The name does not exist, and this place is free for it.
     Free(u64),
 }
 
@@ -33,7 +34,7 @@ impl Hasher {
         Hasher(key)
     }
 
-    /// The first place of a name.
+    /// Returns the first place of a name.
     pub fn place(&self, name: &[u8]) -> u64 {
         let hash = SipHasher13::new_with_key(&self.0).hash(name);
         (hash & PLACE_MAX & !(SLOTS - 1)).max(SLOTS)
@@ -49,7 +50,7 @@ impl State {
         first: u64,
         matching: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Slot<T>> {
-        // Nearly every name that is there has its first place.
+        // Nearly every existing name is at its first place.
         let there = self.get(tree, ino, (item, first), &matching)?;
         if let Some(value) = there.flatten() {
             return Ok(Slot::Taken(first, value));
@@ -71,7 +72,7 @@ impl State {
         }
     }
 
-    /// Looks a name up in a directory.
+    /// Looks up a name in a directory.
     pub fn entry(
         &self,
         hasher: &Hasher,
@@ -85,7 +86,7 @@ impl State {
         })
     }
 
-    /// Looks an attribute up.
+    /// Looks up an extended attribute.
     pub fn xattr(
         &self,
         hasher: &Hasher,
@@ -100,7 +101,7 @@ impl State {
     }
 }
 
-/// Refuses what cannot be the name of an entry.
+/// Checks that a name is valid for a directory entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Kind::NameTooLong.into());

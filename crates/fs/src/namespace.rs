@@ -1,9 +1,9 @@
-//! Names: looking up, making, linking, removing, renaming, listing.
+//! Names: looking up, creating, linking, removing, renaming, listing.
 //!
-//! **Invariant:** the links of an inode are its names (of a directory: 2, and one for each directory
-//! in it); an inode without a name is gone, or stands in the list of orphans until its last user has
-//! closed it. Deliberately absent: who may do what. The kernel decides that for a mount, the access
-//! lists of AFS for the file server.
+//! **Invariant:** the link count of an inode is the number of its names (for a directory: 2, plus
+//! one for each subdirectory); an inode without a name is removed, or listed as an orphan until its
+//! last user has closed it. Deliberately absent: access control. The kernel does that for a mount,
+//! the access lists of AFS for the file server.
 
 use crate::acl::{self, Acl};
 use crate::error::{Error, Kind, Result};
@@ -14,35 +14,35 @@ use crate::op::Op;
 use crate::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
 use crate::state::State;
 
-/// The inode of the topmost directory.
+/// Inode number of the root directory.
 pub const ROOT: Ino = 1;
 
-/// Extended attributes that a directory has from the one that it is made in: the access list of AFS,
-/// which belongs to directories and is copied to those below when they are made.
+/// Extended attributes that a new directory inherits from its parent: the access list of AFS, which
+/// belongs to directories and is copied to new subdirectories.
 pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];
 
 /// Extents that are freed together with the last name of a file; more are freed after it.
 const EXTENTS_AT_ONCE: usize = 1024;
 
-/// What is to be made.
+/// Properties of an object to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct New {
-    /// Anything but a symbolic link; see [`Fileset::symlink`].
+    /// Any type except a symbolic link; see [`Fileset::symlink`].
     pub kind: FileType,
-    /// Permission bits as asked for, with set-user-id, set-group-id and sticky.
+    /// Requested permission bits, with set-user-id, set-group-id and sticky.
     pub permissions: u32,
-    /// Bits to take from them, unless the directory has a default access control list.
+    /// Bits to remove from them, unless the directory has a default access control list.
     pub umask: u32,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group, unless the directory gives its own (set-group-id).
+    /// Group id, unless the directory passes on its own (set-group-id).
     pub gid: u32,
-    /// The device of a device node.
+    /// Device number of a device node.
     pub rdev: u32,
 }
 
 impl New {
-    /// An object of root's with exactly these permissions.
+    /// Returns the properties of an object owned by root with exactly these permissions.
     pub const fn of_root(kind: FileType, permissions: u32) -> New {
         New {
             kind,
@@ -55,32 +55,32 @@ impl New {
     }
 }
 
-/// What [`Fileset::rename`] does about a name that is taken.
+/// How [`Fileset::rename`] treats an existing target name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rename {
-    /// Takes its place; it is removed.
+    /// Replaces it; its inode loses the name.
     Replace,
-    /// Is an error.
+    /// Fails.
     NoReplace,
-    /// Has to be taken; the two change places.
+    /// Exchanges the two names; fails if there is no target.
     Exchange,
 }
 
-/// An entry of a directory as [`Fileset::read_dir`] gives it.
+/// Entry of a directory as listed by [`Fileset::read_dir`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// Where to go on after it.
+    /// Position from which to continue after this entry.
     pub cookie: u64,
-    /// What it names.
+    /// Inode number.
     pub ino: Ino,
-    /// What that is.
+    /// Type of the inode.
     pub kind: FileType,
-    /// Its name; `.` and `..` come first.
+    /// Name; `.` and `..` come first.
     pub name: &'a [u8],
 }
 
 impl Fileset {
-    /// The inode that a name leads to.
+    /// Returns the inode of a name in a directory.
     ///
     /// # Errors
     /// [`Kind::NotFound`], [`Kind::NotDirectory`], [`Kind::NameTooLong`].
@@ -104,10 +104,10 @@ impl Fileset {
         })
     }
 
-    /// Makes a file, a directory or a node.
+    /// Creates a file, a directory or a special file.
     ///
     /// # Errors
-    /// [`Kind::Exists`], [`Kind::NotFound`] and [`Kind::NotDirectory`] of the directory,
+    /// [`Kind::Exists`], [`Kind::NotFound`] and [`Kind::NotDirectory`] for the directory,
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::NameTooLong`], [`Kind::ReadOnly`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         if new.kind == FileType::Symlink {
@@ -122,9 +122,9 @@ impl Fileset {
         })
     }
 
-    /// Makes a regular file without a name, open once already (`O_TMPFILE` of open(2)): it goes with its last
-    /// [`Fileset::release`], or with a crash, unless [`Fileset::link`] gives it a name before. The
-    /// directory is where it inherits from.
+    /// Creates a regular file without a name, opened once already (`O_TMPFILE` of open(2)): its
+    /// last [`Fileset::release`] or a crash removes it, unless [`Fileset::link`] adds a name
+    /// before. It inherits from `dir`.
     ///
     /// # Errors
     /// As [`Fileset::create`].
@@ -149,7 +149,7 @@ impl Fileset {
         })
     }
 
-    /// Makes a symbolic link; its permissions are 0777.
+    /// Creates a symbolic link; its permissions are 0777.
     ///
     /// # Errors
     /// As [`Fileset::create`].
@@ -186,10 +186,10 @@ impl Fileset {
         })
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// [`Kind::Invalid`]: something else.
+    /// [`Kind::Invalid`]: not a symbolic link.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let state = self.fs.read();
         if state.inode(self.id, ino)?.kind != FileType::Symlink {
@@ -218,7 +218,8 @@ impl Fileset {
         Ok(attr)
     }
 
-    /// Makes an inode as a directory has it, and its attributes; its name is for the caller to make.
+    /// Creates an inode with its attributes, inheriting from the directory; the caller adds the
+    /// name.
     fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
         let parent = op.directory(self.id, dir)?;
         op.check_new_inode()?;
@@ -259,7 +260,7 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Gives a new inode what the default list of its directory says, or else what the umask leaves.
+    /// Applies the default list of the directory to a new inode, or else the umask.
     fn give_acl(
         &self,
         op: &mut Op,
@@ -292,7 +293,7 @@ impl Fileset {
         Ok(())
     }
 
-    /// Gives a new directory the attributes that it has from the one above it.
+    /// Copies the inherited attributes of the parent to a new directory.
     fn give_inherited(&self, op: &mut Op, dir: Ino, ino: Ino) -> Result<()> {
         for name in INHERITED {
             if let Slot::Taken(_, value) = op.xattr(&self.fs.hasher, self.id, dir, name)? {
@@ -305,10 +306,10 @@ impl Fileset {
         Ok(())
     }
 
-    /// Gives a file another name, or its first.
+    /// Adds a name to a file, or the first one to an unnamed file.
     ///
     /// # Errors
-    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost its names.
+    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost all its names.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
@@ -353,8 +354,8 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Removes the name of anything but a directory. Gives the inode as it is afterwards: without
-    /// links it is gone, or will be when it is closed.
+    /// Removes a name of anything except a directory. Returns the inode as it is afterwards:
+    /// without links it is removed, or will be when it is closed.
     ///
     /// # Errors
     /// [`Kind::IsDirectory`], [`Kind::NotFound`].
@@ -401,8 +402,8 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Takes a link from an inode whose entry is gone. Comes last in its operation. Says, too, whether
-    /// the inode is to be removed after it.
+    /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
+    /// inode, and whether the caller has to remove it after the operation.
     fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
         let mut inode = op.look(ino)?;
         if inode.is_dir() && inode.entries > 0 {
@@ -430,7 +431,7 @@ impl Fileset {
         Ok((inode, left))
     }
 
-    /// Whether there is so little of an inode that it goes in one operation.
+    /// Returns whether an inode has few enough extents to be removed in one operation.
     fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
         let mut extents = 0;
         op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
@@ -441,12 +442,12 @@ impl Fileset {
     }
 
     /// Renames, also across directories; at every moment, and after a crash, each of the inodes has
-    /// one of its names. Gives the inode that was replaced as [`Fileset::unlink`] does.
+    /// one of its names. Returns the replaced inode as [`Fileset::unlink`] does.
     ///
     /// # Errors
-    /// [`Kind::Invalid`]: a directory into one below it. [`Kind::NotEmpty`], [`Kind::IsDirectory`],
-    /// [`Kind::NotDirectory`]: what is in the way cannot be replaced. [`Kind::Exists`] with
-    /// [`Rename::NoReplace`].
+    /// [`Kind::Invalid`]: moving a directory below itself. [`Kind::NotEmpty`],
+    /// [`Kind::IsDirectory`], [`Kind::NotDirectory`]: the target cannot be replaced.
+    /// [`Kind::Exists`] with [`Rename::NoReplace`].
     pub fn rename(
         &self,
         from: (Ino, &[u8]),
@@ -503,7 +504,7 @@ impl Fileset {
                 self.give_name(&mut op, &target, true)?;
             }
         }
-        // Once each, however many names came and went: a version is a change as others see it.
+        // Once per directory, however many names changed: clients see one change per version.
         let now = op.now;
         op.change(from.0, |dir| dir.touch(now))?;
         if to.0 != from.0 {
@@ -520,7 +521,7 @@ impl Fileset {
         Ok(Some(Attr { ino, inode }))
     }
 
-    /// Refuses to move a directory below itself.
+    /// Checks that a directory is not moved below itself.
     fn refuse_loop(&self, op: &Op, moved: &Named, dir: Ino) -> Result<()> {
         if moved.kind != FileType::Directory || moved.dir == dir {
             return Ok(());
@@ -578,8 +579,8 @@ impl Fileset {
         Ok(())
     }
 
-    /// Takes an entry out of its directory. The inode is for the caller to care for, and that the
-    /// directory has changed for it to say.
+    /// Removes an entry from its directory. The caller handles the inode, and records the change of
+    /// the directory's content.
     fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
         op.delete(self.id, named.dir, (Item::Entry, named.place))?;
         op.change(named.dir, |dir| {
@@ -588,8 +589,8 @@ impl Fileset {
         })
     }
 
-    /// Puts an entry into a directory, for an inode that has just lost another. That the directory has
-    /// changed is for the caller to say.
+    /// Adds an entry for an inode that has just lost another. The caller records the change of the
+    /// directory's content.
     fn give_name(&self, op: &mut Op, named: &Named, fresh: bool) -> Result<()> {
         let entry = Entry {
             ino: named.ino,
@@ -612,17 +613,18 @@ impl Fileset {
             inode.changed = now;
             if inode.parent != named.dir {
                 inode.parent = named.dir;
-                // The `..` of a directory leads elsewhere.
+                // The `..` of a directory changes with its parent.
                 inode.data_version += u64::from(inode.is_dir());
             }
         })
     }
 
-    /// Gives the entries of a directory after a cookie to `take`, until it says no. Cookie 0 is the
-    /// start; `.` and `..` come first. What is there during the whole reading comes once.
+    /// Passes the entries of a directory after a cookie to `take` until that returns `false`.
+    /// Cookie 0 is the start; `.` and `..` come first. An entry that exists throughout the listing
+    /// is passed exactly once.
     ///
     /// # Errors
-    /// [`Kind::NotDirectory`], and what `take` gives.
+    /// [`Kind::NotDirectory`], and errors of `take`.
     pub fn read_dir(
         &self,
         dir: Ino,
@@ -632,7 +634,7 @@ impl Fileset {
         self.list(dir, after, |_, entry| take(entry))
     }
 
-    /// The same, with all about the inode of each entry.
+    /// As [`Fileset::read_dir`], with the attributes of each inode.
     ///
     /// # Errors
     /// As [`Fileset::read_dir`].
@@ -690,10 +692,10 @@ impl Fileset {
     }
 }
 
-/// Directories on the way up to the root, at most; a longer way is a loop.
+/// Largest depth of a directory; a longer path to the root is a loop.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// An entry and where it is.
+/// Entry and its location.
 #[derive(Clone, Copy)]
 struct Named<'a> {
     dir: Ino,

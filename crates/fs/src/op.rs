@@ -209,7 +209,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Checks the same for a change that a snapshot may turn into a second record.
+    /// As [`Op::check_last_room`], for a change that a snapshot may turn into a second record.
     pub fn check_kept_room(&self) -> Result<()> {
         match self.state.tree(self.tree)?.snapshots.is_empty() {
             true => Ok(()),

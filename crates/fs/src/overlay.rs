@@ -3,17 +3,17 @@
 use crate::key::Key;
 use std::collections::BTreeMap;
 
-/// What is to become of a key.
+/// Pending change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has this value. `fresh`: nothing below has the key, so that a delete need leave no trace.
+    /// New value. `fresh`: no lower layer has the key, so that a deletion can drop the entry.
     Put { value: Box<[u8]>, fresh: bool },
-    /// It is gone.
+    /// Deletion.
     Delete,
 }
 
 impl Change {
-    /// The value, if the key is there.
+    /// Returns the value, unless this is a deletion.
     pub fn value(&self) -> Option<&[u8]> {
         match self {
             Change::Put { value, .. } => Some(value),
@@ -22,19 +22,19 @@ impl Change {
     }
 }
 
-/// Changes by key. What an operation does to it can be taken back with what each step returned.
+/// Changes by key. Each modification returns the previous entry, so that an operation can undo it.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     changes: BTreeMap<Key, Change>,
     bytes: usize,
 }
 
-/// About what an entry of the map costs beside its value.
+/// Approximate memory of a map entry besides its value, in bytes.
 const ENTRY_BYTES: usize = 64;
 
 impl Overlay {
-    /// Sets a key. `fresh` says that nothing below has it; what an entry here says goes before.
-    /// Gives what was here.
+    /// Sets a key. `fresh` states that no lower layer has it; an existing entry here takes
+    /// precedence over that. Returns the previous entry.
     pub fn put(&mut self, key: Key, value: Box<[u8]>, fresh: bool) -> Option<Change> {
         let fresh = match self.changes.get(&key) {
             Some(Change::Put { fresh, .. }) => *fresh,
@@ -44,7 +44,7 @@ impl Overlay {
         self.set(key, Some(Change::Put { value, fresh }))
     }
 
-    /// Removes a key. Gives what was here.
+    /// Deletes a key. Returns the previous entry.
     pub fn delete(&mut self, key: Key) -> Option<Change> {
         match self.changes.get(&key) {
             Some(Change::Put { fresh: true, .. }) => self.set(key, None),
@@ -52,7 +52,7 @@ impl Overlay {
         }
     }
 
-    /// Makes the entry of a key this one, or none. Gives what was here.
+    /// Replaces the entry of a key, or removes it. Returns the previous entry.
     pub fn set(&mut self, key: Key, change: Option<Change>) -> Option<Change> {
         let cost = |c: &Change| ENTRY_BYTES + c.value().map_or(0, <[u8]>::len);
         self.bytes += change.as_ref().map_or(0, cost);
@@ -64,32 +64,32 @@ impl Overlay {
         before
     }
 
-    /// The change of a key, if there is one.
+    /// Returns the change of a key, if there is one.
     pub fn get(&self, key: &Key) -> Option<&Change> {
         self.changes.get(key)
     }
 
-    /// The changes from one key to another, both included.
+    /// Returns the changes from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> std::collections::btree_map::Range<'_, Key, Change> {
         self.changes.range(from..=to)
     }
 
-    /// All changes in order.
+    /// Returns all changes in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Key, &Change)> {
         self.changes.iter()
     }
 
-    /// Keys that are changed.
+    /// Returns the number of changed keys.
     pub fn len(&self) -> usize {
         self.changes.len()
     }
 
-    /// Whether nothing is changed.
+    /// Returns whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
-    /// About the memory that the changes take.
+    /// Returns the approximate memory of the changes in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,8 +1,8 @@
-//! Where the bytes of a request go: a page request of a file becomes requests of the device.
+//! Planning of I/O: a page request of a file becomes requests of the device.
 //!
-//! **Invariant:** a write is planned so that it touches no block that a snapshot, a crash or another
-//! file could still show: blocks with one reference are written where they are, everything else goes
-//! to new ones. What was planned is carried into the metadata, or given back, when the write ends.
+//! **Invariant:** a planned write touches no block that a snapshot, a crash or another file could
+//! still expose: blocks with one reference are written in place, everything else goes to new
+//! blocks. When the write ends, the plan is entered into the metadata or undone.
 
 use crate::core::{Blocks, Write};
 use crate::error::{Error, Kind, Result};
@@ -15,37 +15,37 @@ use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
 use crate::space::Run;
 use std::ops::Range;
 
-/// A part of a request: bytes from its start, and where they are on the device; `None` reads as zeros.
+/// Part of a request: a range of its bytes, and their offset on the device; `None` reads as zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
     pub bytes: Range<u64>,
     pub device: Option<u64>,
 }
 
-/// How a read is carried out.
+/// Plan of a read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadPlan {
-    /// In order, and without gaps.
+    /// Parts of the request, in order and without gaps.
     pub parts: Vec<Part>,
-    /// Bytes of the request that are zeros whatever is read.
+    /// Bytes of the request to be zeroed, whatever the device returns.
     pub zeros: Vec<Range<u64>>,
 }
 
-/// How a write is carried out, and what becomes of it.
+/// Plan of a write.
 #[derive(Debug)]
 pub(crate) struct WritePlan {
     pub ino: Ino,
     number: u64,
-    /// The blocks of the request. Those behind the end of the file are not written: they became dirty
-    /// before the file was cut.
+    /// Blocks of the request. Those beyond the end of the file are not written: they became dirty
+    /// before the file was truncated.
     blocks: Range<u64>,
-    /// Blocks of the file that are written where they are.
+    /// Blocks of the file that are written in place.
     in_place: Vec<Mapped>,
-    /// Blocks of the file that go to new blocks.
+    /// Blocks of the file that are written to new blocks.
     new: Vec<(u64, Run)>,
 }
 
-/// The blocks of a request.
+/// Returns the blocks of a request.
 pub(crate) fn blocks_of(offset: u64, len: u64) -> Result<Range<u64>> {
     let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
     let end = end.ok_or(Kind::FileTooLarge)?;
@@ -79,7 +79,8 @@ impl Fileset {
             done = part.end;
         }
         plan.add(at(done)..at(blocks.end), None);
-        // What a write left behind the end on disk before a crash was never a part of the file.
+        // Bytes that a write left beyond the size on disk before a crash were never part of the
+        // file.
         let (block, bytes) = split(inode.disk_size);
         if bytes != 0 && blocks.contains(&block) {
             plan.zeros.push(at(block) + u64::from(bytes)..at(block + 1));
@@ -87,7 +88,7 @@ impl Fileset {
         Ok(plan)
     }
 
-    /// Plans a write of whole blocks, and allocates what it needs.
+    /// Plans a write of whole blocks, and allocates the blocks that it needs.
     pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
         self.fs
             .with_room(|| self.try_plan_write(ino, blocks.clone()))
@@ -110,15 +111,15 @@ impl Fileset {
         let promised = core.promised.within(blocks.clone());
         let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
         let needed = rest.count();
-        // The promises were made when the pages became dirty; a write that comes unannounced, or
-        // that a snapshot has made dearer, needs its own.
+        // Blocks are promised when pages become dirty. A write without a promise, or one that needs
+        // more blocks because of a snapshot, has to reserve them now.
         if needed > promised {
             op.promise_at_last(needed - promised)?;
         }
         let new = match op.take_for(ino, &rest) {
             Ok(new) => new,
             Err(error) => {
-                // The pages stay dirty, and their promises stand.
+                // The pages stay dirty and keep their promises.
                 op.return_taken();
                 op.forgo(needed.saturating_sub(promised));
                 return Err(error);
@@ -150,10 +151,10 @@ impl Fileset {
         })
     }
 
-    /// Carries a write that has ended into the metadata, or takes it back.
+    /// Enters a completed write into the metadata, or undoes it.
     ///
     /// # Errors
-    /// The metadata could not be changed; the write is taken back.
+    /// The metadata could not be changed; the write is undone.
     pub(crate) fn end_write(&self, plan: WritePlan, went_well: bool) -> Result<()> {
         let result = match went_well {
             true => self.carry_in(&plan),
@@ -172,7 +173,7 @@ impl Fileset {
         }
     }
 
-    /// Says no if the write is to be taken back without an error.
+    /// Enters a write into the metadata. Returns `false` if it is to be undone without an error.
     fn carry_in(&self, plan: &WritePlan) -> Result<bool> {
         let (tree, ino) = (self.id, plan.ino);
         let mut op = Op::begin(&self.fs, tree)?;
@@ -181,7 +182,7 @@ impl Fileset {
             .get(&(tree, ino))
             .and_then(|core| core.writes.get(&plan.number));
         let Some(write) = write else {
-            // The file is gone.
+            // The file has been removed.
             return Ok(false);
         };
         let (wanted, tails) = (write.wanted.clone(), write.tails.clone());
@@ -226,7 +227,7 @@ impl Fileset {
             })?;
             op.use_blocks(more);
         }
-        // Nothing can fail any more.
+        // Nothing can fail from here on.
         unwanted
             .into_iter()
             .for_each(|run| op.space().give_back(run, false));
@@ -241,8 +242,8 @@ impl Fileset {
         Ok(true)
     }
 
-    /// Gives the blocks of a write back. What is still wanted of it keeps its promise, because its
-    /// pages are dirty still.
+    /// Releases the blocks of a write. Blocks that are still wanted keep their promise, because
+    /// their pages are still dirty.
     fn take_back(&self, plan: WritePlan) {
         let mut state = self.fs.write();
         let mut core = state.cores.get_mut(&(self.id, plan.ino));
@@ -288,7 +289,7 @@ impl WritePlan {
         self.new.iter().map(|(_, run)| run.blocks).sum()
     }
 
-    /// Where the bytes of the request go, in order and without gaps.
+    /// Returns the parts of the request to write, in order and without gaps.
     pub fn parts(&self) -> Vec<Part> {
         let in_place = self
             .in_place
@@ -317,8 +318,8 @@ impl WritePlan {
 }
 
 impl Op<'_> {
-    /// Promises blocks to a write that is on its way already: from what was put aside for the
-    /// metadata, if there is no other way.
+    /// Promises blocks to a write that is already in progress, from the reserve of the metadata if
+    /// necessary.
     fn promise_at_last(&mut self, blocks: u64) -> Result<()> {
         self.check_quota(blocks)?;
         if !self.space().promise(blocks) && !self.space().promise_reserve(blocks) {

@@ -1,7 +1,7 @@
-//! The metadata as one map: the changes being gathered, those being committed, and the last commit.
+//! The metadata as one map: the active changes, those being committed, and the last commit.
 //!
-//! **Invariant:** a reader sees the newest of the three for each key. Writing goes to the newest only,
-//! through [`crate::op::Op`], which can take back what it did.
+//! **Invariant:** a reader sees the newest of the three for each key. Changes go to the active ones
+//! only, through [`crate::op::Op`], which can undo them.
 
 use crate::db::{Base, BaseRange, SpaceChange};
 use crate::error::Result;
@@ -12,19 +12,19 @@ use std::cmp::Ordering;
 use std::iter::Peekable;
 use std::sync::Arc;
 
-/// See the module.
+/// Layered map of the metadata. See the module.
 pub(crate) struct Store {
     pub active: Overlay,
     frozen: Option<Arc<Overlay>>,
     base: Arc<Base>,
-    /// Keys that were changed since the last record of the journal; some more than once.
+    /// Keys changed since the last record of the journal; may contain duplicates.
     unlogged: Vec<Key>,
-    /// Blocks that changed hands since then, and since the last freeze.
+    /// Blocks allocated or freed since the last record, and since the last freeze.
     unlogged_space: Vec<SpaceChange>,
     space: Vec<SpaceChange>,
 }
 
-/// What a commit has to do.
+/// Content of a commit.
 pub(crate) struct Frozen {
     pub items: Arc<Overlay>,
     pub space: Vec<SpaceChange>,
@@ -42,12 +42,12 @@ impl Store {
         }
     }
 
-    /// Takes over what the journal held.
+    /// Applies a record of the journal.
     pub fn replay(&mut self, delta: Delta) {
         delta.apply(&mut self.active, &mut self.space);
     }
 
-    /// The value of a key, as `read` takes it.
+    /// Returns the value of a key, converted by `read`.
     pub fn get<T>(&self, key: &Key, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<Option<T>> {
         let frozen = || self.frozen.as_ref().and_then(|f| f.get(key));
         if let Some(change) = self.active.get(key).or_else(frozen) {
@@ -59,7 +59,8 @@ impl Store {
         }
     }
 
-    /// Gives the items from one key to another, both included, to `take`, until it says no.
+    /// Passes the items from one key to another, both included, to `take` until that returns
+    /// `false`.
     pub fn scan(
         &self,
         from: Key,
@@ -69,7 +70,7 @@ impl Store {
         self.walk(from, to, false, &mut take)
     }
 
-    /// The last item between two keys, both included, as `read` takes it.
+    /// Returns the last item between two keys, both included, converted by `read`.
     pub fn last<T>(
         &self,
         from: Key,
@@ -111,28 +112,28 @@ impl Store {
         }
     }
 
-    /// Notes that a key was changed.
+    /// Records that a key was changed.
     pub fn note(&mut self, key: Key) {
         self.unlogged.push(key);
     }
 
-    /// Notes that blocks changed hands.
+    /// Records that blocks were allocated or freed.
     pub fn note_space(&mut self, changes: &[SpaceChange]) {
         self.space.extend(changes);
         self.unlogged_space.extend(changes);
     }
 
-    /// Blocks that changed hands since the last freeze, in order.
+    /// Returns the blocks allocated or freed since the last freeze, in order.
     pub fn space_changes(&self) -> &[SpaceChange] {
         &self.space
     }
 
-    /// Whether a commit would have something to do.
+    /// Returns whether there is anything to commit.
     pub fn is_changed(&self) -> bool {
         !self.active.is_empty() || !self.space.is_empty()
     }
 
-    /// Takes what has to go to the journal. [`Store::untake_delta`] puts it back if it did not.
+    /// Takes the changes to be logged. [`Store::untake_delta`] puts them back if that fails.
     pub fn take_delta(&mut self) -> (Delta, Vec<Key>) {
         let mut keys = std::mem::take(&mut self.unlogged);
         keys.sort_unstable();
@@ -146,14 +147,14 @@ impl Store {
         (Delta { items, space }, keys)
     }
 
-    /// The journal has not taken it.
+    /// Puts back changes that the journal has not taken.
     pub fn untake_delta(&mut self, mut space: Vec<SpaceChange>, keys: Vec<Key>) {
         self.unlogged.extend(keys);
         space.append(&mut self.unlogged_space);
         self.unlogged_space = space;
     }
 
-    /// Ends the gathering: what was changed so far is to be committed.
+    /// Freezes the active changes for a commit, and returns them.
     pub fn freeze(&mut self) -> Frozen {
         debug_assert!(self.frozen.is_none(), "one commit at a time");
         let items = Arc::new(std::mem::take(&mut self.active));
@@ -166,19 +167,20 @@ impl Store {
         }
     }
 
-    /// Everything is in a new tree.
+    /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: Base) {
         *self = Store::new(base);
     }
 
-    /// The commit is durable. Gives what is no longer needed, to be dropped without a lock held.
+    /// Switches to a durable commit. Returns what is no longer needed, to be dropped without a
+    /// lock.
     pub fn committed(&mut self, base: Base) -> impl Sized + use<> {
         let frozen = self.frozen.take();
         (frozen, std::mem::replace(&mut self.base, Arc::new(base)))
     }
 }
 
-/// Walks three ordered sources as one; of equal keys the first source's counts.
+/// Walks three ordered sources as one; of equal keys, the entry of the first source counts.
 fn merge<'a>(
     mut active: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,
     mut frozen: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,

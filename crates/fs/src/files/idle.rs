@@ -1,11 +1,12 @@
-//! Writing out when nothing happens: what was changed is durable soon, though nobody syncs.
+//! Idle write-back: changes become durable soon after activity stops, even without a sync.
 //!
 //! ```text
-//!   changes ... changes ── nothing for QUIET ──► pages below ──► journal ── REST ──► ...
+//!   changes ... changes ── nothing for QUIET ──► write pages ──► journal ── REST ──► ...
 //! ```
 //!
-//! Where changes go on, this does nothing, and the periods of the cache and of the commits count. **Invariant:** it waits
-//! for nobody but the device, and while nothing has changed it sleeps.
+//! While changes continue, the thread does nothing, and the intervals of the cache and of the
+//! commits apply. **Invariant:** the thread waits only for the device, and sleeps while nothing has
+//! changed.
 
 use super::Shared;
 use crate::fs::Inner;
@@ -15,10 +16,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long nothing has changed, and the device has had nothing to do, before all is written out.
+/// How long there must be no change and no device I/O before everything is written back.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// And how long after that it is not done again, so that somebody who changes a little now and then does not keep the
+/// Pause after that, so that a client that makes small changes now and then does not keep the
 /// device flushing.
 const REST: Duration = Duration::from_millis(400);
 
@@ -30,8 +31,8 @@ pub(crate) struct Stir {
 }
 
 impl Stir {
-    /// Something has changed. By whoever holds the state for writing, so that who looks at it sees the change, or has
-    /// said before that it waits.
+    /// Wakes the waiting threads after a change. The caller holds the state for writing, so a
+    /// thread that reads the state either sees the change or has registered before.
     pub fn happened(&self) {
         if self.waiting.load(Ordering::SeqCst) {
             let mut threads = self.threads.lock().expect("no panic under this lock");
@@ -47,14 +48,14 @@ impl Stir {
     }
 }
 
-/// The thread that writes out. Dropping this ends it, after what it is just writing.
+/// The idle write-back thread. Dropping this ends it after the write in progress.
 pub(super) struct Idle {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Idle {
-    /// Starts the thread for these files; it does not keep them.
+    /// Starts the thread for these files, to which it keeps a weak reference only.
     pub fn start(files: &Arc<Shared>) -> std::io::Result<Idle> {
         let over = Arc::new(AtomicBool::new(false));
         let watch = Watch {
@@ -78,7 +79,7 @@ impl Drop for Idle {
             return;
         };
         thread.thread().unpark();
-        // The thread may be the last one who had the files.
+        // This may be the thread itself, if it held the last reference to the files.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }
@@ -92,11 +93,12 @@ struct Watch {
 }
 
 impl Watch {
-    /// `seen` are the changes that somebody else cares for.
+    /// Runs the thread. `seen` is the number of changes that others take care of.
     fn run(&self, mut seen: u64) {
         home(Layer::Fs);
         while self.wait_for_change(seen) && self.wait_for_quiet() {
-            // What changes from here on is seen the next time; and what this changes itself, in vain.
+            // Later changes count for the next round. So do changes made by the write-back itself,
+            // which then finds nothing to write.
             seen = self.changes();
             let Some(files) = self.files.upgrade() else {
                 return;
@@ -106,7 +108,7 @@ impl Watch {
                 .map_err(crate::Error::from)
                 .and_then(|()| self.fs.sync())
             {
-                // Whoever syncs hears of it; the cache tries again.
+                // The next sync reports the error; the cache tries again.
                 tracing::debug!("{}: not written out: {error}", self.fs.name);
             }
             drop(files);

@@ -1,4 +1,4 @@
-//! One thread's way to the content of files.
+//! Access to the content of files for one thread.
 
 use super::{Change, Files, Handle, Node};
 use crate::error::{Error, Kind, Result};
@@ -13,30 +13,30 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Files whose last access is remembered.
+/// Number of most recently used files that a lane keeps open.
 const RECENT: usize = 8;
 
-/// Bytes that go past the cache in one request.
+/// Largest direct request in bytes.
 const DIRECT_BYTES: usize = 1 << 20;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Where a write goes.
+/// Position of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// To this byte.
+    /// At this byte.
     Offset(u64),
-    /// To the end of the file, wherever that is when it is this write's turn.
+    /// At the end of the file, as of the moment the write is carried out.
     End,
-    /// To the end, as the beginning of more: until this client writes to the end again, no other client
-    /// does, for [`REST`] at most.
+    /// At the end, as the first part of a longer append: until this client writes to the end again,
+    /// other clients may not, for [`REST`] at most.
     EndOfMore,
 }
 
-/// How long the rest of what is appended in several writes is waited for.
+/// How long other clients wait for the rest of an append made in several writes.
 pub const REST: Duration = Duration::from_millis(100);
 
-/// What a client appends and is not yet there in full.
+/// Append of a client that is not complete yet.
 pub(super) struct Unfinished {
     client: u64,
     until: Instant,
@@ -46,13 +46,13 @@ pub(super) struct Unfinished {
 pub struct Lane {
     files: Arc<Files>,
     session: Session,
-    /// The files of the last accesses, the last one first.
+    /// Recently used files, the last one first.
     recent: Recent,
-    /// Memory for what goes past the cache.
+    /// Buffer for direct reads.
     direct: Option<Buf>,
 }
 
-/// Whether content goes through the cache.
+/// Whether content passes through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Cached,
@@ -72,30 +72,30 @@ impl Lane {
         })
     }
 
-    /// The files it leads to.
+    /// Returns the files that this lane accesses.
     pub fn files(&self) -> &Arc<Files> {
         &self.files
     }
 
-    /// Reads from `offset` on; gives the bytes there were before the end.
+    /// Reads from `offset` on. Returns the number of bytes before the end of the file.
     ///
     /// # Errors
-    /// A page could not be brought.
+    /// A page could not be loaded.
     pub fn read(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
         let _here = within(Layer::Fs);
         let open = self.recent.open(&self.files, &file.node);
         let len = self.session.read(open, offset, out)?;
-        // A time that cannot be noted is no reason to refuse the bytes.
+        // Failing to record the access time is no reason to fail the read.
         let _ = self.files.note_read(file.ino());
         Ok(len)
     }
 
-    /// Lends the pages of a range, as far as there are bytes, to whoever sends them: gives each with the
-    /// part of it that counts. What is lent stays as it is and keeps its memory until it is given back,
-    /// so a caller limits how much it has.
+    /// Passes loans of the pages of a range, up to the end of the file, to `take`, for zero-copy
+    /// sending; each with the part of it that lies in the range. A loaned page does not change and
+    /// keeps its memory until it is returned, so a caller limits the number it holds.
     ///
     /// # Errors
-    /// A page could not be brought, or lies where programs have it mapped; then [`Lane::read`] has it.
+    /// A page could not be loaded, or is mapped by a program; [`Lane::read`] works in that case.
     pub fn lend(
         &mut self,
         file: &Handle,
@@ -116,16 +116,16 @@ impl Lane {
             take(held.lend(), part);
         }
         drop(pages);
-        // As for a read.
+        // As in `read`.
         let _ = self.files.note_read(file.ino());
         Ok(())
     }
 
-    /// Reads past the cache, with what is dirty written out first. Anything but whole blocks is read
-    /// through the cache.
+    /// Reads bypassing the cache, after writing back dirty pages. A range that is not made of whole
+    /// blocks is read through the cache.
     ///
     /// # Errors
-    /// The device's; a dirty page could not be written.
+    /// Those of the device; a dirty page could not be written.
     pub fn read_direct(&mut self, file: &Handle, offset: u64, out: &mut [u8]) -> Result<usize> {
         let _here = within(Layer::Fs);
         let size = file.node.vnode.size();
@@ -151,7 +151,7 @@ impl Lane {
             done += part;
         }
         let _ = self.files.note_read(file.ino());
-        // What was cut off meanwhile is no part of the file any more.
+        // Bytes truncated during the read do not count.
         Ok(file
             .node
             .vnode
@@ -160,17 +160,17 @@ impl Lane {
             .min(len as u64) as usize)
     }
 
-    /// Writes; gives the offset. The file grows to hold it.
+    /// Writes data, extending the file as needed. Returns the offset.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
-    /// written. A page that is only written in part could not be brought: some may be written.
+    /// written. A partly written page could not be loaded: a part of the data may be written.
     pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
         self.change_content(file, at, data, Way::Cached, Stamp::Change)
     }
 
-    /// Writes a further part of a change that has begun with [`Lane::write`] or a new length, and leaves
-    /// the data version as that has made it.
+    /// Writes another part of a change that began with [`Lane::write`] or a new length, without
+    /// raising the data version again.
     ///
     /// # Errors
     /// As [`Lane::write`].
@@ -179,8 +179,8 @@ impl Lane {
             .map(drop)
     }
 
-    /// Writes what a client of its own cache has held back, and leaves the times as they are: the client
-    /// says them itself, before or after.
+    /// Writes data that a client held back in its own cache, and leaves the times unchanged: the
+    /// client sets them itself, before or after.
     ///
     /// # Errors
     /// As [`Lane::write`].
@@ -189,13 +189,13 @@ impl Lane {
             .map(drop)
     }
 
-    /// Writes past the cache, which forgets what it has of the range. Anything but whole blocks is
-    /// written through the cache. When this returns, the bytes are with the device; a power cut may
-    /// still take them.
+    /// Writes bypassing the cache, which drops its pages of the range. A range that is not made of
+    /// whole blocks is written through the cache. When this returns, the device has the bytes; a
+    /// power failure may still lose them.
     ///
     /// # Errors
-    /// As [`Lane::write`]; the device's. What the device has refused stays in the cache, to be written
-    /// later.
+    /// As [`Lane::write`]; those of the device. Data that the device has refused stays in the
+    /// cache, to be written later.
     pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
         self.change_content(file, at, data, Way::Direct, Stamp::Change)
     }
@@ -233,7 +233,7 @@ impl Lane {
             false => self.session.write(open, offset, data),
         };
         if written.is_err() {
-            // The metadata has the new size already, and some of the pages may be there.
+            // The metadata has the new size already, and some of the pages may have been written.
             node.vnode.extend(end);
         } else if at == At::EndOfMore {
             *alone = Some(Unfinished {
@@ -247,15 +247,15 @@ impl Lane {
         Ok(offset)
     }
 
-    /// Changes attributes, the length among them.
+    /// Changes attributes, including the length.
     ///
     /// # Errors
-    /// As [`crate::Fileset::set_attr`]; the last page of a file that is cut could not be brought.
+    /// As [`crate::Fileset::set_attr`]; the last page of a truncated file could not be loaded.
     pub fn set_attr(&mut self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let old = self.files.attr(ino)?;
         let (attr, change) = match set.size {
-            // A size of anything else is refused there.
+            // Anything but a regular file is refused there.
             Some(size) if old.inode.kind == FileType::File => {
                 let attr = self.set_size(&old, set, size)?;
                 let from = size.min(old.inode.size);
@@ -278,7 +278,7 @@ impl Lane {
             node.vnode.extend(size);
             return Ok(attr);
         }
-        // What could fail about the last page comes before the metadata says that the rest is gone.
+        // Prepare the last page, which can fail, before the metadata drops the rest.
         let mut held = self.files.shared.volume.open(&node.vnode);
         let last = match size % BLOCK_BYTES {
             0 => None,
@@ -296,10 +296,10 @@ impl Lane {
         Ok(attr)
     }
 
-    /// Allocates, punches or zeroes, as fallocate(2).
+    /// Allocates space, punches a hole or zeroes a range, as fallocate(2).
     ///
     /// # Errors
-    /// As [`crate::Fileset::allocate`]; a page at the edge could not be brought.
+    /// As [`crate::Fileset::allocate`]; a page at either end could not be loaded.
     pub fn allocate(&mut self, file: &Handle, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let node = &file.node;
@@ -333,10 +333,10 @@ impl Lane {
         Ok(attr)
     }
 
-    /// Writes a file out, and makes it and all that has happened to names before durable, as fsync(2).
+    /// Writes back a file, and makes it and all earlier changes of names durable, as fsync(2).
     ///
     /// # Errors
-    /// What could not be written, now or behind the back of whoever opened the file.
+    /// Pages that could not be written, now or by write-behind since the file was opened.
     pub fn sync(&mut self, file: &Handle) -> Result<()> {
         let _here = within(Layer::Fs);
         let mut told = file.told.lock().map_err(|_| Error::from(Kind::Io))?;
@@ -344,12 +344,12 @@ impl Lane {
     }
 }
 
-/// Waits until nobody else changes the content of a file.
+/// Locks the content of a file against changes by other threads.
 fn alone(node: &Node) -> MutexGuard<'_, Option<Unfinished>> {
     node.change.lock().expect("no panic under this lock")
 }
 
-/// Waits until no other client is about to append more, and takes back what this one was about to.
+/// Waits until no other client has an unfinished append, and ends that of this client.
 fn others_finished<'a>(
     node: &Node,
     mut alone: MutexGuard<'a, Option<Unfinished>>,
@@ -369,13 +369,13 @@ fn others_finished<'a>(
     alone
 }
 
-/// Whether a range of a file is whole blocks.
+/// Returns whether a range of a file consists of whole blocks.
 fn are_blocks(offset: u64, len: usize) -> bool {
     offset.is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK)
 }
 
-/// Writes whole blocks past the cache; what the device refuses goes into it, because the metadata
-/// knows of a write that is to come.
+/// Writes whole blocks bypassing the cache. Data that the device refuses goes into the cache,
+/// because the metadata already expects the write.
 fn write_past(
     session: &mut Session,
     open: &mut OpenFile,
@@ -395,7 +395,7 @@ fn write_past(
 }
 
 impl Recent {
-    /// The file as this thread has it open.
+    /// Returns this thread's open file of a node, opening it if needed.
     fn open(&mut self, files: &Files, node: &Arc<Node>) -> &mut OpenFile {
         let recent = &mut self.0;
         match recent.iter().position(|(ino, _)| *ino == node.ino) {

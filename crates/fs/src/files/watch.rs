@@ -1,10 +1,10 @@
-//! Who keeps copies of what files hold, and is told when another client changes it.
+//! Clients that cache the content of files, and their notification of changes by other clients.
 //!
-//! **Invariant:** a change is told after everybody can see it, by the thread that made it, which holds
-//! no lock of the files; so whoever forgets its copy then, and asks again, gets what is new. A client is
-//! not told of its own changes.
+//! **Invariant:** a watcher is notified after the change is visible, by the thread that made it,
+//! which holds no lock of the files; so a client that drops its copy then and reads again gets the
+//! new state. A client is not notified of its own changes.
 //!
-//! Not told: the times of last reading, and what an fsck or a restored snapshot does below.
+//! Not notified: access times, and changes by an fsck or a restored snapshot.
 
 use super::{Atime, Files};
 use crate::key::Ino;
@@ -12,27 +12,27 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// What another client has changed.
+/// Change made by another client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// These bytes of a file read differently, and its attributes have changed; a range that ends at
-    /// `u64::MAX` goes to the end of the file, wherever that was or is.
+    /// The content of these bytes, and the attributes of the file. A range that ends at `u64::MAX`
+    /// extends to the end of the file, old or new.
     Content(Ino, Range<u64>),
     /// Attributes of an inode: size, times, mode, owner, links, extended attributes.
     Attributes(Ino),
-    /// A name in a directory stands for something else, or for nothing, and so the directory's
-    /// attributes have changed.
+    /// The target of a name in a directory, which may also have been added or removed, and the
+    /// directory's attributes.
     Entry(Ino, &'a [u8]),
 }
 
-/// See the module.
+/// Receiver of notifications. See the module.
 pub trait Watcher: Send + Sync {
-    /// Takes note. The caller is in the middle of another client's request: this neither waits for a
-    /// client nor calls back into the files.
+    /// Takes note of a change. Called in the middle of another client's request, so it must neither
+    /// wait for a client nor call back into the files.
     fn changed(&self, change: &Change<'_>);
 }
 
-/// Those who are told of changes.
+/// Registered watchers.
 #[derive(Default)]
 pub(super) struct Watchers {
     clients: AtomicU64,
@@ -40,14 +40,14 @@ pub(super) struct Watchers {
     list: RwLock<Vec<(u64, Arc<dyn Watcher>)>>,
 }
 
-/// A watcher that is told of changes, until this is dropped.
+/// Registration of a watcher; dropping it ends the notifications.
 pub struct Watch {
     files: Arc<Files>,
     watcher: Arc<dyn Watcher>,
 }
 
 impl Watchers {
-    /// A number for a new client.
+    /// Returns a number for a new client.
     pub fn client(&self) -> u64 {
         self.clients.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -67,13 +67,13 @@ impl Watchers {
 }
 
 impl Files {
-    /// Another client of the same files and pages. What it changes is told to the watchers of all
-    /// others, and what they change to its own.
+    /// Creates another client of the same files and pages. Its changes are reported to the watchers
+    /// of all others, and theirs to its own.
     pub fn client(self: &Arc<Files>) -> Arc<Files> {
         self.client_with(self.atime)
     }
 
-    /// The same, whose reading changes times in a way of its own.
+    /// Creates another client with its own policy for access times.
     pub fn client_with(self: &Arc<Files>, atime: Atime) -> Arc<Files> {
         Arc::new(Files {
             shared: Arc::clone(&self.shared),
@@ -82,7 +82,7 @@ impl Files {
         })
     }
 
-    /// Has `watcher` told of what other clients change, from now on and for as long as the result lives.
+    /// Registers `watcher` for changes by other clients for as long as the result lives.
     pub fn watch(self: &Arc<Files>, watcher: Arc<dyn Watcher>) -> Watch {
         let entry = (self.client, Arc::clone(&watcher));
         self.shared.watchers.edit(|list| list.push(entry));
@@ -92,12 +92,12 @@ impl Files {
         }
     }
 
-    /// Whether there is anybody to tell.
+    /// Returns whether there is any watcher.
     pub(super) fn is_watched(&self) -> bool {
         self.shared.watchers.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Tells the watchers of other clients. By a caller without a lock.
+    /// Notifies the watchers of other clients. The caller must not hold a lock.
     pub(super) fn tell(&self, changes: &[Change<'_>]) {
         if self.is_watched() {
             self.shared.watchers.tell(self.client, changes);
