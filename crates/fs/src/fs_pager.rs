@@ -1,14 +1,14 @@
 //! The files of a fileset for a cache: page requests in, device requests out.
 //!
 //! ```text
-//!   submit(file, read)  ──plan_read──►  parts ──► requests below ──reap──► zeros where there is nothing
-//!   submit(file, write) ──plan_write─►  parts ──► requests below ──reap──► end_write ─► completion
-//!   submit(file, flush) ──────────────────────► the thread that syncs ────────────────► completion
+//!   submit(file, read)  ──plan_read──►  parts ──► device requests ──reap──► zeros for holes
+//!   submit(file, write) ──plan_write─►  parts ──► device requests ──reap──► end_write ─► completion
+//!   submit(file, flush) ──────────────────────► the sync thread ─────────────────────► completion
 //! ```
 //!
-//! **Invariant:** a write has completed only when the metadata names its blocks; a buffer is with the
-//! device, or here, or with the caller. Deliberately absent: ordering between requests in flight, which
-//! the contract does not promise, and caching.
+//! **Invariant:** a write completes only when the metadata refers to its blocks; a buffer is owned
+//! by the device, by the queue or by the caller. Deliberately absent: caching, and ordering between
+//! requests in flight, which the contract does not promise.
 
 mod gather;
 mod queue;
@@ -22,7 +22,7 @@ use cache::{FileId, Pager, PagerInfo, PagerQueue};
 use std::ops::Range;
 use sync::SyncThread;
 
-/// The files of a fileset or a snapshot. The number of a file is its inode's.
+/// Pager for the files of a fileset or a snapshot. The number of a file is its inode number.
 pub struct FsPager {
     fileset: Fileset,
     info: PagerInfo,
@@ -30,7 +30,7 @@ pub struct FsPager {
 }
 
 impl FsPager {
-    /// Over a fileset or a snapshot, which is read-only.
+    /// Creates a pager for a fileset, or for a snapshot, which is read-only.
     ///
     /// # Errors
     /// [`crate::Kind::NotFound`]; no thread could be started.
@@ -73,7 +73,7 @@ impl Pager for FsPager {
     }
 }
 
-/// An error of the file system for a caller that speaks the waist's. The errno stays.
+/// Converts an error of the file system into one of the block layer, keeping its errno.
 fn below(name: &str, ino: Ino, error: Error) -> block::Error {
     let name = format!("{name}: inode {ino}");
     let source = std::io::Error::from_raw_os_error(error.errno());

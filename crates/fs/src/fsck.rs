@@ -1,11 +1,11 @@
-//! The check of everything, on a file system that is open; nothing is changed by it. `repair` does that.
+//! A complete check of an open file system, without changing it; for that see `repair`.
 //!
-//! Three passes: over the pages of the metadata as the device has them, each compared with its
-//! checksum; over every tree as its readers see it (each name leads to an inode, each inode has the
-//! links, entries and blocks that it says, everything hangs from a root); and over every record in
-//! every layer (each block is in use exactly as often as it says). **Invariant:** the state stands
-//! still meanwhile: changes wait, readers do not. What is called clean can be used without an error
-//! of the metadata.
+//! Three passes: over the pages of the metadata as stored on the device, comparing each with its
+//! checksum; over every tree as its readers see it (each name refers to an inode, each inode has
+//! the links, entries and blocks that it states, everything is reachable from a root); and over
+//! every record in every layer (each block is in use exactly as often as its count states).
+//! **Invariant:** the state does not change during the check: changes wait, readers do not. A clean
+//! file system can be used without metadata errors.
 
 mod blocks;
 mod finding;
@@ -26,34 +26,34 @@ use finding::Findings;
 use meter::Meter;
 use serde::Serialize;
 
-/// What a check has found.
+/// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// What contradicts itself; at most 1000.
+    /// Inconsistencies; at most 1000.
     pub problems: Vec<Finding>,
-    /// All of them, those not listed included.
+    /// Number of all inconsistencies, including unlisted ones.
     pub problem_count: u64,
-    /// Filesets and snapshots.
+    /// Number of filesets and snapshots.
     pub trees: u64,
-    /// Inodes of all of them.
+    /// Number of inodes of all filesets and snapshots.
     pub inodes: u64,
-    /// Entries of directories.
+    /// Number of directory entries.
     pub entries: u64,
-    /// Records of extents, those that snapshots keep included.
+    /// Number of extent records, including those that snapshots keep.
     pub extents: u64,
-    /// Files of filesets by their extents: at place n those with 2^n of them or more, and fewer than
-    /// 2^(n + 1).
+    /// Histogram of the files of filesets by their number of extents: element n counts those with
+    /// at least 2^n and fewer than 2^(n + 1).
     pub files_by_extents: Vec<u64>,
     /// Blocks in use for file data.
     pub data_blocks: u64,
     /// Blocks with more than one reference.
     pub shared_blocks: u64,
-    /// Blocks that the metadata takes on the device.
+    /// Blocks of the device that the metadata occupies.
     pub metadata_blocks: u64,
 }
 
 impl Report {
-    /// Whether nothing contradicts itself.
+    /// Returns whether there are no inconsistencies.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -67,7 +67,7 @@ impl Report {
         self.problems.add(finding);
     }
 
-    /// Notes an error as a problem and goes on, if it is one of what was read.
+    /// Records an error as a problem and continues, if it concerns the data that was read.
     fn note<T>(&mut self, kind: FindingKind, what: &str, result: Result<T>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -81,15 +81,15 @@ impl Report {
 }
 
 impl Fs {
-    /// Checks everything. Changes wait until it is over.
+    /// Checks everything. Changes wait until the check is over.
     ///
     /// # Errors
-    /// The device failed. What contradicts itself is in the report.
+    /// The device failed. Inconsistencies are in the report.
     pub fn check(&self) -> Result<Report> {
         self.check_with(&mut |_, _| {})
     }
 
-    /// The same; `progress` is told now and then how much is done, and of how much.
+    /// As [`Fs::check`]; `progress` is called from time to time with the amount done and the total.
     ///
     /// # Errors
     /// As [`Fs::check`].
@@ -100,7 +100,8 @@ impl Fs {
 
 impl Inner {
     fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
-        // Nobody commits meanwhile, so that the pages and the bitmap on disk stand still too.
+        // Held throughout, to prevent commits, so that the pages and the bitmap on disk stay the
+        // same.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let state = self.read();
@@ -109,7 +110,7 @@ impl Inner {
         for text in self.superblock.damaged_copies() {
             report.problem(FindingKind::Pages, text);
         }
-        // Where these cannot be read the pages say why.
+        // If these cannot be read, the check of the pages reports why.
         let item_bytes = db.item_bytes().unwrap_or(0);
         let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
         let epoch = db.epoch();
@@ -133,7 +134,7 @@ impl Inner {
     }
 }
 
-/// Whether there is something that a key can belong to.
+/// Returns whether a key belongs to an existing section or layer.
 fn belongs(state: &State, key: &Key) -> bool {
     let is = |section: Section| key.object == section as u64;
     match key.layer {
@@ -146,7 +147,7 @@ fn belongs(state: &State, key: &Key) -> bool {
     }
 }
 
-/// Every key belongs to something.
+/// Checks that every key belongs to an existing section or layer.
 fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
     meter.begin(meter.items());
     let from = Key::layer(0).0;

@@ -1,26 +1,26 @@
-//! Buffers of a request, lent to the requests below that carry parts of it.
+//! Buffers of a request, passed on to the device requests that carry parts of it.
 //!
-//! A buffer that lies wholly in one part goes down itself. One that a border of extents cuts in two
-//! stays, and the pieces of it travel in buffers of their own. **Invariant:** when all of the requests
-//! below have come back, the buffers are whole and in order.
+//! A buffer that lies entirely in one part is passed to the device directly. A buffer that spans a
+//! border of extents stays here, and copies of its pieces are passed. **Invariant:** when all
+//! device requests have completed, the buffers are complete and in order.
 
 use crate::plan::Part;
 use block::{Buf, Bufs};
 use std::ops::Range;
 
-/// The buffers of a request; `None` is below.
+/// Buffers of a request; `None` while one is in a device request.
 pub(super) struct Gather {
     slots: Vec<Option<Buf>>,
-    /// Where in the request each begins, and its end.
+    /// Offset of each buffer in the request, and the end of the last.
     starts: Vec<u64>,
 }
 
-/// What a request below carries, and where it belongs.
+/// Payload of a device request, to put it back when the request completes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Carried {
-    /// The buffers from this slot on.
+    /// Buffers from this slot on.
     Slots(usize),
-    /// A copy of these bytes of a slot.
+    /// Copy of these bytes of a slot.
     Copy(usize, Range<usize>),
 }
 
@@ -34,8 +34,8 @@ impl Gather {
         Gather { slots, starts }
     }
 
-    /// Splits a part at the borders of buffers, if they do not meet its own, and gives for each piece
-    /// where on the device it goes, what it carries, and the buffers.
+    /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
+    /// the buffers of each piece.
     pub fn lend(&mut self, part: &Part, write: bool) -> Vec<(u64, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
@@ -68,7 +68,7 @@ impl Gather {
         lent
     }
 
-    /// Takes back what [`Gather::lend`] gave.
+    /// Takes back the buffers of a piece returned by [`Gather::lend`].
     pub fn give_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
         match carried {
             Carried::Slots(first) => {
@@ -85,7 +85,7 @@ impl Gather {
         }
     }
 
-    /// Makes bytes of the request zeros. All of it is here.
+    /// Zeroes bytes of the request. All buffers must have been returned.
     pub fn zero(&mut self, bytes: Range<u64>) {
         for (slot, start) in self.slots.iter_mut().zip(&self.starts) {
             let Some(buf) = slot else { continue };
@@ -95,7 +95,7 @@ impl Gather {
         }
     }
 
-    /// The buffers of the request as they came.
+    /// Returns the buffers of the request in their original order.
     pub fn finish(self) -> Bufs {
         let mut bufs: Vec<Buf> = self.slots.into_iter().flatten().collect();
         match bufs.len() {

@@ -1,4 +1,4 @@
-//! One thread's way to the files of a fileset.
+//! Queue of one thread for page requests of a fileset.
 
 use super::below;
 use super::gather::{Carried, Gather};
@@ -25,29 +25,29 @@ pub(super) struct FsQueue {
     below: Box<dyn Queue>,
     sync: SyncHandle,
     inbox: Arc<Inbox>,
-    /// Readable when the device or the inbox has something.
+    /// Epoll descriptor, readable when the device or the inbox has completions.
     both: OwnedFd,
-    /// Requests of the caller by number.
+    /// Requests of the caller by slot.
     running: Vec<Option<Running>>,
-    /// Requests below by number, and the numbers that are free.
+    /// Device requests by number, and the unused numbers.
     children: Vec<Option<Child>>,
     free: Vec<usize>,
-    /// Requests below that the device's queue has no room for yet.
+    /// Device requests for which the device's queue has no room yet.
     waiting: VecDeque<Request>,
     ready: VecDeque<Completion>,
-    /// Syncs that were asked for and not answered.
+    /// Number of outstanding syncs.
     syncing: usize,
 }
 
-/// A request of the caller.
+/// Request of the caller.
 struct Running {
     tag: u64,
     ino: Ino,
     what: What,
-    /// Requests below that are not over.
+    /// Number of outstanding device requests.
     left: usize,
     error: Option<block::Error>,
-    /// What [`crate::space::Space::enter`] gave.
+    /// Number returned by [`crate::space::Space::enter`].
     entered: u64,
 }
 
@@ -63,11 +63,11 @@ enum What {
         fua: bool,
         plan: WritePlan,
     },
-    /// Waits for the journal; the operation comes back as it is.
+    /// Waits for the journal; the operation is returned unchanged.
     Sync(Op),
 }
 
-/// A request below.
+/// Device request.
 struct Child {
     of: usize,
     carried: Carried,
@@ -100,7 +100,7 @@ impl FsQueue {
         })
     }
 
-    /// Begins a request; what ends at once goes to `ready`.
+    /// Starts a request; if it completes immediately, adds it to `ready`.
     fn start(&mut self, slot: usize, ino: Ino, tag: u64, op: Op) {
         let space = Arc::clone(&self.fileset.fs.space);
         let entered = space.enter();
@@ -109,7 +109,7 @@ impl FsQueue {
             Ok(planned) => planned,
             Err((op, error)) => {
                 space.leave(entered, false);
-                // Nobody wants what was written to a file that is gone.
+                // The data of a removed file is not needed: the write counts as done.
                 let unwanted = error.kind() == Kind::Stale && matches!(op, Op::Write { .. });
                 let result = match unwanted {
                     true => Ok(()),
@@ -136,7 +136,7 @@ impl FsQueue {
         }
     }
 
-    /// Decides what a request needs below.
+    /// Determines the device I/O that a request needs.
     fn plan(&self, ino: Ino, op: Op) -> Result<(What, Vec<Part>), (Op, Error)> {
         let range = op.range();
         let blocks = match range {
@@ -215,7 +215,7 @@ impl FsQueue {
         }
     }
 
-    /// Hands on what the device's queue has room for.
+    /// Submits waiting device requests as far as the queue has room.
     fn submit_waiting(&mut self) {
         while let Some(request) = self.waiting.pop_front() {
             if let Err(request) = self.below.submit(request) {
@@ -225,7 +225,7 @@ impl FsQueue {
         }
     }
 
-    /// Takes a completion from below.
+    /// Handles a completion from the device.
     fn child_done(&mut self, done: Completion) {
         let number = done.tag as usize;
         let child = self.children.get_mut(number).and_then(Option::take);
@@ -254,7 +254,7 @@ impl FsQueue {
         }
     }
 
-    /// A request has nothing below any more.
+    /// Ends a request whose device requests have all completed.
     fn end(&mut self, slot: usize) {
         let Some(running) = self.running[slot].take() else {
             return;
@@ -331,7 +331,7 @@ impl FsQueue {
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    /// Moves everything along that can go without waiting.
+    /// Makes all progress that is possible without blocking, except for `wait` at the device.
     fn advance(&mut self, wait: Wait) -> block::Result<()> {
         self.submit_waiting();
         let mut done = Vec::new();
@@ -354,7 +354,7 @@ impl FsQueue {
         Ok(())
     }
 
-    /// Sleeps until something may have come, at most until `until`.
+    /// Sleeps until there may be a completion, at most until `until`.
     fn sleep(&mut self, until: Option<Instant>) -> block::Result<()> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         if self.syncing == 0 {
@@ -426,7 +426,7 @@ impl PagerQueue for FsQueue {
 }
 
 impl Drop for FsQueue {
-    /// Waits until the device has let go, so that what was allocated is named or given back.
+    /// Waits for the device, so that allocated blocks are either mapped or released.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self
@@ -436,7 +436,7 @@ impl Drop for FsQueue {
             .any(|running| running.left > 0)
         {
             if self.reap(Wait::Block, &mut done).is_err() {
-                // What is below is beyond use; the blocks stay allocated until the next opening.
+                // The device's queue has failed; the blocks stay allocated until the next open.
                 return;
             }
         }

@@ -1,6 +1,6 @@
-//! The thread that waits for the journal on behalf of queues, which never wait.
+//! The thread that waits for the journal on behalf of queues, which never block on it.
 //!
-//! All flushes that have come while it was busy are answered by one sync.
+//! One sync serves all flushes that arrived while the thread was busy.
 
 use crate::error::Error;
 use crate::fileset::Fileset;
@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Where the answers for one queue arrive.
+/// Completed syncs of one queue.
 pub(super) struct Inbox {
     answers: Mutex<Vec<(usize, Result<(), Error>)>>,
-    /// Readable while there are answers.
+    /// Eventfd, readable while there are answers.
     event: OwnedFd,
 }
 
@@ -31,11 +31,11 @@ impl Inbox {
     fn put(&self, request: usize, result: Result<(), Error>) {
         let mut answers = self.answers.lock().expect("no panic under this lock");
         answers.push((request, result));
-        // It cannot be full: it is read whenever answers are taken.
+        // It cannot overflow: it is read whenever answers are taken.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// All answers so far.
+    /// Takes all answers so far.
     pub fn take(&self) -> Vec<(usize, Result<(), Error>)> {
         let mut answers = self.answers.lock().expect("no panic under this lock");
         if !answers.is_empty() {
@@ -54,12 +54,12 @@ struct Job {
     inbox: Arc<Inbox>,
 }
 
-/// The way to the thread.
+/// Handle for sending requests to the thread.
 #[derive(Clone)]
 pub(super) struct SyncHandle(Sender<Job>);
 
 impl SyncHandle {
-    /// Asks for a sync; the answer comes to the inbox under this number.
+    /// Requests a sync; the inbox receives the answer under this number.
     pub fn sync(&self, request: usize, inbox: &Arc<Inbox>) {
         let job = Job {
             request,
@@ -73,7 +73,7 @@ impl SyncHandle {
     }
 }
 
-/// The thread. It ends when the last queue and the pager are gone.
+/// The sync thread. It ends when the pager and the last queue have been dropped.
 pub(super) struct SyncThread {
     handle: Option<SyncHandle>,
     thread: Option<JoinHandle<()>>,
@@ -101,7 +101,7 @@ impl SyncThread {
 impl Drop for SyncThread {
     fn drop(&mut self) {
         self.handle = None;
-        // A queue that outlives its pager keeps the thread, which ends with it.
+        // A queue that outlives its pager keeps the thread running.
         drop(self.thread.take());
     }
 }

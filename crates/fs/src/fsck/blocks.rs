@@ -1,4 +1,4 @@
-//! Every block: how often records name it, and what the counts, the bitmap and the allocator say.
+//! Block usage: references by records, compared with the counts, the bitmap and the allocator.
 
 use super::Report;
 use super::finding::FindingKind;
@@ -12,7 +12,7 @@ use crate::state::{State, kept};
 use crate::superblock::Superblock;
 use std::collections::BTreeMap;
 
-/// Compares what the records say with what the allocator knows.
+/// Compares the references by records with the state of the allocator.
 pub(super) fn check(
     state: &State,
     db: &Db,
@@ -54,7 +54,7 @@ pub(super) fn check(
         let text = format!("block {}: data and metadata at once", two[1].start);
         report.problem(FindingKind::Space, text);
     }
-    // Blocks that are being written belong to the allocator no more and to no record yet.
+    // Blocks being written are no longer free in the allocator, but no record refers to them yet.
     let writing = state.cores.values().any(|core| !core.writes.is_empty());
     if !writing && space.is_loaded() {
         let all = superblock.first_block()..superblock.device_blocks;
@@ -64,14 +64,14 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The runs that records name, cut where the number of references changes.
-/// `read` is told of every item.
+/// Returns the runs that records refer to, split where the number of references changes. Calls
+/// `read` for every item.
 pub(super) fn counted(
     state: &State,
     report: &mut Report,
     read: &mut dyn FnMut(&[u8]),
 ) -> Result<Vec<(Run, u64)>> {
-    // At each block, by how much the number of references changes.
+    // Change of the number of references at each block.
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
     let mut records = 0;
@@ -121,7 +121,7 @@ pub(super) fn counted(
     Ok(runs)
 }
 
-/// The runs that are counted as shared.
+/// Returns the runs that are recorded as shared.
 fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     let mut runs = Vec::new();
     let (from, to) = Key::section(Section::Shared);
@@ -141,7 +141,7 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     Ok(runs)
 }
 
-/// What the last commit has as in use, and what has changed since.
+/// Returns the runs in use according to the last commit and the changes since.
 fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
     let space = Space::new(0);
     let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
@@ -159,7 +159,7 @@ fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
     }
 }
 
-/// Neighbours with the same count as one.
+/// Merges adjacent runs with the same count.
 fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
     let mut all: Vec<(Run, u64)> = Vec::new();
     for (run, count) in runs {
@@ -173,7 +173,8 @@ fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
     all
 }
 
-/// Whether two lists of shared runs say the same, however they are cut into records.
+/// Returns whether two lists of shared runs are equal, regardless of how they are split into
+/// records.
 pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) -> bool {
     let run = |(start, shared): &(u64, Shared)| {
         let blocks = shared.blocks.into();
@@ -186,7 +187,7 @@ pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) 
     })
 }
 
-/// Sorted runs without overlaps and neighbours.
+/// Sorts runs, and merges those that overlap or are adjacent.
 fn united(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_unstable();
     let mut all: Vec<Run> = Vec::new();
@@ -201,7 +202,7 @@ fn united(mut runs: Vec<Run>) -> Vec<Run> {
     all
 }
 
-/// What lies between runs.
+/// Returns the gaps between runs.
 fn inverse(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
     let mut gaps = Vec::new();
     let mut at = start;
@@ -219,7 +220,7 @@ fn inverse(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
     gaps
 }
 
-/// Notes the first block that one list has and the other has not.
+/// Reports the first block that only one of the two lists contains.
 fn compare(records: &[Run], other: &[Run], name: &str, report: &mut Report) {
     let blocks = |runs: &[Run]| runs.iter().map(|run| run.blocks).sum::<u64>();
     if records == other {

@@ -1,48 +1,48 @@
-//! What a check finds, or a repair does: of which kind, about what, and where.
+//! Findings of a check or a repair: kind, location and description.
 
 use crate::key::Ino;
 use crate::namespace::ROOT;
 use serde::Serialize;
 use std::fmt;
 
-/// Findings that are listed; more are only counted.
+/// Number of findings that are listed; further ones are only counted.
 const LISTED_MAX: usize = 1000;
 
-/// Directories of a path that are looked at; a longer way is a ring.
+/// Limit for the length of a path; a longer one is a loop.
 const DEPTH_MAX: usize = 4096;
 
-/// What a finding is about.
+/// Subject of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
-    /// A page of the metadata: its checksum, or its place among the others.
+    /// Page of the metadata: its checksum, or its place in the tree.
     Pages,
-    /// A single record that is none, or belongs to nothing.
+    /// Record that is invalid or belongs to nothing.
     Record,
-    /// A name: where it leads, where it is looked for, whether anything leads to it.
+    /// Name: its inode, its place, or an inode without a name.
     Name,
-    /// The links, entries or blocks that an inode counts, or its size.
+    /// Size of an inode, or its number of links, entries or blocks.
     Count,
-    /// An extent of a file.
+    /// Extent of a file.
     Extent,
-    /// What a fileset has used of its quota.
+    /// Usage of a fileset, as counted for its quota.
     Usage,
-    /// Blocks in use, free and shared.
+    /// Blocks in use, free blocks and shared blocks.
     Space,
 }
 
-/// One thing that was found, or done.
+/// Problem found by a check, or action taken by a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is about.
+    /// Subject of the finding.
     pub kind: FindingKind,
-    /// The name of the fileset or snapshot; none where it is about the whole file system.
+    /// Name of the fileset or snapshot; `None` if the finding concerns the whole file system.
     pub fileset: Option<String>,
-    /// The inode.
+    /// Inode number.
     pub inode: Option<Ino>,
-    /// A path of the inode from the root of the fileset, if names lead there.
+    /// Path of the inode from the root of the fileset, if there is one.
     pub path: Option<String>,
-    /// What it is, in words.
+    /// Description.
     pub text: String,
 }
 
@@ -85,13 +85,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A list of findings that does not grow without bound.
+/// List of findings with a bounded length.
 pub(super) trait Findings {
-    /// Adds one, if there is room.
+    /// Appends a finding, unless the list is full.
     fn add(&mut self, finding: Finding);
 
-    /// Gives those from a place on their paths. `up` gives the directory of an inode, and its name
-    /// there.
+    /// Sets the paths of the findings from index `from` on. `up` returns the directory of an inode,
+    /// and its name there.
     fn add_paths(&mut self, from: usize, up: impl Fn(Ino) -> Option<(Ino, Vec<u8>)>);
 }
 

@@ -1,14 +1,14 @@
-//! How far a check or a repair is: bytes of metadata read, of those to be read.
+//! Progress of a check or a repair, in bytes of metadata read and to be read.
 
 use crate::key::{KEY_BYTES, TreeId};
 use crate::record::BLOCK_BYTES;
 use crate::state::State;
 use crate::superblock::Superblock;
 
-/// Items between two words about progress.
+/// Number of items between two progress reports.
 const ITEMS_PER_WORD: u64 = 4096;
 
-/// See the module. The work comes in parts; each is worth some bytes, which it need not meet exactly.
+/// Progress meter. The work consists of parts, each with an estimated cost in bytes.
 pub(super) struct Meter<'a> {
     tell: &'a mut dyn FnMut(u64, u64),
     pages: u64,
@@ -16,14 +16,14 @@ pub(super) struct Meter<'a> {
     /// Inodes of all filesets.
     inodes: u64,
     total: u64,
-    /// What the part at hand begins and ends with, and what is done of it.
+    /// Start and end of the current part on the scale of `total`, and the items read in it.
     done: u64,
     end: u64,
     counted: u64,
 }
 
 impl<'a> Meter<'a> {
-    /// For the passes of a check: pages, keys, every tree, extents.
+    /// Creates a meter for the passes of a check: pages, keys, every tree, extents.
     pub fn new(
         tell: &'a mut dyn FnMut(u64, u64),
         superblock: &Superblock,
@@ -35,12 +35,13 @@ impl<'a> Meter<'a> {
         Meter::of(tell, bytes(superblock), item_bytes, 2, (trees, filesets))
     }
 
-    /// For the pages alone.
+    /// Creates a meter for reading the pages only.
     pub fn for_pages(tell: &'a mut dyn FnMut(u64, u64), superblock: &Superblock) -> Meter<'a> {
         Meter::of(tell, bytes(superblock), 0, 0, (0, 0))
     }
 
-    /// For the passes of a repair: lost filesets, records, every fileset, extents for counts and for space.
+    /// Creates a meter for the passes of a repair: lost filesets, records, every fileset, extents
+    /// for counts and for space.
     pub fn for_repair(
         tell: &'a mut dyn FnMut(u64, u64),
         item_bytes: u64,
@@ -73,17 +74,17 @@ impl<'a> Meter<'a> {
         meter
     }
 
-    /// The worth of reading all pages.
+    /// Returns the cost of reading all pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The worth of a walk over all items.
+    /// Returns the cost of a scan of all items.
     pub fn items(&self) -> u64 {
         self.items
     }
 
-    /// The worth of a walk over a tree of so many inodes.
+    /// Returns the cost of a scan of a tree of `inodes` inodes.
     pub fn of_tree(&self, inodes: u64) -> u64 {
         let bytes = u128::from(self.items) * u128::from(inodes) / u128::from(self.inodes);
         u64::try_from(bytes)
@@ -91,7 +92,7 @@ impl<'a> Meter<'a> {
             .min(u64::MAX / 4)
     }
 
-    /// Begins the next part; the one before is over.
+    /// Ends the current part and begins the next.
     pub fn begin(&mut self, worth: u64) {
         self.done = self.end;
         self.end = self.end.saturating_add(worth).min(self.total);
@@ -99,13 +100,13 @@ impl<'a> Meter<'a> {
         (self.tell)(self.done, self.total);
     }
 
-    /// So many bytes of the part at hand are done.
+    /// Reports that `bytes` bytes of the current part are done.
     pub fn at(&mut self, bytes: u64) {
         let done = self.done.saturating_add(bytes).min(self.end);
         (self.tell)(done, self.total);
     }
 
-    /// An item was read, of a part that reads items.
+    /// Counts an item that was read in the current part.
     pub fn item(&mut self, value: &[u8]) {
         self.done = (self.done + (KEY_BYTES + value.len()) as u64).min(self.end);
         self.counted += 1;
@@ -114,19 +115,19 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Everything is done.
+    /// Reports that everything is done.
     pub fn end(&mut self) {
         (self.tell)(self.total, self.total);
     }
 }
 
-/// Bytes of all pages.
+/// Returns the bytes of all pages.
 fn bytes(superblock: &Superblock) -> u64 {
     let blocks = superblock.segments.iter().map(|s| u64::from(s.blocks));
     blocks.sum::<u64>() * BLOCK_BYTES
 }
 
-/// Inodes of trees of this or that origin.
+/// Returns the number of inodes of the trees whose origin satisfies `is`.
 fn inodes(state: &State, is: fn(TreeId) -> bool) -> u64 {
     let trees = state.trees.values();
     let trees = trees.filter(|tree| is(tree.record.origin));

@@ -1,9 +1,9 @@
-//! The pages of the metadata as the device has them, each compared with its checksum.
+//! The pages of the metadata as stored on the device, each compared with its checksum.
 //!
-//! The open database reads a page when it is asked for what lies there, and trusts it; a separating
-//! key of a branch is not even looked at by a scan, but leads a lookup astray. So the check opens the
-//! last commit a second time, read-only and past all caches, and has `redb` read every page and count
-//! anew which are in use. Linear in the size of the metadata; memory is a small cache of pages.
+//! The open database reads a page on demand and trusts it; a scan does not even read the separator
+//! keys of a branch, which can lead a lookup astray. So the check opens the last commit a second
+//! time, read-only and bypassing all caches, and has `redb` read every page and recount the pages
+//! in use. The time is linear in the size of the metadata; the memory is a small cache of pages.
 
 use super::meter::Meter;
 use crate::db::Db;
@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Memory for pages.
+/// Size of the page cache in bytes.
 const CACHE_BYTES: usize = 16 << 20;
-/// How often progress is told while pages are read.
+/// Interval of progress reports while pages are read.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// Reads all pages of commit `epoch`, which stands still meanwhile.
+/// Reads all pages of commit `epoch`, which must not change during this.
 ///
 /// # Errors
-/// [`crate::Kind::Corrupt`]: a page is damaged, or the commit is not there. The device failed.
+/// [`crate::Kind::Corrupt`]: a page is damaged, or the commit does not exist. The device failed.
 pub(super) fn verify(
     io: &Arc<DeviceIo>,
     superblock: &Superblock,
@@ -47,7 +47,7 @@ pub(super) fn verify(
         loop {
             match wait.recv_timeout(TELL_EVERY) {
                 Ok(result) => return result,
-                // It reads everything about twice: for the checksums, and for what is in use.
+                // Everything is read about twice: for the checksums, and for the pages in use.
                 Err(RecvTimeoutError::Timeout) => meter.at(read.load(Relaxed) / 2),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::corrupt("its pages cannot be read"));
@@ -66,7 +66,7 @@ fn read_all(file: Counted, epoch: u64) -> Result<()> {
     }
 }
 
-/// The metadata, and how many bytes of it were read.
+/// Backend that counts the bytes read.
 #[derive(Debug)]
 struct Counted {
     file: MetaFile,

@@ -1,12 +1,12 @@
-//! A new tree for the metadata, from what of the old one can be read.
+//! Rebuilding the tree of the metadata from the readable part of the old one.
 //!
 //! ```text
-//!   damaged tree ──what can be read──► a tree in free blocks ──durable──► superblock names that one
+//!   damaged tree ──readable items──► new tree in free blocks ──durable──► superblock refers to it
 //! ```
 //!
-//! **Invariant:** until the superblock is written the old tree is what counts, and nothing of it, nor a
-//! block of data that a record names, is written to; so a crash leaves the one or the other. What
-//! could not be read is lost, and the repair that follows sees to what hung on it.
+//! **Invariant:** until the superblock is written the old tree is valid, and neither its blocks nor
+//! blocks of data that a record refers to are written; so after a crash one of the two trees is
+//! complete. Unreadable items are lost, and the repair that follows handles the consequences.
 
 use super::finding::FindingKind;
 use super::meter::Meter;
@@ -26,23 +26,23 @@ use crate::superblock::Superblock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Items that go into the new tree at once.
+/// Number of items written to the new tree per commit.
 const BATCH_ITEMS: usize = 1 << 16;
-/// How often the search looks between two places where the tree is damaged. Damage is found with about
-/// 14 halvings, which leaves a few hundred inodes of ten million.
+/// Limit for the number of probes for damaged places. Each is located with about 14 halvings, which
+/// leaves a few hundred inodes of ten million.
 const PROBES_MAX: u64 = 1 << 14;
-/// Bytes that count as a look: a damaged reference may ask for gigabytes that are not there, and the
-/// memory for them takes its time.
+/// Number of bytes that count as one probe: a damaged reference may request gigabytes beyond the
+/// end, and allocating that memory takes time.
 const PROBE_BYTES: u64 = 1 << 20;
 
 impl Inner {
-    /// Makes the tree anew if a page of it is damaged.
+    /// Rebuilds the tree if a page of it is damaged.
     pub(super) fn rebuild_if_damaged(
         &self,
         repair: &mut Repair,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
-        // In this order, as a commit takes them.
+        // In the same order as a commit.
         let mut slot = self.db.lock().expect("no panic under this lock");
         let closed = || Error::new(Kind::Io, "the file system is closed");
         let db = slot.as_ref().ok_or_else(closed)?;
@@ -77,7 +77,7 @@ impl Inner {
                 return Err(error);
             }
         };
-        // The old tree ends before its blocks may become something else.
+        // The old tree is closed before its blocks may be reused.
         drop(base);
         drop(slot.take());
         let swapped = self.swap(&old, &new).and_then(|db| {
@@ -97,7 +97,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Fills a new tree, whose place stands in `new`. Gives the number of gaps.
+    /// Fills a new tree, whose location `new` describes. Returns the number of gaps.
     fn build(
         &self,
         base: &Base,
@@ -121,7 +121,7 @@ impl Inner {
                 note(*key, value);
             }
         }
-        // Without them everything that is left would go as well.
+        // Without a fileset, the repair would remove everything else as well.
         if says < SAYS_ENOUGH {
             let text = "no files are in what can be read of the metadata, which is left as it is: restore them from a backup";
             return Err(Error::corrupt(text));
@@ -181,7 +181,7 @@ impl Inner {
         Ok(lost)
     }
 
-    /// Makes the new tree the one that counts, and opens it.
+    /// Makes the new tree the valid one, and opens it.
     fn swap(&self, old: &Superblock, new: &SuperblockFile) -> Result<Db> {
         {
             let mut superblock = self.superblock.lock();
@@ -189,7 +189,7 @@ impl Inner {
             superblock.segments = new.segments.clone();
             superblock.metadata_bytes = new.metadata_bytes;
         }
-        // Both copies, so that the damaged tree is not what is left if one of them goes.
+        // Both copies, so that losing one of them does not revive the damaged tree.
         self.superblock.write()?;
         old.segments.iter().for_each(|s| self.space.add(s.run()));
         let file = MetaFile::new(
@@ -202,14 +202,14 @@ impl Inner {
     }
 }
 
-/// Notes the blocks of a record that is an extent.
+/// Records the blocks of an item if it is an extent.
 fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
     if key.layer == 0 || key.kind() != Some(Item::Extent) {
         return;
     }
     let in_fileset = Extent::decode(value).ok();
     let in_snapshot = || Extent::decode(kept(value).ok()??).ok();
-    // What cannot be told for want of a record may be either, until the repair has found it.
+    // If the record of the tree is lost, the format is unknown until the repair has found it.
     let extent = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
         Some(0) => in_fileset,
         Some(_) => in_snapshot(),
@@ -223,7 +223,7 @@ fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
     }
 }
 
-/// Gives every item that can be read to `take`, in no order. Gives the number of gaps.
+/// Passes every readable item to `take`, in no particular order. Returns the number of gaps.
 fn salvage(
     base: &Base,
     superblock: &SuperblockFile,
@@ -234,7 +234,7 @@ fn salvage(
     let (mut probes, mut lost) = (0, 0);
     while let Some((from, to)) = gaps.pop_front() {
         probes += 1;
-        // From both ends up to where it is damaged.
+        // Read from both ends up to the damage.
         let Some(from) = read_from(base, from, to, false, take)? else {
             continue;
         };
@@ -252,7 +252,7 @@ fn salvage(
     Ok(lost)
 }
 
-/// Reads from one end on. Gives where it could not go on.
+/// Reads from one end of a range on. Returns the key at which reading failed, if it did.
 fn read_from(
     base: &Base,
     mut from: Key,
@@ -284,8 +284,8 @@ fn read_from(
     }
 }
 
-/// Two neighbouring keys about in the middle between two others: between layers first, then between
-/// inodes. An inode is not parted.
+/// Returns two adjacent keys near the middle of a range: at the border of two layers if possible,
+/// else of two inodes. An inode is not split.
 fn middle(from: Key, to: Key) -> Option<(Key, Key)> {
     let start = if from.layer < to.layer {
         Key::layer(from.layer + (to.layer - from.layer).div_ceil(2)).0

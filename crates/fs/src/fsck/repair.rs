@@ -1,17 +1,17 @@
-//! Repair: makes what [`crate::Fs::check`] complains of right again.
+//! Repair of the problems that [`crate::Fs::check`] finds.
 //!
 //! ```text
-//!   lost filesets       whose record cannot be read get another
-//!   every record        what is none, or lies where nothing may, goes
-//!   every fileset       names, links, counts (tree.rs); what nothing names goes to lost+found
-//!   every block         references, bitmap and allocator from the records
+//!   lost filesets       get a new record if theirs cannot be read
+//!   every record        is removed if invalid or misplaced
+//!   every fileset       names, links, counts (tree.rs); unnamed inodes go to lost+found
+//!   every block         references, bitmap and allocator are recomputed from the records
 //! ```
 //!
-//! **Invariant:** data that a record names is kept; of two files that name a block both keep it, and
-//! share it from then on. What a snapshot says is left as it is, but for records that are none: one that
-//! contradicts itself can be read as far as it goes, and removed.
-//! Where pages of the tree below the records are damaged, a new one comes first (`rebuild.rs`).
-//! Deliberately absent: a file system that cannot even be opened.
+//! **Invariant:** data that a record refers to is kept; if two files refer to a block, both keep
+//! it, and share it from then on. Snapshots stay as they are, except for invalid records: an
+//! inconsistent snapshot can be read as far as possible, and removed. If pages of the tree are
+//! damaged, it is rebuilt first (`rebuild.rs`). Deliberately absent: a file system that cannot even
+//! be opened.
 
 mod tree;
 
@@ -31,17 +31,17 @@ use crate::state::{State, Tree, kept};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What the three parts of a repair are worth each: the pages, the records, and the check after it.
+/// Weight of each of the three parts of a repair: the pages, the records, and the final check.
 const PART: u64 = 1 << 20;
 
-/// What a repair has done.
+/// Result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Repair {
-    /// What was wrong, and what became of it; at most 1000.
+    /// Problems found, with the action taken; at most 1000.
     pub done: Vec<Finding>,
-    /// All of it, what is not listed included.
+    /// Number of all problems, including unlisted ones.
     pub done_count: u64,
-    /// What a check has found afterwards.
+    /// Result of the final check.
     pub left: Report,
 }
 
@@ -57,17 +57,18 @@ impl Repair {
 }
 
 impl Fs {
-    /// Repairs what contradicts itself. Nobody else uses the file system meanwhile. Durable when this
-    /// returns.
+    /// Repairs inconsistencies. No other thread may use the file system during this. Durable when
+    /// this returns.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: files are open, or wait to be written. [`Kind::ReadOnly`]. The device failed, or
-    /// the metadata cannot be read at all.
+    /// [`Kind::Busy`]: there are open files or dirty pages. [`Kind::ReadOnly`]. The device failed,
+    /// or the metadata cannot be read at all.
     pub fn repair(&self) -> Result<Repair> {
         self.repair_with(&mut |_, _| {})
     }
 
-    /// The same; `progress` is told now and then how much is done, and of how much.
+    /// As [`Fs::repair`]; `progress` is called from time to time with the amount done and the
+    /// total.
     ///
     /// # Errors
     /// As [`Fs::repair`].
@@ -92,7 +93,7 @@ impl Fs {
 
 impl Inner {
     fn repair(&self, repair: &mut Repair, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        // In this order, as a commit takes them.
+        // In the same order as a commit.
         let db = self.db.lock().expect("no panic under this lock");
         let db = db
             .as_ref()
@@ -115,14 +116,14 @@ impl Inner {
         repair_next_tree(&mut op, repair);
         repair_counts(&mut op, repair, meter)?;
         let changes = repair_space(&mut op, db, &metadata, repair, meter)?;
-        // These are not what an operation freed: the allocator has them from here.
+        // These were not freed by the operation: the allocator has been set accordingly already.
         op.store.note_space(&changes);
         op.finish();
         Ok(())
     }
 }
 
-/// The blocks that the metadata has.
+/// Returns the blocks of the metadata.
 fn metadata(fs: &Inner) -> Blocks {
     let mut blocks = Blocks::default();
     for segment in &fs.superblock.lock().segments {
@@ -131,8 +132,8 @@ fn metadata(fs: &Inner) -> Blocks {
     blocks
 }
 
-/// Finds filesets again that the file system does not know any more: by their record, or else by what lies in their
-/// layer, which is somebody's files. What a snapshot kept says nothing without its record, and goes.
+/// Recovers filesets that the file system has lost: by their record, or else by the inodes in their
+/// layer. The layer of a snapshot is useless without its record, and is removed.
 fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<()> {
     meter.begin(meter.items());
     let state: &State = op;
@@ -165,7 +166,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
         if found.contains_key(&id) {
             continue;
         }
-        // What it has is counted when its files are looked at.
+        // The usage is counted when its files are repaired.
         let record = TreeRecord::new(free_name(op, &found, id), op.now);
         let tree = Tree {
             changed: true,
@@ -173,7 +174,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
         };
         found.insert(id, tree);
     }
-    // Filesets first, which snapshots hang on.
+    // Filesets first, because snapshots depend on them.
     let (filesets, snapshots): (Vec<_>, Vec<_>) = found
         .into_iter()
         .partition(|(_, tree)| tree.record.origin == 0);
@@ -200,8 +201,8 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
     Ok(())
 }
 
-/// How much an item says that its layer is a fileset. A key that was damaged may lead into a layer that never was, but
-/// hardly two of them, and not from a root.
+/// Returns the weight of an item as evidence that its layer is a fileset. A damaged key may point
+/// into a layer that never existed, but hardly two of them do, and none of a root.
 pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
     let is_inode = key.layer != 0
         && key.kind() == Some(Item::Inode)
@@ -210,10 +211,11 @@ pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
     u64::from(is_inode) * (1 + u64::from(key.object == ROOT))
 }
 
-/// And how much of that is enough.
+/// Weight of the items at which a layer counts as a fileset.
 pub(super) const SAYS_ENOUGH: u64 = 2;
 
-/// A name for a fileset whose own is lost: that of the first one for the first, if it is free.
+/// Returns an unused name for a fileset that has lost its own: [`FIRST_FILESET`] for the first one,
+/// if that is unused.
 fn free_name(op: &Op, found: &BTreeMap<TreeId, Tree>, id: TreeId) -> String {
     let taken = |name: &str| {
         let mut all = op.trees.values().chain(found.values());
@@ -228,7 +230,7 @@ fn free_name(op: &Op, found: &BTreeMap<TreeId, Tree>, id: TreeId) -> String {
     names.find(|name| !taken(name)).expect("endless")
 }
 
-/// Removes records that are none, and extents that lie where no data can.
+/// Removes invalid records, and extents at places where no data can be.
 fn drop_broken(
     op: &mut Op,
     metadata: &Blocks,
@@ -258,11 +260,11 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
     if !belongs(state, key) {
         return false;
     }
-    // Those of the whole file system are seen to elsewhere.
+    // Records of the file system as a whole are handled elsewhere.
     let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
         return key.layer == 0;
     };
-    // The last numbers are never given, so that there is one for lost+found.
+    // The last numbers are never assigned, so that one is left for lost+found.
     if key.object >> 1 >= PLACE_MAX >> 1 {
         return false;
     }
@@ -290,7 +292,7 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
     }
 }
 
-/// The next fileset gets an id that none has.
+/// Ensures that the next fileset gets an unused id.
 fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
     let last = op.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= op.next_tree && last < TreeId::MAX {
@@ -303,7 +305,7 @@ fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
     }
 }
 
-/// Counts the references of blocks anew.
+/// Recounts the references to blocks.
 fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<()> {
     meter.begin(meter.items());
     let mut ignored = Report::default();
@@ -341,7 +343,7 @@ fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<
     Ok(())
 }
 
-/// Makes the bitmap and the allocator say what the records say. Gives the changes of the bitmap.
+/// Makes the bitmap and the allocator match the records. Returns the changes of the bitmap.
 fn repair_space(
     op: &mut Op,
     db: &Db,
@@ -390,8 +392,8 @@ fn repair_space(
         blocks: range.end - range.start,
     };
     used.extend(metadata);
-    // What the last commit has in use may not be used before the next one is durable: a crash between
-    // the two would find it in use twice.
+    // Blocks in use by the last commit must not be reused before the next one is durable: after a
+    // crash between the two they would be in use twice.
     let mut resting = Blocks::default();
     for range in bitmap.within(bounds.clone()) {
         used.missing(range).into_iter().for_each(|part| {

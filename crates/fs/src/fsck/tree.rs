@@ -1,4 +1,4 @@
-//! One tree as its readers see it: names, links, sizes, blocks, quotas.
+//! Check of one tree as its readers see it: names, links, sizes, blocks, quotas.
 
 use super::Report;
 use super::finding::{Finding, FindingKind, Findings};
@@ -12,29 +12,29 @@ use crate::record::{Entry, Extent, FileType, Inode, Xattr};
 use crate::state::State;
 use std::collections::{HashMap, HashSet};
 
-/// A walk over one tree.
+/// Walk over one tree.
 pub(super) struct Walk<'a> {
     state: &'a State,
     hasher: &'a Hasher,
     tree: TreeId,
     report: &'a mut Report,
     name: String,
-    /// The inode whose items are being looked at.
+    /// Inode whose items are being read.
     current: Option<Current>,
-    /// What is known of each inode.
+    /// Inodes seen so far.
     inodes: HashMap<Ino, Seen>,
-    /// What names say about inodes.
+    /// Inodes by the names that refer to them.
     named: HashMap<Ino, Named>,
     orphans: HashSet<Ino>,
     blocks: u64,
 }
 
-/// What the names of an inode say.
+/// Names that refer to an inode.
 #[derive(Clone, Copy)]
 struct Named {
     count: u32,
     kind: FileType,
-    /// The directory and the place of the first.
+    /// Directory and place of the first name.
     dir: Ino,
     place: u64,
 }
@@ -43,11 +43,11 @@ struct Seen {
     kind: FileType,
     links: u32,
     parent: Ino,
-    /// Directories in it, by its entries.
+    /// Number of subdirectories according to its entries.
     directories: u32,
 }
 
-/// An inode and what its items add up to.
+/// Inode with the totals of its items.
 struct Current {
     ino: Ino,
     inode: Inode,
@@ -110,7 +110,7 @@ impl<'a> Walk<'a> {
         self.report.found(finding);
     }
 
-    /// What a record says, or that it is none.
+    /// Returns a decoded record, or reports it as invalid.
     fn decoded<T>(&mut self, ino: Ino, record: Result<T>) -> Result<Option<T>> {
         match record {
             Ok(record) => Ok(Some(record)),
@@ -304,7 +304,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Names lead to inodes, and inodes count their names.
+    /// Checks that names refer to inodes, and that link counts match the names.
     fn check_names(&mut self) {
         let mut problems: Vec<(Ino, FindingKind, String)> = Vec::new();
         let mut wrong = |ino, kind, text: String| problems.push((ino, kind, text));
@@ -368,7 +368,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Every directory with a name is below the root.
+    /// Checks that every directory with a name is below the root.
     fn check_ways_up(&mut self) {
         let mut below: HashSet<Ino> = HashSet::from([ROOT]);
         let mut lost: Vec<Ino> = Vec::new();

@@ -1,4 +1,4 @@
-//! Damage of every kind to single records, at random, and what is there after the repair.
+//! Random damage of every kind to single records, and the state after the repair.
 
 use crate::db::SpaceChange;
 use crate::file::Allocate;
@@ -30,7 +30,7 @@ fn main(fs: &Fs) -> Fileset {
     fs.fileset_named(FIRST_FILESET).unwrap()
 }
 
-/// A few directories, and in each of them something of every kind.
+/// Returns a device with a few directories, each containing an object of every kind.
 fn sample() -> Arc<dyn BlockDevice> {
     sample_on(&Arc::new(Mem::new(16 << 20, 512)))
 }
@@ -69,7 +69,7 @@ fn sample_on(mem: &Arc<Mem>) -> Arc<dyn BlockDevice> {
     device
 }
 
-/// Everything of the fileset, as keys and values.
+/// Returns all items of a layer.
 fn records(op: &Op, layer: u32) -> Vec<(Key, Vec<u8>)> {
     let mut all = Vec::new();
     let (from, to) = Key::layer(layer);
@@ -97,7 +97,7 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
             op.put_key(key, value, false);
         }
         5 => {
-            // The same record somewhere else.
+            // The same record at another place.
             let other = all[random.below(all.len() as u64) as usize].0;
             let item = Item::ALL[random.below(6) as usize];
             let place = random.below(3) * random.below(20_000);
@@ -238,7 +238,7 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
     assert_eq!(said.path, Some(path));
 }
 
-/// What `superblock` says can be had also from a file system that only a rescue opens.
+/// Returns the segments of the superblock, even if the file system only opens as a rescue.
 fn segments(device: &Arc<dyn BlockDevice>) -> Vec<Segment> {
     let rescue = Options {
         rescue: true,
@@ -249,7 +249,8 @@ fn segments(device: &Arc<dyn BlockDevice>) -> Vec<Segment> {
     fs.superblock().segments
 }
 
-/// Makes the checksums wrong that branches of `redb` have of their children, and nothing that a reader needs.
+/// Invalidates the checksums of children in the branches of `redb`, but nothing that a reader
+/// needs.
 fn damage_branches(mem: &Mem, segments: &[Segment]) {
     const BRANCH: u8 = 2;
     let mut changed = 0;
@@ -278,7 +279,7 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         let fs = open(&device);
         let (id, name) = (main(&fs).id(), b"file 1 0");
         if with_snapshot {
-            // Most of the device is the snapshot's alone.
+            // Most of the device belongs to the snapshot alone.
             let ino = main(&fs).lookup(ROOT, name).unwrap().ino;
             main(&fs)
                 .allocate(ino, 0..12 << 20, Allocate::Grow)
@@ -323,11 +324,11 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         assert_eq!(again.done_count, 0, "{:#?}", again.done);
         assert_eq!(main(&fs).id(), id);
         assert!(records(&Op::locked(fs.inner(), id).unwrap(), id) == before);
-        // That one had no name that anybody could know.
+        // The name of this one could not be recovered.
         let found = fs.fileset_named(&format!("found-{other}")).unwrap();
         assert_eq!(found.id(), other);
         if with_snapshot {
-            // Without their places nobody would know that the new metadata lies on them.
+            // If its extents were not recovered, the new metadata would be placed on top of them.
             assert!(records(&Op::locked(fs.inner(), 2).unwrap(), 2) == kept);
             let then = fs.fileset_named("then").unwrap();
             assert!(then.lookup(ROOT, name).is_ok());

@@ -1,7 +1,7 @@
 //! The repair of one fileset: names, links and counts.
 //!
-//! What is wrong with single records goes first; then the tree of directories is followed from the
-//! root, and what it does not reach is named in `lost+found`; then every count is made what it counts.
+//! Invalid items are removed first; then the tree of directories is followed from the root, and
+//! unreachable inodes get a name in `lost+found`; finally all counts are corrected.
 
 use super::super::finding::{Finding, FindingKind, Findings};
 use super::super::meter::Meter;
@@ -16,10 +16,10 @@ use crate::record::{Entry, Extent, FileType, Inode, Time, Xattr};
 use crate::state::State;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Where what has no name goes.
+/// Directory for inodes without a name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
-/// A name that leads from one inode to another.
+/// Entry of a directory, with its location.
 #[derive(Debug, Clone)]
 struct Name {
     dir: Ino,
@@ -29,14 +29,14 @@ struct Name {
     name: Vec<u8>,
 }
 
-/// What is known of an inode.
+/// Inode, with the totals of its items.
 struct Found {
     inode: Inode,
     blocks: u64,
     target: Option<u64>,
 }
 
-/// A fileset under repair.
+/// Fileset under repair.
 struct Tree<'a, 'b> {
     op: &'a mut Op<'b>,
     hasher: &'a Hasher,
@@ -48,7 +48,7 @@ struct Tree<'a, 'b> {
     orphans: BTreeSet<Ino>,
 }
 
-/// Repairs a fileset.
+/// Repairs one fileset.
 pub(super) fn repair(
     op: &mut Op,
     hasher: &Hasher,
@@ -95,7 +95,7 @@ impl Tree<'_, '_> {
         self.op.delete(self.id, ino, (item, place)).map(drop)
     }
 
-    /// Reads everything, and removes what belongs to no inode, or to none of its kind.
+    /// Reads all items, and removes those without an inode, or with one of the wrong type.
     fn gather(&mut self, meter: &mut Meter) -> Result<()> {
         let mut unwanted: Vec<(Key, &str)> = Vec::new();
         let (mut inodes, mut names) = (BTreeMap::new(), Vec::new());
@@ -193,13 +193,13 @@ impl Tree<'_, '_> {
         self.drop_impossible()
     }
 
-    /// Whether a name is looked for at this place.
+    /// Returns whether a lookup of a name finds it at this place.
     fn is_place(&self, name: &[u8], place: u64) -> bool {
         let first = self.hasher.place(name);
         (first..first + 256).contains(&place)
     }
 
-    /// Removes inodes that cannot be what they say.
+    /// Removes inodes that contradict their number or lack their target.
     fn drop_impossible(&mut self) -> Result<()> {
         let impossible = |(ino, found): (&Ino, &Found)| {
             let kind = found.inode.kind;
@@ -245,10 +245,10 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Keeps the names that lead to an inode, each directory's first.
+    /// Keeps the names that refer to an inode; of a directory, only the first.
     fn check_names(&mut self) -> Result<()> {
         let mut names = std::mem::take(&mut self.names);
-        // Of two entries with one name the one that is found counts.
+        // Of two entries with the same name, the one that a lookup finds counts.
         names.sort_by_key(|name| !self.is_place(&name.name, name.place));
         let mut seen: BTreeSet<(Ino, Vec<u8>)> = BTreeSet::new();
         let mut named: BTreeSet<Ino> = BTreeSet::new();
@@ -286,7 +286,7 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Makes an entry. Gives its place.
+    /// Creates an entry. Returns its place.
     fn enter(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: FileType) -> Result<u64> {
         let found = self.op.entry(self.hasher, self.id, dir, name)?;
         let Slot::Free(place) = found else {
@@ -301,7 +301,7 @@ impl Tree<'_, '_> {
         Ok(place)
     }
 
-    /// The inodes that names reach from the root.
+    /// Returns the inodes that are reachable from the root.
     fn reached(&self) -> BTreeSet<Ino> {
         let mut below: HashMap<Ino, Vec<Ino>> = HashMap::new();
         for name in &self.names {
@@ -318,7 +318,7 @@ impl Tree<'_, '_> {
         reached
     }
 
-    /// Names what is not reached, the topmost of each part, in lost+found.
+    /// Names unreachable inodes in lost+found; of each subtree, only the topmost.
     fn save_unreached(&mut self) -> Result<()> {
         loop {
             let reached = self.reached();
@@ -331,7 +331,7 @@ impl Tree<'_, '_> {
                 .copied()
                 .collect();
             if top.is_empty() {
-                // What is left are directories in a ring: one of them is taken out of it.
+                // Only directories in a loop are left: detach one of them.
                 let is_dir = |ino: &&Ino| *ino & 1 == 1;
                 let Some(ino) = all.iter().find(is_dir).copied() else {
                     return Ok(());
@@ -370,7 +370,7 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// The directory for what has no name, made if it is not there.
+    /// Returns the directory for inodes without a name, creating it if needed.
     fn lost_and_found(&mut self) -> Result<Ino> {
         let (mut name, now) = (LOST_AND_FOUND.to_vec(), self.op.now);
         loop {
@@ -410,7 +410,7 @@ impl Tree<'_, '_> {
         Ok(ino)
     }
 
-    /// An orphan is an inode without a name.
+    /// Removes entries of the orphan list that do not belong to an inode without a name.
     fn settle_orphans(&mut self) -> Result<()> {
         let named: BTreeSet<Ino> = self.names.iter().map(|name| name.ino).collect();
         for ino in std::mem::take(&mut self.orphans) {
@@ -424,7 +424,7 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Makes the counts of each inode what they count.
+    /// Corrects the counts of each inode.
     fn settle_inodes(&mut self) -> Result<()> {
         let (mut entries, mut directories, mut links, mut parents) =
             (counts(), counts(), counts(), HashMap::new());
