@@ -1,9 +1,9 @@
-//! What a file costs in a tree that already has many: making, finding, checking, removing.
+//! Cost per file in a tree that already has many: creating, looking up, checking, removing.
 //!
 //! `cargo run --release -p fs --example many [FILES] [FILE_OR_DEVICE]`
 //!
-//! A thousand files to a directory, a thousand directories to one above; a line for each tenth of the
-//! files.
+//! A directory has a thousand files, its parent a thousand directories; prints a line for each
+//! tenth of the files.
 
 mod support;
 
@@ -54,7 +54,7 @@ fn main() {
     fs.close().expect("closed");
 }
 
-/// The directories, by number.
+/// Directories by number.
 #[derive(Default)]
 struct Tree {
     tops: Vec<Ino>,

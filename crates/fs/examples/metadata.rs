@@ -1,4 +1,4 @@
-//! How many operations on metadata a second, on a disk in memory or in a file.
+//! Rate of metadata operations, on a disk in memory or on a file or device.
 //!
 //! `cargo run --release -p fs --example metadata [FILES] [FILE_OR_DEVICE]`
 

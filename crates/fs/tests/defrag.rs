@@ -1,7 +1,7 @@
-//! Files of many extents become files of few.
+//! Defragmentation of files.
 //!
-//! Goal: nothing that can be read changes, nor what a snapshot shows, nor what is counted; and a power
-//! cut at any moment leaves every file whole.
+//! Goal: the content of files and snapshots does not change, nor do the counts; and a power failure
+//! at any moment leaves every file intact.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn client(fs: &Fs) -> Client {
     Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
 }
 
-/// Files of a page here and a page there, with holes, tails and pages that were never written.
+/// Creates files of scattered pages, with holes, tails and unwritten pages.
 fn scatter(client: &mut Client, random: &mut Random) -> Vec<Ino> {
     let dir = New {
         kind: FileType::Directory,
@@ -73,7 +73,7 @@ fn files_have_few_extents_afterwards_and_the_same_bytes() {
         .expect("it defrags");
     assert_eq!(done.files, 6);
     assert!(done.improved >= 5 && done.moved_blocks > 200, "{done:?}");
-    // A page in twelve is a hole, and after each another extent begins.
+    // One page in twelve is a hole, and a new extent begins after each.
     assert!(done.extents_before > 250, "{done:?}");
     assert!(done.extents_after < 6 * 14, "{done:?}");
     assert!(
@@ -170,7 +170,8 @@ fn a_nearly_full_device_is_defragmented_as_far_as_there_is_room() {
         .create(ROOT, b"fill", &NEW)
         .expect("made")
         .ino;
-    // Beside what is put aside for the metadata as much again, which it gets first, and a little.
+    // Free space: the reserve of the metadata, as much again, which is allocated first, and a
+    // little.
     let usage = fs.usage();
     let aside = usage.free - usage.available;
     let room = usage.available - aside - 40;

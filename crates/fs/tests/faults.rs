@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 const NEW: fs::New = fs::New::of_root(fs::FileType::File, 0);
 
-/// Works on a device whose n-th write or flush from some moment on fails, and then on what is left.
+/// Works on a device whose n-th write or flush fails, counted from a certain moment, and then on
+/// the result.
 fn fail_nth(seed: u64, n: u64, kind: OpKind) {
     let context = format!("EVFS_SEED={seed}, {kind} {n}");
     let mem = Arc::new(Mem::new(24 << 20, 512));
@@ -59,8 +60,8 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         handle.failed() > 0,
         "{context}: an error is told, and only a real one"
     );
-    // What is in memory can be read still. Either all goes on, or nothing can be changed any more and
-    // the reason says why.
+    // State in memory can still be read. Either everything continues, or all changes are refused
+    // and the error states why.
     handle.set(None);
     if let Some(why) = pair.fs.read_only_because() {
         assert!(failed, "{context}: {why}");
@@ -84,7 +85,7 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         fs, client, inodes, ..
     } = pair;
     drop(client);
-    // It says so if it could not be closed well; the device has everything that was synced.
+    // Closing may fail and report it; the device has everything that was synced.
     let _ = fs.close();
     let fs = Fs::open(Arc::clone(&plain), common::options());
     let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
@@ -149,10 +150,10 @@ fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
         assert!(back[..len] == data);
         again
     };
-    // The first write is of data: it stays, and is tried again.
+    // The first write is file data: the page stays dirty and is written again.
     written(1, 1).expect("it is tried again");
     assert!(fs.read_only_because().is_none(), "the metadata is sound");
-    // The second is the journal's. What the device did with it nobody knows, so nothing is called
+    // The second is a journal write. Its effect on the device is unknown, so nothing counts as
     // durable after it.
     written(2, 2).expect_err("not durable");
     drop((file, lane));

@@ -1,7 +1,8 @@
 //! Files with their pages in a cache that is too small for them.
 //!
-//! Goal: what is read is what was written, whoever wrote it through whichever lane, while pages come
-//! and go, files are cut, punched, unlinked and snapshotted; and again after the file system was closed.
+//! Goal: reads return the data that was written, by any lane, while pages are evicted and reloaded
+//! and files are truncated, punched, unlinked and snapshotted; also after the file system was
+//! closed.
 
 mod common;
 
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 600_000;
-/// Longest wait for something that must happen, and longer than any test may take.
+/// Longest wait for an event that must happen; longer than any test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -90,7 +91,7 @@ fn who_uses_files_after_the_file_system_was_closed_is_told_so() {
 fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
     let device = device();
     let fs = open(&device);
-    // Age alone brings nothing to the device while this test runs.
+    // The age of pages alone does not cause a write during this test.
     let config = Config {
         sync_interval: LONG,
         ..Config::new(8 << 20)
@@ -103,7 +104,7 @@ fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
         let ino = files.create(ROOT, name, &NEW).expect("made").ino;
         let file = files.open(ino).expect("open");
         lane.write(&file, At::End, &data).expect("written");
-        // What somebody would find who opened it after a crash. It is being written to, so that there may be anything.
+        // Opens the device as after a crash. It is being written to, so any result is possible.
         let found = || -> Option<()> {
             let options = Options {
                 read_only: true,
@@ -125,7 +126,7 @@ fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
     files.close().expect("closed");
 }
 
-/// One random change of a file and its model.
+/// Applies one random change to a file and its model.
 fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>) {
     let at = random.below(SIZE_MAX);
     let end = at + 1 + random.below(60_000);
@@ -298,7 +299,7 @@ fn a_file_made_without_a_name_is_given_one_or_goes() {
     };
     let refused = files.fileset().create_unnamed(ROOT, &dir).unwrap_err();
     assert_eq!(refused.errno(), libc::EINVAL);
-    // Nobody closes this one: it goes when the file system is next opened.
+    // This one is never closed: it is removed when the file system is next opened.
     let left = files.fileset().create_unnamed(ROOT, &NEW).expect("made");
     assert_clean(&fs, "with a file that has no name yet");
     drop(lane);
@@ -375,9 +376,9 @@ fn threads_append_whole_records() {
     }
 }
 
-/// Whether a thread of this process sleeps.
+/// Returns whether a thread of this process is asleep.
 fn sleeps(task: &Path) -> bool {
-    // One that has just ended has no file any more.
+    // The file of a thread that has just ended does not exist.
     let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, state)| state.starts_with('S'))
@@ -407,7 +408,7 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
             say.send(std::fs::read_link("/proc/thread-self").expect("a link"))
                 .expect("somebody waits");
             while !go.load(Ordering::SeqCst) {
-                // Awake, so that it sleeps for the write alone.
+                // Stays awake, so that it sleeps only during the write.
                 std::thread::yield_now();
             }
             going.store(true, Ordering::SeqCst);
@@ -416,7 +417,7 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
         let task = Path::new("/proc").join(said.recv_timeout(PATIENCE).expect("a thread"));
         record(&mut lane, At::EndOfMore, b"one ");
         go.store(true, Ordering::SeqCst);
-        // It comes between, if it is not made to wait.
+        // If the other client is not made to wait, its write comes between the parts.
         while !going.load(Ordering::SeqCst) || !(sleeps(&task) || waits.is_finished()) {
             std::thread::yield_now();
         }
@@ -424,7 +425,7 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
         record(&mut lane, At::End, b"record ");
         waits.join().expect("no panic");
     });
-    // What does not come is not waited for for ever, by nobody else nor by the one who was to bring it.
+    // An append that is never completed delays neither other clients nor its own indefinitely.
     record(&mut lane, At::EndOfMore, b"half ");
     let (mut other_lane, other_file) = open_other();
     other_lane
@@ -464,7 +465,7 @@ fn a_change_is_one_version_of_what_it_changes() {
     rename((one, b"a"), (one, b"b"));
     rename((one, b"b"), (other, b"c"));
     let after = [ROOT, one, other, moved].map(version);
-    // In another directory, a directory is another one: its `..` is.
+    // Moving a directory to another parent changes its content: the `..` entry.
     let changes = [1, 3, 1, 2];
     for at in 0..4 {
         assert_eq!(after[at], before[at] + changes[at], "the {at}th");
@@ -482,7 +483,7 @@ fn a_change_is_one_version_of_what_it_changes() {
     assert_eq!(version(file.ino()), first + 1);
     files.raise_version(file.ino()).expect("raised");
     assert_eq!(version(file.ino()), first + 2);
-    // What a client had held back changes no times that it has said.
+    // A late write does not change times that the client has set itself.
     let time = Time {
         seconds: 7,
         nanos: 8,
@@ -497,7 +498,7 @@ fn a_change_is_one_version_of_what_it_changes() {
     let inode = files.attr(file.ino()).expect("there").inode;
     assert_eq!((inode.modified, inode.changed), (time, time));
     assert_eq!(inode.data_version, first + 3);
-    // What is lent is as it was, whatever comes after it.
+    // A loaned page keeps its content, whatever is written later.
     let mut lent = Vec::new();
     let bytes = 4090..20_000;
     lane.lend(&file, bytes, |page, part| lent.push((page, part)))
@@ -535,7 +536,7 @@ fn directories_have_the_access_list_of_the_one_they_are_made_in() {
     assert_clean(&fs, "inherited");
 }
 
-/// Remembers what it was told.
+/// Watcher that records its notifications.
 #[derive(Default)]
 struct Told(std::sync::Mutex<Vec<String>>);
 

@@ -1,4 +1,4 @@
-//! Disks and filesets that are full.
+//! Full disks and filesets.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing(
     assert!(refused > 1000 && files.len() > 100);
     client.sync(&mut random).expect("promises are kept");
     assert_clean(&fs, "full");
-    // What is there can be overwritten in place.
+    // Existing data can be overwritten in place.
     for (ino, data) in &mut files {
         data[0] ^= 0xff;
         client
@@ -203,7 +203,7 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
     }
 }
 
-/// What statfs(2) says is left of blocks and inodes.
+/// Returns the available blocks and inodes according to statfs(2).
 fn left(fileset: &Fileset) -> (u64, u64) {
     let stat = fileset.statfs().expect("statfs");
     (stat.available, stat.free_inodes)
@@ -218,7 +218,7 @@ fn names_targets_and_attributes_count_against_a_quota() {
         inodes: 50,
     };
     let first = fileset.create(ROOT, b"first", &NEW).expect("made").ino;
-    // What is there before there is a limit counts, too.
+    // Usage from before the limit was set counts, too.
     let value = [7; 10 * 4096];
     let set =
         |name: &str, value: &[u8]| fileset.set_xattr(first, name.as_bytes(), value, SetXattr::Any);
@@ -242,7 +242,7 @@ fn names_targets_and_attributes_count_against_a_quota() {
     };
     let many = (0..100).find_map(|i| link(i).err());
     assert_eq!(many.map(|e| e.kind()), Some(Kind::Quota));
-    // Content and the rest share the limit.
+    // Content and the other items share the limit.
     let mut client = Client::new(fileset.clone());
     assert_eq!(client.write(first, 0, &[1; 3 * 4096]), Err(libc::EDQUOT));
     fileset.remove_xattr(first, b"user.9").expect("removed");
@@ -251,7 +251,7 @@ fn names_targets_and_attributes_count_against_a_quota() {
         .expect("there is room again");
     client.sync(&mut Random::new(3)).expect("synced");
 
-    // A file counts as often as it has names.
+    // A file counts once per name.
     let (_, inodes) = left(&fileset);
     let names: Vec<Vec<u8>> = (0..100).map(|i| format!("name {i}").into_bytes()).collect();
     let linked = names

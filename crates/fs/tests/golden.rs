@@ -1,5 +1,5 @@
-//! Images of earlier versions, which every later one has to read. `fixtures/fs/README.md` says how
-//! they were made.
+//! Images of earlier versions, which every later version must be able to read.
+//! `fixtures/fs/README.md` describes how they were made.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(path).join(name)
 }
 
-/// The blocks of a device that are not zeros: number, length without the zeros at the end, bytes.
+/// Returns the non-zero blocks of a device: number, length without trailing zeros, bytes.
 fn pack(device: &Mem) -> Vec<u8> {
     let mut blocking = block::Blocking::open(device).expect("a queue");
     let mut out = Vec::new();
@@ -53,7 +53,7 @@ fn unpack(mut bytes: &[u8]) -> Mem {
     mem
 }
 
-/// Everything that a reader sees: names and attributes, and a checksum of each file.
+/// Returns everything visible to a reader: names and attributes, and a checksum of each file.
 fn seen(fs: &Fs) -> String {
     let mut out = String::new();
     for (id, record) in fs.filesets() {
@@ -119,7 +119,7 @@ fn version_1_with_a_journal_to_play_reads_as_it_did() {
     check("v1-journal");
 }
 
-/// Makes the images anew, from the code as it is.
+/// Creates the images again with the current code.
 #[test]
 #[ignore = "writes the fixtures"]
 fn make_the_images() {

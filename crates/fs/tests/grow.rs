@@ -1,4 +1,4 @@
-//! A device that has become larger.
+//! A device that has grown.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn client(fs: &Fs) -> Client {
     Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
 }
 
-/// The bytes of a file, some at a time as any cache reads them.
+/// Reads a file in parts, as a cache does.
 fn read(client: &mut Client, ino: u64, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < len {
@@ -29,7 +29,7 @@ fn read(client: &mut Client, ino: u64, len: usize) -> Vec<u8> {
     all
 }
 
-/// A file system that was made on a smaller device and is full, and its one file.
+/// Returns a device with a full file system that was created on a smaller one, and its only file.
 fn sample() -> (Mem, u64, Vec<u8>) {
     let small = Arc::new(Mem::new(SMALL, 512));
     let device: Arc<dyn BlockDevice> = small.clone();
@@ -41,7 +41,7 @@ fn sample() -> (Mem, u64, Vec<u8>) {
         .create(ROOT, b"file", &NEW)
         .expect("made")
         .ino;
-    // As much as can wait for its place at once.
+    // As much data as can be promised at once.
     let mut data = vec![0; (fs.usage().available / 17 * 16 * 4096) as usize];
     Random::new(1).fill(&mut data);
     client.write(ino, 0, &data).expect("written");

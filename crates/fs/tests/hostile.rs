@@ -1,5 +1,5 @@
-//! Images that somebody has changed: a clear error, or a file system that can be used; never a panic
-//! of ours, never a hang, never memory without bound; and what the check calls clean can be used.
+//! Manipulated images: the result is a clear error or a usable file system; never a panic, a hang
+//! or unbounded memory; and a file system that the check reports as clean can be used.
 //!
 //! `EVFS_IMAGES` is the number of images with changed metadata.
 
@@ -11,7 +11,7 @@ use common::{amount, format, open, options, seed};
 use fs::{FIRST_FILESET, Fs, Kind, Options, SUPERBLOCK_BYTES};
 use std::sync::Arc;
 
-/// A file system with something of everything in it.
+/// Returns a file system that contains objects of every kind.
 fn sample() -> Mem {
     let mem = Arc::new(Mem::new(16 << 20, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
@@ -38,7 +38,7 @@ fn sample() -> Mem {
     mem.fork()
 }
 
-/// Uses whatever opens, as far as it goes.
+/// Opens and uses an image as far as possible. Returns whether the check found it clean.
 fn exercise(image: Mem) -> Result<bool, Kind> {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
     let fs = Fs::open(device, options()).map_err(|e| e.kind())?;
@@ -47,13 +47,13 @@ fn exercise(image: Mem) -> Result<bool, Kind> {
         Err(error) => return Err(error.kind()),
     };
     if clean {
-        // Then it can be used as if nothing had happened, by key as well as by scan.
+        // It can be used like an undamaged one, by key as well as by scan.
         let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
         describe(&main);
         fs.create_fileset("another").expect("it can be changed");
         fs.close().expect("it closes");
     } else {
-        // Damage may be found only now.
+        // The damage may be detected only now.
         let _ = fs.create_fileset("another");
         let _ = fs.close();
     }
@@ -87,7 +87,7 @@ fn content(image: &Mem) -> Vec<u8> {
     bytes
 }
 
-/// Changes bytes of the metadata here and there.
+/// Changes random bytes of the metadata.
 fn damage(image: &Mem, segments: &[fs::Segment], random: &mut Random) {
     for _ in 0..1 + random.below(8) {
         let segment = segments[random.below(segments.len() as u64) as usize];
@@ -98,8 +98,8 @@ fn damage(image: &Mem, segments: &[fs::Segment], random: &mut Random) {
     }
 }
 
-/// Repairs; a snapshot that lost something stays as it is, until it is removed. Says whether nothing had
-/// to be removed; nothing, if the page is gone that leads to all files.
+/// Repairs the file system; a snapshot that remains inconsistent is removed. Returns whether none
+/// had to be removed, or `None` if the page that leads to all files is lost.
 fn repair_all(fs: &Fs, context: &str) -> Option<bool> {
     let repair = match fs.repair() {
         Err(error)
@@ -222,8 +222,9 @@ fn what_can_be_read_of_damaged_metadata_is_made_anew() {
     assert!(repaired * 2 > damaged, "{repaired} of {damaged}");
 }
 
-/// A page of `redb` that leads to others: its type, the number of keys, and behind 16 bytes of checksum for each child,
-/// the children's numbers, whose upper 5 bits say how long they are.
+/// Changes the length of a child in a branch page of `redb`. The page consists of its type, the
+/// number of keys, 16 bytes of checksum for each child, and the children's numbers, whose upper 5
+/// bits encode their length.
 fn lengthen_a_child(image: &Mem, page: u64) -> bool {
     const BRANCH: u8 = 2;
     let mut bytes = [0; 4096];
@@ -265,7 +266,7 @@ fn a_page_that_would_be_longer_than_all_others_is_damage_and_no_failed_device() 
             continue;
         };
         if fs.check().is_ok_and(|report| report.is_clean()) {
-            continue; // A page of an earlier commit.
+            continue; // A page of an older commit.
         }
         if repair_all(&fs, &context).is_none() {
             continue;

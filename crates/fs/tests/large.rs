@@ -1,5 +1,5 @@
-//! Many of everything. `EVFS_ENTRIES` is the number of entries in one directory; `--example many` of this
-//! crate measures what each costs.
+//! Large numbers of everything. `EVFS_ENTRIES` is the number of entries in one directory; the
+//! example `many` of this crate measures the costs.
 
 mod common;
 

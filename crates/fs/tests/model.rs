@@ -1,8 +1,9 @@
-//! The file system against a model of it.
+//! The file system compared with a model.
 //!
-//! Goal: every operation gives what the model gives, and everything reads back, also after the file
-//! system was closed and opened. Method: random operations on few names and small files, so that they
-//! meet; errno compared after each, single inodes now and then, everything and `check` at each closing.
+//! Goal: every operation has the same result as in the model, and everything reads back, also after
+//! the file system was closed and reopened. Method: random operations on few names and small files,
+//! so that they conflict; the errno is compared after each, single inodes now and then, everything
+//! and `check` at each close.
 //!
 //! `EVFS_OPERATIONS` is the number of operations.
 

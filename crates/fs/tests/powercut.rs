@@ -1,13 +1,14 @@
-//! The power fails, at any moment.
+//! Power failures at any moment.
 //!
-//! Goal: whatever a cut leaves opens without repair and passes the check; the names, types, links and
-//! attributes are as after one of the operations between the last sync and the cut; what was synced,
-//! and not changed since, is whole; a file never shows bytes that were not written to it; snapshots are
-//! as they were made. Method: random operations over a disk with a volatile cache, whose log is then
-//! cut at random points with any part of the volatile writes.
+//! Goal: after any power failure the file system opens without repair and passes the check; the
+//! names, types, links and attributes are those after one of the operations between the last sync
+//! and the failure; synced data that was not changed since is intact; a file never shows bytes that
+//! were not written to it; snapshots are unchanged. Method: random operations on a disk with a
+//! volatile cache, whose log is then cut at random points, keeping any part of the volatile writes.
 //!
-//! `EVFS_CUTS` is the number of images, in steps of 200. Five thousand in pieces, each with its own seed:
-//! `for s in $(seq 301 325); do EVFS_SEED=$s EVFS_CUTS=200 cargo test -p fs --test powercut; done`
+//! `EVFS_CUTS` is the number of images, in steps of 200. Five thousand in pieces, each with its own
+//! seed: `for s in $(seq 301 325); do EVFS_SEED=$s EVFS_CUTS=200 cargo test -p fs --test powercut;
+//! done`
 
 mod common;
 
@@ -20,23 +21,23 @@ use fs::{Fileset, Fs, Ino};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What was true after an operation.
+/// State after an operation.
 struct Moment {
-    /// Events of the disk before the operation began.
+    /// Number of disk events before the operation began.
     begun: usize,
     described: String,
-    /// The version of each file's content.
+    /// Version of each file's content.
     versions: BTreeMap<Id, u64>,
 }
 
-/// Something that was promised to be durable.
+/// State that was reported as durable.
 struct Synced {
-    /// Events of the disk when it was.
+    /// Number of disk events at that moment.
     event: usize,
     moment: usize,
-    /// The content of the files that were written out for it.
+    /// Content of the files that were written back for it.
     files: BTreeMap<Id, (u64, Vec<u8>)>,
-    /// The snapshots there were, by name.
+    /// Existing snapshots by name.
     snapshots: BTreeMap<String, Model>,
 }
 
@@ -44,7 +45,7 @@ struct History {
     moments: Vec<Moment>,
     synced: Vec<Synced>,
     owner: HashMap<Ino, Id>,
-    /// Every snapshot there ever was.
+    /// All snapshots, including removed ones.
     snapshots: BTreeMap<String, Model>,
 }
 
@@ -67,7 +68,7 @@ fn contents(model: &Model, only: Option<Id>) -> BTreeMap<Id, (u64, Vec<u8>)> {
         .collect()
 }
 
-/// Works on a disk and notes what it does.
+/// Runs random operations on a disk and records the history.
 fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
     let device: Arc<dyn BlockDevice> = disk.clone();
     let mut pair = Pair::new(open(&device), seed);
@@ -126,7 +127,7 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
                 let id = pair.fs.fileset_named(&name).expect("there").id();
                 living.remove(&name);
                 if let Some(synced) = history.synced.last_mut() {
-                    // From here on it may be there, or gone.
+                    // From here on it may or may not exist.
                     synced.snapshots.remove(&name);
                 }
                 pair.fs.remove_fileset(id).expect("removed");
@@ -147,7 +148,7 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
     history
 }
 
-/// Opens what a cut has left and compares.
+/// Opens the image after a power failure and compares it with the history.
 fn check(image: Mem, history: &History, point: usize, context: &str) {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
     let fs = match Fs::open(Arc::clone(&device), common::options()) {
@@ -199,7 +200,7 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
     fs.close().expect("it closes");
 }
 
-/// Words of a file name the node they were written to, or are zeros.
+/// Checks that each word of a file carries the number of its own node, or is zero.
 fn assert_own(data: &[u8], id: Id, context: &str) {
     for word in data.chunks_exact(8) {
         let word = u64::from_le_bytes(word.try_into().unwrap());
@@ -270,7 +271,7 @@ fn run(seed: u64, steps: usize, cuts: usize) {
 
 #[test]
 fn cuts_leave_what_was_synced_and_nothing_else() {
-    /// Images of one recording.
+    /// Number of images per recording.
     const CUTS: usize = 200;
     let parts = amount("EVFS_CUTS", 2 * CUTS).div_ceil(CUTS);
     for seed in (seed(1)..).take(parts) {

@@ -1,16 +1,17 @@
-//! The power fails while files are written through the cache.
+//! Power failures while files are written through the cache.
 //!
-//! Goal: whatever a cut leaves opens without repair and passes the check; the names are as after one
-//! of the operations between the last fsync and the cut, so a rename has happened or has not; of a
-//! file, what was there at its last fsync is there, but for what was changed since: every word of it
-//! is one that it has had in that place since then. A snapshot made while pages were waiting shows
-//! the file at some moment between its last fsync and the snapshot, and never changes.
-//! Method: random operations through two lanes and a cache with fast write-behind (its thread makes
-//! the log of the disk differ from run to run), over a disk with a volatile cache, which is then cut at
-//! random points with any part of the volatile writes.
+//! Goal: after any power failure the file system opens without repair and passes the check; the
+//! names are those after one of the operations between the last fsync and the failure, so a rename
+//! has happened or has not; a file has its content of the last fsync, except for later changes:
+//! every word of it is one that was in that place since then. A snapshot taken with dirty pages
+//! shows the file at some moment between its last fsync and the snapshot, and never changes.
+//! Method: random operations through two lanes and a cache with fast write-behind (whose thread
+//! makes the log of the disk differ from run to run), on a disk with a volatile cache, which is
+//! then cut at random points, keeping any part of the volatile writes.
 //!
-//! `EVFS_CUTS` is the number of images, in steps of 100. Five thousand in pieces, each with its own seeds:
-//! `for s in 1 2 3 4 5 6 7 8 9 10; do EVFS_SEED=${s}00 EVFS_CUTS=500 cargo test -p fs --test powercut_files; done`
+//! `EVFS_CUTS` is the number of images, in steps of 100. Five thousand in pieces, each with its own
+//! seeds: `for s in 1 2 3 4 5 6 7 8 9 10; do EVFS_SEED=${s}00 EVFS_CUTS=500 cargo test -p fs --test
+//! powercut_files; done`
 
 mod common;
 
@@ -27,34 +28,34 @@ use std::time::Duration;
 const NEW: New = New::of_root(FileType::File, 0o644);
 const SIZE_MAX: u64 = 100_000;
 const NAMES: u64 = 8;
-/// Images of one recording.
+/// Number of images per recording.
 const CUTS_PER_PART: usize = 100;
 const STEPS: usize = 600;
 
 type Names = BTreeMap<Vec<u8>, Ino>;
 type Content = Arc<Vec<u8>>;
 
-/// A file's content after each of its changes, and when the change began.
+/// Content of a file after each change, with the number of disk events when the change began.
 #[derive(Default)]
 struct Past {
     versions: Vec<(usize, Content)>,
-    /// Events of the disk when a version was durable, and its number.
+    /// Number of disk events when a version was durable, and the number of the version.
     synced: Vec<(usize, usize)>,
 }
 
 struct Snapshot {
-    /// Events before it was begun, and after it was durable.
+    /// Number of disk events before it was begun, and after it was durable.
     begun: usize,
     made: usize,
     names: Names,
-    /// The newest version of each file.
+    /// Newest version of each file.
     versions: BTreeMap<Ino, usize>,
 }
 
 struct History {
-    /// Events before each operation, and the names after it.
+    /// Number of disk events before each operation, and the names after it.
     names: Vec<(usize, Names)>,
-    /// Events when names were durable, and their number.
+    /// Number of disk events when names were durable, and the number of elements of `names` then.
     synced: Vec<(usize, usize)>,
     files: BTreeMap<Ino, Past>,
     snapshots: BTreeMap<String, Snapshot>,
@@ -87,7 +88,7 @@ impl Work {
         past.versions.last().map_or(Vec::new(), |(_, c)| c.to_vec())
     }
 
-    /// Words that say whose they are.
+    /// Returns words that identify their file.
     fn words(&mut self, ino: Ino, bytes: u64) -> Vec<u8> {
         let counter = &mut self.counter;
         let word = |_| {
@@ -127,7 +128,7 @@ impl Work {
             return;
         }
         let ino = match self.random.below(3) {
-            // Without a name first.
+            // Created without a name first.
             0 => {
                 let (attr, file) = self.files.create_unnamed(ROOT, &NEW).expect("made");
                 self.open.insert(attr.ino, file);
@@ -252,7 +253,7 @@ impl Work {
         self.note_names(event);
     }
 
-    /// Of a fileset whose pages wait to be written.
+    /// Takes a snapshot of a fileset with dirty pages.
     fn snapshot(&mut self, begun: usize) {
         let name = format!("snapshot {begun} {}", self.history.names.len());
         let id = self.files.fileset().id();
@@ -317,8 +318,8 @@ fn names_of(fileset: &fs::Fileset) -> Names {
     names
 }
 
-/// Each word of a file is one that it has had there in one of these versions; behind the end of one of
-/// them it may be zero.
+/// Checks that each word of a file is from one of these versions at that place; beyond the end of
+/// one of them it may be zero.
 fn assert_of(found: &[u8], versions: &[(usize, Content)], context: &str) {
     let sizes = || versions.iter().map(|(_, content)| content.len());
     let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
@@ -341,7 +342,7 @@ fn assert_of(found: &[u8], versions: &[(usize, Content)], context: &str) {
     }
 }
 
-/// The versions that a file may be a mixture of, if the newest possible one is `newest`.
+/// Returns the versions that a file may be a mixture of, up to version `newest`.
 fn possible(past: &Past, point: usize, newest: usize) -> &[(usize, Content)] {
     let synced = past.synced.iter().filter(|(event, _)| *event <= point);
     let oldest = synced.map(|(_, version)| *version).max().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Room for metadata that runs out in other ways than by full disks: free space in crumbs, records that
-//! multiply on a disk that is full, and flushes that fail.
+//! Shortage of metadata space for other reasons than a full disk: fragmented free space, records
+//! that multiply on a full disk, and failing flushes.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn client(fs: &Fs) -> Client {
     Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
 }
 
-/// What has happened can be committed, and the file system opens again and is sound.
+/// Checks that all changes can be committed, and that the file system opens again and is clean.
 fn assert_lives(device: &Arc<dyn BlockDevice>, fs: Fs, context: &str) -> Fs {
     fs.commit()
         .unwrap_or_else(|error| panic!("{context}: {error}, {:?}", fs.usage()));
@@ -33,7 +33,7 @@ fn assert_lives(device: &Arc<dyn BlockDevice>, fs: Fs, context: &str) -> Fs {
     fs
 }
 
-/// A file of all that is free, never written.
+/// Creates a file of all free space, unwritten.
 fn fill(client: &Client) -> fs::Ino {
     let ino = client
         .fileset
@@ -172,7 +172,7 @@ fn after_a_flush_that_failed_nothing_more_is_called_durable() {
     client.write(one, 0, &[1; 9000]).expect("written");
     client.write(two, 0, &[2; 9000]).expect("written");
     client.write_all_out(&mut random).expect("written out");
-    // The device says, once, that it has lost what it had answered.
+    // The device reports only once that it has lost acknowledged data.
     handle.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
     assert!(client.fsync(one, &mut random).is_err());
     assert!(client.fsync(two, &mut random).is_err(), "it may be gone");
@@ -210,7 +210,7 @@ fn the_value_of_an_attribute_is_never_taken_for_a_record_of_the_journal() {
     let superblock = fs.superblock();
     let mut counted = 0;
     for shift in 0..4096usize {
-        // For one of the shifts the text begins at a block of the journal.
+        // For one of the shifts the magic is at the start of a journal block.
         let mut value = vec![b'.'; shift];
         value.extend_from_slice(b"EVFSjrnl");
         value.resize(shift + 4096, b'.');

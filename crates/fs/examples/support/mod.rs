@@ -1,11 +1,11 @@
-//! What the examples share: their arguments, and a line for each piece of work.
+//! Shared by the examples: parsing the arguments, and printing a line for each measurement.
 
 use block::{BlockDevice, Mem};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// `[FILES] [FILE_OR_DEVICE]`: how many files, and on what; without a device, in memory.
+/// Parses `[FILES] [FILE_OR_DEVICE]`: the number of files and the device; by default in memory.
 pub fn arguments(files: u64, memory_bytes: u64) -> (u64, Arc<dyn BlockDevice>) {
     let mut args = std::env::args().skip(1);
     let files = args
@@ -21,8 +21,8 @@ pub fn arguments(files: u64, memory_bytes: u64) -> (u64, Arc<dyn BlockDevice>) {
     (files, device)
 }
 
-/// Does `count` pieces of work and prints what one of them takes: by the clock, of processors (of all
-/// threads, so that commits count), and how much memory the process has after it.
+/// Runs `work`, which consists of `count` operations, and prints the elapsed time and the CPU time
+/// of all threads (including commits) per operation, and the resident memory afterwards.
 pub fn rate<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
     let (start, before) = (Instant::now(), cpu_seconds());
     let result = work();

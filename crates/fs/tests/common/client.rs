@@ -1,4 +1,4 @@
-//! A cache of a few lines over the pager: dirty pages in a map, written out when a test says so.
+//! A minimal cache over the pager: dirty pages in a map, written back when a test requests it.
 
 use block::{Buf, Completion, Op, Random, Request, Wait};
 use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 pub const PAGE: u64 = 4096;
 
-/// A front end with a cache.
+/// Front end with a cache.
 pub struct Client {
     pub fileset: Fileset,
     pub pager: FsPager,
@@ -26,7 +26,7 @@ impl Client {
         }
     }
 
-    /// Carries out one request and gives it back.
+    /// Executes one request and returns its operation.
     pub fn run(&mut self, ino: Ino, op: Op) -> block::Result<Op> {
         self.queue
             .submit(FileId(ino), Request { tag: 7, op })
@@ -40,7 +40,7 @@ impl Client {
     }
 
     fn load(&mut self, ino: Ino, first: u64, pages: u64) -> block::Result<Vec<u8>> {
-        // In buffers of one, two and more pages, so that borders of extents fall everywhere.
+        // Uses buffers of one, two and three pages, so that borders of extents fall everywhere.
         let mut bufs = Vec::new();
         let mut left = pages;
         while left > 0 {
@@ -60,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Bytes of a file, up to its end.
+    /// Reads bytes of a file, up to its end.
     pub fn read(&mut self, ino: Ino, offset: u64, len: u64) -> Result<Vec<u8>, i32> {
         let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
         let end = (offset + len).min(size);
@@ -113,7 +113,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes some or all dirty pages of a file out, several requests at a time.
+    /// Writes back some or all dirty pages of a file, with several requests at a time.
     pub fn write_out(&mut self, ino: Ino, random: &mut Random, all: bool) -> Result<(), i32> {
         let Some(dirty) = self.dirty.remove(&ino) else {
             return Ok(());
@@ -172,7 +172,7 @@ impl Client {
         error.map_or(Ok(()), Err)
     }
 
-    /// Writes everything out.
+    /// Writes back all dirty pages of all files.
     pub fn write_all_out(&mut self, random: &mut Random) -> Result<(), i32> {
         let mut files: Vec<Ino> = self.dirty.keys().copied().collect();
         files.sort_unstable();
@@ -181,19 +181,19 @@ impl Client {
             .try_for_each(|ino| self.write_out(ino, random, true))
     }
 
-    /// fsync(2): the pages of the file, then the journal.
+    /// Syncs a file as fsync(2): its pages, then the journal.
     pub fn fsync(&mut self, ino: Ino, random: &mut Random) -> Result<(), i32> {
         self.write_out(ino, random, true)?;
         self.run(ino, Op::Flush).map(drop).map_err(|e| e.errno())
     }
 
-    /// Everything of all files.
+    /// Writes back all files, and syncs the file system.
     pub fn sync(&mut self, random: &mut Random) -> Result<(), i32> {
         self.write_all_out(random)?;
         self.fileset.sync().map_err(|e| e.errno())
     }
 
-    /// The cache forgets a file that is gone.
+    /// Drops the pages of a removed file.
     pub fn forget(&mut self, ino: Ino) {
         self.dirty.remove(&ino);
     }
@@ -230,12 +230,13 @@ impl Client {
         Ok(())
     }
 
-    /// fallocate(2).
+    /// Allocates, punches or zeroes as fallocate(2).
     pub fn allocate(&mut self, ino: Ino, from: u64, to: u64, how: Allocate) -> Result<(), i32> {
         let clears = !matches!(how, Allocate::Grow | Allocate::KeepSize);
         let inner = from.div_ceil(PAGE) * PAGE..to / PAGE * PAGE;
         if clears {
-            // The edges are written through the cache; what is whole is dropped, once it is sure that it goes.
+            // The edges are written through the cache; whole pages are dropped once the operation
+            // has succeeded.
             let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
             let edges = match inner.is_empty() {
                 true => [from..to, to..to],

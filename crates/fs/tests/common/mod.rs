@@ -1,4 +1,4 @@
-//! What the tests share: a cache of a few lines over the pager, a model of a file system, and random
+//! Shared by the tests: a minimal cache over the pager, a model of a file system, and random
 //! operations on both.
 
 #![allow(dead_code)] // Each test uses a part of it.
@@ -12,12 +12,12 @@ use fs::{Fs, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system on this device; nothing is committed but when a test asks for it.
+/// Opens the file system of a device; it commits only when a test requests it.
 pub fn open(device: &Arc<dyn BlockDevice>) -> Fs {
     Fs::open(Arc::clone(device), options()).expect("it opens")
 }
 
-/// How [`open`] opens.
+/// Returns the options of [`open`].
 pub fn options() -> Options {
     Options {
         commit_interval: Duration::from_secs(3600),
@@ -26,24 +26,24 @@ pub fn options() -> Options {
     }
 }
 
-/// A new file system on a device.
+/// Creates a file system on a device.
 pub fn format(device: &Arc<dyn BlockDevice>) {
     Fs::format(Arc::clone(device), "test").expect("it formats");
 }
 
-/// Says what is wrong with a file system that should be sound.
+/// Checks that a file system is clean, and panics with its problems otherwise.
 pub fn assert_clean(fs: &Fs, context: &str) {
     let report = fs.check().expect("it can be checked");
     assert!(report.is_clean(), "{context}: {:#?}", report.problems);
 }
 
-/// How much of something a test does: the variable of this name, or what suits every run.
+/// Returns the amount of work for a test: the value of the environment variable, or the default.
 pub fn amount(variable: &str, default: usize) -> usize {
     let amount = std::env::var(variable).ok().and_then(|n| n.parse().ok());
     amount.unwrap_or(default)
 }
 
-/// The seed of a random test: `EVFS_SEED`, or this one.
+/// Returns the seed of a random test: `EVFS_SEED`, or the default.
 pub fn seed(default: u64) -> u64 {
     let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
     let seed = seed.unwrap_or(default);

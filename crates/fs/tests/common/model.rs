@@ -1,4 +1,4 @@
-//! A file system as simple as it can be: what the real one is compared with.
+//! The simplest possible file system, as a reference for the real one.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct Node {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub parent: Id,
     pub opens: u32,
-    /// Counts changes of content, to tell which files are as they were.
+    /// Number of changes of the content, to tell which files have not changed.
     pub version: u64,
 }
 
@@ -80,7 +80,7 @@ impl Model {
         }
     }
 
-    /// The entries of a directory that has a name still.
+    /// Returns the entries of a directory that still has a name.
     fn live(&self, dir: Id) -> Result<&BTreeMap<Vec<u8>, Id>> {
         let entries = self.entries(dir)?;
         match self.nodes[&dir].links {
@@ -107,7 +107,7 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let is_dir = matches!(kind, Kind::Dir(_));
-        // A directory in a directory with set-group-id has it too.
+        // A directory inherits set-group-id from its parent.
         let inherited = self.nodes[&dir].permissions & 0o2000;
         let permissions = permissions | if is_dir { inherited } else { 0 };
         let node = Node {
@@ -291,7 +291,7 @@ impl Model {
         node.version += 1;
     }
 
-    /// The tree without the content of files, as one text: what a crash must leave whole.
+    /// Returns the tree without the content of files as text, for comparison after a crash.
     pub fn describe(&self) -> String {
         let mut out = String::new();
         self.describe_below(ROOT, &mut String::from(""), &mut out, &mut BTreeMap::new());

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Longest file of a random test in bytes.
 const SIZE_MAX: u64 = 200_000;
-/// Names there are; few, so that they meet.
+/// Number of names; few, so that they conflict.
 const NAMES: u64 = 24;
 
 pub struct Pair {
@@ -17,14 +17,15 @@ pub struct Pair {
     pub model: Model,
     pub inodes: HashMap<Id, Ino>,
     pub random: Random,
-    /// Open inodes, once for each time.
+    /// Open inodes, once per open.
     open: Vec<Id>,
-    /// Bytes written say whose they are: words of the node's number and a counter.
+    /// Whether written data identifies its file: words of the node's number and a counter.
     pub signed: bool,
     counter: u64,
-    /// Errors that both sides may differ in, for a device that is full or fails.
+    /// Whether the file system may fail where the model does not, because the device is full or
+    /// fails.
     pub lenient: bool,
-    /// Every inode there ever was.
+    /// All inodes ever used.
     pub ever: HashMap<Ino, Id>,
 }
 
@@ -77,7 +78,7 @@ impl Pair {
         (count > 0).then(|| fitting[self.random.below(count) as usize])
     }
 
-    /// Mostly a directory with a name.
+    /// Returns a random node, in most cases a directory with a name.
     fn dir(&mut self) -> Id {
         if self.random.below(20) == 0 {
             return self.any();
@@ -94,7 +95,7 @@ impl Pair {
         self.inodes[&id]
     }
 
-    /// Bytes to write.
+    /// Returns data to write.
     pub fn content(&mut self, id: Id, len: usize) -> Vec<u8> {
         self.counter += 1;
         let word = ((id as u64) << 32 | self.counter).to_le_bytes();
@@ -106,7 +107,8 @@ impl Pair {
         data
     }
 
-    /// Whether a device that is full or fails has refused it, which changes nothing and is no fault.
+    /// Returns whether a full or failing device refused the operation, which changes nothing and is
+    /// not a test failure.
     fn is_refused<T>(&self, ours: &fs::Result<T>) -> bool {
         self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno()))
     }
@@ -123,7 +125,7 @@ impl Pair {
         );
     }
 
-    /// One random operation on both.
+    /// Applies one random operation to both.
     pub fn step(&mut self) {
         match self.random.below(100) {
             0..=13 => self.create(),
@@ -198,7 +200,8 @@ impl Pair {
         self.same("link", ours.map_err(|e| e.errno()), &theirs);
     }
 
-    /// The inodes that are in the model no more are in no cache.
+    /// Drops inodes that the model has removed from the cache, and checks that they no longer
+    /// exist.
     fn forget_gone(&mut self) {
         let gone: Vec<Id> = self
             .inodes
@@ -298,7 +301,7 @@ impl Pair {
         }
         let ours = self.client.allocate(self.ino(id), from, to, how);
         if ours.is_err() && self.lenient {
-            // Edges may have been zeroed before it failed.
+            // The edges may have been zeroed before the error.
             let size = self.model.node(id).data.len();
             let now = self
                 .client
@@ -398,7 +401,7 @@ impl Pair {
         self.same("write_out", ours, &Ok(()));
     }
 
-    /// Everything about one inode.
+    /// Compares a random inode.
     pub fn compare_one(&mut self) {
         let id = self.any();
         let ino = self.ino(id);
@@ -448,7 +451,7 @@ impl Pair {
         }
     }
 
-    /// Everything about every inode.
+    /// Compares as many random inodes as there are, and the tree as a whole.
     pub fn compare_all(&mut self) {
         let (random, ids) = (self.random.clone(), self.model.nodes.len());
         for _ in 0..ids {
@@ -463,7 +466,7 @@ fn is_full(errno: i32) -> bool {
     errno == libc::ENOSPC || errno == libc::EDQUOT || errno == libc::EIO
 }
 
-/// A tree without the content of files, in the words of [`Model::describe`].
+/// Returns a tree without the content of files, in the format of [`Model::describe`].
 pub fn describe(fileset: &Fileset) -> String {
     let mut out = String::new();
     describe_below(
