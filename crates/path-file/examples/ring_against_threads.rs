@@ -1,6 +1,7 @@
-//! Random reads of a direct file: N in flight through one ring against N blocking threads, in turn.
+//! Random direct reads of a file: N in flight on one ring compared with N blocking threads, run
+//! alternately.
 //!
-//! Prints a Markdown table: for each block size and N the requests per second and the CPU per
+//! Prints a Markdown table: for each block size and N, the requests per second and the CPU time per
 //! request of both, and the median of the paired ratios.
 //!
 //! ```text

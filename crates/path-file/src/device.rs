@@ -11,13 +11,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An open file or block device.
+/// Open file or block device.
 #[derive(Debug)]
 pub struct FileDevice {
     shared: Arc<Shared>,
 }
 
-/// What all queues of a file read and none changes.
+/// Immutable state shared by all queues of a file.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) file: File,
@@ -37,17 +37,17 @@ impl Drop for Shared {
 }
 
 impl FileDevice {
-    /// Opens what is there.
+    /// Opens an existing file or block device.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when somebody else has it, [`ErrorKind::Unsupported`] when O_DIRECT or
-    /// io_uring is demanded and refused, [`ErrorKind::Invalid`] for what is no disk, and what the
-    /// system says.
+    /// [`ErrorKind::Busy`]: another process has it open. [`ErrorKind::Unsupported`]: O_DIRECT or
+    /// io_uring was required and is not available. [`ErrorKind::Invalid`]: neither a regular file
+    /// nor a block device. System errors.
     pub fn open(path: &Path, options: &Options) -> Result<Arc<FileDevice>> {
         FileDevice::open_as(path, path, options)
     }
 
-    /// Opens what is at one path for now, and is called by another.
+    /// Opens the file that is at `at` for now, under its final name `path`.
     fn open_as(at: &Path, path: &Path, options: &Options) -> Result<Arc<FileDevice>> {
         let name = path.display().to_string();
         let meta = std::fs::metadata(at).map_err(|e| Error::from_io(&name, e))?;
@@ -55,7 +55,7 @@ impl FileDevice {
         open.read(true).write(!options.read_only);
         let mut flags = libc::O_CLOEXEC | libc::O_NOCTTY;
         if meta.file_type().is_block_device() && options.lock == Lock::Exclusive {
-            // On a block device: fails while it is mounted or held otherwise.
+            // On a block device: fails while it is mounted or claimed otherwise.
             flags |= libc::O_EXCL;
         } else if !meta.file_type().is_block_device() && !meta.is_file() {
             let why = "neither a regular file nor a block device";
@@ -65,7 +65,7 @@ impl FileDevice {
         FileDevice::of_file(path, name, file, why_not_direct, options)
     }
 
-    /// Makes a sparse file of `size` bytes (0600), durable with its name, and opens it.
+    /// Creates a sparse file of `size` bytes (mode 0600), durable with its name, and opens it.
     ///
     /// # Errors
     /// As [`FileDevice::make`].
@@ -75,11 +75,11 @@ impl FileDevice {
         Ok(device)
     }
 
-    /// The same of a file that has no name yet: [`NewFile::finish`] gives it, when what has to be in the file is
-    /// written.
+    /// Creates and opens a file that has no name yet: [`NewFile::finish`] names it once the caller
+    /// has written its initial content.
     ///
     /// # Errors
-    /// When the file exists, or another process makes it, and those of [`FileDevice::open`].
+    /// The file exists, or another process is creating it, and those of [`FileDevice::open`].
     pub fn make(path: &Path, size: u64, options: &Options) -> Result<(Arc<FileDevice>, NewFile)> {
         let new = NewFile::unlocked(path)?;
         let sized = new.file().set_len(size);
@@ -99,7 +99,8 @@ impl FileDevice {
         why_not_direct: Option<String>,
         options: &Options,
     ) -> Result<Arc<FileDevice>> {
-        // Who only reads shares with readers; the kernel gives an exclusive lock to writers alone.
+        // A reader shares the file with other readers; the kernel grants an exclusive lock only to
+        // writers.
         let lock = match options.lock {
             Lock::Exclusive if options.read_only => Lock::Shared,
             lock => lock,
@@ -138,13 +139,13 @@ impl FileDevice {
         }))
     }
 
-    /// The path it was opened by.
+    /// Returns the path by which the file was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// Where the file that is open lies now, without symbolic links; `None` for one that has no name any more,
-    /// and for a block device.
+    /// Returns the current path of the open file, without symbolic links; `None` if it no longer
+    /// has a name, and for a block device.
     pub fn resolved_path(&self) -> Option<PathBuf> {
         let meta = self.shared.file.metadata().ok()?;
         let link = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
@@ -152,36 +153,36 @@ impl FileDevice {
         (meta.is_file() && meta.nlink() > 0 && path.is_absolute()).then_some(path)
     }
 
-    /// Whether the page cache is passed by.
+    /// Returns whether I/O bypasses the page cache.
     pub fn direct(&self) -> bool {
         self.shared.direct
     }
 
-    /// Why the page cache is not passed by, if it is not.
+    /// Returns why I/O does not bypass the page cache, if it does not.
     pub fn why_not_direct(&self) -> Option<&str> {
         self.shared.why_not_direct.as_deref()
     }
 
-    /// The first byte from `from` on that may hold data; `None` where only a hole follows.
+    /// Returns the first byte from `from` on that may hold data; `None` if only a hole follows.
     pub fn next_data(&self, from: u64) -> Option<u64> {
         match rustix::fs::seek(&self.shared.file, rustix::fs::SeekFrom::Data(from)) {
             Ok(at) => Some(at.max(from)),
             Err(rustix::io::Errno::NXIO) => None,
-            // Not a file, or a file system that keeps no holes: all of it may be data.
+            // Not a regular file, or a file system without holes: all of it may be data.
             Err(_) => Some(from),
         }
     }
 
-    /// The bytes of a file behind its last whole block, which are no part of the device.
+    /// Returns the bytes of a file after its last whole block, which are not part of the device.
     ///
     /// # Errors
-    /// What the system says.
+    /// A system error.
     pub fn behind_the_end(&self) -> Result<Vec<u8>> {
         let info = &self.shared.info;
         let failed = |e| Error::from_io(&info.name, e).detail("its last bytes cannot be read");
         let mut bytes = Vec::new();
         if self.shared.file.metadata().map_err(failed)?.is_file() {
-            // An opening of its own, through the page cache: O_DIRECT may refuse what is no whole block.
+            // Reopened, to use the page cache: O_DIRECT may refuse a partial block.
             let same = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
             let mut file = File::open(same).map_err(failed)?;
             file.seek(SeekFrom::Start(info.size)).map_err(failed)?;
@@ -191,16 +192,16 @@ impl FileDevice {
         Ok(bytes)
     }
 
-    /// Takes the header lock, which `cryptsetup` takes as well; waits a while for it.
+    /// Takes the header lock, which `cryptsetup` takes as well; waits up to 10 seconds for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when somebody holds it for long.
+    /// [`ErrorKind::Busy`]: another program still holds it.
     pub fn header_lock(&self, exclusive: bool) -> Result<HeaderGuard> {
         lock::header_lock(&self.shared.file, &self.shared.info.name, exclusive)
     }
 }
 
-/// Opens with O_DIRECT if it is wanted and possible, and says why where it is not.
+/// Opens a file with O_DIRECT if requested and possible. Returns the reason if it is not used.
 fn open_direct(
     path: &Path,
     name: &str,
@@ -234,7 +235,7 @@ fn open_direct(
     }
 }
 
-/// Whether holes can be punched: tried on nothing, behind the end of a file.
+/// Returns whether holes can be punched: tries it beyond the end of the file.
 fn can_discard(file: &File, block_device: bool) -> bool {
     use rustix::fs::FallocateFlags;
     if block_device {

@@ -1,10 +1,10 @@
-//! One path to a disk: a regular file (sparse or not) or a block device, by io_uring, past the page
-//! cache where the file system allows it.
+//! One path to a disk: a regular file (sparse or not) or a block device, by io_uring, bypassing the
+//! page cache where the file system allows it.
 //!
-//! **Invariant:** the kernel sees only memory that a queue owns, until it has said that it is done
-//! with it; and two EVFS processes never write one file (the open lock, see [`Lock`]).
+//! **Invariant:** the kernel accesses only memory that a queue owns until the operation has
+//! completed; and two EVFS processes never write to one file (the open lock, see [`Lock`]).
 //!
-//! Absent on purpose: retries of failed media, caching, and knowledge of what the bytes mean.
+//! Deliberately absent: retries of media errors, caching, and any interpretation of the data.
 
 mod device;
 mod lock;

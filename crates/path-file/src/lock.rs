@@ -1,4 +1,4 @@
-//! The two locks of a file: the open lock, held while it is in use, and the header lock that is
+//! The two locks of a file: the open lock, held while the file is in use, and the header lock,
 //! shared with `cryptsetup`.
 
 use crate::Lock;
@@ -9,16 +9,16 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-/// Where `cryptsetup` keeps its lock files for block devices (`lib/utils_device_locking.c`).
+/// Directory of `cryptsetup`'s lock files for block devices (`lib/utils_device_locking.c`).
 const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
-/// How long the open lock is waited for. A process that was killed has it a moment longer: the
-/// kernel takes its rings down, and with them their files, after it is gone.
+/// How long to wait for the open lock. A killed process may hold it a moment longer: the kernel
+/// tears down its rings, and with them their files, after the process has ended.
 const OPEN_LOCK_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a header change of somebody else may take before we give up.
+/// How long to wait for a header change by another program.
 const HEADER_LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Takes the open lock on an open file. It goes when the last descriptor of the opening is closed,
-/// also when the process is killed.
+/// Takes the open lock on an open file. It is released when the last descriptor of the open file
+/// description is closed, also when the process is killed.
 pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> {
     let kind = match lock {
         Lock::Exclusive => libc::F_WRLCK,
@@ -44,8 +44,8 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
     })
 }
 
-/// Tries again for a moment what fails with one of `taken`: the kernel takes the rings of a process down after
-/// the process has ended, and with them the last hold on the file.
+/// Retries for a moment while `attempt` fails with one of `taken`: the kernel tears down the rings
+/// of a process after it has ended, and with them its last reference to the file.
 pub(crate) fn patiently<T>(
     taken: &[i32],
     mut attempt: impl FnMut() -> std::io::Result<T>,
@@ -67,8 +67,8 @@ fn is_one_of(error: &std::io::Error, codes: &[i32]) -> bool {
         .is_some_and(|code| codes.contains(&code))
 }
 
-/// Gives the open lock up at once. Closing the file does so too, but a ring may hold the file for a
-/// moment longer than we do.
+/// Releases the open lock at once. Closing the file does so too, but a ring may hold the file for a
+/// moment longer.
 pub(crate) fn drop_open_lock(file: &File) {
     // SAFETY: as in `take_open_lock`; the kernel only reads the value.
     unsafe {
@@ -79,7 +79,7 @@ pub(crate) fn drop_open_lock(file: &File) {
     }
 }
 
-/// The error for a file that somebody else has.
+/// Returns the error for a file that another process has open.
 pub(crate) fn busy(name: &str) -> Error {
     Error::new(
         ErrorKind::Busy,
@@ -88,17 +88,17 @@ pub(crate) fn busy(name: &str) -> Error {
     )
 }
 
-/// The header lock, held until this is dropped.
+/// Header lock, released on drop.
 #[derive(Debug)]
 pub struct HeaderGuard {
     _file: OwnedFd,
 }
 
 /// Takes the lock that `cryptsetup` takes around reading and changing a header: `flock` on the file
-/// itself, for a block device on a file of its own.
+/// itself, or for a block device on a separate lock file.
 ///
-/// The file is the one that is open, whatever has its name by now: it is opened anew by its descriptor, so that
-/// locks of two threads of this process exclude each other as well.
+/// The locked file is the open one, whatever file has its name now: it is reopened through its
+/// descriptor, so that the locks of two threads of this process exclude each other as well.
 pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<HeaderGuard> {
     let io = |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("the header lock");
     let meta = open.metadata().map_err(|e| Error::from_io(name, e))?;

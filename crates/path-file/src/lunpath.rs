@@ -1,4 +1,4 @@
-//! A file or a disk as one path to a LUN.
+//! A file or block device as one path to a LUN.
 
 use crate::{FileDevice, Options};
 use block::{
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A file or block device of this machine, as a path. It is opened with the first connection, and
-/// stays open, under its lock, as long as the path is.
+/// File or block device of this machine, as a path. The first connection opens it, and it stays
+/// open, under its lock, for the lifetime of the path.
 pub struct FilePath {
     path: PathBuf,
     name: String,
@@ -19,7 +19,7 @@ pub struct FilePath {
 }
 
 impl FilePath {
-    /// A path; nothing is opened yet.
+    /// Creates a path without opening anything.
     pub fn new(path: PathBuf, options: Options) -> FilePath {
         FilePath {
             name: path.display().to_string(),
@@ -29,7 +29,7 @@ impl FilePath {
         }
     }
 
-    /// The open file.
+    /// Returns the open file, opening it if needed.
     ///
     /// # Errors
     /// Those of [`FileDevice::open`].
@@ -84,7 +84,7 @@ impl Lunpath for FilePath {
     }
 
     fn fence(&self, _key: u64, _within: Duration) -> Result<()> {
-        // What the kernel took it carries out; there is nobody else to ask.
+        // The kernel executes everything it has accepted; there is no target that could fence.
         let why = "a file has no fence";
         Err(Error::new(ErrorKind::Unsupported, &self.name, why))
     }

@@ -1,8 +1,8 @@
-//! Files that are there whole or not at all, and never replace another.
+//! Atomic creation of files: a file appears complete or not at all, and never replaces another.
 //!
-//! A new file is made beside its name, under a hidden one that follows from it, and is renamed when it is
-//! complete. Whoever makes it holds the open lock on it. What lies there without that lock is the remains of a
-//! process that was killed, and the next one that makes a file of this name removes it.
+//! A new file is created under a hidden name derived from its own, and renamed when it is complete.
+//! Its creator holds the open lock on it. A hidden file without that lock was left by a killed
+//! process; the next process that creates a file of this name removes it.
 
 use crate::{Lock, lock};
 use block::{Error, ErrorKind, Result};
@@ -14,10 +14,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// The bytes of a name that a hidden one takes over, so that it is no longer than a name may be.
+/// Bytes of a name that its hidden name includes, to stay within the limit of file names.
 const NAME_BYTES_MAX: usize = 200;
 
-/// A file (0600) that is being made, and gets its name by [`NewFile::finish`]. Dropped before, it is removed.
+/// New file (mode 0600) that gets its name by [`NewFile::finish`]. Dropping it earlier removes it.
 #[derive(Debug)]
 pub struct NewFile {
     temporary: NamedTempFile<File>,
@@ -25,10 +25,11 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins a file that will be called `path`.
+    /// Begins to create the file `path`.
     ///
     /// # Errors
-    /// The file exists (`EEXIST`), another process is making it ([`ErrorKind::Busy`]), and what the system says.
+    /// The file exists (`EEXIST`), another process is creating it ([`ErrorKind::Busy`]), or a
+    /// system error.
     pub fn begin(path: &Path) -> Result<NewFile> {
         let new = NewFile::unlocked(path)?;
         lock::take_open_lock(new.file(), &new.name(), Lock::Exclusive)?;
@@ -36,7 +37,8 @@ impl NewFile {
         Ok(new)
     }
 
-    /// The same for one who takes the open lock, and then calls [`NewFile::still_there`].
+    /// As [`NewFile::begin`], for a caller that takes the open lock and then calls
+    /// [`NewFile::still_there`].
     pub(crate) fn unlocked(path: &Path) -> Result<NewFile> {
         let failed = |e| Error::from_io(path.display().to_string(), e).detail("cannot be made");
         if std::fs::symlink_metadata(path).is_ok() {
@@ -61,7 +63,7 @@ impl NewFile {
         Ok(NewFile { temporary, path })
     }
 
-    /// Fails where another process has taken the file for remains before it was locked.
+    /// Checks that no other process removed the file as a leftover before it was locked.
     pub(crate) fn still_there(&self) -> Result<()> {
         match is_at(self.file(), self.temporary.path()) {
             true => Ok(()),
@@ -69,12 +71,12 @@ impl NewFile {
         }
     }
 
-    /// The file, to be filled.
+    /// Returns the file, to be filled.
     pub fn file(&self) -> &File {
         self.temporary.as_file()
     }
 
-    /// Where it lies until it is complete.
+    /// Returns the path of the file until it is complete.
     pub(crate) fn hidden_path(&self) -> &Path {
         self.temporary.path()
     }
@@ -83,10 +85,10 @@ impl NewFile {
         self.path.display().to_string()
     }
 
-    /// Makes it durable, with its name.
+    /// Makes the file and its name durable.
     ///
     /// # Errors
-    /// A file of this name has come meanwhile (`EEXIST`), and what the system says; then there is no new file.
+    /// A file of this name exists by now (`EEXIST`), or a system error; there is no new file then.
     pub fn finish(self) -> Result<()> {
         let name = self.name();
         let failed = |e| Error::from_io(&name, e).detail("cannot be made");
@@ -101,7 +103,7 @@ impl NewFile {
     }
 }
 
-/// The folder that a file is in.
+/// Returns the directory of a file.
 fn folder(path: &Path) -> &Path {
     path.parent()
         .filter(|folder| !folder.as_os_str().is_empty())
@@ -116,8 +118,8 @@ fn hidden(path: &Path) -> std::io::Result<OsString> {
     Ok(hidden)
 }
 
-/// Removes what a process that was killed has left. Who removes holds the lock, so nobody who makes the file loses
-/// it unseen.
+/// Removes the file of a killed process. This is done under the open lock, so a process that is
+/// creating the file cannot lose it unnoticed.
 fn remove_remains(path: &Path, hidden: &Path) -> Result<()> {
     let failed = |e| {
         let why = format!("cannot be made: {} is in the way", hidden.display());
@@ -209,7 +211,7 @@ mod tests {
             assert!(!remains.exists());
             assert_eq!(std::fs::read(&path).unwrap(), b"");
         }
-        // What is no file of ours is not followed, and not removed.
+        // A file that is not ours is neither followed nor removed.
         let (path, other) = (dir.path().join("b"), dir.path().join("other"));
         std::fs::write(&other, "of somebody else").unwrap();
         std::os::unix::fs::symlink(&other, dir.path().join(hidden(&path).unwrap())).unwrap();

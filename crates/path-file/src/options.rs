@@ -1,35 +1,35 @@
-//! How a file is opened.
+//! Options for opening a file.
 
-/// Who else may have the file open through EVFS.
+/// Other EVFS processes that may have the file open at the same time.
 ///
-/// An open-file-description lock over the whole file (and `O_EXCL` on a block device). It is not
-/// the lock that `cryptsetup` takes around header changes, so that keys can be changed while a
-/// volume is attached; `qemu` uses locks of the same kind and refuses a file that is held.
+/// This is an open-file-description lock over the whole file (and `O_EXCL` on a block device). It
+/// is not the lock that `cryptsetup` takes around header changes, so keys can be changed while a
+/// volume is attached; `qemu` uses locks of the same kind and refuses a file that is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// Nobody: for writing.
+    /// No other process; for writing.
     Exclusive,
     /// Readers only.
     Shared,
-    /// Anybody: for a look at a header, under the header lock.
+    /// Any process; for reading a header, under the header lock.
     None,
 }
 
-/// Whether to go past the page cache.
+/// Whether to bypass the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
-    /// Where the file system allows it.
+    /// Bypass it where the file system allows it.
     Auto,
-    /// Or fail.
+    /// Bypass it, or fail.
     Always,
-    /// Through the page cache.
+    /// Use the page cache.
     Never,
 }
 
-/// How requests reach the kernel.
+/// Interface by which requests reach the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// io_uring, and system calls where the system forbids it.
+    /// io_uring, or system calls where the system forbids it.
     Auto,
     /// io_uring, or fail.
     IoUring,
@@ -37,20 +37,20 @@ pub enum Engine {
     Psync,
 }
 
-/// Settings of a path; the defaults suit a volume that is about to be attached.
+/// Options of a path; the defaults suit a volume that is about to be attached.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Open for reading only.
+    /// Open the file for reading only.
     pub read_only: bool,
-    /// Who else may have it.
+    /// Lock on the file.
     pub lock: Lock,
-    /// Past the page cache or through it.
+    /// Use of the page cache.
     pub direct: Direct,
-    /// io_uring or system calls.
+    /// Use of io_uring.
     pub engine: Engine,
-    /// Requests in flight on each queue. 128 keeps a fast disk busy with 4 KiB requests.
+    /// Limit for requests in flight on each queue. 128 keeps a fast disk busy with 4 KiB requests.
     pub queue_depth: u32,
-    /// Longest transfer in bytes. The kernel splits it as the disk needs.
+    /// Largest transfer in bytes. The kernel splits it as the disk requires.
     pub max_transfer: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the system says about a file: size, alignment, identity, place.
+//! Properties of a file: size, alignment, identity, NUMA node.
 
 use block::{Error, ErrorKind, Result};
 use std::fs::File;
@@ -6,26 +6,26 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Smallest block that anything here has.
+/// Smallest logical block size in bytes.
 const SMALLEST_BLOCK: u32 = 512;
-/// Offset and length that every O_DIRECT takes.
+/// Alignment of offset and length in bytes that O_DIRECT always accepts.
 const SAFE_BLOCK: u32 = 4096;
 
-/// What was found.
+/// Properties found.
 pub(crate) struct Probe {
     pub(crate) block_device: bool,
-    /// Nobody may write to it.
+    /// Whether the device refuses writes.
     pub(crate) read_only: bool,
     pub(crate) size: u64,
     pub(crate) logical_block_size: u32,
-    /// Alignment of memory for O_DIRECT; 1 through the page cache.
+    /// Required alignment of memory for O_DIRECT; 1 with the page cache.
     pub(crate) memory_align: u32,
     pub(crate) optimal_io_size: u32,
     pub(crate) wwid: String,
     pub(crate) numa_node: Option<u32>,
 }
 
-/// Looks at an open file.
+/// Determines the properties of an open file.
 pub(crate) fn probe(file: &File, name: &str, direct: bool) -> Result<Probe> {
     let io = |e| Error::from_io(name, e);
     let meta = file.metadata().map_err(io)?;
@@ -52,7 +52,7 @@ pub(crate) fn probe(file: &File, name: &str, direct: bool) -> Result<Probe> {
         found.logical_block_size = found.logical_block_size.max(offset_align);
         found.memory_align = memory_align;
     }
-    // A file may end anywhere; what lies behind its last whole block cannot be used.
+    // A file may end anywhere; the bytes after its last whole block are not usable.
     found.size -= found.size % u64::from(found.logical_block_size);
     Ok(found)
 }
@@ -63,7 +63,7 @@ fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
     let mut block: libc::c_int = 0;
     // BLKGETSIZE64 of <linux/fs.h>: _IOR(0x12, 114, size_t); it stores 64 bits.
     const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-    // SAFETY: the descriptor is a block device, and each request stores the type it is given.
+    // SAFETY: the descriptor is a block device, and each request stores a value of the type passed.
     let stored = unsafe {
         libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) == 0
             && libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut block) == 0
@@ -75,7 +75,7 @@ fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
     let number = |file: &str| read_trimmed(&format!("{sys}/{file}"))?.parse::<u32>().ok();
     Ok(Probe {
         block_device: true,
-        // Linux lets one open it for writing all the same, and refuses the writes.
+        // Linux allows opening such a device for writing, and refuses the writes.
         read_only: read_trimmed(&format!("{sys}/ro")).is_some_and(|ro| ro == "1"),
         size: bytes,
         logical_block_size: u32::try_from(block)
@@ -94,7 +94,8 @@ fn sys_folder(dev: u64) -> String {
     format!("/sys/dev/block/{}:{}", libc::major(dev), libc::minor(dev))
 }
 
-/// The identity that the disk itself reports, which two paths to it share; else its number here.
+/// Returns the identity that the disk itself reports, which two paths to it share; else its device
+/// number on this machine.
 fn wwid_of_disk(sys: &str, rdev: u64) -> String {
     ["wwid", "device/wwid", "dm/uuid", "loop/backing_file"]
         .iter()
@@ -102,7 +103,7 @@ fn wwid_of_disk(sys: &str, rdev: u64) -> String {
         .unwrap_or_else(|| format!("dev:{}:{}", libc::major(rdev), libc::minor(rdev)))
 }
 
-/// The node of the disk, or of the disk that a file's file system lies on.
+/// Returns the NUMA node of the disk, or of the disk that holds the file's file system.
 fn numa_node(dev: u64) -> Option<u32> {
     let sys = sys_folder(dev);
     ["device/numa_node", "../device/numa_node"]
@@ -116,13 +117,13 @@ fn read_trimmed(path: &str) -> Option<String> {
         .map(|text| text.trim().to_owned())
 }
 
-/// Alignment of offsets and of memory for O_DIRECT: what `statx` says (Linux 6.1), or what a read
-/// of 512 bytes shows.
+/// Returns the alignment of offsets and of memory for O_DIRECT: from `statx` (Linux 6.1), or
+/// determined by a read of 512 bytes.
 fn direct_alignment(file: &File) -> (u32, u32) {
     // SAFETY: an all-zero statx is a valid value to be filled in.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, the path is empty as AT_EMPTY_PATH wants it, and `stat` has
-    // room for the answer.
+    // SAFETY: the descriptor is open, the path is empty as AT_EMPTY_PATH requires, and `stat` has
+    // room for the result.
     let done = unsafe {
         libc::statx(
             file.as_raw_fd(),

@@ -1,17 +1,17 @@
-//! System calls in the calling thread, for systems that forbid io_uring.
+//! I/O by system calls in the calling thread, for systems that forbid io_uring.
 
 use crate::queue::Sys;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Results of operations that were carried out and not yet drained.
+/// Results of completed operations that have not been drained yet.
 #[derive(Default)]
 pub(crate) struct Psync {
     results: Vec<(u64, i32)>,
 }
 
 impl Psync {
-    /// Carries the operation out; always takes it.
+    /// Executes the operation; always accepts it.
     pub(crate) fn carry_out(&mut self, file: &File, index: u64, sys: &Sys<'_>) -> bool {
         self.results.push((index, carry_out(file.as_raw_fd(), sys)));
         true
@@ -23,7 +23,8 @@ impl Psync {
     }
 }
 
-/// The result as io_uring gives it: a byte count, or an errno below zero.
+/// Executes an operation. Returns the result in the form of io_uring: a byte count, or a negative
+/// errno.
 fn carry_out(fd: i32, sys: &Sys<'_>) -> i32 {
     let flags = |fua: bool| if fua { libc::RWF_DSYNC } else { 0 };
     // SAFETY: the descriptor is open; the buffers belong to a job that is held until its result has

@@ -1,8 +1,8 @@
-//! One thread's way to a file: the life of a request, whichever engine carries it out.
+//! Queue of one thread for a file: the life of a request, independent of the engine.
 //!
-//! A request goes through *stages*, one system operation each: most have one; a write-zeroes that
-//! the file system cannot do natively writes zeros piece by piece, and one with FUA syncs after
-//! it; a short read or write goes on where it stopped.
+//! A request passes through *stages* of one system operation each. Most have one; a write-zeroes
+//! that the file system does not support natively writes zeros piece by piece, and syncs afterwards
+//! if it has FUA; a short read or write continues where it stopped.
 
 use crate::device::Shared;
 use crate::options::Engine;
@@ -16,74 +16,74 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Bytes of the zeros that stand in for a native write-zeroes.
+/// Size in bytes of the zero buffer that replaces a native write-zeroes.
 const ZEROS_BYTES: usize = 256 * 1024;
-/// Times an operation that the system interrupted is tried again before that is an error.
+/// Number of retries of an interrupted operation before it fails.
 const RETRIES_MAX: u32 = 1000;
 
-/// A request between submit and reap.
+/// Request between submit and reap.
 pub(crate) struct Job {
     tag: u64,
     op: Op,
     stage: Stage,
     retries: u32,
-    /// The vector that the kernel reads while a scattered transfer is in flight. Its heap memory
-    /// stays in place while the job does.
+    /// Vector that the kernel reads while a scattered transfer is in flight. Its heap memory stays
+    /// in place while the job does.
     pub(crate) iov: Vec<libc::iovec>,
 }
 
-/// What the system is doing, or is about to do, for a job.
+/// Current or next system operation of a job.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// The operation itself, from this many bytes on.
+    /// The operation itself; the first `done` bytes are transferred.
     Main { done: usize },
     /// Zeros in place of a native write-zeroes, from this offset on.
     Zeros { at: u64 },
-    /// A sync after something that has no FUA of its own.
+    /// Sync after an operation that lacks FUA.
     Sync,
 }
 
-/// One system operation.
+/// System operation.
 pub(crate) enum Sys<'a> {
-    /// One buffer.
+    /// Read into one buffer.
     Read { offset: u64, ptr: *mut u8, len: u32 },
-    /// One buffer.
+    /// Write from one buffer.
     Write {
         offset: u64,
         ptr: *const u8,
         len: u32,
         fua: bool,
     },
-    /// Several buffers.
+    /// Read into several buffers.
     ReadV { offset: u64, iov: &'a [libc::iovec] },
-    /// Several buffers.
+    /// Write from several buffers.
     WriteV {
         offset: u64,
         iov: &'a [libc::iovec],
         fua: bool,
     },
-    /// `fdatasync`
+    /// `fdatasync`.
     Sync,
-    /// `fallocate`
+    /// `fallocate`.
     Fallocate { offset: u64, len: u64, mode: i32 },
 }
 
-/// What carries system operations out.
+/// Executor of system operations.
 enum Carrier {
     Ring(Box<Ring>),
     Psync(Psync),
 }
 
-/// A queue on a file.
+/// Queue for a file.
 pub(crate) struct FileQueue {
-    // Declared first, dropped first: the ring lets go of all memory before the jobs free it.
+    // Declared first, dropped first: the ring releases all memory before the jobs free it.
     carrier: Carrier,
     shared: Arc<Shared>,
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// Jobs whose next stage is to be handed to the carrier.
+    /// Jobs whose next stage waits to be passed to the carrier.
     staged: VecDeque<usize>,
-    /// Completions that needed no system operation.
+    /// Completions to be reaped.
     ready: VecDeque<Completion>,
     zeros: Option<Buf>,
     results: Vec<(u64, i32)>,
@@ -123,7 +123,7 @@ impl FileQueue {
         })
     }
 
-    /// Whether O_DIRECT takes the buffers where they are.
+    /// Returns whether the alignment of the buffers suffices for O_DIRECT.
     fn memory_is_aligned(&self, op: &Op) -> bool {
         let align = self.shared.memory_align as usize;
         match op {
@@ -137,7 +137,7 @@ impl FileQueue {
         }
     }
 
-    /// Hands staged jobs to the carrier as far as it takes them.
+    /// Passes staged jobs to the carrier until it is full.
     fn feed(&mut self) {
         while let Some(&index) = self.staged.front() {
             let Some(job) = self.jobs[index].as_mut() else {
@@ -158,7 +158,7 @@ impl FileQueue {
         }
     }
 
-    /// Moves on the jobs whose operations have ended.
+    /// Advances the jobs whose operations have completed.
     fn settle_all(&mut self) {
         let mut results = std::mem::take(&mut self.results);
         for (index, result) in results.drain(..) {
@@ -200,12 +200,12 @@ impl FileQueue {
     }
 }
 
-/// What follows the end of a system operation.
+/// Next step after a system operation.
 enum After {
     Again,
     Done,
     Failed(i32),
-    /// A read met the end of the file.
+    /// The end of the file was reached.
     Ended,
 }
 
@@ -294,8 +294,8 @@ impl Job {
         }
     }
 
-    /// Judges the result of the operation that [`Job::next_operation`] gave: a byte count or, below
-    /// zero, an errno.
+    /// Processes the result of the operation from [`Job::next_operation`]: a byte count, or a
+    /// negative errno.
     fn after(&mut self, result: i32) -> After {
         if result < 0 {
             return self.after_error(-result);
@@ -345,7 +345,7 @@ impl Job {
                 self.retries += 1;
                 After::Again
             }
-            // No native write-zeroes here (some file systems, some disks): write zeros.
+            // Native write-zeroes is not supported (some file systems, some disks): write zeros.
             (
                 libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS,
                 Op::WriteZeroes { offset, .. },
@@ -359,7 +359,7 @@ impl Job {
     }
 }
 
-/// The parts of buffers behind their first `done` bytes.
+/// Returns a vector of the buffers without their first `done` bytes.
 fn vector(bufs: impl Iterator<Item = (*mut u8, usize)>, mut done: usize) -> Vec<libc::iovec> {
     let mut iov = Vec::new();
     for (ptr, len) in bufs {
@@ -406,7 +406,7 @@ impl Queue for FileQueue {
             );
             Err(Error::new(ErrorKind::Misaligned, &self.shared.info.name, why).in_op(&op))
         });
-        // A sync of what was opened for reading has nothing to do.
+        // A flush of a read-only file has nothing to do.
         let idle = matches!(op, Op::Flush) && self.shared.info.read_only;
         match checked {
             Ok(()) if !empty && !idle => {
@@ -435,7 +435,7 @@ impl Queue for FileQueue {
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Path);
         let until = match wait {
-            // A time too long to be counted is for ever.
+            // A timeout beyond the range of the clock waits indefinitely.
             Wait::AtMost(time) => std::time::Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
@@ -460,7 +460,7 @@ impl Queue for FileQueue {
             let count = self.ready.len();
             let late = until.is_some_and(|until| std::time::Instant::now() >= until);
             if count > 0 || idle || late || (wait == Wait::Poll && self.staged.is_empty()) {
-                // Stages that follow earlier ones start before the caller sleeps.
+                // Follow-up stages are submitted before the caller sleeps.
                 self.kick()?;
                 done.extend(self.ready.drain(..));
                 return Ok(count);

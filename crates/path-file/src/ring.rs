@@ -1,9 +1,9 @@
 //! The io_uring of one queue.
 //!
 //! **Drop order.** The kernel may write to a buffer until the completion of its operation has been
-//! seen. [`Ring`]'s drop therefore waits for every operation in flight, and only then the queue
-//! frees its jobs and their buffers. Registered pools are held by the ring, so their memory outlives
-//! the registration.
+//! reaped. [`Ring`]'s drop therefore waits for every operation in flight before the queue frees its
+//! jobs and their buffers. The ring holds registered pools, so their memory outlives the
+//! registration.
 
 use crate::queue::Sys;
 use block::{BufPool, Wait};
@@ -16,24 +16,25 @@ use std::time::Duration;
 
 /// Index of the file among the ring's registered files.
 const FILE: types::Fixed = types::Fixed(0);
-/// `IORING_ENTER_GETEVENTS` of <linux/io_uring.h>: run what completes operations, and wait if asked.
+/// `IORING_ENTER_GETEVENTS` of <linux/io_uring.h>: run completion work, and wait if requested.
 const ENTER_GETEVENTS: u32 = 1;
-/// Longest registered buffer: the kernel's limit for one.
+/// Largest region to register: the kernel's limit for one buffer.
 const REGISTERED_MAX: usize = 1 << 30;
-/// Operations in the memory of a pool after which it is registered. To pin the 8 MiB of a pool takes milliseconds, and
-/// saves a microsecond of each operation; most queues live for a few of them, and only read.
+/// Number of operations in the memory of a pool after which it is registered. Pinning the 8 MiB of
+/// a pool takes milliseconds and saves a microsecond per operation; most queues are used for only a
+/// few operations, all reads.
 const USES_BEFORE_PINNED: u32 = 1000;
 
 pub(crate) struct Ring {
     ring: IoUring,
     in_flight: usize,
-    /// In the order of the kernel's table.
+    /// Pools in the order of the kernel's table.
     pools: Vec<Pool>,
-    /// The kernel's table has places for all of them.
+    /// Whether the kernel's table has been created, with a slot for each pool.
     table: bool,
 }
 
-/// A pool whose buffers come often.
+/// Pool whose buffers are used frequently.
 struct Pool {
     memory: BufPool,
     state: State,
@@ -41,15 +42,15 @@ struct Pool {
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// Operations so far.
+    /// Not registered; number of operations so far.
     Used(u32),
     Registered,
-    /// The kernel would not.
+    /// Refused by the kernel.
     Refused,
 }
 
 impl Ring {
-    /// A ring for `file` with room for `depth` operations.
+    /// Creates a ring for `file` with room for `depth` operations.
     pub(crate) fn new(file: &File, depth: u32) -> io::Result<Ring> {
         // One thread submits, and completions do not interrupt it while it computes (5.19, 6.0); an
         // older kernel gets a plain ring. Deferring completions to the reap altogether
@@ -69,8 +70,8 @@ impl Ring {
         })
     }
 
-    /// Notes a pool, which is registered once it has been used often. Where the limit on locked memory
-    /// forbids it, or the kernel is older than 5.19, everything works without.
+    /// Adds a pool, which is registered once it has been used often. If the limit on locked memory
+    /// forbids it, or the kernel is older than 5.19, I/O works without registration.
     pub(crate) fn register(&mut self, pool: &BufPool) {
         if !self.table && pool.region().1 <= REGISTERED_MAX {
             self.pools.push(Pool {
@@ -91,11 +92,12 @@ impl Ring {
             iov_base: base.as_ptr().cast(),
             iov_len: len,
         };
-        // SAFETY: the region is mapped for as long as the pool lives, and the ring holds a clone of it until it is gone.
+        // SAFETY: the region is mapped for as long as the pool lives, and the ring holds a clone of
+        // the pool until it is dropped.
         unsafe { submitter.register_buffers_update(index as u32, &[iov], None) }
     }
 
-    /// Index of the registered pool that holds all of these bytes.
+    /// Returns the index of the registered pool that contains all of these bytes.
     fn fixed(&mut self, ptr: *const u8, len: u32) -> Option<u16> {
         let from = ptr as usize;
         let inside = |pool: &Pool| {
@@ -119,7 +121,7 @@ impl Ring {
         (state == State::Registered).then_some(index as u16)
     }
 
-    /// Puts an operation on the submission queue; false when that is full.
+    /// Puts an operation on the submission queue. Returns `false` if that is full.
     pub(crate) fn push(&mut self, index: u64, sys: &Sys<'_>) -> bool {
         let entry = self.entry(sys).user_data(index);
         // SAFETY: what the entry points to belongs to the job `index`, which stays in place until
@@ -176,7 +178,7 @@ impl Ring {
         }
     }
 
-    /// Hands the submission queue to the kernel.
+    /// Passes the submission queue to the kernel.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -184,9 +186,9 @@ impl Ring {
         self.enter(0, 0)
     }
 
-    /// Submits, waits as told, and moves results to the end of `out`.
+    /// Submits, waits according to `wait`, and appends the results to `out`.
     pub(crate) fn reap(&mut self, wait: Wait, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
-        // What is there already costs no system call, unless there is something to submit.
+        // Existing completions need no system call, unless there is something to submit.
         if self.ring.completion().is_empty() {
             match wait {
                 Wait::Block => self.enter(1, ENTER_GETEVENTS)?,
@@ -233,7 +235,7 @@ impl Ring {
         };
         match entered {
             Ok(_) => Ok(()),
-            // Interrupted, or the completion queue has to be emptied first: the caller comes again.
+            // Interrupted, or the completion queue has to be drained first: the caller retries.
             Err(e)
                 if matches!(
                     e.raw_os_error(),
@@ -246,7 +248,7 @@ impl Ring {
         }
     }
 
-    /// Readable when there are completions.
+    /// Returns a descriptor that is readable when there are completions.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring keeps its descriptor open as long as it lives, and so does the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -258,8 +260,9 @@ impl Drop for Ring {
         let mut results = Vec::new();
         while self.in_flight > 0 {
             if let Err(e) = self.reap(Wait::Block, &mut results) {
-                // The kernel may still own buffers of this queue, and nothing can be known any
-                // more. Ending the process is the only way to keep it from writing freed memory.
+                // The kernel may still own buffers of this queue, and there is no way to tell.
+                // Ending the process is the only way to keep the kernel from writing to freed
+                // memory.
                 tracing::error!("a ring with operations in flight cannot be waited for: {e}");
                 std::process::abort();
             }

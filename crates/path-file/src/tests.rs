@@ -1,4 +1,4 @@
-//! Tests of the file path, on the file system of the temporary folder, on tmpfs and on a loop device.
+//! Tests of file devices, in the temporary directory, on tmpfs and on a loop device.
 
 use crate::{Direct, Engine, FileDevice, Lock, Options};
 use block::{BlockDevice, Blocking, Buf, BufPool, ErrorKind, Op, Request, Wait};
@@ -14,7 +14,8 @@ fn options(engine: Engine) -> Options {
     }
 }
 
-/// A fresh file on a disk for each engine, and one on tmpfs, where O_DIRECT may be refused.
+/// Runs a test on a new file on a disk for each engine, and on tmpfs, where O_DIRECT may be
+/// refused.
 fn each(mut test: impl FnMut(&str, Arc<FileDevice>)) {
     for (folder, engine) in [
         (std::env::temp_dir(), Engine::IoUring),
@@ -143,7 +144,7 @@ fn a_second_opening_for_writing_is_busy_and_readers_share() {
         FileDevice::open(&path, &reading).unwrap_err().kind(),
         ErrorKind::Busy
     );
-    // The header can be looked at all the same, and its lock is another one.
+    // The header can still be read, and its lock is a separate one.
     let looking = Options {
         read_only: true,
         lock: Lock::None,
@@ -272,7 +273,7 @@ fn files_on_a_disk_pass_the_conformance_suite() {
     }
 }
 
-/// `AT_EXIT` of a process that was killed: the kernel may hold its lock for a moment.
+/// Kills a process with the file open, whose lock the kernel may hold for a moment.
 #[test]
 fn the_lock_of_a_killed_process_is_not_in_the_way() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,7 +292,7 @@ fn the_lock_of_a_killed_process_is_not_in_the_way() {
             unsafe { libc::_exit(1) };
         }
         let mut status = 0;
-        // SAFETY: our own child, and room for its status.
+        // SAFETY: the process is our child, and `status` has room for its status.
         unsafe {
             libc::waitpid(pid, &mut status, libc::WUNTRACED);
             assert!(
