@@ -1,16 +1,16 @@
 //! A global allocator that zeroes memory before it is freed.
 //!
-//! Libraries that derive keys (`age`, `argon2`, `serde_json`) keep copies in ordinary heap
-//! buffers. Zeroing at the allocator covers all of them, also those we do not know of. The data
-//! path does not pay for it: its buffers come from pools and are freed when a queue closes.
+//! Libraries that derive keys (`age`, `argon2`, `serde_json`) keep copies in ordinary heap buffers.
+//! Zeroing in the allocator covers all of them, including unknown ones. It costs the data path
+//! nothing: its buffers come from pools and are freed only when a queue is closed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// The system allocator, zeroing on `dealloc` and never growing in place.
+/// System allocator that zeroes memory on `dealloc` and never grows an allocation in place.
 pub struct ZeroingAlloc;
 
-// SAFETY: every call is forwarded to `System` with the layout it came with; memory is only
-// written between `alloc` and `dealloc`, within its layout.
+// SAFETY: every call is forwarded to `System` with its own layout; memory is only written between
+// `alloc` and `dealloc`, within its layout.
 unsafe impl GlobalAlloc for ZeroingAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is passed on unchanged.
@@ -32,5 +32,5 @@ unsafe impl GlobalAlloc for ZeroingAlloc {
         }
     }
 
-    // `realloc` keeps its default: allocate, copy, `dealloc` (which zeroes the old place).
+    // `realloc` keeps its default: allocate, copy, `dealloc` (which zeroes the old memory).
 }

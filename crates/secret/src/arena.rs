@@ -1,23 +1,24 @@
-//! Pages for secrets. One mapping per secret: secrets are few (a volume key, its round keys, an
-//! identity) and a mapping of its own gives each guard pages and an unmap that leaves nothing.
+//! Pages for secrets. Each secret has its own mapping: there are few secrets (a volume key, its
+//! round keys, an identity), and a separate mapping has guard pages and leaves nothing behind when
+//! unmapped.
 //!
-//! `memfd_secret(2)` takes pages out of the kernel's direct map, so that not even a kernel bug
-//! that reads arbitrary memory finds them; where the kernel has it switched off, anonymous memory
-//! that is locked and kept out of dumps and forked children takes its place.
+//! `memfd_secret(2)` removes pages from the kernel's direct map, so that even a kernel bug that
+//! reads arbitrary memory cannot find them. If the kernel does not provide it, the memory is
+//! anonymous, locked, and excluded from core dumps and forked children.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a secret was ever put into memory that could not be locked.
+/// Whether a secret was ever placed in memory that could not be locked.
 static SWAPPABLE: AtomicBool = AtomicBool::new(false);
 
-/// Whether all secrets so far are in memory that is never swapped out. `RLIMIT_MEMLOCK` decides where
-/// `memfd_secret` is off or the limit is too low for it.
+/// Returns whether all secrets so far are in memory that is never swapped out. This depends on
+/// `RLIMIT_MEMLOCK` if `memfd_secret` is disabled or the limit is too low for it.
 pub fn all_locked() -> bool {
     !SWAPPABLE.load(Ordering::Relaxed)
 }
 
-/// A private mapping between two inaccessible guard pages.
+/// Private mapping between two inaccessible guard pages.
 pub(crate) struct Pages {
     base: NonNull<u8>,
     mapped: usize,
@@ -39,7 +40,7 @@ impl Pages {
     /// Maps at least `len` zero bytes.
     ///
     /// # Panics
-    /// When the kernel gives no memory: a process that cannot hold its key cannot go on.
+    /// Panics if the kernel provides no memory: a process that cannot hold its key cannot continue.
     pub(crate) fn new(len: usize) -> Pages {
         let page = page_size();
         let body = len.max(1).next_multiple_of(page);
@@ -84,12 +85,12 @@ impl Pages {
     }
 }
 
-/// Replaces `len` bytes at `at` by secret memory; false when the kernel refuses.
+/// Replaces `len` bytes at `at` by secret memory. Returns `false` if the kernel refuses.
 ///
 /// # Safety
 /// `at..at + len` must be whole pages of a mapping owned by the caller.
 unsafe fn map_secret(at: *mut u8, len: usize) -> bool {
-    // SAFETY: the descriptor is made here and closed here; MAP_FIXED hits the caller's pages only.
+    // SAFETY: the descriptor is created and closed here; MAP_FIXED affects the caller's pages only.
     unsafe {
         let fd = libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) as libc::c_int;
         if fd < 0 {
@@ -118,7 +119,7 @@ unsafe fn map_secret(at: *mut u8, len: usize) -> bool {
 /// # Safety
 /// `at..at + len` must be whole pages of a mapping owned by the caller.
 unsafe fn map_locked(at: *mut u8, len: usize) {
-    // SAFETY: MAP_FIXED hits the caller's pages only.
+    // SAFETY: MAP_FIXED affects the caller's pages only.
     unsafe {
         let got = libc::mmap(
             at.cast(),
@@ -138,8 +139,9 @@ unsafe fn map_locked(at: *mut u8, len: usize) {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody can hold a reference into it any more. Zeroed
-        // by volatile writes first: secret memory is freed page by page, without a promise when.
+        // SAFETY: the mapping is owned by this value, and no reference into it can exist any more.
+        // It is zeroed by volatile writes first, because the kernel frees secret memory page by
+        // page, at an unspecified time.
         unsafe {
             let body = self.len.max(1);
             zeroize::Zeroize::zeroize(std::slice::from_raw_parts_mut(self.data.as_ptr(), body));

@@ -7,37 +7,37 @@ use subtle::ConstantTimeEq;
 
 /// Key material of a fixed length in bytes.
 ///
-/// Compared in constant time ([`PartialEq`] does), printed as its length only.
+/// Compared in constant time by [`PartialEq`]; its `Debug` output shows only the length.
 pub struct SecretBytes {
     pages: Pages,
 }
 
 impl SecretBytes {
-    /// `len` zero bytes, to be filled in place.
+    /// Returns a secret of `len` zero bytes, to be filled in place.
     pub fn zeroed(len: usize) -> SecretBytes {
         SecretBytes {
             pages: Pages::new(len),
         }
     }
 
-    /// A copy of `bytes`. The caller zeroes its own copy.
+    /// Returns a copy of `bytes`. The caller has to zero its own copy.
     pub fn from_slice(bytes: &[u8]) -> SecretBytes {
         let mut secret = SecretBytes::zeroed(bytes.len());
         secret.copy_from_slice(bytes);
         secret
     }
 
-    /// `len` bytes from the kernel's random number generator.
+    /// Returns a secret of `len` bytes from the kernel's random number generator.
     ///
     /// # Panics
-    /// When the kernel has no randomness to give: no key may be made then.
+    /// Panics if the kernel cannot provide random bytes: no key may be generated then.
     pub fn random(len: usize) -> SecretBytes {
         let mut secret = SecretBytes::zeroed(len);
         getrandom::fill(&mut secret).expect("the kernel gives random bytes");
         secret
     }
 
-    /// The first `len` bytes; a shorter secret is left as it is.
+    /// Returns a copy of the first `len` bytes, or of all bytes if the secret is shorter.
     pub fn truncated(&self, len: usize) -> SecretBytes {
         SecretBytes::from_slice(&self[..len.min(self.len())])
     }

@@ -1,13 +1,13 @@
-//! Memory for key material: locked, out of core dumps, zeroed when it is given back.
+//! Memory for key material: locked, excluded from core dumps, zeroed before it is released.
 //!
-//! **Invariant:** the bytes of a [`SecretBytes`] live in exactly one place, in pages that are
-//! never swapped and never dumped, and are zero before those pages can be used for anything else.
+//! **Invariant:** the bytes of a [`SecretBytes`] exist in exactly one place, in pages that are
+//! never swapped and never dumped, and are zeroed before those pages can be used for anything else.
 //!
-//! Absent on purpose: `Clone`, `Debug` with content, growing, and `serde`. A secret that must be
-//! handed to somebody is lent as a slice.
+//! Deliberately absent: `Clone`, `Debug` with content, growing, and `serde`. A secret is passed to
+//! other code as a slice.
 //!
-//! What a library we call leaves on the heap is taken care of by [`ZeroingAlloc`], and what a
-//! computation leaves on the stack by [`burn_stack`].
+//! [`ZeroingAlloc`] zeroes the copies that libraries leave on the heap, and [`burn_stack`] those
+//! that a computation leaves on the stack.
 
 mod alloc;
 mod arena;
@@ -17,14 +17,14 @@ pub use alloc::ZeroingAlloc;
 pub use arena::all_locked;
 pub use bytes::SecretBytes;
 
-/// Stack that [`burn_stack`] overwrites, in bytes. The deepest user of key material here is the
-/// scrypt and Argon2 code, whose frames stay under 64 KiB; four times that is the margin.
+/// Number of bytes of stack that [`burn_stack`] overwrites. The deepest users of key material are
+/// scrypt and Argon2, whose frames stay under 64 KiB; four times that leaves a margin.
 const BURN_BYTES: usize = 256 * 1024;
 
 /// Overwrites 256 KiB of stack below the caller with zeros.
 ///
-/// Call it once a computation with key material has returned: what the computation left in its
-/// frames (key schedules, spilled registers) lies below the caller's frame and is gone afterwards.
+/// Call it after a computation with key material has returned: the data it left in its frames (key
+/// schedules, spilled registers) lies below the caller's frame and is overwritten.
 #[inline(never)]
 pub fn burn_stack() {
     let mut frame = [0u8; BURN_BYTES];
@@ -32,8 +32,8 @@ pub fn burn_stack() {
     std::hint::black_box(&mut frame);
 }
 
-/// Makes the process refuse core dumps and attaching debuggers of the same user, where the
-/// kernel allows it. Defence in depth: the secrets themselves are excluded from dumps one by one.
+/// Makes the process refuse core dumps and debuggers of the same user, where the kernel allows it.
+/// Defense in depth: each secret is also excluded from dumps by itself.
 pub fn harden_process() {
     let none = libc::rlimit {
         rlim_cur: 0,
