@@ -331,7 +331,7 @@ impl Files {
         self.shared.fileset.raise_version(ino)
     }
 
-    /// See [`Fileset::seek`]. Pages that wait to be written count as data.
+    /// See [`Fileset::seek`]. Dirty pages count as data.
     pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
         let _here = within(Layer::Fs);
         self.shared.fileset.seek(ino, offset, what)

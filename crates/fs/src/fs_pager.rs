@@ -1,9 +1,9 @@
 //! The files of a fileset for a cache: page requests in, device requests out.
 //!
 //! ```text
-//!   submit(file, read)  ──plan_read──►  parts ──► device requests ──reap──► zeros for holes
-//!   submit(file, write) ──plan_write─►  parts ──► device requests ──reap──► end_write ─► completion
-//!   submit(file, flush) ──────────────────────► the sync thread ─────────────────────► completion
+//!   submit(file, read)  ──plan_read──► parts ──► device requests ──reap──► zeros for holes
+//!   submit(file, write) ──plan_write─► parts ──► device requests ──reap──► end_write ─► completion
+//!   submit(file, flush) ──────────────────────► the sync thread ──────────────────────► completion
 //! ```
 //!
 //! **Invariant:** a write completes only when the metadata refers to its blocks; a buffer is owned

@@ -242,7 +242,7 @@ fn run_ops(queue: &mut dyn Queue, ops: Vec<Op>) -> block::Result<Vec<Op>> {
     }
 }
 
-/// The error for a device that the file system cannot lie on.
+/// Checks that the properties of a device allow a file system on it.
 pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
     let fits = u64::from(info.logical_block_size) <= crate::record::BLOCK_BYTES
         && u64::from(info.max_transfer) >= crate::record::BLOCK_BYTES;

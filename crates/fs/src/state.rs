@@ -521,7 +521,7 @@ impl State {
     /// Checks that no file is in use, and then discards the in-memory state of all inodes.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: files are open, or wait to be written.
+    /// [`Kind::Busy`]: there are open files or dirty pages.
     pub fn refuse_use(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());

@@ -1,4 +1,4 @@
-//! Devices that fail.
+//! Failing devices.
 
 mod common;
 

@@ -26,7 +26,7 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
         Lock::None => return Ok(()),
     };
     // SAFETY: an all-zero flock is a valid value: from the start, to the end, process 0, as
-    // open-file-description locks ask for.
+    // open-file-description locks require.
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;

@@ -124,8 +124,8 @@ impl Ring {
     /// Puts an operation on the submission queue. Returns `false` if that is full.
     pub(crate) fn push(&mut self, index: u64, sys: &Sys<'_>) -> bool {
         let entry = self.entry(sys).user_data(index);
-        // SAFETY: what the entry points to belongs to the job `index`, which stays in place until
-        // its completion has been reaped (see "Drop order").
+        // SAFETY: the memory that the entry refers to belongs to the job `index`, which stays in
+        // place until its completion has been reaped (see "Drop order").
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             return false;
         }
