@@ -1,13 +1,13 @@
-//! What the core alone costs per full packet: two endpoints in one thread, a large reply, no network.
+//! Cost of the core per full packet: two endpoints in one thread, a large reply, no network.
 //!
 //! ```text
 //!   cargo run --release -p rx-proto --example packets_per_second [ROUNDS]
 //! ```
 //!
-//! Sending is `write`, `poll_transmit` and the acknowledgements that come back; receiving is
-//! `handle_input`, `read` and making those acknowledgements. What a network would do (putting a
-//! datagram together from its parts) is not counted. Datagrams arrive in batches of up to 45, as a
-//! driver with receive offload gets them.
+//! Sending consists of `write`, `poll_transmit` and processing the returned acknowledgements;
+//! receiving of `handle_input`, `read` and building those acknowledgements. The work of a network
+//! (assembling a datagram from its parts) is not counted. Datagrams arrive in batches of up to 45,
+//! as a driver with receive offload gets them.
 
 use rx_proto::{
     Config, Connect, Endpoint, Event, Read, Route, Service, Shared, Timeouts, Timestamp, Transmit,
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 const SERVICE: u16 = 1;
-/// Bytes of a reply, and of a page that it is written in.
+/// Length in bytes of a reply, and of the pages that it is written in.
 const REPLY: usize = 64 << 20;
 const PAGE: usize = 4096;
 
@@ -24,7 +24,7 @@ struct Side {
     endpoint: Endpoint<Shared, Shared>,
     route: Route,
     batch: Transmit<Shared>,
-    /// Time spent in the core.
+    /// CPU time spent in the core.
     spent: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Side {
     }
 }
 
-/// Processor time of this thread: other programs on the machine do not count.
+/// Returns the CPU time of this thread: other programs on the machine do not count.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(
@@ -61,7 +61,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// Carries everything that `from` has to send to `to`; true if there was anything.
+/// Delivers all pending datagrams of `from` to `to`; returns whether there were any.
 fn carry(now: Timestamp, from: &mut Side, to: &mut Side) -> bool {
     let mut any = false;
     while from.time(|s| s.endpoint.poll_transmit(now, &mut s.batch)) {
@@ -81,7 +81,8 @@ fn carry(now: Timestamp, from: &mut Side, to: &mut Side) -> bool {
     any
 }
 
-/// One reply of [`REPLY`] bytes; gives the packets sent, and the time that each side spent.
+/// Transfers one reply of [`REPLY`] bytes; returns the number of packets sent and the time spent by
+/// each side.
 fn round(seed: u8) -> (u64, Duration, Duration) {
     let [a, b] = ["127.0.0.1:7001", "127.0.0.1:7000"].map(|s| s.parse().expect("an address"));
     let (mut client, mut server) = (Side::new(seed, b), Side::new(!seed, a));

@@ -1,61 +1,62 @@
 //! The body of an ACK packet.
 //!
 //! ```text
-//!    0  bufferSpace     2   not used
-//!    2  maxSkew         2   not used
-//!    4  firstPacket     4   everything before it was received for good
+//!    0  bufferSpace     2   unused
+//!    2  maxSkew         2   unused
+//!    4  firstPacket     4   every packet before it was received and will not be needed again
 //!    8  previousPacket  4   the packet received before this was sent; some peers put a serial here
-//!   12  serial          4   transmission that made the peer send this, or 0
+//!   12  serial          4   transmission that prompted this acknowledgement, or 0
 //!   16  reason          1
-//!   17  nAcks           1   how many of the following, at most 255
+//!   17  nAcks           1   number of bytes that follow, at most 255
 //!   18  acks        nAcks   bit 0: packet firstPacket + i was received
 //!       padding         3
-//!       maxMTU          4   largest packet the peer takes, header included
+//!       maxMTU          4   largest packet the peer accepts, header included
 //!       ifMTU           4   largest packet that fits its interface
-//!       rwind           4   packets it takes beyond firstPacket
-//!       maxDgramPackets 4   packets it takes in a datagram; 0: it wants to be probed
+//!       rwind           4   packets it accepts beyond firstPacket
+//!       maxDgramPackets 4   packets it accepts in a datagram; 0: it asks to be probed
 //! ```
 //!
-//! The words after the padding came one by one in the history of AFS, so any number of them may be
-//! absent (OpenAFS, `rxi_ReceiveAckPacket`).
+//! The words after the padding were added one at a time in the history of AFS, so any number of
+//! them may be absent (OpenAFS, `rxi_ReceiveAckPacket`).
 
 use crate::number::{Seq, Serial};
 
-/// Bytes before `acks`.
+/// Length in bytes of the fields before `acks`.
 const FIXED_BYTES: usize = 18;
 
-/// Bytes between `acks` and the words after them.
+/// Length in bytes of the padding between `acks` and the trailing words.
 const PADDING_BYTES: usize = 3;
 
-/// Bytes of an ACK packet's body that tells of no packets but has all four words.
+/// Length in bytes of an ACK packet's body that describes no packets but has all four words.
 pub const ACK_BYTES_MIN: usize = FIXED_BYTES + PADDING_BYTES + 16;
 
-/// Why an acknowledgement was sent.
+/// Reason for which an acknowledgement was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Reason {
-    /// It was asked for.
+    /// The sender requested it.
     Requested = 1,
-    /// A packet came twice.
+    /// A packet was received twice.
     Duplicate = 2,
-    /// A packet came before one that it follows.
+    /// A packet arrived before one that it follows.
     OutOfSequence = 3,
-    /// A packet came from beyond the window.
+    /// A packet was beyond the window.
     ExceedsWindow = 4,
     /// There was no room for a packet.
     NoSpace = 5,
-    /// Is the peer there? It answers at once.
+    /// Liveness probe: the peer answers immediately.
     Ping = 6,
-    /// That answer.
+    /// Answer to a ping.
     PingResponse = 7,
-    /// Nothing else was sent for a while.
+    /// The acknowledgement delay expired.
     Delay = 8,
-    /// All that was received has been read.
+    /// All received data has been read.
     Idle = 9,
 }
 
 impl Reason {
-    /// The reason with this number; an acknowledgement of an unknown one still counts.
+    /// Returns the reason with this number, or `None` for an unknown one, which does not invalidate
+    /// the acknowledgement.
     pub const fn from_wire(byte: u8) -> Option<Reason> {
         Some(match byte {
             1 => Reason::Requested,
@@ -72,38 +73,38 @@ impl Reason {
     }
 }
 
-/// What the words at the end of an acknowledgement say of its sender.
+/// Limits of the sender, from the words at the end of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trailer {
-    /// Largest packet it takes, header included.
+    /// Largest packet that the sender accepts, header included.
     pub max_mtu: u32,
     /// Largest packet that fits its interface, header included.
     pub if_mtu: u32,
-    /// Packets it takes beyond the first that is not acknowledged.
+    /// Packets that it accepts beyond the first unacknowledged one.
     pub window: Option<u32>,
-    /// Packets it takes in one datagram; 0 asks for a probe of the path.
+    /// Packets that it accepts in one datagram; 0 requests a probe of the path.
     pub datagram_packets: Option<u32>,
 }
 
-/// An acknowledgement, as it was received.
+/// A received acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack<'a> {
-    /// Everything before this packet was received for good.
+    /// First packet that is not hard-acknowledged: the peer needs none of those before it again.
     pub first: Seq,
-    /// The packet received last; from some peers a serial number.
+    /// Packet received last; from some peers a serial number.
     pub previous: Seq,
-    /// The transmission that made the peer send this, or 0.
+    /// Transmission that prompted the acknowledgement, or 0.
     pub serial: Serial,
-    /// Why it was sent, if the reason is known.
+    /// Reason for which it was sent, if known.
     pub reason: Option<Reason>,
-    /// A byte per packet from `first` on; bit 0 says that it was received.
+    /// One byte per packet from `first` on; bit 0 is set if the packet was received.
     pub packets: &'a [u8],
-    /// What the peer takes.
+    /// Limits of the peer.
     pub trailer: Option<Trailer>,
 }
 
 impl<'a> Ack<'a> {
-    /// Reads what follows the header; `None` if it is cut short.
+    /// Returns the acknowledgement in the body of a packet, or `None` if the body is truncated.
     pub fn parse(body: &'a [u8]) -> Option<Ack<'a>> {
         let b = body.first_chunk::<FIXED_BYTES>()?;
         let rest = body.get(FIXED_BYTES..)?;
@@ -135,26 +136,26 @@ fn trailer(words: &[u8]) -> Option<Trailer> {
     })
 }
 
-/// An acknowledgement that is to be sent.
+/// An acknowledgement to be sent.
 #[derive(Debug, Clone, Copy)]
 pub struct AckOut {
-    /// Everything before this packet was received and read.
+    /// First packet not yet read; every packet before it was received and read.
     pub first: Seq,
-    /// The highest packet received.
+    /// Highest packet received.
     pub previous: Seq,
-    /// The transmission that prompts this, or 0.
+    /// Transmission that prompts the acknowledgement, or 0.
     pub serial: Serial,
-    /// Why it is sent.
+    /// Reason for which it is sent.
     pub reason: Reason,
-    /// What we take: `max_mtu`, `if_mtu`, window and packets in a datagram.
+    /// Limits of the local side: `max_mtu`, `if_mtu`, window and packets per datagram.
     pub takes: [u32; 4],
 }
 
 impl AckOut {
-    /// Appends the body to `out`. `received` tells of the packets from `first` on; those past 255 are
-    /// left out.
+    /// Appends the body to `out`. `received` describes the packets from `first` on; those past 255
+    /// are left out.
     pub fn encode(&self, received: impl Iterator<Item = bool>, out: &mut Vec<u8>) {
-        // The first four bytes are not used by anyone: OpenAFS sends zeros, as we do.
+        // The first four bytes are unused; OpenAFS sends zeros too.
         out.extend([0; 4]);
         out.extend(self.first.0.to_be_bytes());
         out.extend(self.previous.0.to_be_bytes());

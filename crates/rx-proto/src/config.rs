@@ -1,87 +1,93 @@
-//! Limits and times of an endpoint, each with its unit and reason.
+//! Limits and timeouts of an endpoint, each with its unit and reason.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an endpoint allows itself and strangers. The defaults suit a file server.
+/// Limits for an endpoint and its peers. The defaults suit a file server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Packets of a call that may be received and not yet read, 1 to 255. Large, so that Linux stores
-    /// with all of the 128 packets that it sends at most; OpenAFS sends 32.
+    /// Packets of a call that may be received and not yet read, 1 to 255. Large enough for Linux
+    /// clients to store with their maximum of 128 packets in flight; OpenAFS sends 32.
     pub receive_window: u32,
-    /// Packets of a call that may be on their way, 1 to 255: what acknowledgements can speak of.
+    /// Packets of a call that may be in flight, 1 to 255: the most an acknowledgement can describe.
     pub send_window: u32,
-    /// Bytes of a call that the application may write beyond those that arrived. Two windows: one on
-    /// its way, one ready to follow.
+    /// Unacknowledged bytes that the application may write to a call. Two windows: one in flight,
+    /// one ready to follow.
     pub send_buffer_bytes: usize,
-    /// The same in all calls together. Beyond, a call may have 16 packets: enough to go on, so that
-    /// clients who ask for much and acknowledge nothing do not stop the others.
+    /// Unacknowledged bytes over all calls. Above the limit a call may still have 16 packets:
+    /// enough to make progress, so that clients that request much and acknowledge nothing do not
+    /// stop the others.
     pub send_bytes_max: usize,
-    /// The same in all calls of one host, a quarter of that: beyond, its calls alone have as few.
+    /// Unacknowledged bytes over all calls of one host, a quarter of [`Config::send_bytes_max`].
+    /// Above the limit only the calls of that host are reduced to 16 packets.
     pub send_bytes_per_host: usize,
-    /// References to payloads of a call that are held at once, so that a call of single bytes does
-    /// not cost more memory than it sends.
+    /// References to payloads that a call holds at once, so that a call of single-byte writes does
+    /// not use more memory than the data it sends.
     pub send_buffer_pieces: usize,
-    /// Packets after which one is acknowledged, in the long run. Each acknowledgement costs a peer
-    /// about 10 microseconds; more than a few packets apart they no longer pace the sender.
+    /// Packets per acknowledgement in steady state. Each acknowledgement costs a peer about 10
+    /// microseconds; more than a few packets apart, acknowledgements no longer pace the sender.
     pub ack_stride: u32,
-    /// The same for the first packets of a call, as in OpenAFS: windows grow by acknowledgements.
+    /// Packets per acknowledgement at the start of a call, as in OpenAFS: windows grow by
+    /// acknowledgements.
     pub ack_stride_start: u32,
-    /// How many packets count as the first.
+    /// Number of packets for which [`Config::ack_stride_start`] applies.
     pub ack_start_packets: u32,
-    /// Longest time before a packet is acknowledged: below what peers wait for it (loss detection
-    /// by time some 15 ms, OpenAFS 350 ms), above what a server takes to begin a reply.
+    /// Longest delay of an acknowledgement: shorter than the time after which peers retransmit
+    /// (time-based loss detection about 15 ms, OpenAFS 350 ms), longer than a server needs to begin
+    /// a reply.
     pub ack_delay: Duration,
-    /// Packets in a datagram that we send and receive at most, 1 to 46; 1 turns jumbograms off. Four
-    /// are what Linux and the OpenAFS server take.
+    /// Largest number of packets in a datagram, sent or received, 1 to 46; 1 disables jumbograms.
+    /// Linux and the OpenAFS server accept four.
     pub jumbo_packets: u8,
 
-    /// Silence after which a peer with a call is given up (OpenAFS clients: 50 s). It is pinged after
-    /// a sixth of it.
+    /// Silence after which a peer with an active call is declared dead (OpenAFS clients: 50 s). The
+    /// peer is pinged after a sixth of this time.
     pub dead_time: Duration,
-    /// Time without progress of a call that waits for its peer, at a server: for data, or for the word
-    /// that it has what was written, also where it said that it takes nothing.
+    /// Longest time that a server's call may wait for its peer without progress: for data, or for
+    /// the acknowledgement of written data, including while the peer advertises an empty window.
     pub idle_time: Option<Duration>,
-    /// Longest time of a call, at a server.
+    /// Longest duration of a server's call.
     pub hard_time: Option<Duration>,
-    /// Time after which a connection without calls is forgotten (OpenAFS: 700 s).
+    /// Time after which a connection without calls is dropped (OpenAFS: 700 s).
     pub connection_idle: Duration,
-    /// The same where the table is full. Longer than a packet may live in a network, so that a late
-    /// duplicate of a call still meets the memory of it.
+    /// Idle time after which a connection may be dropped while the table is full. Longer than the
+    /// lifetime of a packet in the network, so that a late duplicate of a call still finds its
+    /// state.
     pub connection_idle_min: Duration,
-    /// Time a stranger has to answer the ping that proves its address: several of its
-    /// retransmissions, each of which is answered by a ping.
+    /// Time that an unproven peer has to answer the ping that proves its address. Covers several of
+    /// its retransmissions, each of which is answered by a ping.
     pub reach_time: Duration,
 
-    /// Connections that others made, at once. Each costs about 700 bytes.
+    /// Largest number of incoming connections. Each costs about 700 bytes.
     pub connections_max: usize,
-    /// The same from one host: an IPv4 address, or an IPv6 network of 64 bits. A cell's clients
-    /// behind one translated address share it.
+    /// Incoming connections per host: an IPv4 address or an IPv6 /64 network. Clients of a cell
+    /// behind one NAT address share this limit.
     pub connections_per_host: usize,
-    /// Connections at once whose peer has not answered yet; beyond, the oldest makes room, whose peer may
-    /// answer all the same, and has to send its call again.
+    /// Largest number of connections whose peer has not answered yet. Above the limit the oldest is
+    /// evicted; its peer may still answer, but has to send its call again.
     pub unproven_max: usize,
-    /// Packets of a call that are held before its peer has answered: the first window of those known.
+    /// Packets of a call that are held before its peer has answered: the initial window of known
+    /// clients.
     pub unproven_packets: u32,
-    /// Calls of others at once. Each costs about 700 bytes beside its data.
+    /// Largest number of incoming calls. Each costs about 700 bytes plus its data.
     pub calls_max: usize,
-    /// The same of one host whose address is proven, an eighth of that: many times the threads of a
-    /// server. Those beyond are told that the server is busy.
+    /// Incoming calls of one host with a proven address, an eighth of [`Config::calls_max`]: many
+    /// times the threads of a server. Further calls are answered with BUSY.
     pub calls_per_host: usize,
-    /// Bytes that were received and not read, in all calls, and 256 more for each packet and each gap
-    /// before one. Beyond, a call still gets its next packet if it has read all others, so that none
-    /// starves.
+    /// Bytes received and not read over all calls, plus 256 for each packet and each gap before
+    /// one. Above the limit a call that has read all of its data still receives its next packet, so
+    /// that no call starves.
     pub receive_bytes_max: usize,
-    /// Small packets (aborts, answers) that wait to be sent; beyond, they are dropped.
+    /// Largest number of queued control packets (aborts, answers); further ones are dropped.
     pub control_packets_max: usize,
-    /// Answers a second to packets that belong to no connection: DEBUG, VERSION, aborts.
+    /// Answers per second to packets that belong to no connection: DEBUG, VERSION, aborts.
     pub stray_answers_per_second: u32,
 
-    /// Who is answered DEBUG and VERSION questions, and how fully.
+    /// Policy for DEBUG and VERSION requests, by address.
     pub questions: Questions,
-    /// What VERSION packets are answered, 64 bytes at most.
+    /// Reply to VERSION packets, at most 64 bytes.
     pub version: String,
 }
 
@@ -121,7 +127,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The configuration with every number within its limits.
+    /// Returns the configuration with every number clamped to its limits.
     pub(crate) fn checked(mut self) -> Config {
         self.receive_window = self.receive_window.clamp(1, 255);
         self.send_window = self.send_window.clamp(1, 255);
@@ -136,37 +142,39 @@ impl Config {
     }
 }
 
-/// How fully an address is answered what `rxdebug` asks.
+/// Extent to which an address is answered when it sends `rxdebug` requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answers {
-    /// Not at all, and packets of it that belong to no connection are not answered either.
+    /// No answers, including to other packets from this address that belong to no connection.
     None,
-    /// DEBUG is not answered, and VERSION with no more bytes than were asked with, so that a forged
-    /// question brings its supposed sender nothing larger.
+    /// DEBUG is not answered. The answer to VERSION is not longer than the request, so that a
+    /// forged request does not amplify traffic to the spoofed sender.
     Short,
-    /// Both are. The answers to DEBUG show the addresses of clients, and no numbers that only the two ends
-    /// of a connection may know; they are up to nine times as long as the question.
+    /// Both are answered. Answers to DEBUG contain the addresses of clients but no numbers that
+    /// only the two ends of a connection may know; they are up to nine times as long as the
+    /// request.
     Full,
 }
 
-/// Decides by address how fully questions are answered.
+/// Policy that decides by address which [`Answers`] a peer receives.
 #[derive(Clone)]
 pub struct Questions(Arc<dyn Fn(IpAddr) -> Answers + Send + Sync>);
 
 impl Questions {
-    /// Decides as `decide` says.
+    /// Returns a policy that calls `decide`.
     pub fn new(decide: impl Fn(IpAddr) -> Answers + Send + Sync + 'static) -> Questions {
         Questions(Arc::new(decide))
     }
 
-    /// How fully this address is answered.
+    /// Returns the extent to which `address` is answered.
     pub fn of(&self, address: IpAddr) -> Answers {
         (self.0)(address)
     }
 }
 
 impl Default for Questions {
-    /// In full over the loopback, whose addresses nobody else can use; short to others.
+    /// Returns a policy of [`Answers::Full`] for loopback addresses, which remote hosts cannot use,
+    /// and [`Answers::Short`] for all others.
     fn default() -> Questions {
         Questions::new(|address| match address.to_canonical().is_loopback() {
             true => Answers::Full,
@@ -181,24 +189,24 @@ impl fmt::Debug for Questions {
     }
 }
 
-/// How long a call may take.
+/// Time limits of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Silence of the peer.
+    /// Longest silence of the peer.
     pub dead: Duration,
-    /// Time without data while the peer is waited for.
+    /// Longest time without data while the call waits for the peer.
     pub idle: Option<Duration>,
-    /// From start to end.
+    /// Longest time from start to end.
     pub hard: Option<Duration>,
-    /// Silence of a peer of which nothing was heard in the call, once the network has said that nothing
-    /// listens at its port; without it, that is not heeded. It shortens `dead` and is never the only
-    /// evidence: what the network says can be forged, so the call is also sent again and stays
-    /// unanswered for so long.
+    /// Replaces `dead` for a peer from which nothing was received in the call, once an ICMP error
+    /// reported that its port is closed; `None` ignores such reports. The report is never the only
+    /// evidence, because it can be forged: the call is also sent again and has to stay unanswered
+    /// for this time.
     pub refused: Option<Duration>,
 }
 
 impl Timeouts {
-    /// Those of calls that others make.
+    /// Returns the time limits of incoming calls.
     pub(crate) const fn of_server(config: &Config) -> Timeouts {
         Timeouts {
             dead: config.dead_time,
@@ -210,7 +218,7 @@ impl Timeouts {
 }
 
 impl Default for Timeouts {
-    /// Those of a patient client: the server may work as long as it answers pings.
+    /// Returns the limits of a patient client: the server may work as long as it answers pings.
     fn default() -> Timeouts {
         Timeouts {
             dead: Config::default().dead_time,

@@ -1,80 +1,82 @@
-//! How much may be on its way on a path, in packets.
+//! Congestion control of a path: how many packets may be in flight.
 //!
-//! One window per peer, shared by all calls with it: congestion is a property of the path, and AFS
-//! calls are too short to find it out one by one. Slow start and linear growth are TCP's (RFC 5681);
-//! what differs is the answer to loss. A packet that is missing says little on a path that loses some
-//! by nature (radio, a socket buffer that overflowed once), so the window shrinks only
+//! One window per peer is shared by all calls with it: congestion is a property of the path, and
+//! AFS calls are too short to discover it one by one. Slow start and linear growth are those of TCP
+//! (RFC 5681); the reaction to loss differs. A single missing packet says little on a path that is
+//! lossy by nature (radio, a socket buffer that overflowed once), so the window shrinks only
 //!
-//! - if more is lost than the 2 % that BBRv2 takes for noise: clearly so within a round trip, or on
-//!   average over some hundred packets, or
-//! - if something is lost while round trips show a queue,
+//! - if the loss exceeds the 2 % that BBRv2 treats as noise: significantly within a round trip, or
+//!   on average over several hundred packets, or
+//! - if a packet is lost while round trips indicate a queue,
 //!
-//! and then to 70 % (RFC 9438), but not below what the path was measured to deliver in its shortest
-//! round trip, as TCP Westwood has it. Slow start also ends when round trips grow (RFC 9406).
+//! and then to 70 % (RFC 9438), but not below the amount that the path was measured to deliver in
+//! its shortest round trip, as in TCP Westwood. Slow start also ends when round trips grow (RFC
+//! 9406).
 //!
-//! It does not detect losses (`call/loss.rs`) and does not space packets out (`pacing.rs`).
+//! Loss detection is in `call/loss.rs`, pacing in `pacing.rs`.
 
 use crate::rtt::Rtt;
 use crate::time::Timestamp;
 
-/// Packets before the first acknowledgement (RFC 6928).
+/// Window in packets before the first acknowledgement (RFC 6928).
 const WINDOW_INITIAL: u32 = 10;
 
-/// Smallest window after a loss; Linux's rxrpc has the same (`RXRPC_MIN_CWND`).
+/// Smallest window after a loss, as in Linux's rxrpc (`RXRPC_MIN_CWND`).
 const WINDOW_MIN: u32 = 4;
 
 /// Window after a retransmission timeout: enough for an acknowledgement that is not delayed.
 const WINDOW_TIMEOUT: u32 = 2;
 
-/// Largest window: 23 MiB, beyond what sixteen full calls of 255 packets need.
+/// Largest window: 23 MiB, beyond the need of sixteen full calls of 255 packets.
 const WINDOW_MAX: u32 = 16_384;
 
-/// Part of the packets that may be lost without meaning anything.
+/// Share of lost packets that is treated as noise.
 const LOSS_NOISE: f64 = 0.02;
 
-/// Packets over which the average is taken: at 1 % of loss, fewer than one average in a thousand is
-/// above 2 %.
+/// Packets over which loss is averaged: at 1 % of loss, fewer than one average in a thousand
+/// exceeds 2 %.
 const AVERAGE_PACKETS: u32 = 500;
 
-/// What is left of the window after a loss that means something (RFC 9438, section 4.6).
+/// Factor applied to the window after a significant loss (RFC 9438, section 4.6).
 const SHRINK: f64 = 0.7;
 
-/// Shortest round, so that a fast path is judged by more than a handful of packets.
+/// Shortest round in nanoseconds, so that a fast path is judged by more than a handful of packets.
 const ROUND_MIN: u64 = 1_000_000;
 
-/// Rounds that the best delivery rate is remembered for, at least.
+/// Smallest number of rounds for which the best delivery rate is remembered.
 const RATE_ROUNDS: u32 = 5;
 
-/// The window of a path and what it is derived from.
+/// Window of a path and the state from which it is derived.
 #[derive(Debug, Clone)]
 pub(crate) struct Congestion {
     window: u32,
     threshold: u32,
     in_flight: u32,
-    /// Packets acknowledged toward the next packet of the window, in linear growth.
+    /// Packets acknowledged toward the next increment of the window, in linear growth.
     credit: u32,
-    /// The window held sending back, in this round and in the last.
+    /// Whether the window was the limit, in this round and in the previous one.
     limited: [bool; 2],
     round: Round,
-    /// Packets that arrived and datagrams that were lost since the last average was taken.
+    /// Packets that arrived and datagrams that were lost since the last average.
     arrived: u32,
     lost: u32,
-    /// Best delivery rates, in packets a second: of the newer rounds, and of some before.
+    /// Best delivery rates, in packets per second: of the recent rounds, and of the rounds before
+    /// them.
     rate: [u64; 2],
     rate_rounds: u32,
-    /// Until then the window does not shrink again: it did for the same loss.
+    /// Time before which the window does not shrink again, because it did for the same loss.
     calm_until: Timestamp,
     last_sent: Timestamp,
 }
 
-/// What happened since the round began; a round takes one round trip.
+/// Counters since the start of the round; a round takes one round trip.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     started: Timestamp,
     delivered: u32,
     lost: u32,
     rtt_min: u64,
-    /// The same of the round before: what was lost then may be found out now.
+    /// Values of the previous round, whose losses may be detected in this one.
     delivered_before: u32,
     rtt_min_before: u64,
 }
@@ -104,33 +106,32 @@ impl Congestion {
         }
     }
 
-    /// Packets that may be on their way.
+    /// Returns the largest number of packets in flight.
     pub(crate) const fn window(&self) -> u32 {
         self.window
     }
 
-    /// Packets that are.
     #[cfg(test)]
     pub(crate) const fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Packets that may be sent now.
+    /// Returns the number of packets that may be sent now.
     pub(crate) const fn room(&self) -> u32 {
         self.window.saturating_sub(self.in_flight)
     }
 
-    /// Whether the window still doubles every round.
+    /// Returns whether the window still doubles every round.
     pub(crate) const fn in_slow_start(&self) -> bool {
         self.window < self.threshold
     }
 
-    /// Something could be sent and the window did not let it.
+    /// Records that a packet could have been sent if the window had allowed it.
     pub(crate) const fn held_back(&mut self) {
         self.limited[0] = true;
     }
 
-    /// Packets were sent.
+    /// Records that packets were sent.
     pub(crate) const fn sent(&mut self, now: Timestamp, packets: u32) {
         if self.in_flight == 0 {
             self.round.started = now;
@@ -139,8 +140,8 @@ impl Congestion {
         self.last_sent = now;
     }
 
-    /// Packets are about to be sent. After a pause the window is worth less with every timeout that
-    /// passed (RFC 2861).
+    /// Prepares for sending after a pause: the window decays with every timeout that has passed
+    /// (RFC 2861).
     pub(crate) fn resume(&mut self, now: Timestamp, rtt: &Rtt) {
         if self.in_flight > 0 {
             return;
@@ -155,7 +156,7 @@ impl Congestion {
         }
     }
 
-    /// Packets arrived.
+    /// Records that packets arrived.
     pub(crate) fn acknowledged(&mut self, now: Timestamp, packets: u32, rtt: &Rtt) {
         self.in_flight = self.in_flight.saturating_sub(packets);
         self.round.delivered = self.round.delivered.saturating_add(packets);
@@ -200,14 +201,14 @@ impl Congestion {
         let rate = u64::from(delivered) * 1_000_000_000 / length.max(1);
         self.rate[0] = self.rate[0].max(rate);
         if self.limited[0] {
-            // A round that could have had more says nothing against an older rate.
+            // A round that could have carried more is no evidence against an older rate.
             self.rate_rounds += 1;
             if self.rate_rounds > RATE_ROUNDS {
                 self.rate = [rate, self.rate[0]];
                 self.rate_rounds = 0;
             }
         }
-        // RFC 9406, section 4.2: a rise of an eighth, within 4 and 16 ms, is a queue.
+        // RFC 9406, section 4.2: a rise by an eighth, clamped to 4 to 16 ms, indicates a queue.
         let rise = (before / 8).clamp(4_000_000, 16_000_000);
         if self.in_slow_start() && rtt_min != u64::MAX && rtt_min > before.saturating_add(rise) {
             self.threshold = self.window;
@@ -227,7 +228,7 @@ impl Congestion {
         };
     }
 
-    /// Packets were lost, in so many datagrams.
+    /// Records the loss of `packets` packets in `datagrams` datagrams.
     pub(crate) fn lost(&mut self, now: Timestamp, packets: u32, datagrams: u32, rtt: &Rtt) {
         self.in_flight = self.in_flight.saturating_sub(packets);
         self.round.lost = self.round.lost.saturating_add(datagrams);
@@ -242,7 +243,7 @@ impl Congestion {
         };
         let usual = rtt.minimum() + rtt.minimum() / 2 + ROUND_MIN;
         let queue = lately != u64::MAX && lately > usual;
-        // Three standard deviations above what noise alone would lose.
+        // Three standard deviations above the loss expected from noise alone.
         if queue || f64::from(self.round.lost) > noise + 3.0 * noise.sqrt() {
             self.shrink(now, rtt);
         }
@@ -257,7 +258,7 @@ impl Congestion {
             self.round.lost,
         );
         let share = f64::from(lost) / f64::from(arrived.saturating_add(lost).max(1));
-        // At least a twentieth less, so that a rate that was overestimated does not stay.
+        // At least a twentieth less, so that an overestimated rate does not persist.
         let left = f64::from(self.window) * (1.0 - share.max(0.05));
         let floor = f64::from(self.carried(rtt)).min(left);
         #[expect(
@@ -272,13 +273,14 @@ impl Congestion {
         self.begin_round(now);
     }
 
-    /// Packets that the path was seen to carry in its shortest round trip.
+    /// Returns the number of packets that the path was measured to carry in its shortest round
+    /// trip.
     fn carried(&self, rtt: &Rtt) -> u32 {
         let rate = u128::from(self.rate[0].max(self.rate[1]));
         u32::try_from(rate * u128::from(rtt.minimum()) / 1_000_000_000).unwrap_or(u32::MAX)
     }
 
-    /// Nothing was heard for a retransmission timeout; `packets` are taken for lost.
+    /// Handles a retransmission timeout; `packets` packets are declared lost.
     pub(crate) fn timed_out(&mut self, now: Timestamp, packets: u32, rtt: &Rtt) {
         self.in_flight = self.in_flight.saturating_sub(packets);
         if now < self.calm_until {
@@ -293,7 +295,7 @@ impl Congestion {
         self.begin_round(now);
     }
 
-    /// Packets on their way no longer matter: their call is over.
+    /// Removes the packets in flight of a call that is over.
     pub(crate) const fn forgotten(&mut self, packets: u32) {
         self.in_flight = self.in_flight.saturating_sub(packets);
     }
@@ -305,8 +307,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Rounds of a path of 20 ms whose sender always fills the window; `lose` says how many of a
-    /// round's packets are lost, `queue` how many nanoseconds each round trip takes longer.
+    /// Simulates rounds of a path of 20 ms whose sender always fills the window; `lose` is the
+    /// number of packets lost in a round, `queue` the added delay in nanoseconds.
     struct Rounds {
         now: Timestamp,
         rtt: Rtt,

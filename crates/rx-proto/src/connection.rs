@@ -1,7 +1,8 @@
-//! A connection: who with whom about which service, four channels, and the numbers of transmissions.
+//! A connection: its peer and service, four channels, and serial numbers.
 //!
-//! A server remembers the number of the last call on each channel, which is what makes calls run at
-//! most once: a packet of an older call is dropped, a packet of the last call finds how it ended.
+//! A server remembers the number of the last call on each channel, which ensures that calls run at
+//! most once: a packet of an older call is dropped, a packet of the last call is answered with the
+//! way it ended.
 
 use crate::call::Role;
 use crate::config::Timeouts;
@@ -14,36 +15,36 @@ use crate::timers::Note;
 use crate::transmit::Route;
 use std::net::SocketAddr;
 
-/// What a connection is found by.
+/// Lookup key of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionKey {
     pub(crate) peer: SocketAddr,
     pub(crate) epoch: u32,
-    /// Without the channel.
+    /// Connection id without the channel bits.
     pub(crate) cid: u32,
     pub(crate) role: Role,
 }
 
-/// Whether the peer is where it says it is.
+/// Progress of the proof that the peer owns its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It answered something that nobody else saw.
+    /// The peer answered a challenge that no third party could see.
     Proven,
-    /// It has to name a ping whose number is computed; whether one was sent.
+    /// The peer has to name a ping with a computed number; `pinged` is set once one was sent.
     Asked { pinged: bool },
-    /// It did, and has to name this one too.
+    /// The peer named the computed number and has to name this one too.
     Again(Serial),
 }
 
-/// How the last call of a channel ended, for packets of it that come late.
+/// End of a channel's last call, for its late packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
-    /// Nothing is to be said.
+    /// No answer is sent.
     Nothing,
-    /// At a server: with this code.
+    /// At a server: the call was aborted with this code.
     Aborted(i32),
-    /// At a client: the reply was received whole. The server is told at `tell_at`, unless another
-    /// call tells it before.
+    /// At a client: the whole reply was received. The server is notified at `tell_at`, unless
+    /// another call implies it before.
     Received { last: Seq, tell_at: Timestamp },
 }
 
@@ -51,31 +52,31 @@ pub(crate) enum After {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Channel {
     pub(crate) call: Option<Key>,
-    /// The call, or the last one.
+    /// Number of the current call, or of the last one.
     pub(crate) number: CallNumber,
     pub(crate) after: After,
 }
 
-/// The state of a connection.
+/// State of a connection.
 pub(crate) struct Connection<P, D> {
     pub(crate) key: ConnectionKey,
     pub(crate) route: Route,
     pub(crate) path: Key,
     pub(crate) service: u16,
     pub(crate) security_index: u8,
-    /// The class at work; none for rxnull.
+    /// State of the security class; `None` for rxnull.
     pub(crate) security: Option<Box<dyn Security<P, D>>>,
     pub(crate) reach: Reach,
     pub(crate) channels: [Channel; CHANNELS],
-    /// Packets that the peer takes, as it said last.
+    /// Window that the peer advertised last, in packets.
     pub(crate) peer_window: u32,
     pub(crate) timeouts: Timeouts,
     serial: Serial,
     pub(crate) created: Timestamp,
-    /// When it was used last.
+    /// Time of the last use.
     pub(crate) active: Timestamp,
     pub(crate) note: Note,
-    /// A call could not be started because all channels were taken.
+    /// Whether a call could not be started because all channels were in use.
     pub(crate) channel_wanted: bool,
 }
 
@@ -121,23 +122,21 @@ impl<P, D> Connection<P, D> {
         self.reach == Reach::Proven
     }
 
-    /// Whether its peer did not answer at all yet.
+    /// Returns whether the peer has not answered at all yet.
     pub(crate) fn is_asked(&self) -> bool {
         matches!(self.reach, Reach::Asked { .. })
     }
 
-    /// Whether any channel has a call.
     pub(crate) fn has_calls(&self) -> bool {
         self.channels.iter().any(|c| c.call.is_some())
     }
 
-    /// The calls on its channels.
     pub(crate) fn calls(&self) -> impl Iterator<Item = Key> {
         self.channels.iter().filter_map(|c| c.call)
     }
 
-    /// Takes the numbers of `count` transmissions that follow one another; gives the first. None of
-    /// them is 0, which means "no transmission" where it is named.
+    /// Reserves `count` consecutive serial numbers and returns the first. None of them is 0, which
+    /// means "no transmission" where a serial number is referenced.
     pub(crate) fn take_serials(&mut self, count: u32) -> Serial {
         let wraps = self.serial.plus(count.saturating_sub(1)).0 < self.serial.0;
         let first = if wraps || self.serial == Serial(0) {
@@ -149,22 +148,20 @@ impl<P, D> Connection<P, D> {
         first
     }
 
-    /// The number of the next transmission.
     pub(crate) const fn next_serial(&self) -> Serial {
         self.serial
     }
 
-    /// The number of the next transmission is this from now on.
     pub(crate) fn set_serial(&mut self, serial: Serial) {
         self.serial = serial;
     }
 
-    /// The header of a packet on a channel; sequence number and serial are the caller's.
+    /// Returns the header of a packet on a channel; the caller sets sequence and serial numbers.
     pub(crate) fn header(&self, kind: PacketType, channel: usize, number: CallNumber) -> Header {
         let client = self.key.role == Role::Client;
         Header {
             epoch: self.key.epoch,
-            // Below the number of channels, which fits two bits.
+            // Less than the number of channels, so it fits two bits.
             cid: self.key.cid | u32::try_from(channel).unwrap_or(0),
             call_number: number,
             seq: Seq(0),
@@ -178,7 +175,7 @@ impl<P, D> Connection<P, D> {
         }
     }
 
-    /// Where packets of a channel are, for the security class.
+    /// Returns the position of a packet for the security class.
     pub(crate) fn place(&self, header: &Header) -> PacketPlace {
         PacketPlace {
             epoch: header.epoch,
@@ -218,7 +215,7 @@ mod tests {
         assert_eq!(connection.take_serials(1), Serial(u32::MAX - 1));
         assert_eq!(connection.take_serials(1), Serial(u32::MAX));
         assert_eq!(connection.take_serials(1), Serial(1));
-        // A jumbogram's serials do not go around zero.
+        // The serial numbers of a jumbogram do not wrap around zero.
         connection.set_serial(Serial(u32::MAX - 1));
         assert_eq!(connection.take_serials(4), Serial(1));
         connection.set_serial(Serial(u32::MAX - 3));

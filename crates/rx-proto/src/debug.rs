@@ -1,20 +1,20 @@
-//! The bodies of DEBUG packets, which `rxdebug` asks for and shows.
+//! Bodies of DEBUG packets, which `rxdebug` requests and displays.
 //!
-//! A question is two words, type and index; its answer is one of the structures of
-//! `src/rx/rx.h` in OpenAFS (`rx_debugStats`, `rx_debugConn`, `rx_debugPeer`, `rx_statistics`), of
-//! version 'S'. What we have no equivalent of is zero, and so is what only the two ends of a connection
-//! may know: its epoch and id, and the numbers of transmissions.
+//! A question consists of two words, type and index; its answer is one of the structures of
+//! `src/rx/rx.h` in OpenAFS (`rx_debugStats`, `rx_debugConn`, `rx_debugPeer`, `rx_statistics`),
+//! version 'S'. Fields without an equivalent are zero, and so are those that only the two ends of a
+//! connection may know: its epoch and id, and its serial numbers.
 
 use crate::stats::Stats;
 use std::net::{IpAddr, SocketAddr};
 
-/// Version of the structures: the letter that OpenAFS 1.6 and later say.
+/// Version of the structures, as reported by OpenAFS 1.6 and later.
 const VERSION: u8 = b'S';
 
 /// Type of the answer to a question of an unknown type (`RX_DEBUGI_BADTYPE`).
 const BAD_TYPE: i32 = -8;
 
-/// What is asked for.
+/// Type of a DEBUG request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
     /// `RX_DEBUGI_GETSTATS`
@@ -27,7 +27,7 @@ pub(crate) enum Question {
     Stats,
     /// `RX_DEBUGI_GETPEER`: the n-th peer.
     Peer(u32),
-    /// Something else.
+    /// A request of an unknown type.
     Unknown(u32),
 }
 
@@ -46,7 +46,7 @@ impl Question {
     }
 }
 
-/// A connection, as it is shown.
+/// Connection, as displayed by `rxdebug`.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionView {
     pub(crate) peer: SocketAddr,
@@ -55,7 +55,7 @@ pub(crate) struct ConnectionView {
     pub(crate) channels: [ChannelView; 4],
 }
 
-/// A channel, as it is shown.
+/// Channel, as displayed by `rxdebug`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChannelView {
     pub(crate) number: u32,
@@ -75,7 +75,7 @@ pub(crate) enum CallState {
     Hold = 4,
 }
 
-/// A peer, as it is shown.
+/// Peer, as displayed by `rxdebug`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerView {
     pub(crate) peer: SocketAddr,
@@ -91,7 +91,7 @@ pub(crate) struct PeerView {
     pub(crate) bytes_received: u64,
 }
 
-/// How many of what there are, for the answers that count.
+/// Totals for the statistics answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Totals {
     pub(crate) server_connections: usize,
@@ -100,12 +100,12 @@ pub(crate) struct Totals {
     pub(crate) calls: usize,
 }
 
-/// Words appended one after the other.
+/// Buffer to which big-endian words are appended.
 #[derive(Default)]
 struct Words(Vec<u8>);
 
 impl Words {
-    /// A number as a word; the largest word if it is larger.
+    /// Appends a number as a word, saturating at the largest one.
     fn number(&mut self, value: u64) -> &mut Words {
         let word = u32::try_from(value).unwrap_or(u32::MAX);
         self.0.extend(word.to_be_bytes());
@@ -128,7 +128,7 @@ impl Words {
         self
     }
 
-    /// Address of four bytes; that of IPv6 does not fit and is zero.
+    /// Appends an IPv4 address; an IPv6 address does not fit and is written as zero.
     fn host(&mut self, peer: SocketAddr) -> &mut Words {
         match peer.ip().to_canonical() {
             IpAddr::V4(address) => self.bytes(&address.octets()),
@@ -136,14 +136,14 @@ impl Words {
         }
     }
 
-    /// Seconds and microseconds.
+    /// Appends seconds and microseconds.
     fn clock(&mut self, nanos: u64) -> &mut Words {
         self.number(nanos / 1_000_000_000)
             .number(nanos % 1_000_000_000 / 1000)
     }
 }
 
-/// `rx_debugStats`, 56 bytes.
+/// Returns an `rx_debugStats`, 56 bytes.
 pub(crate) fn basics(stats: &Stats) -> Vec<u8> {
     let mut w = Words::default();
     // Free packets, reclaims, calls executed; waiting for packets, descriptors, version, spare.
@@ -153,15 +153,15 @@ pub(crate) fn basics(stats: &Stats) -> Vec<u8> {
     w.0
 }
 
-/// `rx_debugConn`, 176 bytes; for no connection, one whose cid says that there are no more.
+/// Returns an `rx_debugConn`, 176 bytes; for `None`, one whose cid marks the end of the list.
 pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
     let mut w = Words::default();
     let Some(view) = view else {
         w.zeros(4).number(u32::MAX.into()).zeros(168);
         return w.0;
     };
-    // Connection id and serial number: with them, and the epoch below, anybody could speak in the
-    // peer's name.
+    // Connection id and serial number stay zero: with them and the epoch below, anyone could forge
+    // packets of the peer.
     w.host(view.peer).zeros(8);
     for channel in &view.channels {
         w.number(channel.number.into());
@@ -183,12 +183,12 @@ pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
             .channels
             .map(|c| u8::from(c.holds_input) | u8::from(c.holds_output) << 1),
     );
-    // Nothing is said of the security class.
+    // No information about the security class.
     w.zeros(80).number(1444).zeros(36);
     w.0
 }
 
-/// `rx_debugPeer`, 132 bytes; for no peer, one whose host says that there are no more.
+/// Returns an `rx_debugPeer`, 132 bytes; for `None`, one whose host marks the end of the list.
 pub(crate) fn peer(view: Option<&PeerView>) -> Vec<u8> {
     let mut w = Words::default();
     let Some(view) = view else {
@@ -196,9 +196,9 @@ pub(crate) fn peer(view: Option<&PeerView>) -> Vec<u8> {
         return w.0;
     };
     w.host(view.peer).half(view.peer.port().into()).half(1444);
-    // Idle since, connections; burst size, burst, and until when.
+    // Idle since, connections; size, number and end of the burst.
     w.zeros(4).half(view.connections.into()).zeros(2).zeros(8);
-    // Eighths and quarters of milliseconds.
+    // Units of 1/8 ms and 1/4 ms.
     w.number(view.rtt_nanos / 125_000)
         .number(view.deviation_nanos / 250_000);
     w.clock(view.timeout_nanos)
@@ -216,7 +216,7 @@ pub(crate) fn peer(view: Option<&PeerView>) -> Vec<u8> {
     w.0
 }
 
-/// `rx_statistics`, 284 bytes.
+/// Returns an `rx_statistics`, 284 bytes.
 pub(crate) fn statistics(stats: &Stats, totals: &Totals) -> Vec<u8> {
     let mut w = Words::default();
     let data = |packets: &[u64]| packets.first().copied().unwrap_or(0);
@@ -257,14 +257,14 @@ pub(crate) fn statistics(stats: &Stats, totals: &Totals) -> Vec<u8> {
     w.0
 }
 
-/// `rx_debugIn` that says that the question is not known.
+/// Returns an `rx_debugIn` that reports an unknown question.
 pub(crate) fn unknown(kind: u32) -> Vec<u8> {
     let mut w = Words::default();
     w.bytes(&BAD_TYPE.to_be_bytes()).number(kind.into());
     w.0
 }
 
-/// The answer to a VERSION packet: 65 bytes, text and zeros.
+/// Returns the answer to a VERSION packet: 65 bytes, text and zeros.
 pub(crate) fn version(text: &str) -> Vec<u8> {
     let mut body: Vec<u8> = text.bytes().take(64).collect();
     body.resize(65, 0);

@@ -1,101 +1,101 @@
-//! What an endpoint tells the application.
+//! Events that an endpoint reports to the application.
 
 use crate::slab::Key;
 use std::net::SocketAddr;
 
-/// A call, for as long as the application has it.
+/// Handle of a call, valid for as long as the application owns the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub(crate) Key);
 
-/// A connection, until it is closed.
+/// Handle of a connection, valid until the connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) Key);
 
 /// Codes of ABORT packets that Rx itself uses (OpenAFS, `src/rx/rx.h`).
 pub mod code {
-    /// The peer is gone, or forgot the call.
+    /// The peer is dead, or has dropped the call.
     pub const CALL_DEAD: i32 = -1;
     /// The service or its security class does not exist.
     pub const INVALID_OPERATION: i32 = -2;
     /// The call took too long.
     pub const CALL_TIMEOUT: i32 = -3;
-    /// A packet that cannot be.
+    /// A packet violates the protocol.
     pub const PROTOCOL_ERROR: i32 = -5;
-    /// The application does not want the call any more.
+    /// The application has abandoned the call.
     pub const USER_ABORT: i32 = -6;
-    /// The server began anew and does not know the call; it is to be tried again.
+    /// The server restarted and does not know the call; the client should retry.
     pub const RESTARTING: i32 = -100;
 }
 
-/// Why a call ended before its time.
+/// Reason for which a call ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum End {
-    /// The peer said so.
+    /// The peer sent an ABORT with this code.
     #[error("the peer ended the call with code {0}")]
     Aborted(i32),
-    /// The peer was silent for too long; for [`Timeouts::refused`](crate::Timeouts::refused) if the
-    /// network said that nothing listens there.
+    /// The peer was silent for too long; for [`Timeouts::refused`](crate::Timeouts::refused) if an
+    /// ICMP error reported that its port is closed.
     #[error("the peer is silent")]
     Dead,
-    /// No data came for too long.
+    /// No data was received for too long.
     #[error("no data came for too long")]
     Idle,
     /// The call took too long.
     #[error("the call took too long")]
     Hard,
-    /// The client began another call in its place.
+    /// The client began another call on the same channel.
     #[error("the client began another call in its place")]
     Superseded,
-    /// The server does not know the call any more: it, or a translated address, began anew.
+    /// The server does not know the call: the server restarted, or a NAT mapping changed.
     #[error("the server does not know the call any more")]
     Forgotten,
-    /// The peer sent what cannot be.
+    /// The peer violated the protocol.
     #[error("the peer broke the protocol")]
     Violation,
-    /// A security class refused something.
+    /// A security class rejected the call.
     #[error("the security class ended the call with code {0}")]
     Security(i32),
-    /// Its connection was closed.
+    /// The connection was closed.
     #[error("the connection was closed")]
     Closed,
 }
 
-/// A call that a client began.
+/// A call begun by a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Incoming {
-    /// The call.
+    /// Handle of the call.
     pub call: CallId,
-    /// Its connection.
+    /// Connection on which the call was made.
     pub connection: ConnectionId,
-    /// Who called.
+    /// Address of the client.
     pub peer: SocketAddr,
-    /// Which service.
+    /// Service id that was called.
     pub service: u16,
-    /// The application's byte in the client's packets; 1 from Linux asks whether the server is one of
-    /// AuriStor's, which is denied by answering as the service that was called.
+    /// User status byte of the client's packets. A Linux client sends 1 to ask whether the server
+    /// is an AuriStor server; answering as the service that was called denies it.
     pub user_status: u8,
 }
 
-/// Something the application should know.
+/// Notification for the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A client calls; the application has the call until it finishes, aborts or releases it.
+    /// A client made a call; the application owns it until it finishes, aborts or releases it.
     Call(Incoming),
-    /// There is something to read, or the end was reached, after a read found nothing.
+    /// Data or the end of the stream is available after a read returned nothing.
     Readable(CallId),
-    /// There is room to write again, after a write found none.
+    /// Buffer space is available after a write was blocked.
     Writable(CallId),
-    /// The call is over; the application still has it, and gives it back with
+    /// The call is over; the application still owns it and must call
     /// [`release`](crate::Endpoint::release).
     Ended {
-        /// Which.
+        /// Handle of the call.
         call: CallId,
-        /// Why.
+        /// Reason for the end.
         reason: End,
     },
-    /// A channel of this connection became free, or the connection was closed, after a call could not
-    /// be started.
+    /// A channel of this connection became free, or the connection was closed, after a call could
+    /// not be started.
     ChannelFree(ConnectionId),
-    /// A connection that a client made is forgotten; its calls are over.
+    /// An incoming connection was dropped; its calls are over.
     Closed(ConnectionId),
 }

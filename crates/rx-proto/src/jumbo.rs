@@ -1,60 +1,60 @@
-//! Jumbograms: several full packets in one datagram, where the path was seen to carry them.
+//! Jumbograms: several full packets in one datagram, used where the path has carried them before.
 //!
-//! A jumbogram that is larger than the path's largest datagram is fragmented by IP, and one lost
-//! fragment costs all of its packets. So none is sent before a ping padded to its size, with the
-//! "don't fragment" bit set, was answered; Linux's rxrpc probes in the same way (`rxrpc_send_ACK`,
-//! `pmtud_trial`). If jumbograms get lost over several round trips and none arrives, the path has
-//! changed, or is too full: single packets again, and a new probe after some seconds.
+//! A jumbogram larger than the path MTU is fragmented by IP, and one lost fragment costs all of its
+//! packets. So no jumbogram is sent until a ping padded to its size, with the "don't fragment" bit
+//! set, has been answered; Linux's rxrpc probes in the same way (`rxrpc_send_ACK`, `pmtud_trial`).
+//! If jumbograms are lost over several round trips and none arrives, the path has changed or is
+//! congested: single packets are sent again, and a new probe after a few seconds.
 
 use crate::number::Serial;
 use crate::packet::{HEADER_BYTES, JUMBO_HEADER_BYTES, PACKET_DATA_BYTES};
 use crate::slab::Key;
 use crate::time::Timestamp;
 
-/// Bytes of each packet of a jumbogram but the first.
+/// Length in bytes of each packet of a jumbogram except the first.
 const STEP: usize = PACKET_DATA_BYTES + JUMBO_HEADER_BYTES;
 
-/// Pings of one size that may stay unanswered: one may be lost like any packet.
+/// Unanswered pings of one size before it is given up; one may be lost like any packet.
 const TRIES: u8 = 2;
 
-/// Jumbograms lost without one that arrived that say that the path no longer carries them, if they
-/// were lost over several round trips: a queue that overflows drops as many at once.
+/// Consecutive lost jumbograms after which the path is considered not to carry them, if the losses
+/// span several round trips: an overflowing queue can drop as many at once.
 const LOST_MAX: u8 = 3;
 
-/// How many round trips, and how long at least.
+/// Time that the losses must span: in round trips, and at least in nanoseconds.
 const LOST_ROUNDS: u64 = 4;
 const LOST_NANOS: u64 = 2_000_000;
 
-/// Time before a path that refused a size is asked again, and before one that carried it until it was
-/// too full is.
+/// Delay in nanoseconds before a new probe: on a path that refused a size, and on one that carried
+/// it before its jumbograms were lost.
 const RETRY_NANOS: u64 = 600_000_000_000;
 const RESUME_NANOS: u64 = 5_000_000_000;
 
-/// Bytes of a datagram with this many full packets.
+/// Returns the length in bytes of a datagram with `packets` full packets.
 pub(crate) const fn datagram_bytes(packets: u8) -> usize {
     HEADER_BYTES + PACKET_DATA_BYTES + (packets.saturating_sub(1) as usize) * STEP
 }
 
-/// Full packets that fit a datagram of this many bytes; 1 at least.
+/// Returns the number of full packets that fit a datagram of `bytes` bytes, at least 1.
 pub(crate) fn packets_in(bytes: usize) -> u8 {
     let beyond = bytes.saturating_sub(datagram_bytes(1)) / STEP;
     u8::try_from(beyond + 1).unwrap_or(u8::MAX)
 }
 
-/// What a path carries, and the probe that is on its way.
+/// Datagram size that a path carries, and the probe in flight.
 #[derive(Debug, Clone)]
 pub(crate) struct Jumbo {
     carries: u8,
-    /// What we, the peer, and the local network stack allow.
+    /// Limits in packets of the configuration, the peer and the local network stack.
     ours: u8,
     peers: u8,
     local: u8,
     probe: Option<Probe>,
-    /// Size to ask for next.
+    /// Number of packets to probe next.
     target: u8,
     tries: u8,
     not_before: Timestamp,
-    /// Jumbograms lost since one arrived, and when the first of them was missed.
+    /// Jumbograms lost since one arrived, and when the first of them was declared lost.
     lost: u8,
     lost_since: Timestamp,
 }
@@ -83,7 +83,7 @@ impl Jumbo {
         }
     }
 
-    /// Packets that a datagram may have.
+    /// Returns the largest number of packets in a datagram.
     pub(crate) fn carries(&self) -> u8 {
         self.carries.min(self.limit()).max(1)
     }
@@ -92,18 +92,18 @@ impl Jumbo {
         self.ours.min(self.peers).min(self.local)
     }
 
-    /// The peer takes so many packets in a datagram.
+    /// Sets the peer's limit in packets per datagram.
     pub(crate) const fn peer_takes(&mut self, packets: u8) {
         self.peers = packets;
     }
 
-    /// The local network stack sends no datagram larger than `bytes`.
+    /// Sets the local network stack's limit in bytes per datagram.
     pub(crate) fn local_limit(&mut self, bytes: usize) {
         self.local = packets_in(bytes);
         self.probe = None;
     }
 
-    /// The number of packets whose size should be probed now, if any.
+    /// Returns the number of packets whose size should be probed now, if any.
     pub(crate) fn wanted(&mut self, now: Timestamp) -> Option<u8> {
         if let Some(probe) = self.probe {
             if now < probe.expires {
@@ -116,7 +116,7 @@ impl Jumbo {
             }
         }
         if self.target.min(self.limit()) <= self.carries() {
-            // Larger than what is carried was refused, or nothing larger is allowed.
+            // A larger size than the current one was refused, or no larger one is allowed.
             if self.target < self.limit() {
                 self.not_before = now.plus(RETRY_NANOS);
             }
@@ -126,7 +126,7 @@ impl Jumbo {
         (packets > self.carries() && now >= self.not_before).then_some(packets)
     }
 
-    /// A probe left.
+    /// Records a probe that was sent.
     pub(crate) const fn probe_sent(
         &mut self,
         connection: Key,
@@ -143,7 +143,7 @@ impl Jumbo {
         });
     }
 
-    /// A ping was answered; if it was the probe, the path carries its size.
+    /// Handles the answer to a ping; if it was the probe, the path carries that size.
     pub(crate) fn answered(&mut self, connection: Key, serial: Serial) {
         let ours = |p: &Probe| p.connection == connection && p.serial == serial;
         if let Some(probe) = self.probe.filter(ours) {
@@ -155,7 +155,7 @@ impl Jumbo {
         }
     }
 
-    /// A whole jumbogram was lost, on a path of this round trip.
+    /// Records the loss of a whole jumbogram on a path with this round trip.
     pub(crate) fn lost(&mut self, now: Timestamp, rtt_nanos: u64) {
         if self.lost == 0 {
             self.lost_since = now;
@@ -170,7 +170,7 @@ impl Jumbo {
         }
     }
 
-    /// One arrived.
+    /// Records the arrival of a jumbogram.
     pub(crate) const fn arrived(&mut self) {
         self.lost = 0;
     }

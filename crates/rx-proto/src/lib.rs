@@ -1,4 +1,4 @@
-//! Rx, the remote procedure call protocol of AFS, both sides, without any input or output.
+//! Rx, the remote procedure call protocol of AFS: client and server side, without I/O.
 //!
 //! ```text
 //!   Endpoint::handle_input(now, route, datagram) ─┐    ┌─► poll_transmit(now, batch) ──► socket
@@ -6,16 +6,16 @@
 //!   connect, start, write, read, finish, abort ───┘    └─► poll_timeout() ──► clock
 //! ```
 //!
-//! **Invariant:** a request runs at most once, and its bytes and those of the reply arrive whole and in
-//! order, or the call ends with a reason. No payload is copied: what is sent is referred to until it
-//! arrived, what was received until it is read. Whatever strangers send costs no more memory than
-//! [`Config`] says, and brings nobody who did not ask for it more than one small packet for each of
-//! theirs.
+//! **Invariant:** a request runs at most once. Its bytes and those of the reply arrive complete and
+//! in order, or the call ends with a reason. Payloads are never copied: sent data is referenced
+//! until it is acknowledged, received data until it is read. Memory used on behalf of
+//! unauthenticated peers is bounded by [`Config`], and a spoofed packet causes at most one small
+//! packet to be sent to the spoofed address.
 //!
-//! Absent on purpose: sockets, clocks, random numbers (a seed is given), threads, the encoding of
-//! arguments (XDR), rxkad (56-bit keys), multicast, the merging of small writes.
+//! Deliberately absent: sockets, clocks, random numbers (the caller passes a seed), threads, the
+//! encoding of arguments (XDR), rxkad (56-bit keys), multicast, coalescing of small writes.
 //!
-//! The protocol as it is implemented, with the source of every number, is in `docs/protocol/rx.md`.
+//! `docs/protocol/rx.md` describes the protocol as implemented, with the source of every number.
 
 #![forbid(unsafe_code)]
 #![deny(

@@ -1,6 +1,6 @@
 //! Sequence and serial numbers: 32 bits that wrap around, compared as RFC 1982 compares them.
 
-/// Gives a 32-bit number type its wrapping order.
+/// Defines a 32-bit number type with wrapping order.
 macro_rules! wrapping {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -8,25 +8,25 @@ macro_rules! wrapping {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The number after this one.
+            /// Returns the number after this one.
             #[must_use]
             pub const fn next(self) -> $name {
                 self.plus(1)
             }
 
-            /// The number `count` after this one.
+            /// Returns the number `count` after this one.
             #[must_use]
             pub const fn plus(self, count: u32) -> $name {
                 $name(self.0.wrapping_add(count))
             }
 
-            /// How far this number is after `base`, around zero if need be.
+            /// Returns the distance from `base` to this number, modulo 2^32.
             #[must_use]
             pub const fn distance(self, base: $name) -> u32 {
                 self.0.wrapping_sub(base.0)
             }
 
-            /// Whether this number comes after `other`: less than half the circle ahead.
+            /// Returns whether this number comes after `other`: less than 2^31 ahead.
             #[must_use]
             pub const fn is_after(self, other: $name) -> bool {
                 let ahead = self.distance(other);
@@ -42,12 +42,12 @@ wrapping! {
 }
 
 wrapping! {
-    /// Number of a transmission on a connection; each packet sent, again or not, gets a new one.
+    /// Number of a transmission on a connection; retransmissions have a number of their own.
     Serial
 }
 
 wrapping! {
-    /// Number of a call on its channel; 0 speaks of the connection.
+    /// Number of a call on its channel; 0 denotes the connection.
     CallNumber
 }
 

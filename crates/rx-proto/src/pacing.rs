@@ -1,25 +1,25 @@
-//! Spaces packets out over the round trip, so that a window does not reach the path as one burst.
+//! Spreads packets over the round trip, so that a window does not reach the path as one burst.
 //!
-//! A burst of a millisecond is allowed, because a driver's timers are no finer and because packets
-//! that leave together cost less (segmentation offload); never less than 16 packets, so that the
-//! pacing of a slow path does not wake the driver for each.
+//! A burst of one millisecond is allowed, because a driver's timers are no finer and packets that
+//! leave together cost less (segmentation offload). A burst is never less than 16 packets, so that
+//! pacing a slow path does not wake the driver for each packet.
 
 use crate::time::Timestamp;
 
-/// Packets that may always leave together.
+/// Smallest burst in packets.
 const BURST_MIN: u64 = 16;
 
-/// Packets that are waited for once a burst is used up, so that they leave together again.
+/// Packets to wait for after a burst is used up, so that they leave together.
 const QUANTUM: u64 = 8;
 
-/// Time whose packets may leave together.
+/// Length of a burst in nanoseconds.
 const BURST_NANOS: u64 = 1_000_000;
 
-/// When the next packet of a path may leave.
+/// Departure time of the next packet of a path.
 #[derive(Debug, Clone)]
 pub(crate) struct Pacer {
     next: Timestamp,
-    /// Nanoseconds from packet to packet; 0 while nothing is known of the path.
+    /// Nanoseconds between packets; 0 while the round-trip time is unknown.
     interval: u64,
 }
 
@@ -31,9 +31,10 @@ impl Pacer {
         }
     }
 
-    /// Packets that may leave at `now`, on a path with this window and smoothed round trip. The pace
-    /// is above what the window needs, twice in slow start and by a quarter later, so that pacing
-    /// does not become the limit (Linux, `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`).
+    /// Returns the number of packets that may leave at `now` on a path with this window and
+    /// smoothed round trip. The rate exceeds what the window needs, by a factor of 2 in slow start
+    /// and 1.25 later, so that pacing does not become the limit (Linux, `tcp_pacing_ss_ratio` and
+    /// `tcp_pacing_ca_ratio`).
     pub(crate) fn allowance(
         &mut self,
         now: Timestamp,
@@ -51,12 +52,12 @@ impl Pacer {
         u32::try_from(now.nanos_since(self.next) / self.interval).unwrap_or(u32::MAX)
     }
 
-    /// Packets left.
+    /// Records that `packets` packets were sent.
     pub(crate) const fn sent(&mut self, packets: u32) {
         self.next = self.next.plus(packets as u64 * self.interval);
     }
 
-    /// When a few more may leave.
+    /// Returns the time at which [`QUANTUM`] packets may leave.
     pub(crate) const fn wake(&self) -> Timestamp {
         self.next.plus(QUANTUM * self.interval)
     }

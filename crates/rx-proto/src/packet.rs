@@ -1,54 +1,54 @@
-//! The header that every packet begins with, and the small headers inside a jumbogram.
+//! The header of every packet, and the short headers inside a jumbogram.
 //!
-//! All numbers are big endian. The layout is that of `struct rx_header` (OpenAFS, `src/rx/rx.h`) and of
-//! `struct rxrpc_wire_header` (Linux, `net/rxrpc/protocol.h`):
+//! All numbers are big endian. The layout is that of `struct rx_header` (OpenAFS, `src/rx/rx.h`)
+//! and of `struct rxrpc_wire_header` (Linux, `net/rxrpc/protocol.h`):
 //!
 //! ```text
-//!    0  epoch         4   names the run of the client; the highest bit says that it is random
+//!    0  epoch         4   identifies a run of the client; the highest bit marks a random value
 //!    4  cid           4   connection; the low two bits are the channel
-//!    8  callNumber    4   0: the packet is about the connection
+//!    8  callNumber    4   0: the packet concerns the connection
 //!   12  seq           4   1 is the first packet of a direction of a call; 0 if it is not DATA
 //!   16  serial        4   counts the transmissions of a connection
 //!   20  type          1
 //!   21  flags         1
 //!   22  userStatus    1
 //!   23  securityIndex 1
-//!   24  checksum      2   for the security class ("spare"); the service does NOT come first
+//!   24  checksum      2   for the security class ("spare"); the service id does NOT come first
 //!   26  serviceId     2
 //! ```
 
 use crate::number::{CallNumber, Seq, Serial};
 use std::ops::Range;
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 pub const HEADER_BYTES: usize = 28;
 
-/// Bytes of the header between the packets of a jumbogram.
+/// Length in bytes of the header between two packets of a jumbogram.
 pub const JUMBO_HEADER_BYTES: usize = 4;
 
-/// Data of a full packet: what makes 1440 bytes with its header (OpenAFS, `RX_JUMBOBUFFERSIZE`). Each
-/// packet of a jumbogram but the last has exactly this.
+/// Data bytes of a full packet, which with its header has 1440 bytes (OpenAFS,
+/// `RX_JUMBOBUFFERSIZE`). Each packet of a jumbogram except the last has exactly this size.
 pub const PACKET_DATA_BYTES: usize = 1412;
 
-/// Channels of a connection, each with one call at a time.
+/// Channels of a connection. Each carries one call at a time.
 pub const CHANNELS: usize = 4;
 
-/// The part of a cid that names the channel.
+/// Mask of the channel bits in a cid.
 pub(crate) const CHANNEL_MASK: u32 = 3;
 
-/// The highest bit of an epoch that was drawn at random; peers then look for a connection by its
-/// epoch and cid alone (OpenAFS, `rxi_FindConnection`).
+/// Bit of an epoch that was chosen at random; peers then identify a connection by its epoch and cid
+/// alone (OpenAFS, `rxi_FindConnection`).
 pub(crate) const EPOCH_RANDOM: u32 = 0x8000_0000;
 
-/// The bits of [`Header::flags`].
+/// Bits of [`Header::flags`].
 pub mod flag {
     /// Sent by the side that made the connection.
     pub const CLIENT_INITIATED: u8 = 1;
-    /// An acknowledgement of this packet is asked for at once.
+    /// The receiver must acknowledge this packet immediately.
     pub const REQUEST_ACK: u8 = 2;
     /// The last packet of this direction of the call.
     pub const LAST_PACKET: u8 = 4;
-    /// More packets follow. Informative; never sent by this crate.
+    /// More packets follow. Informative; this crate never sends it.
     pub const MORE_PACKETS: u8 = 8;
     /// On DATA: another packet follows in this datagram.
     pub const JUMBO_PACKET: u8 = 0x20;
@@ -56,34 +56,34 @@ pub mod flag {
     pub const SLOW_START_OK: u8 = 0x20;
 }
 
-/// What a packet is.
+/// Type of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PacketType {
-    /// Bytes of a call.
+    /// Data of a call.
     Data = 1,
-    /// What was received of a call.
+    /// Acknowledgement of received data.
     Ack = 2,
-    /// A call cannot be taken now; it is tried again.
+    /// The server cannot accept the call now; the client retries.
     Busy = 3,
-    /// The end of a call, or of a connection, with a code.
+    /// End of a call or of a connection, with a code.
     Abort = 4,
-    /// All of a call was received.
+    /// All data of a call was received.
     AckAll = 5,
-    /// A server wants proof of who the client is.
+    /// A server's request for the client's credentials.
     Challenge = 6,
-    /// That proof.
+    /// Answer to a challenge.
     Response = 7,
-    /// A question of `rxdebug`, or its answer.
+    /// An `rxdebug` request, or its answer.
     Debug = 8,
     /// Reserved for parameters; ignored.
     Params = 9,
-    /// A question for the version, or its answer.
+    /// A version request, or its answer.
     Version = 13,
 }
 
 impl PacketType {
-    /// The type with this number; the unknown are ignored by those who receive them.
+    /// Returns the type with this number, or `None` for an unknown one, which receivers ignore.
     pub const fn from_wire(byte: u8) -> Option<PacketType> {
         Some(match byte {
             1 => PacketType::Data,
@@ -101,35 +101,36 @@ impl PacketType {
     }
 }
 
-/// The header of a packet.
+/// Header of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Names the run of the client that made the connection.
+    /// Identifier of the run of the client that made the connection.
     pub epoch: u32,
     /// Connection and, in the low two bits, channel.
     pub cid: u32,
-    /// Call on that channel.
+    /// Number of the call on that channel.
     pub call_number: CallNumber,
-    /// Place in the stream, of DATA.
+    /// Position in the stream, for DATA.
     pub seq: Seq,
-    /// Number of the transmission.
+    /// Number of the transmission on the connection.
     pub serial: Serial,
-    /// What it is.
+    /// Type of the packet.
     pub kind: PacketType,
     /// Bits of [`flag`].
     pub flags: u8,
-    /// A byte between the applications.
+    /// Byte passed between the applications.
     pub user_status: u8,
     /// Security class of the connection.
     pub security_index: u8,
-    /// For the security class.
+    /// Checksum, defined by the security class.
     pub checksum: u16,
-    /// Service that the connection is with.
+    /// Service id of the connection.
     pub service: u16,
 }
 
 impl Header {
-    /// Reads the header of a datagram; `None` if it is too short or of an unknown type.
+    /// Returns the header of a datagram, or `None` if the datagram is too short or of an unknown
+    /// type.
     #[inline]
     pub fn parse(datagram: &[u8]) -> Option<Header> {
         let h = datagram.first_chunk::<HEADER_BYTES>()?;
@@ -148,7 +149,7 @@ impl Header {
         })
     }
 
-    /// The header as it is sent.
+    /// Returns the encoded header.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut h = [0; HEADER_BYTES];
@@ -166,12 +167,12 @@ impl Header {
         h
     }
 
-    /// Whether all bits of `flags` are set.
+    /// Returns whether all bits of `flags` are set.
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
 
-    /// The channel, 0 to 3.
+    /// Returns the channel, 0 to 3.
     pub const fn channel(&self) -> usize {
         (self.cid & CHANNEL_MASK) as usize
     }
@@ -180,19 +181,19 @@ impl Header {
 /// One packet of a DATA datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataPacket {
-    /// Its place in the stream.
+    /// Position in the stream.
     pub seq: Seq,
-    /// Its number of transmission.
+    /// Number of the transmission on the connection.
     pub serial: Serial,
-    /// Its bits of [`flag`].
+    /// Bits of [`flag`].
     pub flags: u8,
-    /// Its checksum, for the security class.
+    /// Checksum, defined by the security class.
     pub checksum: u16,
-    /// Its bytes in the datagram.
+    /// Position of the data in the datagram.
     pub range: Range<usize>,
 }
 
-/// The packets of a DATA datagram, in order.
+/// Iterator over the packets of a DATA datagram, in order.
 #[derive(Debug, Clone)]
 pub struct DataPackets<'a> {
     datagram: &'a [u8],
@@ -200,8 +201,9 @@ pub struct DataPackets<'a> {
 }
 
 impl<'a> DataPackets<'a> {
-    /// Checks the whole datagram first, so that nothing of a malformed one is taken: in a jumbogram,
-    /// each packet but the last is full and is not the last of its call.
+    /// Returns the packets of a datagram. Checks the whole datagram first, so that no packet of a
+    /// malformed one is used: in a jumbogram, each packet except the last is full and is not the
+    /// last of its call.
     #[inline]
     pub fn parse(header: &Header, datagram: &'a [u8]) -> Option<DataPackets<'a>> {
         let first = DataPacket {
@@ -256,7 +258,7 @@ impl Iterator for DataPackets<'_> {
     }
 }
 
-/// The code of an ABORT packet, from what follows its header.
+/// Returns the code of an ABORT packet with this body.
 pub(crate) fn abort_code(body: &[u8]) -> Option<i32> {
     body.first_chunk::<4>()
         .map(|code| i32::from_be_bytes(*code))

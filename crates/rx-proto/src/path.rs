@@ -1,7 +1,7 @@
-//! What is known of the way to a peer, shared by all connections with it.
+//! State of the path to a peer, shared by all connections with it.
 //!
-//! A path lives as long as a connection uses it. It says how many packets may leave now; it does not
-//! know which.
+//! A path exists as long as a connection uses it. It determines how many packets may leave now, not
+//! which ones.
 
 use crate::ack::Trailer;
 use crate::congestion::Congestion;
@@ -15,32 +15,32 @@ use crate::timers::Note;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-/// Largest packet of the protocol on an Ethernet: 1500 less the headers of IPv6, a fragment and UDP
-/// (OpenAFS, `OLD_MAX_PACKET_SIZE`).
+/// Largest packet of the protocol on an Ethernet: 1500 minus the headers of IPv6, a fragment and
+/// UDP (OpenAFS, `OLD_MAX_PACKET_SIZE`).
 const ETHERNET_PACKET: u32 = 1444;
 
-/// Smallest data of a packet that a peer or a network can make us use: what 576 bytes leave, the
-/// least that IPv4 carries. Without it a peer could ask for a header per byte.
+/// Smallest data size per packet that a peer or a network can impose: the remainder of 576 bytes,
+/// the IPv4 minimum. Without it a peer could request one header per byte.
 const PACKET_DATA_MIN: usize = 576 - 56 - HEADER_BYTES;
 
-/// The way to a peer.
+/// Path to a peer.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) peer: SocketAddr,
-    /// The share of its host.
+    /// Share of the peer's host.
     pub(crate) host: Key,
-    /// Connections that use it.
+    /// Number of connections on this path.
     pub(crate) users: u32,
     pub(crate) rtt: Rtt,
     pub(crate) congestion: Congestion,
     pub(crate) jumbo: Jumbo,
     pacer: Pacer,
-    /// Calls that wait until more may be sent.
+    /// Calls that wait until the path can send more.
     pub(crate) waiting: VecDeque<Key>,
     pub(crate) note: Note,
-    /// Bytes of data in a packet, so that it fits the peer and the network.
+    /// Data bytes of a packet, such that it fits the limits of peer and network.
     data_bytes: usize,
-    /// The peer asks to be probed (Linux 6.14 and later).
+    /// Whether the peer asks to be probed (Linux 6.14 and later).
     probed: bool,
     pub(crate) sent: u64,
     pub(crate) resent: u64,
@@ -69,12 +69,12 @@ impl Path {
         }
     }
 
-    /// Bytes of data in a packet.
     pub(crate) const fn data_bytes(&self) -> usize {
         self.data_bytes
     }
 
-    /// Packets that may be sent now, and whether the window (and not the pace) is what limits them.
+    /// Returns the number of packets that may be sent now, and whether the window (and not the
+    /// pacer) is the limit.
     pub(crate) fn allowance(&mut self, now: Timestamp) -> (u32, bool) {
         self.congestion.resume(now, &self.rtt);
         let room = self.congestion.room();
@@ -87,18 +87,18 @@ impl Path {
         (room.min(paced), room <= paced)
     }
 
-    /// When pacing lets more packets go.
+    /// Returns the time at which the pacer allows more packets.
     pub(crate) const fn pace_at(&self) -> Timestamp {
         self.pacer.wake()
     }
 
-    /// Packets left.
+    /// Records that `packets` packets were sent.
     pub(crate) fn sent(&mut self, now: Timestamp, packets: u32) {
         self.congestion.sent(now, packets);
         self.pacer.sent(packets);
     }
 
-    /// The peer said what it takes.
+    /// Applies the limits that the peer advertises.
     pub(crate) fn peer_takes(&mut self, trailer: &Trailer) {
         let packet = trailer.max_mtu.min(trailer.if_mtu);
         self.limit_data(usize::try_from(packet).unwrap_or(usize::MAX));
@@ -112,7 +112,7 @@ impl Path {
         });
     }
 
-    /// The network stack refuses datagrams larger than `bytes`.
+    /// Limits datagrams to `bytes` bytes, because the network stack refuses larger ones.
     pub(crate) fn local_limit(&mut self, bytes: usize) {
         self.limit_data(bytes);
         self.jumbo.local_limit(bytes);
@@ -125,12 +125,13 @@ impl Path {
             .min(self.data_bytes);
     }
 
-    /// What our acknowledgements say that we take: maxMTU, ifMTU, rwind and maxDgramPackets.
+    /// Returns the limits that our acknowledgements advertise: maxMTU, ifMTU, rwind and
+    /// maxDgramPackets.
     ///
-    /// More than an Ethernet's packet is only named to peers that use it with care: those that ask to
-    /// be probed, as we do (a last word of 0), and those to which the path was seen to carry
-    /// jumbograms. OpenAFS would send single packets that large, in fragments
-    /// (`rxi_ReceiveAckPacket`); it takes the 0 for 1.
+    /// A size beyond an Ethernet packet is advertised only to peers that handle it with care: those
+    /// that ask to be probed, as we do (a last word of 0), and those whose path has carried
+    /// jumbograms. OpenAFS would send single packets of that size, in fragments
+    /// (`rxi_ReceiveAckPacket`); it treats the 0 as 1.
     pub(crate) fn takes(&self, window: u32, receive_packets: u8) -> [u32; 4] {
         let largest = |packets: u8| {
             let bytes = jumbo::datagram_bytes(packets) + 4;
@@ -166,7 +167,8 @@ mod tests {
 
     #[test]
     fn what_known_peers_say_of_themselves_is_understood() {
-        // As advertised by the OpenAFS file server, with -jumbo, afsd.fuse, kafs 6.1 and kafs 6.14.
+        // As advertised by: OpenAFS file server, the same with -jumbo, afsd.fuse, kafs 6.1, kafs
+        // 6.14.
         for (words, packets) in [
             ([1444, 1444, 32, 1], None),
             ([5692, 1444, 32, 4], Some(4)),

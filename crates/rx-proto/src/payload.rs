@@ -1,42 +1,43 @@
-//! Bytes that the core refers to and does not copy.
+//! Payloads that the core references and does not copy.
 //!
-//! What is sent stays where the application has it (a page of a cache, a buffer): the core keeps
-//! counted references to the packets of its window, and gives them out again on retransmission.
-//! What is received stays in the datagram it came in.
+//! Data to send stays in the application's memory (a cache page, a buffer): the core holds counted
+//! references to the packets of its window and hands them out again on retransmission. Received
+//! data stays in the datagram in which it arrived.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A counted reference to bytes that are to be sent. The core asks for their length and for parts
-/// of them, never for the bytes, which may change as long as their owner can bear that.
+/// A counted reference to bytes to be sent. The core uses their length and slices of them, never
+/// the bytes themselves, which may change as far as their owner tolerates it.
 pub trait Payload: Clone {
-    /// How many bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
 
-    /// A reference to a part; `range` lies within the length.
+    /// Returns a reference to a part; `range` lies within the length.
     #[must_use]
     fn slice(&self, range: Range<usize>) -> Self;
 
-    /// Whether there are none.
+    /// Returns whether the payload has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Turns this reference into one to a part; cheaper than [`Payload::slice`] where counting is not.
+    /// Returns a reference to a part and consumes this one; cheaper than [`Payload::slice`] where
+    /// that updates a reference count.
     #[must_use]
     fn into_slice(self, range: Range<usize>) -> Self {
         self.slice(range)
     }
 }
 
-/// A counted reference to a received datagram, whose bytes can be read. Parts of it may be kept until
-/// the application has read them: a driver that receives many datagrams into one buffer should know
-/// that the smallest part kept keeps that buffer.
+/// A counted reference to a received datagram with readable bytes. Parts of it may be kept until
+/// the application has read them: for a driver that receives many datagrams into one buffer, the
+/// smallest kept part keeps the whole buffer allocated.
 pub trait Datagram: Payload + AsRef<[u8]> {}
 
 impl<T: Payload + AsRef<[u8]>> Datagram for T {}
 
-/// The simplest payload and datagram: part of a shared allocation.
+/// Part of a shared allocation: the simplest payload and datagram.
 #[derive(Debug, Clone)]
 pub struct Shared {
     bytes: Arc<[u8]>,

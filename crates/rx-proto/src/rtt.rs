@@ -1,29 +1,30 @@
-//! Round-trip time of a path: RFC 6298, with a minimum over a window of time.
+//! Round-trip time of a path: RFC 6298, plus a minimum over a window of time.
 //!
 //! Every transmission has its own serial number and acknowledgements name it, so a sample never
 //! confuses a packet with its retransmission (Karn's problem does not arise).
 
 use crate::time::Timestamp;
 
-/// Retransmission timeout before the first sample (RFC 6298, section 2.1).
+/// Retransmission timeout in nanoseconds before the first sample (RFC 6298, section 2.1).
 const RTO_INITIAL: u64 = 1_000_000_000;
 
-/// Shortest retransmission timeout. RFC 6298 says a second; 200 ms, as in Linux's TCP, is safe here
-/// because it is the last resort behind loss detection by time. Peers answer from user processes.
+/// Shortest retransmission timeout in nanoseconds. RFC 6298 requires one second; 200 ms, as in
+/// Linux TCP, is safe here because it is the last resort behind time-based loss detection. Peers
+/// answer from user processes.
 const RTO_MIN: u64 = 200_000_000;
 
-/// Longest retransmission timeout, so that ten fall within a peer's dead time.
+/// Longest retransmission timeout in nanoseconds, so that ten fall within a peer's dead time.
 const RTO_MAX: u64 = 5_000_000_000;
 
-/// Time a client takes before it says that it has the end of a reply: least, at first, and most. Linux
-/// takes two ticks of its clock, 2 to 20 ms, OpenAFS 100 ms from when it was read (`rx_hardAckDelay`).
-/// What is too short costs one packet and is doubled.
+/// Delay in nanoseconds before a client acknowledges the end of a reply: least, initial and most.
+/// Linux waits two ticks of its clock, 2 to 20 ms; OpenAFS 100 ms after the end was read
+/// (`rx_hardAckDelay`). A value that is too short costs one packet and is doubled.
 const LAST_ACK_DELAY: [u64; 3] = [2_000_000, 10_000_000, 150_000_000];
 
-/// Time after which a minimum is forgotten, in two halves.
+/// Time in nanoseconds after which a minimum expires, in two halves.
 const MINIMUM_WINDOW: u64 = 10_000_000_000;
 
-/// What is known of a path's round-trip time. All numbers are nanoseconds.
+/// Round-trip time estimate of a path. All numbers are nanoseconds.
 #[derive(Debug, Clone)]
 pub(crate) struct Rtt {
     smoothed: u64,
@@ -48,7 +49,7 @@ impl Rtt {
         }
     }
 
-    /// Takes a sample that ended at `now`.
+    /// Adds a sample taken at `now`.
     pub(crate) fn sample(&mut self, now: Timestamp, nanos: u64) {
         let nanos = nanos.max(1);
         self.latest = nanos;
@@ -69,55 +70,55 @@ impl Rtt {
         }
     }
 
-    /// Takes a time that the round trip was no longer than: of use if less is known.
+    /// Adds an upper bound of the round trip, which is used only if it is below the current
+    /// estimate.
     pub(crate) fn at_most(&mut self, now: Timestamp, nanos: u64) {
         if !self.known() || nanos < self.smoothed {
             self.sample(now, nanos);
         }
     }
 
-    /// Whether there was a sample.
     pub(crate) const fn known(&self) -> bool {
         self.samples > 0
     }
 
-    /// The smoothed time, or zero.
+    /// Returns the smoothed round-trip time, or zero.
     pub(crate) const fn smoothed(&self) -> u64 {
         self.smoothed
     }
 
-    /// Smoothed deviation, or zero.
+    /// Returns the smoothed deviation, or zero.
     pub(crate) const fn variation(&self) -> u64 {
         self.variation
     }
 
-    /// The shortest of the last ten seconds, or zero.
+    /// Returns the shortest sample of the last ten seconds, or zero.
     pub(crate) fn minimum(&self) -> u64 {
         let [new, old] = self.minimum;
         if self.known() { new.min(old) } else { 0 }
     }
 
-    /// The last sample, or zero.
+    /// Returns the last sample, or zero.
     pub(crate) const fn latest(&self) -> u64 {
         self.latest
     }
 
-    /// How long the peer takes, beyond a round trip, to say that it has the end of a reply.
+    /// Returns the time beyond a round trip that the peer takes to acknowledge the end of a reply.
     pub(crate) const fn last_ack_delay(&self) -> u64 {
         self.last_ack_delay
     }
 
-    /// The end of a reply was sent again and had not been lost.
+    /// Records that the end of a reply was retransmitted although it had not been lost.
     pub(crate) fn last_was_late(&mut self) {
         self.last_ack_delay = (2 * self.last_ack_delay).min(LAST_ACK_DELAY[2]);
     }
 
-    /// The end of a reply was sent again and had been lost.
+    /// Records that the end of a reply was retransmitted and had been lost.
     pub(crate) fn last_was_lost(&mut self) {
         self.last_ack_delay = (self.last_ack_delay / 2).max(LAST_ACK_DELAY[0]);
     }
 
-    /// Retransmission timeout after `backoff` timeouts without progress.
+    /// Returns the retransmission timeout after `backoff` timeouts without progress.
     pub(crate) fn timeout(&self, backoff: u32) -> u64 {
         let base = if self.known() {
             (self.smoothed + (4 * self.variation).max(1_000_000)).max(RTO_MIN)

@@ -1,12 +1,12 @@
-//! Unguessable numbers from the seed, and tables that strangers cannot unbalance.
+//! Unpredictable numbers from the seed, and hash tables that peers cannot unbalance.
 //!
-//! Both come from SipHash with the seed as its secret: numbers by hashing a counter, tables by
-//! hashing their keys. What a peer sees of them (epochs, connection ids, serial numbers) does not let
-//! it work out the others.
+//! Both use SipHash keyed with the seed: numbers by hashing a counter, tables by hashing their
+//! keys. The values that a peer sees (epochs, connection ids, serial numbers) do not reveal the
+//! others.
 
 use std::hash::{BuildHasher, DefaultHasher, Hasher};
 
-/// The seed, taken in.
+/// Hash state keyed with the seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Secret {
     keyed: DefaultHasher,
@@ -20,7 +20,6 @@ impl Secret {
         Secret { keyed, counter: 0 }
     }
 
-    /// The next number.
     pub(crate) fn next(&mut self) -> u32 {
         let mut hasher = self.keyed.clone();
         hasher.write_u64(self.counter);
@@ -28,7 +27,7 @@ impl Secret {
         (hasher.finish() >> 32) as u32
     }
 
-    /// A hasher for tables; another one than that of the numbers.
+    /// Returns a hasher for a table, distinct from the one that generates numbers.
     pub(crate) fn table(&mut self) -> Keyed {
         let mut hasher = self.keyed.clone();
         hasher.write_u64(u64::MAX - self.counter);
@@ -37,7 +36,7 @@ impl Secret {
     }
 }
 
-/// Builds the hashers of a table.
+/// Builder of the hashers of a table.
 #[derive(Debug, Clone)]
 pub(crate) struct Keyed(DefaultHasher);
 

@@ -1,9 +1,9 @@
-//! Objects found by a number that is never mistaken for an earlier object's.
+//! Objects addressed by a key that never refers to an earlier object.
 //!
-//! A slot is used again, its generation is not (for 2^32 uses): a key that outlives its object finds
+//! A slot is reused, its generation is not (for 2^32 uses): a key that outlives its object finds
 //! nothing.
 
-/// Where an object is, and which of those that were there.
+/// Slot of an object and its generation in that slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     index: u32,
@@ -16,7 +16,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Slots, and those of them that are free.
+/// Slots and the list of free ones.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
@@ -31,7 +31,6 @@ impl<T> Slab<T> {
         }
     }
 
-    /// How many objects there are.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -42,7 +41,7 @@ impl<T> Slab<T> {
                 generation: 0,
                 value: None,
             });
-            // The limits of an endpoint keep its objects far below 2^32.
+            // The limits of an endpoint keep the number of objects far below 2^32.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let mut generation = 0;
@@ -80,12 +79,12 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// All objects, in the order of their slots.
+    /// Returns all objects, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().enumerate().filter_map(Slab::entry)
     }
 
-    /// The objects in `count` slots from `start` on, around the end if need be.
+    /// Returns the objects in `count` slots from `start` on, wrapping at the end.
     pub(crate) fn some(&self, start: usize, count: usize) -> impl Iterator<Item = (Key, &T)> {
         let start = start % self.slots.len().max(1);
         let all = || self.slots.iter().enumerate();

@@ -1,73 +1,73 @@
 //! Counters of an endpoint.
 
-/// Types of packets, and one more for numbers that are no type.
+/// Number of packet types, plus one for unknown types.
 pub const PACKET_TYPES: usize = 13;
 
-/// What passed through an endpoint since it was made. Counters only grow.
+/// Counters of an endpoint since its creation. They only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Datagrams received.
     pub datagrams_in: u64,
-    /// Datagrams given to the driver.
+    /// Datagrams passed to the driver.
     pub datagrams_out: u64,
-    /// Packets received, by type less one.
+    /// Packets received, indexed by type minus one.
     pub packets_in: [u64; PACKET_TYPES],
-    /// Packets sent, by type less one; each packet of a jumbogram counts.
+    /// Packets sent, indexed by type minus one; each packet of a jumbogram counts.
     pub packets_out: [u64; PACKET_TYPES],
-    /// Bytes of data received that were new.
+    /// Data bytes received, without duplicates.
     pub bytes_in: u64,
-    /// Bytes in datagrams given to the driver.
+    /// Bytes in datagrams passed to the driver.
     pub bytes_out: u64,
-    /// Datagrams too short, malformed or of an unknown type.
+    /// Datagrams that were too short, malformed or of an unknown type.
     pub malformed: u64,
-    /// Packets that belong to nothing, or to what is over.
+    /// Packets that belong to no connection or call, or to a finished one.
     pub stray: u64,
-    /// Datagrams of several packets received.
+    /// Jumbograms (datagrams of several packets) received.
     pub jumbograms_in: u64,
-    /// Datagrams of several packets sent.
+    /// Jumbograms sent.
     pub jumbograms_out: u64,
-    /// DATA packets that came twice.
+    /// DATA packets received more than once.
     pub duplicates: u64,
     /// DATA packets dropped because a limit was reached.
     pub refused: u64,
-    /// DATA packets sent again.
+    /// DATA packets retransmitted.
     pub resent: u64,
-    /// DATA packets taken for lost.
+    /// DATA packets declared lost.
     pub lost: u64,
-    /// Of those, the ones that arrived after all.
+    /// DATA packets declared lost that arrived after all.
     pub late: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Probes for a lost tail.
+    /// Tail loss probes.
     pub probes: u64,
     /// Pings sent, of all kinds.
     pub pings: u64,
-    /// Round-trip times measured, their sum, the shortest and the longest, in nanoseconds.
+    /// Round-trip times measured.
     pub rtt_samples: u64,
-    /// Their sum.
+    /// Sum of the round-trip times in nanoseconds.
     pub rtt_sum: u64,
-    /// The shortest.
+    /// Shortest round-trip time in nanoseconds.
     pub rtt_min: u64,
-    /// The longest.
+    /// Longest round-trip time in nanoseconds.
     pub rtt_max: u64,
-    /// Calls that clients began.
+    /// Incoming calls.
     pub calls_in: u64,
-    /// Calls that we began.
+    /// Outgoing calls.
     pub calls_out: u64,
     /// BUSY packets sent.
     pub busy: u64,
-    /// Connections turned away because a limit was reached.
+    /// Incoming connections refused because a limit was reached.
     pub connections_refused: u64,
-    /// Small packets dropped because too many waited.
+    /// Control packets dropped because the queue was full.
     pub control_dropped: u64,
-    /// Strays that were not answered because too many were.
+    /// Stray packets that were not answered because of the rate limit or the policy.
     pub strays_unanswered: u64,
-    /// Packets that a security class refused.
+    /// Packets that a security class or a proof of address rejected.
     pub not_genuine: u64,
 }
 
 impl Stats {
-    /// Counts a round-trip time.
+    /// Records a round-trip time.
     pub(crate) fn rtt(&mut self, nanos: u64) {
         self.rtt_min = if self.rtt_samples == 0 {
             nanos
@@ -79,7 +79,7 @@ impl Stats {
         self.rtt_sum = self.rtt_sum.saturating_add(nanos);
     }
 
-    /// Counts packets of the type with this number.
+    /// Adds `packets` to the counter of the type number `kind`.
     pub(crate) fn packets(counters: &mut [u64; PACKET_TYPES], kind: u8, packets: u64) {
         if let Some(counter) = counters.get_mut(usize::from(kind).saturating_sub(1)) {
             *counter += packets;

@@ -1,43 +1,43 @@
-//! Time as the driver tells it: the core has no clock.
+//! Time as supplied by the driver: the core has no clock.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment on the driver's monotonic clock: nanoseconds since an origin that the driver chooses and
-/// keeps. Moments given to one endpoint never go backwards.
+/// A moment on the driver's monotonic clock: nanoseconds since an origin of the driver's choice
+/// that does not change. Moments passed to one endpoint never go backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// Later than any moment a driver gives: a timer that is not set.
+    /// Later than any moment of a driver: a timer that is not set.
     pub(crate) const NEVER: Timestamp = Timestamp(u64::MAX);
 
-    /// The moment `nanos` nanoseconds after the origin.
+    /// Returns the moment `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Timestamp {
         Timestamp(nanos)
     }
 
-    /// Nanoseconds since the origin.
+    /// Returns the nanoseconds since the origin.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time since `earlier`; zero if that is not earlier.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub const fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_nanos(self.nanos_since(earlier))
     }
 
-    /// Nanoseconds since `earlier`; zero if that is not earlier.
+    /// Returns the nanoseconds since `earlier`, or zero if `earlier` is later.
     pub(crate) const fn nanos_since(self, earlier: Timestamp) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment `nanos` nanoseconds later; never past [`Timestamp::NEVER`].
+    /// Returns the moment `nanos` nanoseconds later, saturating at [`Timestamp::NEVER`].
     pub(crate) const fn plus(self, nanos: u64) -> Timestamp {
         Timestamp(self.0.saturating_add(nanos))
     }
 
-    /// The moment `nanos` nanoseconds earlier, or the origin.
+    /// Returns the moment `nanos` nanoseconds earlier, saturating at the origin.
     pub(crate) const fn minus(self, nanos: u64) -> Timestamp {
         Timestamp(self.0.saturating_sub(nanos))
     }
@@ -51,7 +51,7 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-/// A duration in nanoseconds; 584 years at most.
+/// Returns a duration in nanoseconds, saturating at 584 years.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,16 +1,16 @@
 //! Deadlines of many objects in one heap.
 //!
-//! An object has an entry at or before its real deadline. Deadlines that move later (and with each
-//! packet, most do) leave the heap alone; when the entry comes up, the object looks what its deadline
-//! is by then. So a packet costs a comparison, not a place in a heap. An object notes its first entry
-//! and its last, so that short deadlines that come and go use its long one again.
+//! An object has an entry at or before its real deadline. Moving a deadline later, as most packets
+//! do, does not touch the heap; when the entry expires, the object computes its current deadline.
+//! So a packet costs a comparison and not a heap insertion. An object records its first and its
+//! last entry, so that short deadlines that are set and cleared reuse the entry of the long one.
 
 use crate::slab::Key;
 use crate::time::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Whose deadline.
+/// Object that a deadline belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Call(Key),
@@ -18,7 +18,7 @@ pub(crate) enum Timer {
     Path(Key),
 }
 
-/// An object's note of its entries in the heap.
+/// An object's record of its entries in the heap.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note {
     first: Timestamp,
@@ -33,7 +33,8 @@ impl Note {
         }
     }
 
-    /// Whether the entry that came up is the object's first; others were overtaken.
+    /// Updates the record for an expired entry and returns whether it was the object's first; other
+    /// entries are stale.
     pub(crate) fn came_up(&mut self, at: Timestamp) -> bool {
         let first = at == self.first;
         if first {
@@ -46,14 +47,14 @@ impl Note {
     }
 }
 
-/// All entries.
+/// Heap of all entries.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Timestamp, Timer)>>,
 }
 
 impl Timers {
-    /// Makes sure that `timer` comes up at `deadline` or before.
+    /// Ensures that `timer` expires at `deadline` or before.
     #[inline]
     pub(crate) fn set(&mut self, timer: Timer, note: &mut Note, deadline: Timestamp) {
         if deadline < note.first {
@@ -67,18 +68,17 @@ impl Timers {
         }
     }
 
-    /// The first entry, and when it comes up.
     pub(crate) fn first(&self) -> Option<(Timestamp, Timer)> {
         self.heap.peek().map(|Reverse(entry)| *entry)
     }
 
-    /// Takes an entry that has come up.
+    /// Removes and returns an entry that has expired.
     pub(crate) fn pop(&mut self, now: Timestamp) -> Option<(Timestamp, Timer)> {
         self.first().filter(|(at, _)| *at <= now)?;
         self.heap.pop().map(|Reverse(entry)| entry)
     }
 
-    /// How many entries there are, with those that were overtaken.
+    /// Returns the number of entries, including stale ones.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.heap.len()

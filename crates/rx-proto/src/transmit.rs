@@ -1,30 +1,30 @@
-//! What a driver sends: headers that the core made, and references to payloads, in order.
+//! Output for the driver: headers made by the core and references to payloads, in order.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-/// Largest payload of a UDP datagram over IPv4, and so of a batch that segmentation offload cuts.
+/// Largest payload of a UDP datagram over IPv4, and so of a batch for segmentation offload.
 const BATCH_BYTES_MAX: usize = 65_507;
 
-/// Segments of a batch that Linux cuts at most (`UDP_MAX_SEGMENTS`; larger since 6.8).
+/// Largest number of segments that Linux cuts a batch into (`UDP_MAX_SEGMENTS`; larger since 6.8).
 pub const SEGMENTS_MAX: usize = 64;
 
-/// Where datagrams come from and go to.
+/// Source and destination of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Address and port of the peer.
     pub peer: SocketAddr,
-    /// Our address that the peer uses, if the driver knows it (`IP_PKTINFO`): peers take answers only
-    /// from the address that they called.
+    /// Local address that the peer uses, if the driver knows it (`IP_PKTINFO`): peers accept
+    /// answers only from the address that they called.
     pub local: Option<IpAddr>,
 }
 
-/// A part of what is to be sent.
+/// Contiguous part of the bytes of a batch.
 #[derive(Debug, Clone, Copy)]
 pub enum Part<'a, P> {
     /// Bytes made by the core.
     Header(&'a [u8]),
-    /// Bytes that the application has.
+    /// Bytes owned by the application.
     Payload(&'a P),
 }
 
@@ -34,9 +34,9 @@ enum Piece<P> {
     Payload(P),
 }
 
-/// One or several datagrams to one peer. All have `segment_bytes` bytes but the last, which may have
-/// fewer: together they are one send with `UDP_SEGMENT`, or one each. The object is used again and
-/// again, so that sending allocates nothing.
+/// One or several datagrams to one peer. All have `segment_bytes` bytes except the last, which may
+/// have fewer: they can be sent together with `UDP_SEGMENT`, or one at a time. The object is
+/// reused, so that sending does not allocate.
 #[derive(Debug)]
 pub struct Transmit<P> {
     route: Route,
@@ -44,17 +44,17 @@ pub struct Transmit<P> {
     segments: usize,
     segment_bytes: usize,
     bytes: usize,
-    /// The last segment was shorter: nothing follows it.
+    /// Whether the last segment was shorter: nothing may follow it.
     closed: bool,
     dont_fragment: bool,
     headers: Vec<u8>,
     pieces: Vec<Piece<P>>,
-    /// Where in `headers` the flags of the last DATA packet are, and of the one before.
+    /// Positions in `headers` of the flags of the last DATA packet and of the one before.
     flags_at: [Option<usize>; 2],
 }
 
 impl<P> Transmit<P> {
-    /// An empty batch that takes at most `segments_max` datagrams, 1 to [`SEGMENTS_MAX`].
+    /// Returns an empty batch for at most `segments_max` datagrams, 1 to [`SEGMENTS_MAX`].
     pub fn new(segments_max: usize) -> Transmit<P> {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         Transmit {
@@ -74,33 +74,34 @@ impl<P> Transmit<P> {
         }
     }
 
-    /// Where to, and from which of our addresses.
+    /// Returns the destination and the local address.
     pub const fn route(&self) -> Route {
         self.route
     }
 
-    /// How many datagrams.
+    /// Returns the number of datagrams.
     pub const fn segments(&self) -> usize {
         self.segments
     }
 
-    /// Bytes of each datagram but the last.
+    /// Returns the length in bytes of each datagram except the last.
     pub const fn segment_bytes(&self) -> usize {
         self.segment_bytes
     }
 
-    /// Bytes of all datagrams.
+    /// Returns the length in bytes of all datagrams.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether IP must not fragment it: it asks what the path carries, or relies on the answer. If
-    /// the network stack refuses it as too long, [`crate::Endpoint::too_long`] is to be told.
+    /// Returns whether IP must not fragment the datagrams, because they probe the path's size or
+    /// rely on a probe. If the network stack refuses them as too long, the driver must call
+    /// [`crate::Endpoint::too_long`].
     pub const fn dont_fragment(&self) -> bool {
         self.dont_fragment
     }
 
-    /// The bytes, in order; a datagram may begin and end within no part.
+    /// Returns the bytes in order; a datagram may begin and end inside a part.
     pub fn parts(&self) -> impl Iterator<Item = Part<'_, P>> {
         self.pieces.iter().map(|piece| match piece {
             Piece::Header(range) => {
@@ -110,7 +111,7 @@ impl<P> Transmit<P> {
         })
     }
 
-    /// Empties the batch; what it referred to is let go.
+    /// Empties the batch and releases its payload references.
     pub fn clear(&mut self) {
         self.segments = 0;
         self.segment_bytes = 0;
@@ -122,13 +123,13 @@ impl<P> Transmit<P> {
         self.flags_at = [None; 2];
     }
 
-    /// Begins a batch that must not be fragmented, or may.
+    /// Sets the route of the batch and whether IP may fragment it.
     pub(crate) const fn begin(&mut self, route: Route, dont_fragment: bool) {
         self.route = route;
         self.dont_fragment = dont_fragment;
     }
 
-    /// Whether a datagram of `bytes` bytes can follow.
+    /// Returns whether a datagram of `bytes` bytes can follow.
     pub(crate) const fn fits(&self, bytes: usize) -> bool {
         if self.segments == 0 {
             return true;
@@ -139,7 +140,7 @@ impl<P> Transmit<P> {
             && self.bytes + bytes <= BATCH_BYTES_MAX
     }
 
-    /// Begins a datagram of `bytes` bytes.
+    /// Starts a datagram of `bytes` bytes.
     pub(crate) const fn segment(&mut self, bytes: usize) {
         if self.segments == 0 {
             self.segment_bytes = bytes;
@@ -150,14 +151,13 @@ impl<P> Transmit<P> {
         self.bytes += bytes;
     }
 
-    /// Appends bytes of the core.
     pub(crate) fn header(&mut self, bytes: &[u8]) {
         let start = self.headers.len();
         self.headers.extend_from_slice(bytes);
         self.pieces.push(Piece::Header(start..self.headers.len()));
     }
 
-    /// Appends bytes of the core that `write` makes; gives their number.
+    /// Appends bytes made by `write` and returns their number.
     pub(crate) fn header_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> usize {
         let start = self.headers.len();
         write(&mut self.headers);
@@ -165,19 +165,18 @@ impl<P> Transmit<P> {
         self.headers.len() - start
     }
 
-    /// Appends the header of a DATA packet, whose flags are `flags_in` bytes behind its beginning.
+    /// Appends the header of a DATA packet whose flags are at offset `flags_in`.
     pub(crate) fn data_header(&mut self, bytes: &[u8], flags_in: usize) {
         let at = self.headers.len() + flags_in;
         self.flags_at = [Some(at), self.flags_at[0]];
         self.header(bytes);
     }
 
-    /// Appends a payload.
     pub(crate) fn payload(&mut self, payload: P) {
         self.pieces.push(Piece::Payload(payload));
     }
 
-    /// Sets flags in the last DATA packet, or in the one before it.
+    /// Sets flags in the last DATA packet (`skip` 0) or in the one before it (`skip` 1).
     pub(crate) fn flag_last(&mut self, skip: usize, flags: u8) {
         let at = self.flags_at.get(skip).copied().flatten();
         if let Some(place) = at.and_then(|at| self.headers.get_mut(at)) {
@@ -187,7 +186,7 @@ impl<P> Transmit<P> {
 }
 
 impl<P: AsRef<[u8]>> Transmit<P> {
-    /// The datagrams, copied out: for drivers without scattered sends, and for tests.
+    /// Returns copies of the datagrams, for drivers without scattered sends and for tests.
     pub fn datagrams(&self) -> Vec<Vec<u8>> {
         let mut all = Vec::with_capacity(self.bytes);
         for part in self.parts() {

@@ -1,4 +1,5 @@
-//! Many calls, large calls, calls both ways at once, and the four channels of a connection.
+//! Many calls, large calls, simultaneous calls in both directions, and the four channels of a
+//! connection.
 
 mod common;
 
@@ -119,7 +120,7 @@ fn nothing_of_an_empty_call_is_lost() {
 
 #[test]
 fn a_peer_with_a_small_window_gets_no_more_than_it() {
-    // OpenAFS takes 32 packets.
+    // OpenAFS advertises a window of 32 packets.
     let config = Config {
         receive_window: 32,
         ..Config::default()
@@ -133,7 +134,7 @@ fn a_peer_with_a_small_window_gets_no_more_than_it() {
     pair.call(CLIENT, connection, 1, 3_000_000, 0).unwrap();
     let time = pair.finish_calls(CLIENT, 1, MINUTE);
     assert_eq!(pair.hosts[CLIENT].endpoint.stats().refused, 0);
-    // 32 packets each round trip, and not much less.
+    // 32 packets per round trip, and not much less.
     let rounds = 3_000_000.0 / (32.0 * 1412.0);
     assert!(time.as_secs_f64() < 1.3 * rounds * 0.02, "{time:?}");
 }

@@ -1,4 +1,4 @@
-//! What `rxdebug` asks for, byte by byte at the places where it looks (OpenAFS, `src/rx/rx.h` and
+//! Answers to `rxdebug`, byte by byte at the offsets that it reads (OpenAFS, `src/rx/rx.h` and
 //! `src/rxdebug/rxdebug.c`).
 
 mod common;
@@ -11,7 +11,8 @@ use rx_proto::{
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The question that `rxdebug` asks `number`-th: its call number tells it which answer is to which.
+/// Returns the `number`-th question of `rxdebug`, which matches answers to questions by call
+/// number.
 fn question(kind: PacketType, number: u32, flags: u8) -> Vec<u8> {
     let header = Header {
         epoch: 0,
@@ -29,7 +30,7 @@ fn question(kind: PacketType, number: u32, flags: u8) -> Vec<u8> {
     header.encode().to_vec()
 }
 
-/// Asks, from this machine; gives the answer's header and body.
+/// Asks from this machine; returns the answer's header and body.
 fn ask(
     endpoint: &mut Endpoint<Shared, Shared>,
     now: Timestamp,
@@ -38,7 +39,7 @@ fn ask(
     ask_from("127.0.0.9:40000", endpoint, now, question)
 }
 
-/// Asks, from an address that has no connection.
+/// Asks from an address that has no connection.
 fn ask_from(
     peer: &str,
     endpoint: &mut Endpoint<Shared, Shared>,
@@ -60,7 +61,7 @@ fn ask_from(
     Some((header, bytes[HEADER_BYTES..].to_vec()))
 }
 
-/// Asks a DEBUG question of a type and an index.
+/// Asks a DEBUG question with a type and an index.
 fn debug(
     endpoint: &mut Endpoint<Shared, Shared>,
     now: Timestamp,
@@ -154,8 +155,8 @@ fn the_version_is_text_and_zeros() {
 fn what_is_no_question_is_not_answered() {
     let now = Timestamp::from_nanos(1_000_000_000);
     let mut server = endpoint(Config::default(), 1);
-    // Answers, and the keep-alives of kafs, come without the flag: two endpoints must not answer each
-    // other for ever.
+    // Answers, and the keep-alives of kafs, lack the flag: two endpoints must not answer each other
+    // indefinitely.
     for kind in [PacketType::Version, PacketType::Debug] {
         assert!(ask(&mut server, now, question(kind, 1, 0)).is_none());
     }
@@ -166,8 +167,8 @@ fn what_is_no_question_is_not_answered() {
     assert!(ask(&mut server, now, short.clone()).is_some());
 }
 
-/// Goal: whoever asks in another's name brings that one nothing larger than the question; whom the
-/// configuration shuts out is told nothing.
+/// Goal: a question with a spoofed source sends nothing larger than the question to the spoofed
+/// address; an address that the configuration excludes gets no answer.
 #[test]
 fn strangers_get_nothing_larger_than_their_questions() {
     const INSIDE: &str = "198.51.100.3:40000";

@@ -1,8 +1,8 @@
-//! Packets byte by byte: each type as it is on the wire, and what known peers do that the protocol's
-//! name does not say.
+//! Packets byte by byte: the wire format of each type, and known behavior of peers that the
+//! protocol does not suggest.
 //!
-//! The dumps are written from the layouts in `docs/protocol/rx.md`; values are those that OpenAFS 1.8.9
-//! and kafs (Linux 6.1, 6.12) were seen to send.
+//! The dumps follow the layouts in `docs/protocol/rx.md`; the values were observed from OpenAFS
+//! 1.8.9 and kafs (Linux 6.1, 6.12).
 
 mod common;
 
@@ -14,7 +14,7 @@ use rx_proto::{
 };
 use std::time::Duration;
 
-/// Bytes from hexadecimal digits; what follows `;` in a line is a comment.
+/// Parses hexadecimal digits into bytes; `;` starts a comment.
 fn dump(text: &str) -> Vec<u8> {
     let digits: String = text
         .lines()
@@ -29,7 +29,7 @@ fn dump(text: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// An endpoint, and a peer that sends it dumps and looks at what comes back.
+/// An endpoint, and a peer that sends dumps to it and inspects the answers.
 struct Wire {
     endpoint: Endpoint<Shared, Shared>,
     now: Timestamp,
@@ -48,7 +48,7 @@ impl Wire {
         }
     }
 
-    /// Hands in a packet and gives all that is sent for it.
+    /// Passes in a packet and returns all packets sent in response.
     fn exchange(&mut self, packet: &[u8]) -> Vec<Vec<u8>> {
         self.endpoint
             .handle_input(self.now, self.route, Shared::from(packet));
@@ -74,7 +74,7 @@ impl Wire {
         self.endpoint.handle_timeout(self.now);
     }
 
-    /// A call that was proven and shown, after the one-packet request `body`.
+    /// Returns a proven and announced call with the one-packet request `body`.
     fn call(&mut self, body: &[u8]) -> Incoming {
         let ping = self.exchange(&request(body));
         let ping = Header::parse(&ping[0]).unwrap();
@@ -86,7 +86,7 @@ impl Wire {
     }
 }
 
-/// The header of a client's packet about call 1 of channel 2.
+/// Returns the header of a client's packet for call 1 of channel 2.
 fn client_header(kind: PacketType, seq: u32, serial: u32, flags: u8) -> Vec<u8> {
     let header = Header {
         epoch: 0x8ed4_0c11,
@@ -110,7 +110,7 @@ fn request(body: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// An acknowledgement as kafs sends it: window 255, four packets in a datagram.
+/// Returns an acknowledgement as kafs sends it: window 255, four packets in a datagram.
 fn kafs_ack(first: u32, previous: u32, serial: Serial, reason: Reason, acks: &[u8]) -> Vec<u8> {
     let mut packet = client_header(PacketType::Ack, 0, 9, 0x21);
     packet.extend([0; 4]);
@@ -204,7 +204,7 @@ fn an_ack_packet() {
         (trailer.window, trailer.datagram_packets),
         (Some(32), Some(4))
     );
-    // AFS 3.3 ends after two words, 3.4 after three; anything before has none.
+    // AFS 3.3 ends after two words, 3.4 after three; earlier versions have none.
     for (cut, words) in [(4, 3), (8, 2), (12, 0), (16, 0)] {
         let ack = Ack::parse(&bytes[HEADER_BYTES..bytes.len() - cut]).unwrap();
         let trailer = ack.trailer.map(|t| 2 + usize::from(t.window.is_some()));
@@ -245,7 +245,7 @@ fn a_jumbogram() {
             (9, 42, 0x05, 0x5678, 3)
         ]
     );
-    // Cut within any header or full packet, it is nothing; cut within the last, it is shorter.
+    // Cut within a header or full packet it is invalid; cut within the last one it is shorter.
     for len in 0..bytes.len() {
         let parsed = DataPackets::parse(&header, &bytes[..len]);
         assert_eq!(parsed.is_some(), len >= bytes.len() - 3, "{len} bytes");
@@ -289,7 +289,8 @@ fn a_stranger_is_asked_before_anything_is_done() {
     assert_eq!(ping, expected);
     assert_eq!(wire.endpoint.poll_event(), None);
 
-    // The answer to another ping proves nothing, and as somebody guesses, that to this one is not enough.
+    // The answer to another ping proves nothing, and after a wrong guess the answer to this one is
+    // not enough.
     assert!(wire.exchange(&pong(serial.next())).is_empty());
     assert_eq!(wire.endpoint.poll_event(), None);
     let sent = wire.exchange(&pong(serial));
@@ -309,7 +310,7 @@ fn a_stranger_is_asked_before_anything_is_done() {
         (incoming.peer, incoming.service),
         (wire.route.peer, SERVICE)
     );
-    // It is not asked again.
+    // The peer is not challenged again.
     let again = wire.exchange(&request(b"work"));
     assert!(
         again
@@ -331,7 +332,7 @@ fn a_short_call_is_one_packet_each_way() {
     wire.endpoint.write(wire.now, incoming.call, reply).unwrap();
     wire.endpoint.finish(wire.now, incoming.call).unwrap();
     let mut sent = wire.sent();
-    // The reply says that the request arrived: no acknowledgement is sent beside it.
+    // The reply implies that the request arrived: no acknowledgement is sent beside it.
     assert_eq!(sent.len(), 1);
     sent[0][16..20].fill(0);
     let expected = dump(
@@ -344,7 +345,7 @@ fn a_short_call_is_one_packet_each_way() {
          6c617465  ; late",
     );
     assert_eq!(sent[0], expected);
-    // An answer that has it but not for good is enough: clients keep what they have of a reply.
+    // A soft acknowledgement is enough: clients keep the received packets of a reply.
     wire.exchange(&kafs_ack(1, 1, Serial(0), Reason::Delay, &[1]));
     assert_eq!(wire.endpoint.calls(), 0);
 }
@@ -381,7 +382,7 @@ fn abort_busy_and_ackall_packets() {
     assert_eq!(wire.endpoint.poll_event(), Some(ended));
     wire.endpoint.release(wire.now, incoming.call);
 
-    // An abort of ours, and again for each packet that comes late.
+    // Our abort, sent again for each late packet.
     let mut wire = Wire::new();
     let incoming = wire.call(b"x");
     wire.endpoint.abort(wire.now, incoming.call, 102);
@@ -394,7 +395,7 @@ fn abort_busy_and_ackall_packets() {
         assert_eq!(abort[28..], dump("00000066"));
     }
 
-    // A client that says it received everything.
+    // A client that has received everything.
     let mut wire = Wire::new();
     let incoming = wire.call(b"x");
     wire.endpoint
@@ -405,7 +406,7 @@ fn abort_busy_and_ackall_packets() {
     wire.exchange(&client_header(PacketType::AckAll, 0, 21, 1));
     assert_eq!(wire.endpoint.calls(), 0);
 
-    // A client ignores that the server is busy, and sends again.
+    // A client ignores BUSY and retransmits.
     let mut wire = Wire::new();
     let (call, header) = wire.start(b"x");
     let busy = wire.reply(&header, PacketType::Busy, 0, &[]);
@@ -417,7 +418,7 @@ fn abort_busy_and_ackall_packets() {
 }
 
 impl Wire {
-    /// Starts a call as a client; gives the header of its only packet.
+    /// Starts a call as a client; returns the header of its only packet.
     fn start(&mut self, body: &[u8]) -> (rx_proto::CallId, Header) {
         let connect = Connect {
             route: self.route,
@@ -435,7 +436,7 @@ impl Wire {
         (call, Header::parse(&sent[0]).unwrap())
     }
 
-    /// A packet of the server about the call of `request`.
+    /// Returns a packet of the server for the call of `request`.
     fn reply(&self, request: &Header, kind: PacketType, seq: u32, body: &[u8]) -> Vec<u8> {
         let header = Header {
             seq: Seq(seq),
@@ -476,7 +477,7 @@ fn a_clients_side_of_a_call() {
     let ack = ack_of(&sent[0]);
     assert_eq!((ack.first, ack.previous), (Seq(2), Seq(1)));
     assert_eq!((ack.reason, ack.packets.len()), (Some(Reason::Delay), 0));
-    // That was lost, and the server sends again.
+    // The acknowledgement was lost, and the server retransmits.
     let sent = wire.exchange(&reply);
     let ack = ack_of(&sent[0]);
     assert_eq!((ack.first, ack.reason), (Seq(2), Some(Reason::Duplicate)));
@@ -514,12 +515,11 @@ fn a_serial_in_place_of_the_previous_packet_does_not_hide_an_acknowledgement() {
         .write(wire.now, incoming.call, Shared::from(vec![0; 50_000]))
         .unwrap();
     assert_eq!(seqs(&wire.sent()), (1..=10).collect::<Vec<_>>());
-    // OpenAFS kernel clients before 1.6.23: the serial is far beyond any window.
+    // OpenAFS kernel clients before 1.6.23: the serial number is far beyond the window.
     wire.exchange(&kafs_ack(1, 700_000, Serial(0), Reason::Delay, &[1, 1]));
     wire.exchange(&kafs_ack(1, 2, Serial(0), Reason::Delay, &[1, 1, 1]));
     let before = wire.endpoint.stats().packets_out[0];
-    // An acknowledgement that was overtaken says nothing: what had arrived by a later one is not
-    // taken back.
+    // A reordered older acknowledgement does not revoke packets that a later one reported.
     wire.exchange(&kafs_ack(1, 1, Serial(0), Reason::Delay, &[1]));
     assert_eq!(wire.endpoint.stats().lost, 0);
     assert_eq!(wire.endpoint.stats().packets_out[0], before);
@@ -534,7 +534,7 @@ fn what_a_peer_dropped_after_it_had_it_is_sent_again() {
         .unwrap();
     wire.sent();
     wire.exchange(&kafs_ack(1, 10, Serial(0), Reason::Delay, &[1; 10]));
-    // OpenAFS may drop what it has not shown to its application.
+    // OpenAFS may drop packets that its application has not read.
     let mut acks = [0; 30];
     acks[0] = 1;
     acks[2] = 1;
@@ -543,7 +543,7 @@ fn what_a_peer_dropped_after_it_had_it_is_sent_again() {
     assert_eq!(seqs(&sent)[..8], [2, 4, 5, 6, 7, 8, 9, 10]);
 }
 
-/// The places in the stream of those packets that are DATA.
+/// Returns the sequence numbers of the DATA packets.
 fn seqs(packets: &[Vec<u8>]) -> Vec<u32> {
     let headers = packets.iter().map(|p| Header::parse(p).unwrap());
     headers
@@ -577,7 +577,7 @@ fn a_server_that_forgot_the_call_ends_it() {
 
 #[test]
 fn a_request_whose_beginning_never_comes_is_turned_away() {
-    // The server began anew in the middle of a request, whose client takes no hint.
+    // The server restarted in the middle of a request, and the client ignores all hints.
     let mut wire = Wire::new();
     let mut middle = client_header(PacketType::Data, 9, 30, 0x01);
     middle.extend(vec![0; PACKET_DATA_BYTES]);
@@ -645,7 +645,7 @@ fn a_packet_cut_at_any_length_does_no_harm() {
             wire.exchange(&packet[..len]);
         }
     }
-    // The call is still there.
+    // The call still exists.
     let stats = wire.endpoint.stats();
     assert!(stats.malformed > 28, "{stats:?}");
     assert_eq!(wire.endpoint.poll_event(), None);
@@ -654,7 +654,7 @@ fn a_packet_cut_at_any_length_does_no_harm() {
         wire.exchange(&abort[..len]);
     }
     assert_eq!(wire.endpoint.poll_event(), None);
-    // An abort whose code is cut off is an abort all the same.
+    // An abort with a truncated code is still an abort.
     wire.exchange(&abort[..HEADER_BYTES + 3]);
     let reason = End::Aborted(code::CALL_DEAD);
     let call = incoming.call;

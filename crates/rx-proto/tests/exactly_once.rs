@@ -1,5 +1,5 @@
 //! A request runs at most once, whatever the network does with its packets, and its reply is
-//! delivered although the packets that carry it are not.
+//! delivered even if packets that carry it are lost.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// All datagrams that reach the server, for later.
+/// Records all datagrams that reach the server.
 fn record(pair: &mut Pair) -> std::rc::Rc<std::cell::RefCell<Vec<Vec<u8>>>> {
     let all = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
     let sink = all.clone();
@@ -64,7 +64,7 @@ fn a_request_that_outlived_its_connection_is_not_run_again() {
         });
     }
     pair.finish_calls(CLIENT, 9, MINUTE);
-    // The server forgets the connection, which takes ten minutes; then old requests arrive.
+    // The server drops the connection, which takes ten minutes; then old requests arrive.
     pair.pass(11 * MINUTE);
     assert_eq!(pair.hosts[SERVER].endpoint.connections(), 0);
     let requests = recorded.borrow().clone();
@@ -75,7 +75,7 @@ fn a_request_that_outlived_its_connection_is_not_run_again() {
             pair.pass(Duration::from_secs(1));
         }
     }
-    // Its client is asked, and does not answer for calls that are over.
+    // The client is challenged, and does not answer for finished calls.
     assert!(pair.hosts[SERVER].endpoint.stats().pings >= 9);
     assert!(pair.hosts[SERVER].runs.values().all(|n| *n == 1));
 }
@@ -106,13 +106,13 @@ fn a_new_call_waits_until_the_server_gave_the_old_one_back() {
     let mut pair = Pair::with([Config::default(), patience], Link::default(), seed(24));
     let connection = pair.connect(CLIENT);
     pair.hosts[SERVER].stuck = true;
-    // Four calls, so that the fifth has to take a channel that had one.
+    // Four calls, so that the fifth has to reuse a channel.
     let calls: Vec<_> = (0..4)
         .map(|tag| pair.call(CLIENT, connection, tag, 10, 0).unwrap())
         .collect();
     pair.pass(Duration::from_secs(1));
     assert_eq!(pair.hosts[SERVER].open_calls(), 4);
-    // The abort is lost; the next call on the channel tells the server.
+    // The abort is lost; the next call on the channel notifies the server.
     pair.net.links[SERVER].loss = 1.0;
     pair.hosts[CLIENT].endpoint.release(pair.now, calls[2]);
     pair.pump();

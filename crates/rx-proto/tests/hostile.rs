@@ -1,4 +1,4 @@
-//! Random and mutated packets: nothing panics, nothing grows, and those who behave are served.
+//! Random and mutated packets: no panic, no unbounded growth, and well-behaved clients are served.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn config() -> Config {
     }
 }
 
-/// What the server holds is within its limits.
+/// Asserts that the resources held by the server are within its limits.
 fn check_limits(pair: &Pair) {
     let endpoint = &pair.hosts[SERVER].endpoint;
     assert!(endpoint.calls() <= 300 + pair.hosts[SERVER].own_calls());
@@ -38,7 +38,7 @@ fn random_datagrams() {
         let mut bytes = vec![0; random.below(120) as usize];
         bytes.fill_with(|| random.next() as u8);
         if bytes.len() >= HEADER_BYTES && random.chance(0.8) {
-            // A header that leads somewhere.
+            // A header that belongs to a connection.
             bytes[0..4].fill(0x80);
             bytes[4..7].fill(0);
             bytes[8..16].fill(0);
@@ -60,7 +60,7 @@ fn random_datagrams() {
         if round % 100 == 0 {
             pair.pass(Duration::from_millis(100));
             check_limits(&pair);
-            // Somebody who behaves is served meanwhile.
+            // A well-behaved client is served at the same time.
             pair.call(CLIENT, connection, round, 2000, 2000);
         }
     }
@@ -70,8 +70,8 @@ fn random_datagrams() {
 
 #[test]
 fn mutated_packets_of_a_conversation() {
-    // Bits of real packets are turned; they come from the right address. Calls may end, but nothing
-    // panics, and what is delivered as whole is right (which the host checks).
+    // Flips bits of real packets that come from the right address. Calls may end, but nothing
+    // panics, and data delivered as complete is right (which the host checks).
     let seed = seed(52);
     let mut random = Random(seed);
     let mut pair = Pair::with([Config::default(), config()], Link::default(), seed);
@@ -102,7 +102,7 @@ fn mutated_packets_of_a_conversation() {
             all[random.below(all.len() as u64) as usize].clone()
         };
         for _ in 0..=random.below(3) {
-            // Headers and acknowledgements: their data has no checksum to save it.
+            // Only headers and acknowledgements: data has no checksum that would detect the change.
             let acks = bytes[20] == 2;
             let end = if acks { bytes.len() } else { HEADER_BYTES };
             let at = random.below(end as u64) as usize;
@@ -111,8 +111,8 @@ fn mutated_packets_of_a_conversation() {
         if random.chance(0.1) {
             bytes.truncate(random.below(bytes.len() as u64 + 1) as usize);
         }
-        // A packet of data that is moved would be taken for another, as in any protocol without
-        // integrity: those are left out.
+        // A data packet with a changed position would be taken for another, as in every protocol
+        // without integrity protection: those are left out.
         if bytes.get(20) == Some(&1) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! Jumbograms where a probe of the path came through, single packets where not, and small packets where
-//! the network takes no others.
+//! Jumbograms where a probe of the path succeeded, single packets where it failed, and small
+//! packets where the network carries no larger ones.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A reply of three megabytes over a path that takes datagrams of this size.
+/// Transfers a reply of three megabytes over a path that carries datagrams of `mtu` bytes.
 fn transfer(mtu: usize, packets: u8, seed: u64) -> Pair {
     let link = Link {
         mtu,
@@ -21,7 +21,7 @@ fn transfer(mtu: usize, packets: u8, seed: u64) -> Pair {
     };
     let mut pair = Pair::with([config.clone(), config], link, seed);
     let connection = pair.connect(CLIENT);
-    // A store first: the client finds out what the path carries, and says so.
+    // A store first: the client probes the path and advertises the result.
     pair.call(CLIENT, connection, 1, 10, 3_000_000).unwrap();
     pair.finish_calls(CLIENT, 1, MINUTE);
     pair.call(CLIENT, connection, 2, 3_000_000, 0).unwrap();
@@ -47,7 +47,7 @@ fn a_path_that_carries_large_datagrams_gets_them() {
 fn an_ethernet_does_not_get_them() {
     let pair = transfer(1472, 4, seed(72));
     for host in &pair.hosts {
-        // The probe was refused by the local network stack, which said so.
+        // The local network stack refused the probe and reported it.
         assert!(host.largest_seen <= 5688);
         assert_eq!(host.endpoint.stats().lost, 0);
     }
@@ -66,7 +66,7 @@ fn a_path_that_narrows_gets_single_packets_again() {
     let connection = pair.connect(CLIENT);
     pair.call(CLIENT, connection, 9, 10, 0).unwrap();
     pair.finish_calls(CLIENT, 3, MINUTE);
-    // Large datagrams vanish from now on, and nobody says so.
+    // Large datagrams are silently dropped from now on.
     pair.net.swallow = Some(2000);
     for host in &mut pair.hosts {
         host.largest_seen = 0;

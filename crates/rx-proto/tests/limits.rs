@@ -1,4 +1,4 @@
-//! Every limit of the configuration holds, whatever strangers and slow applications do.
+//! Every limit of the configuration holds, whatever unknown peers and slow applications do.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What a full packet that is not read counts for.
+/// Bytes that an unread full packet counts for.
 const PACKET_COST: usize = PACKET_DATA_BYTES + 256;
 
 #[test]
@@ -32,7 +32,7 @@ fn strangers_that_do_not_answer_take_turns() {
         assert!(strangers.endpoint.calls() <= 100);
         assert!(strangers.endpoint.held_bytes() <= 100 * 2 * PACKET_COST);
     }
-    // One that answers gets through in the crowd.
+    // A peer that answers gets through in the crowd.
     let from = stranger(9999);
     assert!(strangers.call(from, b"hello").is_some());
     assert_eq!(strangers.endpoint.connections(), 100);
@@ -92,8 +92,8 @@ fn connections_are_limited_for_each_host_and_in_all() {
     }
     assert_eq!((taken, strangers.endpoint.connections()), (40, 40));
     assert_eq!(strangers.endpoint.stats().connections_refused, 120);
-    // Those that were idle for two minutes make room. (Their last replies were never acknowledged,
-    // and their calls were given up.)
+    // Connections that were idle for two minutes are evicted. (Their last replies were never
+    // acknowledged, and their calls timed out.)
     for _ in 0..24 {
         strangers.pass(Duration::from_secs(10));
     }
@@ -112,7 +112,7 @@ fn too_many_calls_are_told_that_the_server_is_busy() {
     let calls: Vec<_> = (0..10)
         .map(|n| strangers.call(stranger(n), b"hello").unwrap())
         .collect();
-    // A connection that is known is told; a stranger is not even asked.
+    // A known connection gets BUSY; an unknown peer is not even challenged.
     let mut second = stranger(3);
     second.cid += 1;
     let sent = strangers.send(second, second.data(1, flag::LAST_PACKET, b"and this"));
@@ -131,7 +131,7 @@ fn a_host_has_its_share_of_calls() {
         ..Config::default()
     };
     let mut strangers = Strangers::new(config);
-    // Four calls at once, before it has proven its address: one is put off.
+    // Four calls at once, before the host has proven its address: one is deferred.
     let on_channel = |n| {
         let mut from = stranger(0);
         from.cid += n;
@@ -150,7 +150,7 @@ fn a_host_has_its_share_of_calls() {
         }
     }
     assert_eq!((calls.len(), strangers.endpoint.calls()), (3, 3));
-    // One on a connection that is known is told; another port of the host is not even asked.
+    // A call on a known connection gets BUSY; another port of the host is not even challenged.
     let again = on_channel(3);
     let sent = strangers.send(again, again.data(1, flag::LAST_PACKET, b"hello"));
     assert_eq!(Header::parse(&sent[0]).unwrap().kind, PacketType::Busy);
@@ -159,7 +159,7 @@ fn a_host_has_its_share_of_calls() {
     assert!(sent.is_empty());
     // Other hosts are served.
     assert!(strangers.call(stranger(16), b"hello").is_some());
-    // Each call that ends makes room for one, which was never run.
+    // Each call that ends makes room for one that was never run.
     for from in [again, port] {
         let call = calls.pop().unwrap();
         strangers.endpoint.abort(strangers.now, call, 1);
@@ -185,14 +185,14 @@ fn what_was_received_and_not_read_is_limited() {
             tag += 1;
         }
     }
-    // A call may have one packet more than the limit leaves, so that it can go on.
+    // A call may have one packet above the limit, so that it can make progress.
     let most = limit + 33 * PACKET_COST;
     for _ in 0..2000 {
         pair.step();
         assert!(pair.hosts[SERVER].endpoint.held_bytes() <= most);
     }
     assert!(pair.hosts[SERVER].endpoint.held_bytes() >= limit);
-    // When the application reads, all of it comes.
+    // When the application reads, all data arrives.
     pair.hosts[SERVER].appetite = usize::MAX;
     let now = pair.now;
     pair.hosts[SERVER].look(now);
@@ -225,7 +225,7 @@ fn a_writer_is_held_back_and_told_when_to_go_on() {
             .is_ok();
         assert_eq!(written, n < 50);
     }
-    // The pair's applications write like this all the time; here it is seen that they had to wait.
+    // The applications of the pair always write like this; this checks that they had to wait.
     let config = Config {
         send_buffer_bytes: 10_000,
         send_buffer_pieces: 50,
@@ -265,7 +265,7 @@ fn what_was_written_and_not_acknowledged_is_limited() {
         strangers.sent();
         written.push(bytes);
     }
-    // The first took all there was; each later one may go on all the same.
+    // The first writer took the whole limit; each later one can still make progress.
     assert!(
         written[0] >= limit && written[0] < limit + 2 * 4096,
         "{written:?}"
@@ -278,7 +278,7 @@ fn what_was_written_and_not_acknowledged_is_limited() {
     );
     let all: usize = written.iter().sum();
     assert_eq!(strangers.endpoint.unacknowledged_bytes(), all as u64);
-    // Nobody acknowledges anything: they are given up, and what was written is let go.
+    // No peer acknowledges anything: the calls time out, and the written data is released.
     for _ in 0..200 {
         strangers.pass(Duration::from_secs(1));
         strangers.sent();
@@ -314,7 +314,7 @@ fn a_host_that_acknowledges_nothing_does_not_take_what_others_may_have() {
         let later = written(n);
         assert!((crowded..crowded + 4096).contains(&later), "{later}");
     }
-    // Another host's call is limited by its own share, or its own buffer.
+    // A call of another host is limited by its own share, or its own buffer.
     let other = written(16);
     assert!((limit.min(room)..limit + 8192).contains(&other), "{other}");
 }
@@ -332,7 +332,7 @@ fn a_slow_reader_holds_its_sender_back_to_a_window() {
     pair.pass(Duration::from_secs(5));
     let held = pair.hosts[CLIENT].endpoint.held_bytes();
     assert_eq!(held, 20 * PACKET_COST);
-    // It reads a packet now and then.
+    // The application reads a packet now and then.
     pair.hosts[CLIENT].appetite = 1;
     for _ in 0..100 {
         let now = pair.now;

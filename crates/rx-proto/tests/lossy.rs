@@ -1,4 +1,4 @@
-//! Two endpoints over networks of all kinds: every call is run once, every byte arrives.
+//! Two endpoints over networks of all kinds: every call runs once, every byte arrives.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Calls of several sizes both ways, four at a time, over one kind of link.
+/// Runs calls of several sizes in both directions, four at a time, over one kind of link.
 fn check(link: Link, seed: u64, calls: u32) -> Pair {
     let mut pair = Pair::new(link, seed);
     let connections = [pair.connect(CLIENT), pair.connect(SERVER)];
@@ -32,7 +32,7 @@ fn check(link: Link, seed: u64, calls: u32) -> Pair {
         assert_eq!(runs.len(), made[from]);
         assert!(runs.values().all(|n| *n == 1), "a call ran twice");
     }
-    // Everything that was held is let go.
+    // All held resources are released.
     pair.pass(Duration::from_secs(120));
     for host in &pair.hosts {
         assert_eq!((host.endpoint.calls(), host.endpoint.held_bytes()), (0, 0));
@@ -49,7 +49,7 @@ fn calls_over_a_clean_network_send_nothing_twice_but_requests_that_wait() {
     let pair = check(Link::default(), seed(1), 30);
     let stats = pair.hosts.each_ref().map(|host| *host.endpoint.stats());
     for (own, other) in [(stats[0], stats[1]), (stats[1], stats[0])] {
-        // A request of one packet whose reply waits behind others is asked about once.
+        // A request of one packet whose reply is queued behind others is probed once.
         assert_eq!((own.resent, own.lost), (own.probes, 0));
         assert_eq!(own.duplicates, other.probes);
         assert!(own.probes <= own.calls_out / 10, "{own:?}");
@@ -162,9 +162,9 @@ fn acknowledgements_that_are_lost_do_not_stop_a_call() {
     pair.finish_calls(CLIENT, 1, 10 * MINUTE);
 }
 
-/// Goal: OpenAFS's sender goes on at once after a loss. It takes the time of a round trip, and with it an end
-/// of its doubled timeouts, only from acknowledgements that were not delayed and that name a packet; and it sends
-/// a handful of packets before it waits for the next one.
+/// Goal: OpenAFS's sender continues immediately after a loss. It takes round-trip samples, and ends
+/// its doubled timeouts, only from acknowledgements that were not delayed and that name a packet;
+/// and it sends a handful of packets before it waits for the next acknowledgement.
 #[test]
 fn after_a_loss_acknowledgements_come_at_once_and_name_what_came() {
     let mut server = Strangers::new(Config::default());
@@ -200,8 +200,8 @@ fn after_a_loss_acknowledgements_come_at_once_and_name_what_came() {
     assert_eq!(acks(121, asks), Some((Reason::Requested, 121)));
 }
 
-/// Goal: OpenAFS's sender, which sends a missing packet again when three acknowledgements in a row tell of the gap,
-/// hears of it three times although only one packet came after it.
+/// Goal: OpenAFS's sender, which retransmits a missing packet when three acknowledgements in a row
+/// report the gap, receives three reports although only one packet arrived after it.
 #[test]
 fn a_gap_that_stays_is_told_of_three_times() {
     let mut server = Strangers::new(Config::default());

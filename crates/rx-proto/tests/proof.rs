@@ -1,4 +1,4 @@
-//! Nobody speaks in another's name, however much it sends and whatever it may ask.
+//! No peer can impersonate another, however much it sends and whatever it asks.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// The numbers of the pings among packets.
+/// Returns the serial numbers of the pings among `packets`.
 fn pings(packets: &[Vec<u8>]) -> Vec<Serial> {
     let is_ping = |packet: &&Vec<u8>| {
         Header::parse(packet).unwrap().kind == PacketType::Ack
@@ -26,7 +26,7 @@ fn request(from: Stranger) -> Vec<u8> {
 }
 
 impl Strangers {
-    /// A request comes; gives the number of the only ping that it brings.
+    /// Sends a request; returns the number of the only ping in response.
     fn ask(&mut self, from: Stranger) -> Serial {
         let sent = self.send(from, request(from));
         let pings = pings(&sent);
@@ -34,7 +34,7 @@ impl Strangers {
         pings[0]
     }
 
-    /// Calls that are shown.
+    /// Returns the number of calls announced to the application.
     fn calls(&mut self) -> usize {
         std::iter::from_fn(|| self.endpoint.poll_event())
             .filter(|event| matches!(event, Event::Call(_)))
@@ -69,7 +69,7 @@ fn questions_give_no_proof() {
                 .map(|w| u32::from_be_bytes(w.try_into().unwrap()));
             for word in words {
                 assert!(!secrets.contains(&word), "question {kind} {index}");
-                // Nor is the number of a transmission in reach of a guess.
+                // Serial numbers cannot be guessed from the answers either.
                 assert!(word.abs_diff(ping.0) > 1000);
             }
             connections += usize::from(kind == 3 && answer[4..8] != [255; 4]);
@@ -89,7 +89,7 @@ fn asking_again_and_again_does_not_make_guessing_easier() {
         server.pass(MILLISECOND);
     }
     assert_eq!(others, 0);
-    // All guesses that are near what could be known are wrong, as are even spaces.
+    // All guesses near known values are wrong, as are evenly spaced ones.
     for guess in 0..20_000_u32 {
         let near = first.0.wrapping_add(1 + guess % 10_000);
         let guess = if guess % 2 == 0 { near } else { guess << 15 };
@@ -99,13 +99,13 @@ fn asking_again_and_again_does_not_make_guessing_easier() {
     }
     assert_eq!(server.calls(), 0);
     assert!(server.endpoint.stats().not_genuine > 10_000);
-    // By now a right answer is worth another question, and that one's answer is proof.
+    // By now a right answer leads to a second challenge, and the answer to that one is proof.
     let ping = server.ask(victim);
     let second = pings(&server.send(victim, victim.pong(ping)));
     assert_eq!((server.calls(), second.len()), (0, 1));
     server.send(victim, victim.pong(second[0]));
     assert_eq!(server.calls(), 1);
-    // Nobody guesses any more: one answer will do.
+    // Guessing has stopped: one answer is enough.
     server.pass(Duration::from_secs(120));
     assert!(server.call(stranger(1), b"hello").is_some());
 }
@@ -149,12 +149,12 @@ fn late_copies_of_a_request_and_of_its_proof_do_not_run_it_again() {
     let ping = server.ask(client);
     server.send(client, client.pong(ping));
     assert_eq!(server.calls(), 1);
-    // It closes its connection, of which the server forgets everything.
+    // The client closes its connection, and the server drops all state of it.
     let mut close = client.header(PacketType::Abort, 0, 0);
     close.call_number = rx_proto::CallNumber(0);
     server.send(client, [close.encode().to_vec(), vec![0; 4]].concat());
     assert_eq!(server.endpoint.connections(), 0);
-    // Copies of its packets come, in any order; it does not answer for what is over.
+    // Copies of its packets arrive, in any order; the client does not answer for finished calls.
     for _ in 0..3 {
         server.send(client, request(client));
         server.send(client, client.pong(ping));
@@ -179,7 +179,7 @@ fn a_peer_that_takes_nothing_does_not_keep_its_call() {
     let call = server.call(client, b"give").unwrap();
     while let Ok(Read::Data(_)) = server.endpoint.read(server.now, call) {}
     server.send(client, client.ack(10, Reason::Idle, Serial(0), 0));
-    // What the server needs to find its answer does not count.
+    // The time that the server needs to prepare its answer does not count.
     for serial in 0..10 {
         server.pass(Duration::from_secs(20));
         server.send(client, client.ack(100 + serial, Reason::Ping, Serial(0), 0));
@@ -192,7 +192,7 @@ fn a_peer_that_takes_nothing_does_not_keep_its_call() {
             Err(error) => panic!("{error:?}"),
         }
     };
-    // It is there and answers, and takes nothing.
+    // The client is alive and answers, and accepts nothing.
     let mut serial = 200;
     let ended = loop {
         server.pass(Duration::from_secs(1));

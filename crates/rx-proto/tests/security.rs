@@ -1,8 +1,8 @@
-//! A security class of the shape of rxgk takes the place of rxnull: a challenge, sealed packets with an
-//! overhead, and packets that are not genuine.
+//! A security class in the form of rxgk replaces rxnull: a challenge, sealed packets with an
+//! overhead, and packets that are not authentic.
 //!
-//! The class here is a toy: it adds a key to each byte and a sum at the end. It shows that the core asks
-//! a class everything it has to be asked, in the right places.
+//! The class here is a toy: it adds a key to each byte and a sum at the end. It shows that the core
+//! calls every function of a class in the right places.
 
 mod common;
 
@@ -19,14 +19,14 @@ const OVERHEAD: usize = 24;
 
 struct Toy {
     key: u8,
-    /// At a server, until the client has answered: what it has to answer to.
+    /// Outstanding challenge at a server, until the client has answered.
     challenge: Option<Vec<u8>>,
     client: Option<Vec<u8>>,
     seals: u32,
 }
 
 impl Toy {
-    /// Bound to the data and to where it belongs.
+    /// Returns a sum bound to the data and its position.
     fn sum(&self, place: &PacketPlace, data: &[u8]) -> Vec<u8> {
         let mut sum = vec![self.key; OVERHEAD];
         let words = [place.epoch, place.cid, place.call_number.0, place.seq.0];
@@ -171,7 +171,7 @@ fn calls_are_sealed_and_opened() {
     }
     pair.finish_calls(CLIENT, 4, MINUTE);
     assert_eq!(plain.get(), 0, "nothing is sent in the clear");
-    // The challenge was the question that proves the client's address; no ping was needed.
+    // The challenge proved the client's address; no ping was needed.
     assert_eq!(pair.hosts[SERVER].endpoint.stats().packets_out[5], 1);
     let server = pair.hosts[SERVER]
         .events
@@ -246,7 +246,7 @@ fn a_class_that_the_service_does_not_take_is_refused() {
 
 #[test]
 fn a_payload_is_what_the_driver_says_it_is() {
-    // The toy needs to read what it seals; rxnull never does: here is one that cannot be read.
+    // The toy needs to read the data it seals; rxnull never does: this payload cannot be read.
     #[derive(Clone)]
     struct Blind(usize);
     impl Payload for Blind {

@@ -1,15 +1,16 @@
-//! How fast calls are in virtual time: on clean networks, and on those that lose a packet in a hundred.
+//! Throughput of calls in virtual time: on clean networks, and on those that lose one packet in a
+//! hundred.
 
 mod common;
 
 use common::{CLIENT, Link, Pair, SERVER, seed};
 use std::time::Duration;
 
-/// Megabytes a second of `calls` replies of `bytes` bytes, `channels` at a time.
+/// Returns the megabytes per second of `calls` replies of `bytes` bytes, `channels` at a time.
 fn speed(link: &Link, seed: u64, channels: u32, calls: u32, bytes: u32) -> f64 {
     let mut pair = Pair::new(link.clone(), seed);
     let connection = pair.connect(CLIENT);
-    // The first call proves the address and finds out the path.
+    // The first call proves the address and probes the path.
     pair.call(CLIENT, connection, 0, 1000, 0).unwrap();
     pair.finish_calls(CLIENT, 1, Duration::from_secs(60));
     let (start, mut made) = (pair.now, 1);
@@ -37,7 +38,7 @@ fn speed(link: &Link, seed: u64, channels: u32, calls: u32, bytes: u32) -> f64 {
     f64::from(calls) * f64::from(bytes) / time.as_secs_f64() / 1e6
 }
 
-/// One loss in a hundred costs at most half of the speed.
+/// Asserts that a loss of 1 % costs at most half of the throughput.
 fn check(name: &str, link: Link) {
     let lossy = Link {
         loss: 0.01,

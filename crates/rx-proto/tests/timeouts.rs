@@ -1,5 +1,5 @@
-//! What time does to calls and connections: pings keep them, silence and idleness end them, and what is
-//! not used is forgotten.
+//! Effects of time on calls and connections: pings keep them alive, silence and idleness end them,
+//! and unused ones are dropped.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn a_server_may_work_for_hours_while_it_answers_pings() {
     pair.pass(120 * MINUTE);
     assert_eq!((outcome(&pair, 1), ends(&pair)), (None, vec![]));
     let pings = pair.hosts[CLIENT].endpoint.stats().pings;
-    // One each 8.3 s at most, by either side.
+    // At most one per 8.3 s, by either side.
     assert!((400..=864).contains(&pings), "{pings}");
     pair.hosts[SERVER].stuck = false;
     let now = pair.now;
@@ -69,7 +69,7 @@ fn a_server_that_is_gone_is_noticed_within_a_minute() {
     assert_eq!(outcome(&pair, 1), None);
     pair.pass(15 * SECOND);
     assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(End::Dead)));
-    // The server noticed too, and its application is told.
+    // The server noticed too, and notified its application.
     assert_eq!(ends(&pair), [End::Dead]);
     assert_eq!(pair.hosts[SERVER].endpoint.calls(), 0);
 }
@@ -105,7 +105,7 @@ fn a_clients_limits_end_its_calls() {
         assert_eq!(outcome(&pair, 1), None);
         pair.pass(12 * SECOND);
         assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(end)));
-        // The server's application is told that nobody waits any more.
+        // The server's application learns that the client no longer waits.
         assert_eq!(ends(&pair), [End::Aborted(rx_proto::code::CALL_TIMEOUT)]);
     }
 }
@@ -132,7 +132,7 @@ fn a_client_that_does_not_read_holds_nothing_for_ever() {
     let connection = pair.connect(CLIENT);
     pair.hosts[CLIENT].appetite = 0;
     pair.call(CLIENT, connection, 1, 3_000_000, 0).unwrap();
-    // The window fills; the client answers pings, and that is all.
+    // The window fills; the client answers pings and does nothing else.
     pair.pass(SECOND);
     let sent = pair.hosts[SERVER].endpoint.stats().packets_out[0];
     assert!((250..=256).contains(&sent), "{sent}");
@@ -161,14 +161,14 @@ fn connections_are_forgotten_when_they_are_not_used() {
     assert_eq!(pair.hosts[SERVER].endpoint.connections(), 0);
     let closed = |e: &&Event| matches!(e, Event::Closed(_));
     assert_eq!(pair.hosts[SERVER].events.iter().filter(closed).count(), 1);
-    // The client's is its application's.
+    // The client's connection belongs to its application.
     assert_eq!(pair.hosts[CLIENT].endpoint.connections(), 1);
     pair.call(CLIENT, connection, 9, 10, 0).unwrap();
     pair.finish_calls(CLIENT, 4, MINUTE);
     let now = pair.now;
     pair.hosts[CLIENT].endpoint.close(now, connection);
     assert_eq!(pair.hosts[CLIENT].endpoint.connections(), 0);
-    // Nothing is left to happen but what is known to be due.
+    // Only timers that are known to be due remain.
     pair.pass(20 * MINUTE);
     assert_eq!(pair.hosts[SERVER].endpoint.connections(), 0);
     assert_eq!(
@@ -203,7 +203,7 @@ fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
     let connection = pair.connect(CLIENT);
     pair.hosts[SERVER].stuck = true;
     pair.call(CLIENT, connection, 1, 10, 30_000).unwrap();
-    // All of it was acknowledged, and the reply is waited for.
+    // All of the request was acknowledged, and the client waits for the reply.
     pair.pass(Duration::from_secs(1));
     let fresh = common::endpoint(Config::default(), 4711);
     let (address, peer) = (pair.hosts[SERVER].address, pair.hosts[CLIENT].address);
@@ -212,12 +212,12 @@ fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
     pair.run(MINUTE, |pair| outcome(pair, 1).is_some());
     let restarting = End::Aborted(rx_proto::code::RESTARTING);
     assert_eq!(outcome(&pair, 1), Some(&Outcome::Ended(restarting)));
-    // With the next ping, and not when silence has become death.
+    // With the next ping, and not after the dead time.
     assert!(pair.now.since(begun) < Timeouts::default().dead / 4);
     assert!(pair.hosts[SERVER].runs.is_empty());
 }
 
-/// Goal: replies to a client that began anew are not in the way of those to the new one.
+/// Goal: replies to a client that restarted do not delay those to the new one.
 #[test]
 fn a_server_forgets_the_replies_to_a_client_that_began_anew() {
     let link = Link {
@@ -242,7 +242,7 @@ fn a_server_forgets_the_replies_to_a_client_that_began_anew() {
     pair.finish_calls(CLIENT, 1, MINUTE);
 }
 
-/// Times of calls that heed what the network says of closed ports.
+/// Timeouts of calls that react to ICMP errors about closed ports.
 const HEEDS: Timeouts = Timeouts {
     dead: Duration::from_secs(30),
     idle: None,
@@ -250,7 +250,7 @@ const HEEDS: Timeouts = Timeouts {
     refused: Some(SECOND),
 };
 
-/// A pair whose server was called before, and the datagrams that the client sends it.
+/// Returns a pair whose server was called before, and the datagrams that the client sends to it.
 fn refusing(timeouts: Timeouts) -> (Pair, ConnectionId, Rc<RefCell<Vec<Vec<u8>>>>) {
     let mut pair = Pair::new(Link::default(), seed(41));
     let connection = connect(&mut pair, timeouts);
@@ -271,7 +271,8 @@ fn refuse(pair: &mut Pair, peer: SocketAddr, quoted: &[u8]) {
     pair.hosts[CLIENT].endpoint.refused(now, peer, quoted);
 }
 
-/// Goal: a closed port ends a call early, but never before the call was sent again and stayed unanswered.
+/// Goal: a closed port ends a call early, but never before the call was retransmitted and stayed
+/// unanswered.
 #[test]
 fn a_peer_whose_port_is_closed_is_given_up_soon_and_not_at_once() {
     let (mut pair, connection, sent) = refusing(HEEDS);
@@ -289,7 +290,7 @@ fn a_peer_whose_port_is_closed_is_given_up_soon_and_not_at_once() {
     assert!(sent.borrow().len() > 1, "it was not sent again");
 }
 
-/// Goal: forged refusals end no call with a peer that answers, however slow its answer is.
+/// Goal: forged ICMP errors end no call with a peer that answers, however slow its answer is.
 #[test]
 fn a_peer_that_answers_is_not_given_up_whatever_the_network_says() {
     let (mut pair, connection, sent) = refusing(HEEDS);

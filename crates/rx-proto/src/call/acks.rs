@@ -1,34 +1,36 @@
-//! When to acknowledge what a call receives.
+//! Decides when to acknowledge received data.
 //!
-//! At once when the sender asks, when something is missing, came twice or fills a gap; else after some packets,
-//! and at the latest after a delay. After a loss the sender begins again with a small window, as at the start of
-//! a call, so packets are acknowledged as often as then. OpenAFS moreover resets the doubled timeout of a
-//! retransmission only by an acknowledgement that was not delayed, and sends a missing packet again before that
-//! timeout only if three acknowledgements in a row tell of the gap: so a gap that stays is told of again, twice.
-//! Acknowledgements are made when the driver sends, so one speaks for all that the driver had received by then.
+//! An acknowledgement is sent immediately when the sender requests it, or when a packet is missing,
+//! is a duplicate or fills a gap; otherwise after a number of packets, and at the latest after a
+//! delay. After a loss the sender restarts with a small window, as at the start of a call, so
+//! packets are then acknowledged as often as at the start. In addition, OpenAFS resets the doubled
+//! timeout of a retransmission only on an acknowledgement that was not delayed, and retransmits a
+//! missing packet before that timeout only after three consecutive acknowledgements that report the
+//! gap: so a persistent gap is reported twice more. Acknowledgements are built when the driver
+//! sends, so one covers all that the driver had received by then.
 
 use crate::ack::Reason;
 use crate::config::Config;
 use crate::number::Serial;
 use crate::time::Timestamp;
 
-/// Times that a gap is told of again after the delay, if nothing came since.
+/// Number of times that a gap is reported again after the delay, if nothing was received since.
 const GAP_REPEATS: u8 = 2;
 
-/// What a call owes its sender.
+/// Acknowledgements that a call owes its peer.
 #[derive(Debug)]
 pub(crate) struct Acks {
-    /// To be sent at once, and for which transmission.
+    /// Reason and transmission of an acknowledgement to send immediately.
     due: Option<(Reason, Serial)>,
-    /// A ping to be answered.
+    /// Serial number of a ping to answer.
     pub(crate) ping: Option<Serial>,
-    /// Packets received, and packets read, that no acknowledgement spoke of.
+    /// Packets received, and packets read, since the last acknowledgement.
     unspoken: u32,
     unspoken_read: u32,
-    /// Packets received since the call began, or since one was missing or came twice.
+    /// Packets received since the call began, or since the last missing or duplicate packet.
     since_loss: u32,
     pub(crate) delay_at: Timestamp,
-    /// Times that a gap was told of again since a packet came.
+    /// Number of times that a gap was reported again since the last packet.
     gap_repeats: u8,
 }
 
@@ -45,8 +47,8 @@ impl Acks {
         }
     }
 
-    /// A packet came that needs an answer at once. The most telling reason wins, and of those that
-    /// were asked for the latest (Linux, `rxrpc_ack_priority`).
+    /// Requests an immediate acknowledgement. The most significant reason wins, and among requested
+    /// ones the latest (Linux, `rxrpc_ack_priority`).
     #[inline]
     pub(crate) fn prompt(&mut self, reason: Reason, serial: Serial) {
         let weight = |reason| match reason {
@@ -69,13 +71,13 @@ impl Acks {
         }
     }
 
-    /// A packet came that needs no answer at once.
+    /// Records a packet that needs no immediate acknowledgement.
     #[inline]
     pub(crate) fn received(&mut self, now: Timestamp, serial: Serial, config: &Config) {
         self.unspoken += 1;
         self.gap_repeats = 0;
         self.since_loss = self.since_loss.saturating_add(1);
-        // Few at first: the sender's window grows with each acknowledgement.
+        // A short stride at first: the sender's window grows with each acknowledgement.
         let early = self.since_loss <= config.ack_start_packets;
         let stride = if early {
             config.ack_stride_start
@@ -88,7 +90,7 @@ impl Acks {
         self.delay_at = self.delay_at.min(now + config.ack_delay);
     }
 
-    /// The application read a packet: the sender may let it go.
+    /// Records that the application has read a packet, so that the sender may release it.
     #[inline]
     pub(crate) fn read(&mut self, now: Timestamp, config: &Config) {
         self.unspoken_read += 1;
@@ -98,14 +100,14 @@ impl Acks {
         self.delay_at = self.delay_at.min(now + config.ack_delay);
     }
 
-    /// An acknowledgement was sent while a packet is missing.
+    /// Records that an acknowledgement was sent while a packet is missing.
     pub(crate) fn told_of_gap(&mut self, now: Timestamp, config: &Config) {
         if self.gap_repeats < GAP_REPEATS {
             self.delay_at = self.delay_at.min(now + config.ack_delay);
         }
     }
 
-    /// The delay is over; `gap` says that a packet is missing.
+    /// Handles the expiry of the delay; `gap` tells whether a packet is missing.
     pub(crate) fn expire(&mut self, now: Timestamp, gap: bool) {
         if self.delay_at > now {
             return;
@@ -119,13 +121,12 @@ impl Acks {
         }
     }
 
-    /// Whether an acknowledgement is to be sent.
     pub(crate) const fn is_due(&self) -> bool {
         self.due.is_some() || self.ping.is_some()
     }
 
-    /// The acknowledgement to send, and for which transmission. A ping comes first: its answer says
-    /// the same.
+    /// Returns the acknowledgement to send: its reason and transmission. A ping comes first,
+    /// because its answer carries the same information.
     pub(crate) fn take(&mut self) -> Option<(Reason, Serial)> {
         let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
         let due = ping.or(self.due)?;
@@ -134,13 +135,14 @@ impl Acks {
         Some(due)
     }
 
-    /// What was asked for at once and not given yet.
+    /// Returns the acknowledgement that the peer requested and has not received yet.
     pub(crate) fn asked(&self) -> Option<(Reason, Serial)> {
         let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
         ping.or(self.due.filter(|(_, serial)| *serial != Serial(0)))
     }
 
-    /// Data of the other direction is about to be sent, which says that all was received.
+    /// Records that data of the other direction is about to be sent, which implies that everything
+    /// was received.
     pub(crate) const fn spoken(&mut self) {
         self.due = None;
         self.unspoken = 0;

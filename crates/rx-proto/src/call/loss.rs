@@ -1,10 +1,10 @@
-//! Which packets of a call are lost, judged by time: RACK-TLP (RFC 8985), fitted to Rx.
+//! Time-based loss detection for the packets of a call: RACK-TLP (RFC 8985), adapted to Rx.
 //!
-//! A packet is lost if one that was sent later has arrived, and the time between has passed in which
-//! the network might have swapped the two. Acknowledgements name the transmission that prompted
-//! them, which TCP's cannot, so an arrival is never credited to the wrong transmission. If nothing is
-//! heard, a probe is sent after two round trips, and two more in twice the time each (RFC 9002 does
-//! the same without end); then everything is taken for lost after the retransmission timeout.
+//! A packet is lost if one that was sent later has arrived, and the time in which the network could
+//! have reordered the two has passed. Unlike those of TCP, acknowledgements name the transmission
+//! that prompted them, so an arrival is never credited to the wrong transmission. If nothing is
+//! heard, a probe is sent after two round trips, and two more at twice the interval each (RFC 9002
+//! does the same without a limit); after that the retransmission timeout declares all packets lost.
 //!
 //! Section numbers are those of RFC 8985.
 
@@ -12,23 +12,23 @@ use crate::number::Serial;
 use crate::rtt::Rtt;
 use crate::time::Timestamp;
 
-/// Packets that were received beyond a missing one before the first reordering is seen; then it is
-/// taken for lost at once (section 3.3.2, `DupThresh`).
+/// Number of packets received beyond a missing one that declare it lost at once, until the first
+/// reordering is observed (section 3.3.2, `DupThresh`).
 const DUPLICATE_THRESHOLD: u32 = 3;
 
-/// Recoveries without a sign of reordering after which the window for it shrinks again (section 6.2,
-/// step 4).
+/// Recoveries without a sign of reordering after which the reordering window shrinks again (section
+/// 6.2, step 4).
 const PERSIST: u8 = 16;
 
-/// Probes before a timeout: each is one packet, and says more than another's silence.
+/// Probes before a timeout: each is one packet, and tells more than the silence after another.
 const PROBES: u8 = 3;
 
-/// Least that is added to a round trip before a probe, if round trips vary less (RFC 9002, section 6.2.1,
-/// `kGranularity`). Nothing is added for delayed acknowledgements, because the last packet of a burst
-/// asks for one at once.
+/// Smallest time in nanoseconds added to a round trip before a probe, if round trips vary less (RFC
+/// 9002, section 6.2.1, `kGranularity`). Nothing is added for delayed acknowledgements, because the
+/// last packet of a burst requests an immediate one.
 const GRANULARITY: u64 = 1_000_000;
 
-/// A transmission, for comparison with others: later ones are greater.
+/// A transmission; later ones compare as greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) at: Timestamp,
@@ -36,43 +36,43 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
+    /// Returns whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
     pub(crate) fn is_after(self, other: Sent) -> bool {
         self.at > other.at || self.at == other.at && self.serial.is_after(other.serial)
     }
 }
 
-/// What the loss timer of a call means when it expires.
+/// Action that an expiry of a call's loss timer requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expired {
-    /// Nothing yet.
+    /// None: the timer has not expired.
     Nothing,
-    /// Packets may be lost by now: look again.
+    /// Packets may be lost by now: run loss detection.
     Reordering,
-    /// Send a probe.
+    /// A probe has to be sent.
     Probe,
-    /// All packets on their way are lost.
+    /// All packets in flight count as lost.
     Timeout,
 }
 
-/// The state of loss detection of a call.
+/// State of loss detection of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Loss {
-    /// The transmission sent last among those that arrived, and its round trip.
+    /// Latest transmission among those that arrived, and its round trip.
     newest: Option<Sent>,
     newest_rtt: u64,
     reordering: bool,
-    /// Quarters of the shortest round trip that reordering may take.
+    /// Reordering window in quarters of the shortest round trip.
     multiplier: u64,
     persist: u8,
-    /// Until then no packet is called lost that may only be late.
+    /// Time before which packets that may only be late are not declared lost.
     reorder_at: Timestamp,
-    /// When data was sent last, or an acknowledgement brought something new.
+    /// Time of the last transmission of data, or of the last acknowledgement with news.
     since: Timestamp,
-    /// The last probe, and how many there were since something new was heard.
+    /// Last probe, and the number of probes since the last acknowledgement with news.
     probe: Option<Serial>,
     probes: u8,
-    /// The probe was for the end of a reply.
+    /// Whether the probe was for the end of a reply.
     probes_last: bool,
     backoff: u32,
 }
@@ -94,18 +94,18 @@ impl Loss {
         }
     }
 
-    /// Data was sent.
+    /// Records that data was sent.
     pub(crate) const fn sent(&mut self, now: Timestamp) {
         self.since = now;
     }
 
-    /// A probe was sent.
+    /// Records that a probe was sent.
     pub(crate) const fn probe_sent(&mut self, serial: Serial) {
         self.probe = Some(serial);
     }
 
-    /// A packet was seen to arrive (section 6.2, step 2). `again` says that it was sent before;
-    /// `named` is the transmission that the acknowledgement names, if it names one.
+    /// Records the arrival of a packet (section 6.2, step 2). `again` tells whether it had been
+    /// sent before; `named` is the transmission named by the acknowledgement, if any.
     pub(crate) fn arrived(
         &mut self,
         now: Timestamp,
@@ -128,15 +128,18 @@ impl Loss {
         }
     }
 
-    /// A packet arrived that one with a higher number overtook, without having been sent again.
+    /// Records that a packet arrived after one with a higher number, without having been
+    /// retransmitted.
     pub(crate) const fn reordered(&mut self) {
         self.reordering = true;
     }
 
-    /// The peer had a packet twice: it was not lost, only late (section 6.2, step 4).
+    /// Handles a duplicate reported by the peer: the packet was not lost, only late (section 6.2,
+    /// step 4).
     pub(crate) fn was_not_lost(&mut self, serial: Serial, rtt: &mut Rtt) {
         if self.probe == Some(serial) {
-            // A probe may be superfluous (section 7.4); that of a reply's end came too early.
+            // A probe may be superfluous (section 7.4); that for the end of a reply was sent too
+            // early.
             self.probe = None;
             if self.probes_last {
                 rtt.last_was_late();
@@ -147,7 +150,7 @@ impl Loss {
         }
     }
 
-    /// An acknowledgement brought something new.
+    /// Handles an acknowledgement with news.
     pub(crate) fn progress(&mut self, now: Timestamp, rtt: &mut Rtt) {
         if self.probe.is_some() && self.probes_last {
             rtt.last_was_lost();
@@ -158,12 +161,12 @@ impl Loss {
         self.probes = 0;
     }
 
-    /// The peer was heard, though not of anything new: it is there, so silence counts from now.
+    /// Resets the backoff after an acknowledgement without news, because the peer is alive.
     pub(crate) const fn heard(&mut self) {
         self.backoff = 0;
     }
 
-    /// All that was lost has arrived.
+    /// Records that all lost packets have arrived.
     pub(crate) const fn recovered(&mut self) {
         self.persist = self.persist.saturating_sub(1);
         if self.persist == 0 {
@@ -172,8 +175,9 @@ impl Loss {
         }
     }
 
-    /// How long after `newest` a packet sent before it is still only late (section 6.2, step 4).
-    /// `beyond` packets arrived that were sent after a missing one.
+    /// Returns how long after `newest` a packet sent before it counts as late and not as lost
+    /// (section 6.2, step 4). `beyond` is the number of packets that arrived and were sent after a
+    /// missing one.
     pub(crate) fn window(&self, recovering: bool, beyond: u32, rtt: &Rtt) -> u64 {
         if !self.reordering && (recovering || beyond >= DUPLICATE_THRESHOLD) {
             return 0;
@@ -181,7 +185,7 @@ impl Loss {
         (self.multiplier * rtt.minimum() / 4).min(rtt.smoothed())
     }
 
-    /// Judges one packet that is on its way (section 6.2, step 5). Remembers when to look again.
+    /// Returns whether a packet in flight is lost (section 6.2, step 5). Schedules the next check.
     pub(crate) fn is_lost(&mut self, now: Timestamp, sent: Sent, window: u64) -> bool {
         let Some(newest) = self.newest else {
             return false;
@@ -202,13 +206,13 @@ impl Loss {
         false
     }
 
-    /// Begins a new look at all packets.
+    /// Starts a new check of all packets.
     pub(crate) const fn look(&mut self) {
         self.reorder_at = Timestamp::NEVER;
     }
 
-    /// When the timer expires, if `in_flight` packets are on their way; `last` says that one of them
-    /// is the end of a reply, for whose acknowledgement clients take their time.
+    /// Returns the expiry of the timer for `in_flight` packets in flight; `last` tells whether one
+    /// of them is the end of a reply, which clients acknowledge with a delay.
     pub(crate) fn deadline(&self, in_flight: u32, last: bool, rtt: &Rtt) -> Timestamp {
         if in_flight == 0 {
             return Timestamp::NEVER;
@@ -229,7 +233,7 @@ impl Loss {
         self.probes < PROBES && rtt.known() && self.backoff == 0
     }
 
-    /// Decides what an expiry means.
+    /// Handles an expiry of the timer and returns the action that it requires.
     pub(crate) fn expire(
         &mut self,
         now: Timestamp,
@@ -310,7 +314,7 @@ mod tests {
     #[test]
     fn an_arrival_is_not_credited_to_the_wrong_transmission() {
         let (rtt, mut loss) = (rtt(40), Loss::new());
-        // Sent again 5 ms ago; the acknowledgement is of the first transmission.
+        // Sent again 5 ms ago; the acknowledgement is for the first transmission.
         loss.arrived(at(150), sent(145, 9), true, None, &rtt);
         loss.arrived(at(200), sent(145, 9), true, Some(Serial(8)), &rtt);
         assert_eq!(loss.newest, None);

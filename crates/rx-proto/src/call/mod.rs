@@ -1,7 +1,7 @@
-//! One call: both its directions, the application's hold on it, and its clocks.
+//! State of one call: both directions, ownership by the application, and timers.
 //!
-//! A call has two phases, which do not overlap: the request, from client to server, and the reply. The
-//! first packet of the reply says that all of the request was received.
+//! A call has two phases that do not overlap: the request, from client to server, and the reply.
+//! The first packet of the reply implies that all of the request was received.
 
 pub(crate) mod acks;
 pub(crate) mod loss;
@@ -21,29 +21,29 @@ use loss::Sent;
 use recv::Receiver;
 use send::Sender;
 
-/// Time a server waits for the first packet of a request of which it has others: if it does not
-/// come, the request began before the server did.
+/// Time in nanoseconds that a server waits for the first packet of a request of which it has later
+/// packets. If the first packet does not arrive, the request began before the server did.
 pub(crate) const HEAD_NANOS: u64 = 5_000_000_000;
 
-/// Which side of a connection, and of its calls, an endpoint is.
+/// Side of a connection, and of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     Client,
     Server,
 }
 
-/// What the application is to be told of a call.
+/// Pending notifications of a call for the application.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct News {
     pub(crate) call: bool,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     pub(crate) ended: bool,
-    /// The call is in the queue of those with news.
+    /// Whether the call is in the notification queue.
     pub(crate) queued: bool,
 }
 
-/// What a slow clock of a call asks for.
+/// Action that a slow timer of a call requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
@@ -51,13 +51,13 @@ pub(crate) enum Due {
     End(End),
 }
 
-/// The state of a call.
+/// State of a call.
 #[derive(Debug)]
 pub(crate) struct Call<P, D> {
     pub(crate) role: Role,
     pub(crate) connection: Key,
     pub(crate) path: Key,
-    /// The share of the peer's host, and whether the call counts there.
+    /// Share of the peer's host, and whether the call counts against its limit.
     pub(crate) host: Key,
     pub(crate) counted: bool,
     pub(crate) channel: usize,
@@ -66,37 +66,39 @@ pub(crate) struct Call<P, D> {
     pub(crate) receiver: Receiver<D>,
     pub(crate) acks: Acks,
 
-    /// The application has it.
+    /// Whether the application owns the call.
     pub(crate) held: bool,
-    /// The application was told of it, or began it.
+    /// Whether the application was notified of the call, or began it.
     pub(crate) announced: bool,
     pub(crate) ended: Option<End>,
-    /// A read found nothing; a write found no room.
+    /// Whether a read found nothing, and whether a write was blocked.
     pub(crate) reader_waits: bool,
     pub(crate) writer_waits: bool,
     pub(crate) news: News,
     pub(crate) user_status: u8,
 
-    /// It is among those that have something to send, or among those that wait for their path.
+    /// Whether the call is in the queue of calls with data to send, and whether it waits for its
+    /// path.
     pub(crate) ready: bool,
     pub(crate) waiting: bool,
-    /// A ping is to be sent; the last one that was, and when.
+    /// Whether a ping has to be sent; the last ping sent and its time.
     pub(crate) ping_due: bool,
     pub(crate) pinged: Option<Sent>,
 
     pub(crate) started: Timestamp,
-    /// When the peer was heard, when we sent something, when data moved.
+    /// Times at which the peer was last heard, at which we last sent something, and of the last
+    /// progress of data.
     pub(crate) heard: Timestamp,
     pub(crate) spoke: Timestamp,
     pub(crate) moved: Timestamp,
-    /// When the network said that nothing listens at the peer's port, before the peer was heard.
+    /// Time of an ICMP error that reported the peer's port closed, if the peer was not heard since.
     pub(crate) refused: Option<Timestamp>,
-    /// When one of the slow clocks may be due; never later than it is.
+    /// Time at which a slow timer may expire; never later than the earliest of them.
     pub(crate) slow_at: Timestamp,
     pub(crate) note: Note,
 }
 
-/// Where a call belongs.
+/// Position of a call: its connection, path, host share, channel and number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) connection: Key,
@@ -151,18 +153,20 @@ impl<P: Payload, D: Payload> Call<P, D> {
         call
     }
 
-    /// Whether its phase lets it send data: a reply follows the whole request.
+    /// Returns whether the phase of the call allows sending data: a reply follows the whole
+    /// request.
     pub(crate) fn may_send(&self) -> bool {
         self.ended.is_none() && (self.role == Role::Client || self.receiver.complete())
     }
 
-    /// Whether there is data to send and its phase lets it.
+    /// Returns whether there is data to send and the phase allows it.
     pub(crate) fn has_data(&self, room: usize) -> bool {
         self.may_send() && self.sender.has_work(room)
     }
 
-    /// Whether the peer's data is waited for, or the peer's word that it has ours; whatever the reason
-    /// is that it was not sent yet: a peer could leave its window closed for ever.
+    /// Returns whether the call waits for data of the peer or for its acknowledgement of ours. Data
+    /// that could not be sent yet counts too, because a peer could leave its window closed
+    /// indefinitely.
     fn waits_for_peer(&self) -> bool {
         match self.role {
             Role::Client => self.sender.is_finished() && !self.receiver.complete(),
@@ -173,7 +177,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
         }
     }
 
-    /// Looks at the slow clocks, and notes when to look again.
+    /// Evaluates the slow timers and schedules the next evaluation.
     pub(crate) fn slow_clocks(&mut self, now: Timestamp, timeouts: &Timeouts) -> Due {
         let dead = nanos(timeouts.dead);
         let ping = (dead / 6).max(1);
@@ -197,7 +201,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
             true => after(timeouts.idle, self.moved),
             false => Timestamp::NEVER,
         };
-        // What is sent again and again needs no ping beside it.
+        // Data that is being retransmitted needs no ping in addition.
         let ping_at = match self.held {
             true => self.spoke.plus(ping),
             false => Timestamp::NEVER,

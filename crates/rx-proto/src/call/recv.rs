@@ -1,49 +1,50 @@
-//! One direction of a call as its receiver sees it: packets put in order, until they are read.
+//! The receiving direction of a call: packets put in order until they are read.
 //!
-//! What was received is never dropped: it was acknowledged, and its sender may have let it go. The
-//! sender may have a window of packets beyond those that were read on its way, so memory is bounded
-//! by the window, and reading slowly holds the sender back.
+//! Received data is never dropped: it was acknowledged, and its sender may have released it. The
+//! sender may have one window of packets beyond the read ones in flight, so memory is bounded by
+//! the window, and a slow reader holds back the sender.
 
 use crate::number::Seq;
 use crate::packet::{DataPacket, flag};
 use crate::payload::Payload;
 use std::collections::VecDeque;
 
-/// What a place in the window counts for beside its data: the place, and what a small packet costs
-/// in the buffer it came in. Without it, empty packets would be free.
+/// Bytes that a slot of the window counts for in addition to its data: the slot itself, and the
+/// cost of a small packet in the buffer in which it arrived. Without it, empty packets would be
+/// free.
 const PLACE_BYTES: usize = 256;
 
-/// What became of a packet.
+/// Classification of a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placed {
-    /// It is the next, and nothing was missing.
+    /// The next packet; nothing was missing.
     InOrder,
-    /// It fills the first hole.
+    /// The packet fills the first gap.
     FillsHole,
-    /// One before it is missing.
+    /// An earlier packet is missing.
     Early,
-    /// It was there before.
+    /// The packet was received before.
     Duplicate,
-    /// It lies beyond the window.
+    /// The packet lies beyond the window.
     Beyond,
-    /// It contradicts what the sender said was its last packet.
+    /// A violation of the end of stream announced by the sender.
     Violation,
 }
 
-/// The receiving side of a call.
+/// Receiving side of a call.
 #[derive(Debug)]
 pub(crate) struct Receiver<D> {
-    /// Packets from `next_read` on; those that are missing are `None`.
+    /// Packets from `next_read` on; `None` for missing ones.
     slots: VecDeque<Option<D>>,
     next_read: Seq,
-    /// Packets at the front that are there without a hole.
+    /// Number of packets at the front without a gap.
     in_order: usize,
     last: Option<Seq>,
-    /// The highest packet received.
+    /// Highest packet received.
     highest: Seq,
-    /// Bytes of data held.
+    /// Data bytes held.
     bytes: usize,
-    /// Nobody will read: what comes is let go at once.
+    /// Whether received data is dropped because the application will not read it.
     discarding: bool,
 }
 
@@ -60,33 +61,30 @@ impl<D: Payload> Receiver<D> {
         }
     }
 
-    /// The first packet that was not read.
     pub(crate) const fn next_read(&self) -> Seq {
         self.next_read
     }
 
-    /// The highest packet received.
     pub(crate) const fn highest(&self) -> Seq {
         self.highest
     }
 
-    /// Whether anything was received at all.
+    /// Returns whether nothing was received yet.
     pub(crate) const fn is_untouched(&self) -> bool {
         self.highest.0 == 0
     }
 
-    /// What is held until it is read: its bytes, and its places in the window, with those between that
-    /// are still empty.
+    /// Returns the bytes charged to the call: its unread data, and its slots in the window
+    /// including empty ones.
     pub(crate) fn held(&self) -> usize {
         self.bytes + PLACE_BYTES * self.slots.len()
     }
 
-    /// Whether there is something to read.
     pub(crate) const fn is_readable(&self) -> bool {
         self.in_order > 0
     }
 
-    /// Whether the packets up to the last are all there, read or not.
+    /// Returns whether all packets up to the last were received, read or not.
     pub(crate) fn complete(&self) -> bool {
         let received = self
             .next_read
@@ -94,22 +92,22 @@ impl<D: Payload> Receiver<D> {
         self.last.is_some_and(|last| received == last.next())
     }
 
-    /// Whether a packet is missing before one that is there.
+    /// Returns whether a packet is missing before a received one.
     pub(crate) fn has_gap(&self) -> bool {
         self.slots.len() > self.in_order
     }
 
-    /// Whether everything up to the last packet was read.
+    /// Returns whether everything up to the last packet was read.
     pub(crate) fn at_end(&self) -> bool {
         self.last.is_some_and(|last| self.next_read == last.next())
     }
 
-    /// Which packets from `next_read` on are there.
+    /// Returns for each packet from `next_read` on whether it was received.
     pub(crate) fn received(&self) -> impl Iterator<Item = bool> {
         self.slots.iter().map(Option::is_some)
     }
 
-    /// Says what would become of a packet, in a window of so many packets.
+    /// Returns the classification of a packet for a window of `window` packets.
     pub(crate) fn judge(&self, seq: Seq, last: bool, window: u32) -> Placed {
         let contradicts = match self.last {
             Some(end) => seq.is_after(end) || last && seq != end,
@@ -136,7 +134,7 @@ impl<D: Payload> Receiver<D> {
         }
     }
 
-    /// Takes a packet that was judged to be new.
+    /// Stores a packet that was classified as new.
     pub(crate) fn insert(&mut self, packet: &DataPacket, data: D) {
         if packet.seq.is_after(self.highest) {
             self.highest = packet.seq;
@@ -164,7 +162,7 @@ impl<D: Payload> Receiver<D> {
         }
     }
 
-    /// The data of the next packet; the application has it now.
+    /// Removes and returns the data of the next packet.
     pub(crate) fn read(&mut self) -> Option<D> {
         if self.in_order == 0 {
             return None;
@@ -176,13 +174,13 @@ impl<D: Payload> Receiver<D> {
         Some(data)
     }
 
-    /// The call is over: what is there is let go, in order or not.
+    /// Drops all data, in order or not, because the call is over.
     pub(crate) fn forget(&mut self) {
         self.slots.clear();
         (self.in_order, self.bytes) = (0, 0);
     }
 
-    /// Nobody will read what is there and what comes.
+    /// Drops all present and future data, because the application will not read it.
     pub(crate) fn discard(&mut self) {
         self.discarding = true;
         while self.read().is_some() {}

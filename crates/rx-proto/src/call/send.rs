@@ -1,13 +1,13 @@
-//! One direction of a call as its sender sees it: the window of packets that may not have arrived.
+//! The sending direction of a call: the window of packets that may not have arrived.
 //!
 //! ```text
 //!      hard-acknowledged │ window: arrived, in flight, lost, not yet sent │ not yet cut into packets
 //!                        first                                            cut
 //! ```
 //!
-//! A packet keeps its number and its bytes from when it is cut until the peer says that it has it
-//! for good; until then the peer may take back what it said of it. In between it is sent, found lost
-//! (`loss.rs`), and sent again under a new serial number.
+//! A packet keeps its number and its bytes from the moment it is cut until the peer
+//! hard-acknowledges it; until then the peer may revoke a soft acknowledgement. In between it is
+//! sent, declared lost (`loss.rs`), and retransmitted under a new serial number.
 
 use super::loss::{Expired, Loss, Sent};
 use super::stream::Stream;
@@ -21,28 +21,28 @@ use crate::time::Timestamp;
 use crate::transmit::Transmit;
 use std::collections::VecDeque;
 
-/// Packets that a peer is believed to take before it says so (OpenAFS, `rx_initSendWindow`).
+/// Window in packets assumed of a peer until it advertises one (OpenAFS, `rx_initSendWindow`).
 pub(crate) const PEER_WINDOW_INITIAL: u32 = 16;
 
-/// Packets after which an acknowledgement is asked for at the earliest: our own receivers acknowledge
-/// after eight, OpenAFS after two, Linux after three.
+/// Smallest number of packets between two requests for an acknowledgement: our own receivers
+/// acknowledge after eight, OpenAFS after two, Linux after three.
 const UNASKED_MIN: u32 = 8;
 
-/// Room in the peer's window, in packets, that is worth sending for once the window was full: two full
-/// jumbograms, or a quarter of a small window. OpenAFS says that it has read some after each third
+/// Room in the peer's window, in packets, at which sending resumes once the window was full: two
+/// full jumbograms, or a quarter of a small window. OpenAFS reports progress after each third
 /// packet; sending three each time would cost several times as much.
 const ROOM_MIN: u32 = 8;
 
-/// Packets that acknowledgements can speak of.
+/// Largest number of packets that an acknowledgement can describe.
 pub(crate) const WINDOW_MAX: u32 = 255;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Cut, and waiting to be sent for the first time.
+    /// Cut, and not sent yet.
     Waiting,
     InFlight,
     Lost,
-    /// The peer has it, but not yet for good.
+    /// Received by the peer, but not hard-acknowledged.
     Arrived,
 }
 
@@ -51,11 +51,11 @@ struct Packet<P> {
     start: u64,
     bytes: usize,
     state: State,
-    /// The last of this direction.
+    /// Whether the packet is the last of this direction.
     last: bool,
-    /// Sent more than once.
+    /// Whether the packet was sent more than once.
     again: bool,
-    /// Sent in the same datagram as the packet before.
+    /// Whether the packet was sent in the same datagram as the one before.
     joined: bool,
     sent: Sent,
     sealed: Option<Box<Sealed<P>>>,
@@ -67,7 +67,7 @@ impl<P: Payload> Packet<P> {
     }
 }
 
-/// The next datagram of a call.
+/// Next datagram of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Datagram {
     index: usize,
@@ -75,28 +75,28 @@ pub(crate) struct Datagram {
     pub(crate) bytes: usize,
 }
 
-/// What an acknowledgement, or a look at the clock, brought.
+/// Result of an acknowledgement or of a timer expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Effect {
-    /// Packets that are known to have arrived now.
+    /// Packets newly known to have arrived.
     pub(crate) arrived: u32,
-    /// Packets that were taken for lost and arrived all the same.
+    /// Packets declared lost that arrived after all.
     pub(crate) late: u32,
-    /// Packets that are now taken for lost, and in how many datagrams.
+    /// Packets newly declared lost, and the number of their datagrams.
     pub(crate) lost: u32,
     pub(crate) lost_datagrams: u32,
-    /// Whole jumbograms among those, and whether one arrived.
+    /// Whole jumbograms among those, and whether a jumbogram arrived.
     pub(crate) lost_jumbograms: u32,
     pub(crate) jumbogram_arrived: bool,
-    /// A round-trip time, in nanoseconds.
+    /// A round-trip time sample in nanoseconds.
     pub(crate) rtt: Option<u64>,
 }
 
-/// An acknowledgement of something that was never sent.
+/// An acknowledgement of a packet that was never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Violation;
 
-/// The sending side of a call.
+/// Sending side of a call.
 #[derive(Debug)]
 pub(crate) struct Sender<P> {
     pub(crate) stream: Stream<P>,
@@ -104,26 +104,26 @@ pub(crate) struct Sender<P> {
     first: Seq,
     cut: u64,
     finished: bool,
-    /// What is written is sent although it may not fill a packet.
+    /// Whether written data is sent even if it does not fill a packet.
     pushed: bool,
     last_cut: bool,
     peer_window: u32,
-    /// The peer's window was full, and has not enough room yet.
+    /// Whether sending is paused because the peer's window was full and has too little room.
     held: bool,
     waiting: u32,
     in_flight: u32,
     lost: u32,
     arrived: u32,
-    /// Packets in flight that were sent again.
+    /// Retransmitted packets in flight.
     again: u32,
-    /// The highest packet that arrived, and the last that the peer said it received.
+    /// Highest packet that arrived, and the peer's last received packet as reported by it.
     highest: Seq,
     previous: Seq,
     loss: Loss,
     probe_due: bool,
-    /// The packet put into a batch last was the last of this direction.
+    /// Whether the packet put into a batch last was the last of this direction.
     put_last: bool,
-    /// Packets sent since an acknowledgement was asked for.
+    /// Packets sent since the last request for an acknowledgement.
     unasked: u32,
     resent: u64,
 }
@@ -155,38 +155,36 @@ impl<P: Payload> Sender<P> {
         }
     }
 
-    /// No more bytes follow those written.
+    /// Marks the end of the written data.
     pub(crate) const fn finish(&mut self) {
         self.finished = true;
     }
 
-    /// What is written is to be sent although it may not fill a packet.
+    /// Requests that written data is sent even if it does not fill a packet.
     pub(crate) const fn push(&mut self) {
         self.pushed = true;
     }
 
-    /// Whether the end was written.
     pub(crate) const fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether all packets, and the last one, were sent at least once.
+    /// Returns whether all packets including the last were sent at least once.
     pub(crate) const fn all_sent(&self) -> bool {
         self.last_cut && self.waiting == 0
     }
 
-    /// Whether the peer has everything. What it has but may still take back counts: a client may not
-    /// drop what it received of a reply (OpenAFS, `rxi_ReceiveAckPacket`, state HOLD).
+    /// Returns whether the peer has everything. Soft-acknowledged packets count: a client may not
+    /// drop received packets of a reply (OpenAFS, `rxi_ReceiveAckPacket`, state HOLD).
     pub(crate) fn complete(&self) -> bool {
         self.all_sent() && self.arrived as usize == self.window.len()
     }
 
-    /// Bytes that are in no packet yet.
+    /// Returns the number of bytes that are in no packet yet.
     pub(crate) const fn uncut(&self) -> u64 {
         self.stream.end() - self.cut
     }
 
-    /// Packets sent again so far.
     pub(crate) const fn resent(&self) -> u64 {
         self.resent
     }
@@ -195,40 +193,39 @@ impl<P: Payload> Sender<P> {
         self.in_flight
     }
 
-    /// The first packet that the peer may not have.
+    /// Returns the first packet that is not hard-acknowledged.
     pub(crate) const fn first(&self) -> Seq {
         self.first
     }
 
-    /// The peer takes so many packets beyond the first that it does not have.
+    /// Sets the peer's window, in packets from the first that is not hard-acknowledged.
     pub(crate) fn set_peer_window(&mut self, packets: u32, ours: u32) {
         self.peer_window = packets.min(ours).min(WINDOW_MAX);
         self.note_room();
     }
 
-    /// Packets that may be cut before the peer has more for good.
+    /// Returns the number of packets that may be cut within the peer's window.
     fn room(&self) -> u32 {
         self.peer_window.saturating_sub(self.len())
     }
 
-    /// Looks whether the peer's window is full, or has room that is worth sending for.
+    /// Updates whether sending is paused, from the room in the peer's window.
     fn note_room(&mut self) {
         let room = self.room();
         self.held = room == 0 || self.held && room < ROOM_MIN.min(self.peer_window.div_ceil(4));
     }
 
-    /// Packets in the window.
     fn len(&self) -> u32 {
         small(self.window.len())
     }
 
-    /// Packets in the window that were sent at least once.
+    /// Returns the number of packets in the window that were sent at least once.
     fn sent_count(&self) -> u32 {
         self.len() - self.waiting
     }
 
-    /// Whether a packet could be cut now. A full packet is not cut before it is known whether it is
-    /// the last, which it has to say.
+    /// Returns whether a packet can be cut now. A full packet is not cut until it is known whether
+    /// it is the last, because its flags have to say so.
     fn can_cut(&self, room: usize) -> bool {
         let uncut = self.uncut();
         let enough = self.finished || uncut > room as u64 || self.pushed && uncut > 0;
@@ -236,7 +233,7 @@ impl<P: Payload> Sender<P> {
         !self.last_cut && enough && self.room() > 0 && (!self.held || ends())
     }
 
-    /// Whether there is something to send, if the path lets it.
+    /// Returns whether there is something to send as soon as the path allows it.
     pub(crate) fn has_work(&self, room: usize) -> bool {
         self.probe_due || self.lost > 0 || self.new_allowed() || self.can_cut(room)
     }
@@ -245,7 +242,8 @@ impl<P: Payload> Sender<P> {
         self.waiting > 0 && self.sent_count() < self.peer_window
     }
 
-    /// Cuts packets of at most `room` bytes until `want` wait to be sent, or no more can be cut.
+    /// Cuts packets of at most `room` bytes until `want` packets wait to be sent, or no more can be
+    /// cut.
     pub(crate) fn cut<D>(
         &mut self,
         want: u32,
@@ -291,8 +289,8 @@ impl<P: Payload> Sender<P> {
         Ok(())
     }
 
-    /// The datagram to send next: what was lost first, then new packets, up to `jumbo` of them. A
-    /// probe that is due takes new packets, or the highest that is on its way.
+    /// Returns the datagram to send next: lost packets first, then new ones, up to `jumbo` per
+    /// datagram. A due probe uses new packets, or the highest one in flight.
     pub(crate) fn next(&self, jumbo: u8) -> Option<Datagram> {
         if self.lost > 0 {
             let index = self.window.iter().position(|p| p.state == State::Lost)?;
@@ -334,13 +332,13 @@ impl<P: Payload> Sender<P> {
         })
     }
 
-    /// Whether a probe is due, which may be sent although the window is full.
+    /// Returns whether a probe is due, which may be sent although the window is full.
     pub(crate) const fn probe_due(&self) -> bool {
         self.probe_due
     }
 
-    /// Puts a datagram into `out`, under serial numbers from `header.serial` on. Gives how many
-    /// packets are now on their way that were not.
+    /// Puts a datagram into `out`, with serial numbers from `header.serial` on. Returns the number
+    /// of packets that were not in flight before.
     pub(crate) fn send(
         &mut self,
         now: Timestamp,
@@ -411,12 +409,13 @@ impl<P: Payload> Sender<P> {
         departed
     }
 
-    /// Whether an acknowledgement is to be asked for in the batch that was put together: if nothing
-    /// follows for now (`idle`), if so little is on its way that the peer might wait for more, or if it
-    /// is time for another. Else the peer acknowledges by itself, which costs both less.
+    /// Returns whether the assembled batch should request an acknowledgement: if nothing follows
+    /// for now (`idle`), if so few packets are in flight that the peer might wait for more, or if
+    /// it is time for another. Otherwise the peer acknowledges on its own, which costs both sides
+    /// less.
     ///
-    /// A request of one packet does not ask, on a path whose round trip is known: the reply says that
-    /// it arrived, and if that takes its time, the probe asks.
+    /// A request of a single packet does not ask, on a path with a known round trip: the reply
+    /// implies its arrival, and if the reply takes long, the probe asks.
     pub(crate) fn asks(&mut self, idle: bool, server: bool, rtt: &Rtt) -> bool {
         let alone = self.window.len() == 1 && self.put_last && !server;
         if alone && rtt.known() && self.first == Seq(1) && self.resent == 0 {
@@ -430,14 +429,14 @@ impl<P: Payload> Sender<P> {
         asks
     }
 
-    /// How many of the packets put into a batch last must not ask for an acknowledgement: the last
-    /// packet of a reply. OpenAFS would answer before the application has read it, and then never
-    /// say that it has it for good (Linux, `rxrpc_prepare_data_subpacket`).
+    /// Returns how many of the packets put into a batch last must not request an acknowledgement:
+    /// the last packet of a reply. OpenAFS would answer before the application has read it, and
+    /// then never hard-acknowledge it (Linux, `rxrpc_prepare_data_subpacket`).
     pub(crate) fn must_not_ask(&self, server: bool) -> usize {
         usize::from(server && self.put_last)
     }
 
-    /// Takes an acknowledgement.
+    /// Processes an acknowledgement.
     pub(crate) fn acknowledge(
         &mut self,
         now: Timestamp,
@@ -485,9 +484,9 @@ impl<P: Payload> Sender<P> {
         Ok(effect)
     }
 
-    /// Whether an acknowledgement with nothing new for good is at least not older than another. Its
-    /// packets are known by the last that the peer received; some peers put a serial number there,
-    /// which lies beyond the window (OpenAFS, `ack_is_valid`).
+    /// Returns whether an acknowledgement without new hard-acknowledged packets is at least not
+    /// older than another. Its age follows from the last packet that the peer received; some peers
+    /// put a serial number there, which lies beyond the window (OpenAFS, `ack_is_valid`).
     fn is_news(&mut self, ack: &Ack<'_>, hard: u32) -> bool {
         let is_seq = ack.previous.distance(self.first) < self.peer_window
             || self.first.is_after(ack.previous);
@@ -500,8 +499,8 @@ impl<P: Payload> Sender<P> {
         true
     }
 
-    /// The round trip of the transmission that prompted an acknowledgement, unless the peer let it
-    /// wait.
+    /// Returns the round trip of the transmission that prompted an acknowledgement, unless the peer
+    /// delayed it.
     fn sample(&self, now: Timestamp, ack: &Ack<'_>) -> Option<u64> {
         let prompt = !matches!(
             ack.reason?,
@@ -518,7 +517,7 @@ impl<P: Payload> Sender<P> {
         Some(now.nanos_since(packet.sent.at))
     }
 
-    /// Packet `index` of the window is at the peer.
+    /// Records that packet `index` of the window has arrived.
     fn note_arrival(
         &mut self,
         now: Timestamp,
@@ -537,7 +536,7 @@ impl<P: Payload> Sender<P> {
                 effect.arrived += 1;
             }
             State::Lost => {
-                // It left the count of those on their way when it was taken for lost.
+                // It was subtracted from the packets in flight when it was declared lost.
                 self.lost -= 1;
                 effect.late += 1;
             }
@@ -556,7 +555,7 @@ impl<P: Payload> Sender<P> {
         }
     }
 
-    /// Takes what the peer has but not for good, and what it no longer has.
+    /// Processes soft acknowledgements, including revoked ones.
     fn take_soft(
         &mut self,
         now: Timestamp,
@@ -575,7 +574,7 @@ impl<P: Payload> Sender<P> {
         if self.arrived == confirmed {
             return;
         }
-        // The peer dropped packets that it had; those it does not speak of are not there either.
+        // The peer dropped packets that it had; packets that it does not mention were dropped too.
         for (index, packet) in self.window.iter_mut().enumerate() {
             let there = packets.get(index).is_some_and(|byte| byte & 1 != 0);
             if packet.state == State::Arrived && !there {
@@ -586,7 +585,7 @@ impl<P: Payload> Sender<P> {
         }
     }
 
-    /// Looks for packets that are lost by now.
+    /// Declares packets lost that are overdue by now.
     fn detect(&mut self, now: Timestamp, rtt: &Rtt, effect: &mut Effect) {
         self.loss.look();
         let beyond_first = self.highest.next().distance(self.first);
@@ -613,19 +612,19 @@ impl<P: Payload> Sender<P> {
         }
     }
 
-    /// When the loss timer expires.
+    /// Returns the expiry of the loss timer.
     pub(crate) fn deadline(&self, server: bool, rtt: &Rtt) -> Timestamp {
         self.loss
             .deadline(self.in_flight, self.last_is_out(server), rtt)
     }
 
-    /// Whether the end of a reply is on its way.
+    /// Returns whether the end of a reply is in flight.
     fn last_is_out(&self, server: bool) -> bool {
         let last = |p: &Packet<P>| p.last && p.state == State::InFlight;
         server && self.window.back().is_some_and(last)
     }
 
-    /// The clock moved on.
+    /// Handles an expiry of the loss timer.
     pub(crate) fn expire(&mut self, now: Timestamp, server: bool, rtt: &Rtt) -> (Expired, Effect) {
         let mut effect = Effect::default();
         let expired = self
@@ -650,20 +649,21 @@ impl<P: Payload> Sender<P> {
         (expired, effect)
     }
 
-    /// How long ago the last packet was sent, if it was sent once: an upper bound of the round trip
-    /// when a reply comes, which took the server's time too.
+    /// Returns the time since the last packet was sent, if it was sent once: an upper bound of the
+    /// round trip when a reply arrives, because it includes the server's processing time.
     pub(crate) fn since_last(&self, now: Timestamp) -> Option<u64> {
         let last = self.window.back()?;
         let once = last.last && !last.again && last.state == State::InFlight;
         once.then(|| now.nanos_since(last.sent.at))
     }
 
-    /// Something else than an acknowledgement says that everything arrived.
+    /// Records that everything arrived, as implied by something other than an acknowledgement.
     pub(crate) fn all_arrived(&mut self, now: Timestamp, rtt: &mut Rtt) {
         self.loss.progress(now, rtt);
     }
 
-    /// Everything has arrived, or nothing matters any more. Gives how many packets were on their way.
+    /// Drops the window, because everything has arrived or the call is over. Returns the number of
+    /// packets that were in flight.
     pub(crate) fn clear(&mut self) -> u32 {
         let in_flight = self.in_flight;
         self.first = self.first.plus(self.len());
@@ -678,7 +678,7 @@ impl<P: Payload> Sender<P> {
     }
 }
 
-/// A number of packets of a window, which has at most 255.
+/// Converts a number of packets in a window, at most 255.
 fn small(packets: usize) -> u32 {
     u32::try_from(packets).unwrap_or(u32::MAX)
 }

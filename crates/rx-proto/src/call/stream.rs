@@ -1,6 +1,6 @@
-//! The bytes that one side of a call has to send: references in order, found by their offset.
+//! The bytes that one side of a call sends: references in order, found by offset.
 //!
-//! A reference is let go when everything in it was received for good.
+//! A reference is released when all of its bytes have been hard-acknowledged.
 
 use crate::payload::Payload;
 use std::collections::VecDeque;
@@ -8,19 +8,20 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 struct Piece<P> {
     payload: P,
-    /// Offset in the stream of the byte after its last.
+    /// Stream offset of the byte after the last one.
     end: u64,
 }
 
-/// References to the bytes of a stream, from the first that may be needed again to the last written.
+/// References to the bytes of a stream, from the first that may be needed again to the last
+/// written.
 #[derive(Debug)]
 pub(crate) struct Stream<P> {
     pieces: VecDeque<Piece<P>>,
-    /// Offset of the first byte that is still referred to.
+    /// Offset of the first referenced byte.
     start: u64,
     /// Offset after the last byte.
     end: u64,
-    /// Where the byte looked for last was found: the next is there or just behind.
+    /// Index of the piece found last: the next byte is in it or in the piece after it.
     hint: usize,
 }
 
@@ -38,12 +39,11 @@ impl<P: Payload> Stream<P> {
         self.end
     }
 
-    /// Bytes that are referred to.
+    /// Returns the number of referenced bytes.
     pub(crate) const fn held(&self) -> u64 {
         self.end - self.start
     }
 
-    /// References held.
     pub(crate) fn pieces(&self) -> usize {
         self.pieces.len()
     }
@@ -57,7 +57,7 @@ impl<P: Payload> Stream<P> {
         }
     }
 
-    /// Lets go of all references that end at or before `offset`.
+    /// Releases all references that end at or before `offset`.
     pub(crate) fn release(&mut self, offset: u64) {
         while self.pieces.front().is_some_and(|p| p.end <= offset) {
             if let Some(piece) = self.pieces.pop_front() {
@@ -67,14 +67,14 @@ impl<P: Payload> Stream<P> {
         }
     }
 
-    /// Lets go of everything.
+    /// Releases all references.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.start = self.end;
         self.hint = 0;
     }
 
-    /// Gives references to the `len` bytes from `offset` on, in order.
+    /// Calls the closure with references to the `len` bytes from `offset` on, in order.
     pub(crate) fn slices(&mut self, offset: u64, len: usize, mut give: impl FnMut(P)) {
         let mut at = self.find(offset);
         self.hint = at;
@@ -109,7 +109,7 @@ impl<P: Payload> Stream<P> {
     }
 }
 
-/// An offset within one payload, whose length is a `usize`.
+/// Converts an offset within one payload, whose length is a `usize`.
 fn within(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

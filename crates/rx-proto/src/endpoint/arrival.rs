@@ -1,4 +1,4 @@
-//! What a packet does to its call: data is placed, acknowledgements move the window.
+//! Effect of a packet on its call: data is stored, acknowledgements move the window.
 
 use super::Endpoint;
 use crate::ack::{Ack, Reason};
@@ -17,11 +17,11 @@ use crate::slab::Key;
 use crate::stats::Stats;
 use crate::time::Timestamp;
 
-/// Bytes that a call may write where all calls, or those of its host, have written too much.
+/// Bytes that a call may write while all calls, or those of its host, are above their limit.
 const SEND_BYTES_CROWDED: u64 = 16 * PACKET_DATA_BYTES as u64;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// A datagram of one or several DATA packets.
+    /// Handles a datagram of one or several DATA packets.
     pub(super) fn data(&mut self, now: Timestamp, call: Key, header: &Header, datagram: D) {
         if !self.begin_reply(now, call) {
             return;
@@ -53,8 +53,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.after_data(call);
     }
 
-    /// At a client, data is the beginning of the reply, and says that all of the request arrived.
-    /// False if it was not all sent.
+    /// Handles the start of the reply at a client, which implies that all of the request arrived.
+    /// Returns false if the request was not sent completely.
     fn begin_reply(&mut self, now: Timestamp, call: Key) -> bool {
         let Some(c) = self.calls.get_mut(call) else {
             return false;
@@ -70,7 +70,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         true
     }
 
-    /// The peer has everything that was sent.
+    /// Records that the peer has everything that was sent.
     pub(super) fn all_received(&mut self, now: Timestamp, call: Key) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -94,7 +94,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.settle(now, call);
     }
 
-    /// One packet of data.
+    /// Stores one packet of data.
     fn place(&mut self, now: Timestamp, call: Key, header: &Header, packet: &DataPacket, data: D) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -117,7 +117,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             }
             Placed::Duplicate => Err(Reason::Duplicate),
             Placed::Beyond => Err(Reason::ExceedsWindow),
-            // Beyond the limit a call gets only what lets it go on.
+            // Above the limit a call gets only the packet that lets it make progress.
             Placed::Early if self.held_bytes >= self.config.receive_bytes_max => {
                 Err(Reason::NoSpace)
             }
@@ -179,8 +179,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// What follows when data was placed: proof is asked for, the application is told, a reply may
-    /// begin.
+    /// Continues after data was stored: requests proof, notifies the application, or queues the
+    /// reply.
     fn after_data(&mut self, call: Key) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -209,7 +209,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// An ACK packet.
+    /// Handles an ACK packet.
     pub(super) fn ack(&mut self, now: Timestamp, call: Key, header: &Header, ack: &Ack<'_>) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -251,7 +251,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A ping was answered: a round trip, perhaps the proof of what the path carries.
+    /// Handles the answer to a ping: takes a round-trip sample and completes a path probe.
     pub(super) fn pong(&mut self, now: Timestamp, call: Key, serial: Serial) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -267,7 +267,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// What an acknowledgement, or the clock, did to a call's window.
+    /// Applies the effect of an acknowledgement or of a timer expiry on a call's window.
     pub(super) fn apply(&mut self, now: Timestamp, call: Key, effect: &Effect) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -315,8 +315,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     }
 }
 
-/// Bytes that a call may have written and not acknowledged, if those of its host and of all have so
-/// many.
+/// Returns the number of bytes that a call may have written and not acknowledged, given those of
+/// its host and of all hosts.
 pub(super) const fn send_limit(config: &Config, (host, all): (u64, u64)) -> u64 {
     if host < config.send_bytes_per_host as u64 && all < config.send_bytes_max as u64 {
         config.send_buffer_bytes as u64
@@ -325,8 +325,8 @@ pub(super) const fn send_limit(config: &Config, (host, all): (u64, u64)) -> u64 
     }
 }
 
-/// Whether an acknowledgement says that the server knows nothing of a call of which it has confirmed
-/// packets: it began anew, or an address translator gave us another port (Linux, `rxrpc_input_ack`).
+/// Returns whether an acknowledgement shows that the server has no state of a call of which it has
+/// confirmed packets: it restarted, or a NAT gave us another port (Linux, `rxrpc_input_ack`).
 fn is_forgotten(role: Role, first: Seq, ack: &Ack<'_>) -> bool {
     let puzzled = matches!(
         ack.reason,

@@ -1,4 +1,4 @@
-//! Calls begin and end; what the application is told of them.
+//! Start and end of calls, and their notifications for the application.
 
 use super::{Endpoint, Notice};
 use crate::call::{Call, News, Place, Role};
@@ -11,7 +11,7 @@ use crate::time::Timestamp;
 use crate::timers::Timer;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Begins a call on a channel that has none.
+    /// Starts a call on a free channel.
     pub(super) fn new_call(
         &mut self,
         now: Timestamp,
@@ -52,7 +52,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Some(call)
     }
 
-    /// A server's call of a proven peer counts among those of its host.
+    /// Counts a proven peer's call at a server against the limit of its host.
     pub(super) fn count_call(&mut self, call: Key) {
         if let Some(c) = self.calls.get_mut(call) {
             c.counted = true;
@@ -60,7 +60,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A call has something to send; its turn will come.
+    /// Queues a call that has something to send.
     pub(super) fn mark_ready(&mut self, call: Key) {
         if let Some(c) = self.calls.get_mut(call)
             && !c.ready
@@ -70,12 +70,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Makes sure that a call's timer comes up when the first of its clocks is due.
+    /// Ensures that a call's timer expires when the first of its clocks is due.
     pub(super) fn set_call_timer(&mut self, call: Key) {
         self.set_call_timer_after(call, Timestamp::from_nanos(0));
     }
 
-    /// The same, but not before `earliest`.
+    /// Sets the timer of a call, but not before `earliest`.
     pub(super) fn set_call_timer_after(&mut self, call: Key, earliest: Timestamp) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -88,7 +88,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.timers.set(Timer::Call(call), &mut c.note, deadline);
     }
 
-    /// Shows a server's call to the application, if its first packet is there and its peer proven.
+    /// Shows a server's call to the application, if its first packet was received and its peer is
+    /// proven.
     pub(super) fn announce(&mut self, call: Key) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -104,7 +105,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Notes that the application is to be told something of a call.
+    /// Queues a notification of a call for the application.
     pub(super) fn tell(&mut self, call: Key, what: impl FnOnce(&mut News)) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -116,7 +117,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// The next of a call's news; the call stays in the queue while there are more.
+    /// Returns the next notification of a call; the call stays in the queue while there are more.
     pub(super) fn next_news(&mut self, call: Key) -> Option<Event> {
         let c = self.calls.get_mut(call)?;
         let id = CallId(call);
@@ -145,8 +146,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Some(event)
     }
 
-    /// Ends a call before its time, and tells the peer if there is a code for it. The application, if
-    /// it has the call, keeps it until it is told and gives it back.
+    /// Ends a call early, and sends an ABORT if there is a code. If the application owns the call,
+    /// it keeps it until it is notified and releases it.
     pub(super) fn end_call(&mut self, now: Timestamp, call: Key, reason: End, abort: Option<i32>) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -154,7 +155,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.ended.is_some() {
             return;
         }
-        // Of a call that it was not told of yet the application need not know.
+        // The application need not know of a call that was not shown to it.
         let held = c.held && !c.news.call;
         let (connection, channel) = (c.connection, c.channel);
         c.ended = Some(reason);
@@ -176,7 +177,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Lets go of the data of a call in both directions.
+    /// Drops the data of a call in both directions.
     fn let_go(&mut self, now: Timestamp, call: Key) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -201,7 +202,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Forgets a call; its channel is free.
+    /// Removes a call and frees its channel.
     pub(super) fn remove_call(&mut self, now: Timestamp, call: Key) {
         self.let_go(now, call);
         let Some(c) = self.calls.remove(call) else {
@@ -236,7 +237,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.set_connection_timer(c.connection, until);
     }
 
-    /// The peer has all of a reply: a server's call is over as soon as its application is done.
+    /// Removes a server's call if the peer has the whole reply and the application has finished.
     pub(super) fn settle(&mut self, now: Timestamp, call: Key) {
         let done = self.calls.get(call).is_some_and(|c| {
             c.role == Role::Server && !c.held && c.announced && c.sender.complete()

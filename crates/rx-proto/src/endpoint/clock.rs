@@ -1,4 +1,4 @@
-//! What time brings: delayed acknowledgements, losses, pings, the end of what took too long.
+//! Timer expiry: delayed acknowledgements, losses, pings, time limits.
 
 use super::Endpoint;
 use crate::ack::Reason;
@@ -13,7 +13,7 @@ use crate::time::Timestamp;
 use crate::timers::Timer;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Does what is due by `now`.
+    /// Handles all timers that have expired by `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         while let Some((at, timer)) = self.timers.pop(now) {
             match timer {
@@ -95,7 +95,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let (proven, timeouts) = (connection.is_proven(), connection.timeouts);
         let due = c.slow_clocks(now, &timeouts);
         if !c.announced && proven {
-            // A server's call whose first packet is missing.
+            // A server's call without its first packet.
             if now.nanos_since(c.started) >= HEAD_NANOS {
                 self.end_call(now, call, End::Forgotten, Some(code::RESTARTING));
                 return;
@@ -153,8 +153,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A reply was read to its end. Its server is told at once if it asked, else after a while,
-    /// unless the next call on the channel tells it.
+    /// Ends a call whose reply was read completely. The server is notified immediately if it asked
+    /// for it, otherwise after a delay, unless the next call on the channel implies it.
     pub(super) fn received_all(&mut self, now: Timestamp, call: Key) {
         let Some(c) = self.calls.get(call) else {
             return;

@@ -1,4 +1,4 @@
-//! Connections and paths come and go, within limits.
+//! Creation and removal of connections and paths, within limits.
 
 use super::hosts::Host;
 use super::{Endpoint, Notice};
@@ -17,21 +17,20 @@ use crate::time::Timestamp;
 use crate::timers::Timer;
 use crate::transmit::Route;
 
-/// Connections that are looked at for one that may make room.
+/// Connections examined in a search for an idle one.
 const SWEEP: usize = 64;
 
-/// A service that others may call.
+/// A service that clients may call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its number.
+    /// Service id.
     pub id: u16,
-    /// Security classes that it takes; 0 is rxnull. The others need an
-    /// [`Acceptor`](crate::Acceptor).
+    /// Accepted security classes; 0 is rxnull. The others need an [`Acceptor`](crate::Acceptor).
     pub classes: Vec<u8>,
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// The connection that a packet belongs to.
+    /// Returns the connection that a packet belongs to.
     pub(super) fn find(&mut self, key: &ConnectionKey) -> Option<Key> {
         match self.recent {
             Some((recent, connection)) if recent == *key => Some(connection),
@@ -43,7 +42,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Takes a stranger's first packet: makes a connection of it, or turns it away.
+    /// Handles the first packet of an unknown peer: creates a connection, or refuses it.
     pub(super) fn admit(
         &mut self,
         now: Timestamp,
@@ -63,7 +62,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let service = self.services.iter().find(|s| s.id == header.service);
         let class = header.security_index;
-        // Those of other classes answer challenges.
+        // Peers of other classes answer challenges, not pings.
         let known = class == RXNULL
             || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
         if !known || !service.is_some_and(|s| s.classes.contains(&class)) {
@@ -101,7 +100,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Whether one more connection from `host` fits the limits; makes room where that is fair.
+    /// Returns whether one more connection from `host` fits the limits; evicts another where that
+    /// is fair.
     fn has_place_for(&mut self, now: Timestamp, host: Host) -> bool {
         if self.hosts.connections(host) >= self.config.connections_per_host {
             return false;
@@ -125,7 +125,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if self.connections_in < self.config.connections_max {
             return true;
         }
-        // A few at a time, so that a full table does not make each stranger's packet costly.
+        // In small steps, so that a full table does not make each packet of an unknown peer costly.
         let idle = self
             .connections
             .some(self.sweep, SWEEP)
@@ -141,7 +141,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         true
     }
 
-    /// A connection on the path to its peer, in no table yet.
+    /// Returns a connection on the path to its peer, in no table yet.
     pub(super) fn new_connection(
         &mut self,
         now: Timestamp,
@@ -166,7 +166,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Connection::new(now, key, route, path, serial)
     }
 
-    /// Puts a connection into the tables.
+    /// Inserts a connection into the tables.
     pub(super) fn keep(&mut self, connection: Connection<P, D>) -> Key {
         let key = connection.key;
         let connection = self.connections.insert(connection);
@@ -174,7 +174,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         connection
     }
 
-    /// Forgets a connection with its calls.
+    /// Removes a connection with its calls.
     pub(super) fn remove_connection(&mut self, now: Timestamp, connection: Key) {
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -189,7 +189,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.recent = None;
         self.by_key.remove(&c.key);
         if c.channel_wanted {
-            // Who waits finds that there is nothing left to wait for.
+            // A caller that waits for a channel must learn that none will become free.
             let free = Event::ChannelFree(ConnectionId(connection));
             self.notices.push_back(Notice::Event(free));
         }
@@ -215,7 +215,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// The peer is where it says it is: its calls are shown to the application.
+    /// Marks the address of the peer as proven and shows its calls to the application.
     pub(super) fn proven(&mut self, now: Timestamp, connection: Key) {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
@@ -244,14 +244,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.set_connection_timer(connection, until);
     }
 
-    /// Whether a host may have one more call.
+    /// Returns whether a host may have one more call.
     pub(super) fn host_may_call(&self, path: Key) -> bool {
         let calls = |path: &Path| self.hosts.calls(path.host);
         self.paths.get(path).map_or(0, calls) < self.config.calls_per_host
     }
 
-    /// Forgets a call that was not shown to the application, as if it had never begun: its client will
-    /// send it again.
+    /// Removes a call that was not shown to the application, as if it had never begun: its client
+    /// will send it again.
     fn put_off(&mut self, now: Timestamp, call: Key) {
         let Some((connection, channel)) = self.calls.get(call).map(|c| (c.connection, c.channel))
         else {
@@ -265,7 +265,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A client's answer to a challenge.
+    /// Handles a client's answer to a challenge.
     pub(super) fn check_response(&mut self, now: Timestamp, connection: Key, response: &[u8]) {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
@@ -280,7 +280,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A server's challenge. Only a client with a call answers: others may be after the answer.
+    /// Answers a server's challenge, only with a call in progress: otherwise the sender may be an
+    /// attacker that wants the answer.
     pub(super) fn respond(&mut self, now: Timestamp, connection: Key, challenge: &[u8]) {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
@@ -298,7 +299,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Ends a connection and its calls, and tells the peer.
+    /// Ends a connection and its calls, and sends an ABORT.
     pub(super) fn abort_connection(&mut self, now: Timestamp, connection: Key, code: i32) {
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -309,7 +310,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.end_connection(now, connection, End::Security(code), server);
     }
 
-    /// Ends the calls of a connection; forgets the connection if a stranger made it.
+    /// Ends the calls of a connection, and removes the connection if `forget` is set.
     pub(super) fn end_connection(
         &mut self,
         now: Timestamp,
@@ -329,7 +330,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Makes sure that a connection's timer comes up at `deadline` or before.
+    /// Ensures that a connection's timer expires at `deadline` or before.
     pub(super) fn set_connection_timer(&mut self, connection: Key, deadline: Timestamp) {
         if let Some(c) = self.connections.get_mut(connection) {
             self.timers

@@ -1,7 +1,7 @@
-//! Small packets that are sent as they are: aborts, answers, challenges.
+//! Control packets, which are sent as they are: aborts, answers, challenges.
 //!
-//! Their queue is bounded, and so is the rate of answers to packets that belong to nothing: whatever
-//! strangers send in the names of others, no more than that comes back.
+//! Their queue is bounded, and so is the rate of answers to packets that belong to no connection:
+//! this limits the traffic that spoofed packets can cause.
 
 use super::Endpoint;
 use crate::ack::{AckOut, Reason};
@@ -14,18 +14,18 @@ use crate::stats::Stats;
 use crate::time::Timestamp;
 use crate::transmit::Route;
 
-/// A packet, complete.
+/// A complete packet.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) route: Route,
     pub(super) bytes: Vec<u8>,
 }
 
-/// A bucket of permissions to answer strays; it fills at a rate and holds one second's worth.
+/// Token bucket for answers to stray packets; holds the tokens of one second.
 #[derive(Debug)]
 pub(super) struct Strays {
     per_second: u64,
-    /// In billionths of an answer.
+    /// Tokens in billionths of an answer.
     level: u64,
     filled_at: Timestamp,
 }
@@ -42,7 +42,7 @@ impl Strays {
         }
     }
 
-    /// Whether one may be answered now.
+    /// Takes a token and returns whether a stray packet may be answered now.
     pub(super) fn take(&mut self, now: Timestamp) -> bool {
         let nanos = now.nanos_since(self.filled_at).min(BILLION);
         self.level = (self.level + nanos * self.per_second).min(self.per_second * BILLION);
@@ -69,7 +69,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.control.push_back(Control { route, bytes });
     }
 
-    /// Answers a packet that belongs to no connection: its header comes back from the other side.
+    /// Answers a packet that belongs to no connection, with its header as sent by the other side.
     pub(super) fn answer_stray(
         &mut self,
         now: Timestamp,
@@ -94,7 +94,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.queue(route, &answer, body);
     }
 
-    /// Queues a packet of a connection that is about a channel's last call, or about none.
+    /// Queues a packet of a connection that concerns a channel's last call, or no call.
     pub(super) fn queue_on(&mut self, connection: Key, header: Header, body: &[u8]) {
         let Some(connection) = self.connections.get_mut(connection) else {
             return;
@@ -107,7 +107,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.queue(route, &header, body);
     }
 
-    /// Says that the call on this channel is over with this code.
+    /// Queues an ABORT with this code for the last call on a channel.
     pub(super) fn queue_abort(&mut self, connection: Key, channel: usize, code: i32) {
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -119,7 +119,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.queue_on(connection, header, &code.to_be_bytes());
     }
 
-    /// Says that the whole reply of the last call on this channel was received.
+    /// Queues an acknowledgement of the whole reply of the last call on a channel.
     pub(super) fn queue_received(
         &mut self,
         connection: Key,

@@ -1,24 +1,23 @@
-//! What one host has of us, of which each has a share: connections, calls, bytes that it did not
-//! acknowledge.
+//! Resources used per host: connections, calls, unacknowledged bytes.
 //!
-//! A share lives as long as a path to the host or a call of it.
+//! A share exists as long as a path to the host or a call of it.
 
 use crate::secret::Keyed;
 use crate::slab::{Key, Slab};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// What counts as one host: an IPv4 address, or an IPv6 network of 64 bits.
+/// Unit of accounting: an IPv4 address, or an IPv6 /64 network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
-    /// The address.
+    /// IPv4 address.
     V4([u8; 4]),
-    /// The first half of the address.
+    /// First 64 bits of an IPv6 address.
     V6([u16; 4]),
 }
 
 impl Host {
-    /// The host of an address.
+    /// Returns the host of an address.
     pub fn of(peer: SocketAddr) -> Host {
         match peer.ip().to_canonical() {
             IpAddr::V4(address) => Host::V4(address.octets()),
@@ -30,18 +29,18 @@ impl Host {
     }
 }
 
-/// What a host has.
+/// Resources used by one host.
 #[derive(Debug)]
 struct Share {
     host: Host,
-    /// Paths and calls that refer to this.
+    /// Number of paths and calls that refer to this share.
     users: usize,
     connections: usize,
     calls: usize,
     unacknowledged: u64,
 }
 
-/// The shares of all hosts, and the bytes that all have not acknowledged.
+/// Shares of all hosts, and the total of unacknowledged bytes.
 #[derive(Debug)]
 pub(super) struct Hosts {
     shares: Slab<Share>,
@@ -58,7 +57,7 @@ impl Hosts {
         }
     }
 
-    /// Connections that a host made, of which it may have none.
+    /// Returns the number of incoming connections of a host, which may have no share.
     pub(super) fn connections(&self, host: Host) -> usize {
         let share = self
             .by_host
@@ -67,7 +66,7 @@ impl Hosts {
         share.map_or(0, |share| share.connections)
     }
 
-    /// The share of a new path.
+    /// Returns the share for a new path, with a reference added.
     pub(super) fn share(&mut self, host: Host) -> Key {
         let shares = &mut self.shares;
         let key = *self.by_host.entry(host).or_insert_with(|| {
@@ -83,14 +82,14 @@ impl Hosts {
         key
     }
 
-    /// A call refers to a share.
+    /// Adds the reference of a call.
     pub(super) fn join(&mut self, share: Key) {
         if let Some(share) = self.shares.get_mut(share) {
             share.users += 1;
         }
     }
 
-    /// A path or a call refers to a share no more.
+    /// Drops the reference of a path or a call.
     pub(super) fn leave(&mut self, key: Key) {
         let Some(share) = self.shares.get_mut(key) else {
             return;
@@ -115,7 +114,7 @@ impl Hosts {
         }
     }
 
-    /// Calls of a host whose address is proven.
+    /// Returns the number of calls of a host with a proven address.
     pub(super) fn calls(&self, share: Key) -> usize {
         self.shares.get(share).map_or(0, |share| share.calls)
     }
@@ -132,7 +131,7 @@ impl Hosts {
         }
     }
 
-    /// Bytes were written to a call.
+    /// Records bytes written to a call.
     pub(super) fn wrote(&mut self, share: Key, bytes: u64) {
         self.unacknowledged += bytes;
         if let Some(share) = self.shares.get_mut(share) {
@@ -140,7 +139,7 @@ impl Hosts {
         }
     }
 
-    /// Bytes that were written are let go.
+    /// Records the release of written bytes.
     pub(super) fn released(&mut self, share: Key, bytes: u64) {
         self.unacknowledged -= bytes;
         if let Some(share) = self.shares.get_mut(share) {
@@ -148,13 +147,13 @@ impl Hosts {
         }
     }
 
-    /// Bytes written and not acknowledged, of one host and of all.
+    /// Returns the bytes written and not acknowledged, of one host and of all.
     pub(super) fn unacknowledged(&self, share: Key) -> (u64, u64) {
         let own = self.shares.get(share).map_or(0, |s| s.unacknowledged);
         (own, self.unacknowledged)
     }
 
-    /// The same of all.
+    /// Returns the bytes written and not acknowledged, of all hosts.
     pub(super) const fn all_unacknowledged(&self) -> u64 {
         self.unacknowledged
     }

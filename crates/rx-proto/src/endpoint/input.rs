@@ -1,4 +1,4 @@
-//! From a datagram to its connection, its channel and its call.
+//! Dispatches a datagram to its connection, channel and call.
 
 use super::Endpoint;
 use crate::ack::{Ack, Reason};
@@ -15,7 +15,7 @@ use crate::transmit::Route;
 use std::net::SocketAddr;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Takes a datagram that came over `route`. Nothing of it is trusted.
+    /// Processes a datagram that arrived over `route`. No part of it is trusted.
     pub fn handle_input(&mut self, now: Timestamp, route: Route, datagram: D) {
         self.stats.datagrams_in += 1;
         let Some(header) = Header::parse(datagram.as_ref()) else {
@@ -35,10 +35,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// The network says that nothing listens at the port of `peer`, and quotes the datagram that it
-    /// could not deliver. That counts only for a call that we make, that the datagram was of, and of
-    /// which nothing was heard: see [`Timeouts::refused`](crate::Timeouts::refused). Whoever did not see
-    /// the datagram can quote none, because ids of connections are drawn.
+    /// Handles an ICMP error that reports the port of `peer` closed and quotes the undeliverable
+    /// datagram. It counts only for a call made by us, if the datagram belongs to the call and
+    /// nothing was heard of it: see [`Timeouts::refused`](crate::Timeouts::refused). An attacker
+    /// that did not see the datagram cannot quote it, because connection ids are random.
     pub fn refused(&mut self, now: Timestamp, peer: SocketAddr, quoted: &[u8]) {
         let Some(header) = Header::parse(quoted).filter(|h| h.has(flag::CLIENT_INITIATED)) else {
             return;
@@ -61,7 +61,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A packet of a connection that its sender made.
+    /// Handles a packet of a connection that its sender made.
     fn client_packet(&mut self, now: Timestamp, route: Route, header: &Header, datagram: D) {
         let key = key_of(route, header, Role::Server);
         let about_a_call = header.call_number != CallNumber(0);
@@ -95,7 +95,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(channel) = c.channels.get(header.channel()).copied() else {
             return;
         };
-        // A channel that had no call yet takes any number: its client may be older than we are.
+        // A channel without an earlier call accepts any number: its client may be older than we
+        // are.
         let had_one = channel.number != CallNumber(0);
         if had_one && channel.number.is_after(header.call_number) {
             return self.stats.stray += 1;
@@ -118,9 +119,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A client's first packet of a call: the call before it on the channel is over. If its
-    /// application still has that, the new call has to wait until it gives it back, so that a client
-    /// never makes a server work on more than four calls at once.
+    /// Handles the first packet of a client's call: the previous call on the channel is over. If
+    /// the application still owns that call, the new one has to wait for its release, so that a
+    /// client never makes a server work on more than four calls per connection at once.
     fn begin_call(
         &mut self,
         now: Timestamp,
@@ -148,7 +149,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Some(call)
     }
 
-    /// The next call says that the reply of the one before arrived.
+    /// Records that the next call on the channel implies the arrival of the previous reply.
     fn reply_arrived(&mut self, now: Timestamp, call: Key) {
         if let Some(c) = self.calls.get_mut(call)
             && let Some(path) = self.paths.get_mut(c.path)
@@ -157,7 +158,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Says that a call cannot be taken now; to a peer whose address is proven.
+    /// Sends BUSY for a call that cannot be accepted now, if the peer's address is proven.
     fn say_busy(&mut self, connection: Key, header: &Header) {
         let Some(c) = self.connections.get(connection).filter(|c| c.is_proven()) else {
             return;
@@ -167,13 +168,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.queue_on(connection, busy, &[]);
     }
 
-    /// A packet of a connection that we made.
+    /// Handles a packet of a connection that we made.
     fn server_packet(&mut self, now: Timestamp, route: Route, header: &Header, datagram: D) {
         let Some(connection) = self.find(&key_of(route, header, Role::Client)) else {
             self.stats.stray += 1;
             if header.kind == PacketType::Data {
-                // A reply to somebody who was here before. It would be sent again until its server takes
-                // us for dead, and be in the way of what else is sent to us.
+                // A reply to an earlier user of this address and port. Its server would retransmit
+                // it until it declares us dead, and delay its other packets to us.
                 let code = code::CALL_DEAD.to_be_bytes();
                 self.answer_stray(now, route, header, PacketType::Abort, &code);
             }
@@ -200,9 +201,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A packet of a reply that was received whole: its server does not know that yet. A ping gets
-    /// the same answer, which is none to a ping: it would let a server that forgot the call run it
-    /// again.
+    /// Answers a packet of a reply that was received completely, because its server does not know
+    /// that yet. A ping is answered in the same way and not with a ping response, which would allow
+    /// a server that forgot the call to run it again.
     fn late(&mut self, connection: Key, header: &Header, datagram: &[u8]) {
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -224,7 +225,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.queue_received(connection, header.channel(), last, prompt);
     }
 
-    /// A packet that is about a connection and no call.
+    /// Handles a packet that concerns a connection and no call.
     fn about_connection(&mut self, now: Timestamp, connection: Key, header: &Header, datagram: D) {
         let body = datagram.as_ref().get(HEADER_BYTES..).unwrap_or_default();
         let server = header.has(flag::CLIENT_INITIATED);
@@ -239,13 +240,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// A packet of a call that there is.
+    /// Handles a packet of an existing call.
     fn deliver(&mut self, now: Timestamp, call: Key, header: &Header, datagram: D) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
         if c.ended.is_some() {
-            // The application has yet to give it back.
+            // The application has yet to release it.
             return self.stats.stray += 1;
         }
         let server = c.role == Role::Server;
@@ -267,7 +268,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 let code = abort_code(body).unwrap_or(code::CALL_DEAD);
                 self.end_call(now, call, End::Aborted(code), None);
             }
-            // The server is alive; the call is sent again by the clock (Linux ignores it too).
+            // The server is alive; the timer retransmits the call (Linux ignores BUSY too).
             PacketType::Busy if !server => c.heard = now,
             _ => self.stats.stray += 1,
         }

@@ -6,17 +6,17 @@
 //!   application ──► verbs ──────┘                       └─► poll_timeout ──► clock
 //! ```
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `verbs.rs` | what the application asks for |
-//! | `input.rs` | from a datagram to its connection and call |
-//! | `arrival.rs` | what a packet does to its call |
-//! | `output.rs` | what is sent next |
-//! | `clock.rs` | what time brings |
-//! | `connections.rs` | connections and paths come and go |
-//! | `reach.rs` | peers prove their addresses |
-//! | `hosts.rs` | what one host has of us |
-//! | `calls.rs` | calls begin and end; what the application is told |
+//! | `verbs.rs` | operations for the application |
+//! | `input.rs` | dispatch of a datagram to its connection and call |
+//! | `arrival.rs` | effect of a packet on its call |
+//! | `output.rs` | selection of the next packets to send |
+//! | `clock.rs` | timer expiry |
+//! | `connections.rs` | creation and removal of connections and paths |
+//! | `reach.rs` | proof of peer addresses |
+//! | `hosts.rs` | limits per host |
+//! | `calls.rs` | start and end of calls; notifications for the application |
 //! | `questions.rs` | DEBUG and VERSION packets |
 
 mod arrival;
@@ -55,22 +55,23 @@ use hosts::Hosts;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
-/// Both sides of Rx on one port: calls that others make of us, and calls that we make of them.
+/// Client and server side of Rx on one port.
 ///
-/// `P` refers to what is sent, `D` to what was received.
+/// `P` is the type of references to sent data, `D` that of received data.
 ///
 /// **Contract.** After mutations (input, timeout, verbs) drain [`poll_event`](Endpoint::poll_event)
-/// and do what the events ask for, then drain [`poll_transmit`](Endpoint::poll_transmit), then ask
-/// [`poll_timeout`](Endpoint::poll_timeout). It costs less, and goes faster, to hand in all datagrams
-/// that have arrived first: one acknowledgement then speaks for all of them and for what was read, a
-/// reply that is written at once makes it superfluous, and windows that were opened are filled at
-/// once. Moments (`now`) never go backwards. A peer's packets must always come to the same endpoint:
-/// with several sockets on one port, the kernel sees to it.
+/// and handle the events, then drain [`poll_transmit`](Endpoint::poll_transmit), then call
+/// [`poll_timeout`](Endpoint::poll_timeout). It is cheaper and faster to pass in all datagrams that
+/// have arrived first: one acknowledgement then covers all of them and the data read, a reply that
+/// is written immediately makes it superfluous, and opened windows are filled immediately. Moments
+/// (`now`) never go backwards. A peer's packets must always be passed to the same endpoint: with
+/// several sockets on one port, the kernel ensures that.
 ///
-/// **Of a call.** The application has a call from [`Event::Call`] or [`start`](Endpoint::start) on,
-/// until it gives it back: a server with [`finish`](Endpoint::finish) after its reply, a client by
-/// reading to the [`Read::End`], and either with [`abort`](Endpoint::abort) or
-/// [`release`](Endpoint::release). What a server wrote before `finish` is still delivered.
+/// **Ownership of a call.** The application owns a call from [`Event::Call`] or
+/// [`start`](Endpoint::start) until it releases the call: a server with
+/// [`finish`](Endpoint::finish) after its reply, a client by reading to [`Read::End`], and either
+/// with [`abort`](Endpoint::abort) or [`release`](Endpoint::release). Data that a server wrote
+/// before `finish` is still delivered.
 pub struct Endpoint<P, D> {
     config: Config,
     secret: Secret,
@@ -80,28 +81,28 @@ pub struct Endpoint<P, D> {
 
     connections: Slab<Connection<P, D>>,
     by_key: HashMap<ConnectionKey, Key, Keyed>,
-    /// The connection found last: datagrams come in runs.
+    /// The connection found last: datagrams arrive in runs.
     recent: Option<(ConnectionKey, Key)>,
     hosts: Hosts,
-    /// Connections that others made, and where the next look for an idle one begins.
+    /// Number of incoming connections, and the position of the next search for an idle one.
     connections_in: usize,
     sweep: usize,
-    /// Connections whose peer has not answered yet, oldest first, with some that have.
+    /// Connections whose peer has not answered yet, oldest first; may contain some that have.
     unproven: VecDeque<Key>,
     unproven_count: usize,
-    /// What the numbers of pings to them are computed with, and until when two are asked for.
+    /// Hasher for the numbers of their pings, and the time until which a second ping is required.
     proofs: Keyed,
     doubts_until: Timestamp,
     paths: Slab<Path>,
     by_peer: HashMap<SocketAddr, Key, Keyed>,
 
     calls: Slab<Call<P, D>>,
-    /// Calls of others, and, in all calls, bytes received and not read.
+    /// Number of incoming calls, and bytes received and not read over all calls.
     calls_in: usize,
     held_bytes: usize,
 
     timers: Timers,
-    /// Calls that have something to send.
+    /// Calls with data to send.
     ready: VecDeque<Key>,
     control: VecDeque<Control>,
     strays: Strays,
@@ -109,17 +110,18 @@ pub struct Endpoint<P, D> {
     stats: Stats,
 }
 
-/// Something that the application will be told.
+/// Pending notification for the application.
 #[derive(Debug, Clone, Copy)]
 enum Notice {
-    /// This call has news.
+    /// The call has notifications.
     Call(Key),
     Event(Event),
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// An endpoint that serves nothing yet. `seed` is fresh for each and from a good source: that its
-    /// serial numbers cannot be guessed keeps strangers from answering in the name of others.
+    /// Returns an endpoint without services. Every endpoint needs a fresh `seed` from a good source
+    /// of randomness: unpredictable serial numbers prevent third parties from answering on behalf
+    /// of a peer.
     pub fn new(config: Config, seed: [u8; 32]) -> Endpoint<P, D> {
         let mut secret = Secret::new(&seed);
         let config = config.checked();
@@ -153,7 +155,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if any.
     pub fn poll_event(&mut self) -> Option<Event> {
         while let Some(notice) = self.notices.pop_front() {
             match notice {
@@ -168,10 +170,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         None
     }
 
-    /// When [`handle_timeout`](Endpoint::handle_timeout) is to be called next. It may turn out that
-    /// there is nothing to do then.
+    /// Returns the time for the next [`handle_timeout`](Endpoint::handle_timeout). There may be
+    /// nothing to do by then.
     pub fn poll_timeout(&mut self) -> Option<Timestamp> {
-        // Short calls are over long before their first deadline.
+        // Short calls end long before their first deadline.
         while let Some((at, timer)) = self.timers.first() {
             let exists = match timer {
                 Timer::Call(call) => self.calls.get(call).is_some(),
@@ -186,33 +188,36 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         None
     }
 
-    /// The epoch of the connections made here: what comes back on them names it, and nothing that is
-    /// not for this endpoint does.
+    /// Returns the epoch of the connections made here: packets from servers to this endpoint carry
+    /// it, and no others do.
     pub const fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// What passed through.
+    /// Returns the counters.
     pub const fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Connections at the moment, of both roles.
+    /// Returns the current number of connections, of both roles.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Calls at the moment, of both roles, with those whose reply is still being delivered.
+    /// Returns the current number of calls, of both roles, including those whose reply is still
+    /// being delivered.
     pub fn calls(&self) -> usize {
         self.calls.len()
     }
 
-    /// What [`Config::receive_bytes_max`](crate::Config::receive_bytes_max) limits, at the moment.
+    /// Returns the current value limited by
+    /// [`Config::receive_bytes_max`](crate::Config::receive_bytes_max).
     pub const fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// What [`Config::send_bytes_max`](crate::Config::send_bytes_max) limits, at the moment.
+    /// Returns the current value limited by
+    /// [`Config::send_bytes_max`](crate::Config::send_bytes_max).
     pub const fn unacknowledged_bytes(&self) -> u64 {
         self.hosts.all_unacknowledged()
     }

@@ -1,4 +1,4 @@
-//! What is sent next: small packets first, then calls in turn, a batch each.
+//! Selects the next packets to send: control packets first, then calls in turn, a batch each.
 
 use super::Endpoint;
 use super::reach::ping_serial;
@@ -16,23 +16,25 @@ use crate::time::Timestamp;
 use crate::timers::Timer;
 use crate::transmit::Transmit;
 
-/// Part of the limit on received bytes beyond which smaller windows are advertised, and how small.
+/// Fraction of the limit on received bytes above which smaller windows are advertised, and that
+/// window in packets.
 const CROWDED: usize = 2;
 const CROWDED_WINDOW: u32 = 16;
 
-/// Why an attempt to send data of a call ended.
+/// Reason for which sending data of a call stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     /// Nothing is left that may be sent.
     Empty,
     /// The batch is full.
     Full,
-    /// The path lets no more go.
+    /// The path is at its limit.
     Path { by_window: bool },
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Fills `out` with what is to be sent next; false if there is nothing. To be called until then.
+    /// Fills `out` with the next datagrams to send; returns false if there are none. The driver
+    /// calls it until then.
     pub fn poll_transmit(&mut self, now: Timestamp, out: &mut Transmit<P>) -> bool {
         out.clear();
         if let Some(packet) = self.control.pop_front() {
@@ -61,7 +63,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.stats.bytes_out += out.bytes() as u64;
     }
 
-    /// Sends what a call has to send, one batch; the call gets in line again if there is more.
+    /// Sends one batch for a call; queues the call again if it has more to send.
     fn send_for(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
         let Some(c) = self.calls.get_mut(call) else {
             return false;
@@ -76,7 +78,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.ended.is_some() {
             return false;
         }
-        // A reply says that the request was received: no acknowledgement is needed beside it.
+        // A reply implies that the request was received: no acknowledgement is needed beside it.
         let ack_due = c.acks.is_due();
         let reply_says_it = c.role == Role::Server && c.acks.ping.is_none();
         if ack_due && !reply_says_it && self.put_due_ack(now, call, out) {
@@ -95,7 +97,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             && self.put_ack(now, call, (Reason::Ping, Serial(0)), None, out)
     }
 
-    /// Asks an unproven peer for proof: by a challenge of its security class, or by a ping.
+    /// Requests proof from an unproven peer: with a challenge of its security class, or with a
+    /// ping.
     fn ask_for_proof(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
         let Some(c) = self.calls.get(call) else {
             return false;
@@ -129,7 +132,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         put
     }
 
-    /// Keeps a call in line if it has more to send.
+    /// Queues a call again if it has more to send.
     fn stay_ready(&mut self, call: Key) {
         let more = self.calls.get(call).is_some_and(|c| {
             let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
@@ -140,7 +143,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Sends data of a call, if there is any and the path lets it.
+    /// Sends data of a call, if there is any and the path allows it.
     fn send_data(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
         let Some(c) = self.calls.get(call) else {
             return false;
@@ -246,7 +249,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Ok(stopped)
     }
 
-    /// A call waits until its path lets more go.
+    /// Registers a call to be woken when its path can send more.
     fn wait_for_path(&mut self, call: Key, by_window: bool) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
@@ -266,7 +269,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Lets calls go on that waited for their path, as many as it has room for packets.
+    /// Wakes calls that wait for their path, as many as it has room for packets.
     pub(super) fn wake_path(&mut self, now: Timestamp, path_key: Key) {
         let Some(path) = self.paths.get_mut(path_key) else {
             return;
@@ -291,8 +294,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Asks with a padded ping whether the path carries larger datagrams, if that is worth knowing:
-    /// a call has several of them to send.
+    /// Probes with a padded ping whether the path carries larger datagrams, if a call has enough
+    /// data to make use of them.
     fn probe_path(&mut self, now: Timestamp, call: Key, out: &mut Transmit<P>) -> bool {
         let Some(c) = self.calls.get(call) else {
             return false;
@@ -322,7 +325,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         true
     }
 
-    /// Puts an ACK packet into the batch, padded to a length if one is given.
+    /// Puts an ACK packet into the batch, padded to `padded` bytes if set.
     fn put_ack(
         &mut self,
         now: Timestamp,
@@ -353,8 +356,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         } else {
             header.serial = connection.take_serials(1);
         }
-        // Before the peer's address is proven nothing is acknowledged: it sends again, and is asked
-        // again, without a timer of ours.
+        // Until the peer's address is proven nothing is acknowledged: the peer retransmits and is
+        // pinged again, without a timer on our side.
         let proven = connection.is_proven();
         let crowded = self.held_bytes > self.config.receive_bytes_max / CROWDED;
         let window = match (proven, crowded) {

@@ -1,5 +1,5 @@
-//! DEBUG and VERSION packets: whoever the configuration says is answered, at a limited rate, and learns
-//! nothing that proves an address or a connection.
+//! DEBUG and VERSION packets: answered according to the configured policy and at a limited rate,
+//! without information that proves an address or a connection.
 
 use super::Endpoint;
 use crate::call::{Call, Role};
@@ -13,8 +13,8 @@ use crate::time::Timestamp;
 use crate::transmit::Route;
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Answers a question. The header goes back as it came, but for the side it comes from:
-    /// `rxdebug` knows its question by the call number.
+    /// Answers a question. The header is returned unchanged except for the direction flag:
+    /// `rxdebug` matches answers by call number.
     pub(super) fn question(
         &mut self,
         now: Timestamp,
@@ -23,7 +23,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         datagram: &[u8],
     ) {
         if !header.has(flag::CLIENT_INITIATED) {
-            // An answer to nobody, or a keep-alive of Linux, which has no such flag.
+            // An answer without a question, or a keep-alive of Linux, which lacks this flag.
             self.stats.stray += 1;
             return;
         }

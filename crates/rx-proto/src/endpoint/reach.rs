@@ -1,11 +1,12 @@
-//! Peers prove that they are where they say.
+//! Proof that peers own their addresses.
 //!
-//! A stranger's first packet creates a connection that does nothing but ask: a ping, sent only in
-//! answer to a packet, whose serial number nobody else can know. Until it is answered nothing
-//! is acknowledged, no call is shown to the application, and little is held. So a packet in
-//! another's name brings that other one packet of at most 65 bytes, and a request that was delayed
-//! in the network until its connection was forgotten is not run again: its client does not answer for
-//! calls that are over. OpenAFS asks in the same way (`rxi_CheckConnReach`), once a minute per peer.
+//! The first packet of an unknown peer creates a connection that only challenges: it sends a ping,
+//! only in response to a packet, with a serial number that no third party can know. Until the ping
+//! is answered, nothing is acknowledged, no call is shown to the application, and little data is
+//! held. So a spoofed packet causes one packet of at most 65 bytes to the spoofed address, and a
+//! request that was delayed in the network until its connection was forgotten is not run again: its
+//! client does not answer for finished calls. OpenAFS challenges in the same way
+//! (`rxi_CheckConnReach`), once a minute per peer.
 //!
 //! ```text
 //!   nothing ── DATA ──► asked ── right answer ──────────────────────────────► proven
@@ -14,14 +15,14 @@
 //!      └── right answer ────────────────────────────────────▲
 //! ```
 //!
-//! **The first number is computed, not drawn:** a keyed hash of peer, connection, call and time. It is the
-//! same however often a stranger makes us ask, and it is known again where the connection has made
-//! room for others: a flood of packets in others' names delays those who answer by a
-//! retransmission, and stops none.
+//! **The first number is computed, not random:** a keyed hash of peer, connection, call and time.
+//! It is the same however often a peer causes a ping, and it is still recognized after the
+//! connection was evicted: a flood of spoofed packets delays genuine peers by a retransmission, and
+//! blocks none.
 //!
-//! **Where there is doubt, a second number is asked for,** which is drawn: after a wrong answer, so that
-//! whoever guesses has to guess sixty bits; after a connection was forgotten while answers to its
-//! pings could still be on their way; and where the connection is not known any more.
+//! **In doubtful cases a second, random number is required:** after a wrong answer, so that an
+//! attacker has to guess sixty bits; after a connection was forgotten while answers to its pings
+//! could still be in flight; and if the connection is no longer known.
 
 use super::Endpoint;
 use crate::ack::{Ack, AckOut, Reason};
@@ -37,14 +38,14 @@ use crate::transmit::Route;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-/// Length of the periods that the time is divided into; the numbers of this period and the one before
-/// are right. Some retransmissions, and far less than a forgotten connection is remembered.
+/// Length of a time period; the numbers of the current and the previous period are valid. Covers
+/// several retransmissions, and is far less than the time for which a connection is remembered.
 const PERIOD: Duration = Duration::from_secs(16);
 
-/// How long a wrong answer keeps us in doubt: one unnoticed guess a minute needs 2^29 minutes.
+/// Time for which a wrong answer causes doubt: one unnoticed guess a minute needs 2^29 minutes.
 const DOUBT: Duration = Duration::from_secs(60);
 
-/// A ping's number for a call of a peer that is asked for the first time: above 0 and below 2^30.
+/// Returns the number of the first ping for a call of a peer: above 0 and below 2^30.
 fn number(
     secret: &Keyed,
     key: &ConnectionKey,
@@ -60,13 +61,13 @@ fn period(now: Timestamp) -> u64 {
     now.as_nanos() / crate::time::nanos(PERIOD)
 }
 
-/// The number that an answer to a ping names.
+/// Returns the ping number that an answer names.
 fn answer(datagram: &[u8]) -> Option<Serial> {
     let ack = datagram.get(HEADER_BYTES..).and_then(Ack::parse)?;
     (ack.reason == Some(Reason::PingResponse)).then_some(ack.serial)
 }
 
-/// The number of a ping that is sent on a connection now.
+/// Returns the serial number for a ping on a connection.
 pub(super) fn ping_serial<P, D>(
     now: Timestamp,
     secret: &Keyed,
@@ -85,7 +86,7 @@ pub(super) fn ping_serial<P, D>(
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Whether `serial` is the number of a ping of late for the call of `header`.
+    /// Returns whether `serial` is the number of a recent ping for the call of `header`.
     fn is_right(
         &self,
         now: Timestamp,
@@ -100,20 +101,20 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .any(|at| number(&self.proofs, key, channel, call, *at) == serial)
     }
 
-    /// From now on, for a while, strangers are asked twice.
+    /// Requires two answers of unproven peers for a while.
     fn doubt(&mut self, now: Timestamp, time: Duration) {
         self.doubts_until = self.doubts_until.max(now + time);
     }
 
-    /// A connection of a proven peer is forgotten. If it is young, late copies of its first packet and
-    /// of its answer could pass for a new one.
+    /// Handles the removal of a proven peer's connection. If the connection is young, late copies
+    /// of its first packet and of its answer could pass for a new one.
     pub(super) fn forgets(&mut self, now: Timestamp, created: Timestamp) {
         if now.since(created) < self.config.reach_time + 2 * PERIOD {
             self.doubt(now, 2 * PERIOD);
         }
     }
 
-    /// An ACK packet of a peer that is not proven: only the answer to our ping counts.
+    /// Handles an ACK packet of an unproven peer: only the answer to our ping counts.
     pub(super) fn stranger_answers(
         &mut self,
         now: Timestamp,
@@ -138,7 +139,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             Reach::Asked { pinged: true } if right => {
                 self.believe(now, connection, header, serial);
             }
-            // The first answer once more.
+            // A copy of the first answer.
             Reach::Again(_) if right => {}
             Reach::Again(_) | Reach::Asked { .. } => {
                 self.stats.not_genuine += 1;
@@ -147,8 +148,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// An ACK packet of a connection that is not known: whether it answers a ping, as that of a
-    /// connection does which made room for others.
+    /// Handles an ACK packet of an unknown connection. Returns the ping number that it answers, as
+    /// a packet of an evicted connection does.
     pub(super) fn answers_from_before(
         &mut self,
         now: Timestamp,
@@ -161,9 +162,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(serial) = answer(datagram).filter(|_| is_ack) else {
             self.stats.stray += 1;
             if is_ack {
-                // The rest of a call from before we began. Its client would wait for silence to become
-                // death, if it has sent everything. Nothing but an abort tells all clients: some take any
-                // other answer for a sign of life (OpenAFS, `rxi_ReceiveServerCall`).
+                // The rest of a call from before our start. If its client has sent everything, it
+                // would wait until silence exceeds the dead time. Only an abort notifies all
+                // clients: some treat any other answer as a sign of life (OpenAFS,
+                // `rxi_ReceiveServerCall`).
                 let code = code::RESTARTING.to_be_bytes();
                 self.answer_stray(now, route, header, PacketType::Abort, &code);
             }
@@ -177,7 +179,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Some(serial)
     }
 
-    /// The answer was right.
+    /// Handles a right answer.
     fn believe(&mut self, now: Timestamp, connection: Key, header: &Header, serial: Serial) {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
@@ -190,9 +192,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.proven(now, connection);
     }
 
-    /// Asks a peer that gave a right answer for a second one: its connection is kept for it.
+    /// Requires a second answer from a peer that answered right, and keeps its connection.
     pub(super) fn ask_again(&mut self, connection: Key, header: &Header, serial: Serial) {
-        // Above the first, as numbers of transmissions are, and still below 2^31.
+        // Above the first, as later serial numbers are, and still below 2^31.
         let again = Serial(serial.0 + 1 + (self.secret.next() >> 3));
         let Some(c) = self.connections.get_mut(connection) else {
             return;

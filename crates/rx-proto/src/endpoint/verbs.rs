@@ -1,4 +1,4 @@
-//! What the application asks for.
+//! Operations for the application.
 
 use super::Endpoint;
 use super::arrival::send_limit;
@@ -16,73 +16,73 @@ use crate::slab::Key;
 use crate::time::Timestamp;
 use crate::transmit::Route;
 
-/// A connection that is to be made.
+/// Parameters of a new connection.
 pub struct Connect<P, D> {
-    /// With whom.
+    /// Address of the server.
     pub route: Route,
-    /// About which service.
+    /// Service id.
     pub service: u16,
-    /// How long its calls may take.
+    /// Time limits of its calls.
     pub timeouts: Timeouts,
-    /// The security class at work; `None` is rxnull.
+    /// State of the security class; `None` is rxnull.
     pub security: Option<Box<dyn Security<P, D>>>,
 }
 
-/// What a read gives.
+/// Result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read<D> {
-    /// The next bytes; never none.
+    /// The next bytes; never empty.
     Data(D),
-    /// Nothing yet; [`Event::Readable`](crate::Event::Readable) will tell.
+    /// No data yet; [`Event::Readable`](crate::Event::Readable) will follow.
     Pending,
-    /// All was read. A client's call is over with this.
+    /// The end of the stream. A client's call is over with this.
     End,
 }
 
-/// Why something cannot be done with a call.
+/// Reason for which an operation on a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// It is over.
+    /// The call is over.
     #[error("the call is over: {0}")]
     Ended(#[source] End),
-    /// The application does not have it.
+    /// The application does not own the call.
     #[error("there is no such call")]
     Unknown,
 }
 
-/// Why nothing was written; the payload comes back.
+/// Reason for which nothing was written; contains the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteError<P> {
-    /// There is no room; [`Event::Writable`](crate::Event::Writable) will tell.
+    /// The buffer is full; [`Event::Writable`](crate::Event::Writable) will follow.
     Blocked(P),
-    /// The end was written already.
+    /// The end was already written.
     Finished(P),
-    /// The call cannot be written to.
+    /// The call does not accept data.
     Call(P, CallError),
 }
 
-/// Why a call cannot be started.
+/// Reason for which a call cannot be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// Four calls are running; [`Event::ChannelFree`](crate::Event::ChannelFree) will tell.
+    /// Four calls are running; [`Event::ChannelFree`](crate::Event::ChannelFree) will follow.
     #[error("all four channels of the connection have a call")]
     NoChannel,
-    /// All numbers of calls were used; another connection has to be made.
+    /// All call numbers are used up; the caller has to make another connection.
     #[error("the connection has used up the numbers of calls")]
     Exhausted,
-    /// There is no such connection, or it is not ours to call on.
+    /// There is no such connection, or it was made by a client.
     #[error("there is no such connection")]
     Unknown,
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Takes calls of a service from now on.
+    /// Accepts calls of a service from now on.
     pub fn serve(&mut self, service: Service) {
         self.services.retain(|s| s.id != service.id);
         self.services.push(service);
     }
 
-    /// Takes part in a security class as a server; services name those that they take.
+    /// Registers the server side of a security class; services list the classes that they accept.
     pub fn accept_class(&mut self, acceptor: Box<dyn Acceptor<P, D>>) {
         self.acceptors.retain(|a| a.index() != acceptor.index());
         self.acceptors.push(acceptor);
@@ -96,8 +96,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             cid: 0,
             role: Role::Client,
         };
-        // Drawn, because the epoch is known to all our peers: whoever knows one connection must not
-        // know the others.
+        // Chosen at random, because all our peers know the epoch: a peer that knows one connection
+        // must not know the others.
         loop {
             key.cid = self.secret.next() & !CHANNEL_MASK;
             if !self.by_key.contains_key(&key) {
@@ -112,8 +112,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         ConnectionId(self.keep(connection))
     }
 
-    /// Closes a connection of ours and ends its calls, or forgets one that a client made. A server
-    /// that waits to hear that its reply was received is told.
+    /// Closes an outgoing connection and ends its calls, or drops an incoming one. A server that
+    /// waits for the acknowledgement of its reply is notified.
     pub fn close(&mut self, now: Timestamp, connection: ConnectionId) {
         let Some(c) = self.connections.get(connection.0) else {
             return;
@@ -136,7 +136,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.remove_connection(now, connection.0);
     }
 
-    /// Who the peer of a connection is, in the form of its security class.
+    /// Returns the identity of the peer in the form of the connection's security class.
     pub fn identity(&self, connection: ConnectionId) -> Option<&[u8]> {
         self.connections
             .get(connection.0)?
@@ -145,13 +145,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .identity()
     }
 
-    /// Where the packets of a connection go to, and from which address of ours.
+    /// Returns the destination of a connection's packets and the local address.
     pub fn route(&self, connection: ConnectionId) -> Option<Route> {
         self.connections.get(connection.0).map(|c| c.route)
     }
 
-    /// Starts a call. The channel that had one last is taken first: its next packet tells the server
-    /// that the last reply was received.
+    /// Starts a call. Prefers the channel whose last reply is not yet acknowledged: its next packet
+    /// implies the acknowledgement.
     pub fn start(
         &mut self,
         now: Timestamp,
@@ -174,7 +174,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             c.channel_wanted = true;
             return Err(StartError::NoChannel);
         }
-        // Numbers do not go around: a server would take them for those of older calls.
+        // Numbers do not wrap around: a server would take them for those of older calls.
         let (channel, number) = free()
             .filter(|(_, slot)| slot.number != CallNumber(u32::MAX))
             .max_by_key(|(_, slot)| matches!(slot.after, After::Received { tell_at, .. } if tell_at != Timestamp::NEVER))
@@ -184,8 +184,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         call.map(CallId).ok_or(StartError::Unknown)
     }
 
-    /// Writes bytes of a request, or of a reply. The whole payload is taken if there is room for any
-    /// of it; gives how many more bytes there is room for.
+    /// Writes bytes of a request or of a reply. Accepts the whole payload if there is room for any
+    /// of it. Returns the number of further bytes for which there is room.
     pub fn write(
         &mut self,
         now: Timestamp,
@@ -212,7 +212,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return Err(WriteError::Blocked(payload));
         }
         if c.sender.stream.held() == 0 {
-            // The peer is waited for from now on.
+            // The wait for the peer starts now.
             c.moved = now;
         }
         self.hosts.wrote(c.host, payload.len() as u64);
@@ -222,8 +222,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Ok(usize::try_from(room).unwrap_or(usize::MAX))
     }
 
-    /// Ends what is written. A server has done its part with this: the call is no longer the
-    /// application's, what was not read of the request is let go, and the reply is delivered.
+    /// Marks the end of the written data. At a server this ends the application's ownership of the
+    /// call: unread data of the request is dropped, and the reply is delivered.
     pub fn finish(&mut self, now: Timestamp, call: CallId) -> Result<(), CallError> {
         let c = self
             .calls
@@ -246,7 +246,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         Ok(())
     }
 
-    /// A call that was written to may have something to send.
+    /// Queues a call after a write, if it has data to send.
     fn ready_to_send(&mut self, call: Key) {
         let sends = self.calls.get(call).is_some_and(|c| {
             let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
@@ -257,7 +257,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Reads the next bytes of a call: of its request at a server, of its reply at a client.
+    /// Returns the next bytes of a call: of its request at a server, of its reply at a client.
     pub fn read(&mut self, now: Timestamp, call: CallId) -> Result<Read<D>, CallError> {
         loop {
             let c = self
@@ -293,7 +293,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Ends a call with a code that the peer's application gets.
+    /// Ends a call with a code for the peer's application.
     pub fn abort(&mut self, now: Timestamp, call: CallId, code: i32) {
         let Some(c) = self.calls.get_mut(call.0).filter(|c| c.held) else {
             return;
@@ -306,13 +306,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Gives a call back; one that is not over is aborted.
+    /// Ends the application's ownership of a call, and aborts the call if it is not over.
     pub fn release(&mut self, now: Timestamp, call: CallId) {
         self.abort(now, call, code::USER_ABORT);
     }
 
-    /// The network stack refused a datagram to `route`'s peer: it takes no more than `bytes` bytes
-    /// of UDP payload. Packets are smaller from now on.
+    /// Reduces packets to `route`'s peer, because the network stack refused a datagram: it accepts
+    /// at most `bytes` bytes of UDP payload.
     pub fn too_long(&mut self, route: Route, bytes: usize) {
         let path = self
             .by_peer

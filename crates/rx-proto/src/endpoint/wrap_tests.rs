@@ -1,4 +1,4 @@
-//! Numbers that are at their end: epochs, connections, calls and transmissions go on around zero.
+//! Wraparound of numbers: epochs, connections, calls and transmissions continue past zero.
 
 use super::{Connect, Endpoint, Read, Service, StartError};
 use crate::config::{Config, Timeouts};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const SERVICE: u16 = 3;
 
-/// A client and a server that answers each request with its bytes, over a network of one millisecond
-/// that loses each tenth datagram.
+/// A client and a server that echoes each request, over a network with a latency of one millisecond
+/// that drops each tenth datagram.
 struct Echo {
     client: Endpoint<Shared, Shared>,
     server: Endpoint<Shared, Shared>,
@@ -80,7 +80,7 @@ impl Echo {
         panic!("the call does not end");
     }
 
-    /// A millisecond passes; gives how many requests were served.
+    /// Advances the time by a millisecond; returns the number of requests served.
     fn step(&mut self) -> usize {
         let mut served = 0;
         while let Some(event) = self.server.poll_event() {
@@ -88,7 +88,7 @@ impl Echo {
                 continue;
             };
             let mut request = Vec::new();
-            // Requests here are short enough to be whole when they are shown, or are read later.
+            // Requests here are short enough to be complete when they are shown, or are read later.
             if self
                 .server
                 .calls
@@ -180,12 +180,12 @@ fn call_numbers_end_and_a_server_takes_those_that_go_around() {
     for _ in 0..8 {
         echo.call(connection, 2000);
     }
-    // Our own client makes another connection instead of going around.
+    // Our own client makes another connection instead of wrapping around.
     let exhausted = echo.client.start(echo.now, connection);
     assert_eq!(exhausted, Err(StartError::Exhausted));
     let connection = echo.connect();
     echo.call(connection, 10);
-    // A client that does go around is served: 0 is never a call, 1 comes after the last.
+    // A client that does wrap around is served: 0 is never a call, 1 follows the last number.
     let mut echo = Echo::new(3);
     let connection = echo.connect();
     for number in [u32::MAX - 1, u32::MAX, 0, 1, 2] {

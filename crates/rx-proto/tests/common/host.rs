@@ -1,8 +1,9 @@
-//! One side of a pair: an endpoint, and an application that serves and makes calls whose bytes can be
-//! checked.
+//! One side of a pair: an endpoint, and an application that serves and makes calls with verifiable
+//! data.
 //!
-//! A request is a tag, the length of the wanted reply, and filling; the reply is as many bytes as were
-//! wanted, all of them determined by the tag. How often each tag was run is counted.
+//! A request consists of a tag, the length of the wanted reply, and padding; the reply has the
+//! wanted length, and its bytes are determined by the tag. The number of runs of each tag is
+//! counted.
 
 use super::net::{Net, Random};
 use rx_proto::{
@@ -12,22 +13,22 @@ use rx_proto::{
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-/// What became of a call that was made.
+/// Result of a call that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of the reply came, and was right.
+    /// The whole reply arrived and was right.
     Done,
     Ended(End),
 }
 
 #[derive(Debug, Default)]
 struct Work {
-    /// Bytes to write, from where.
+    /// Bytes to write, and the offset of the next one.
     output: Vec<u8>,
     written: usize,
     finished: bool,
     input: Vec<u8>,
-    /// Tag of a call that we made, and how many bytes are to come.
+    /// Tag of a call that we made, and the expected length of the reply.
     wanted: Option<(u32, usize)>,
     ended: bool,
 }
@@ -40,21 +41,21 @@ pub struct Host {
     batch: Transmit<Shared>,
     work: HashMap<CallId, Work>,
     random: Random,
-    /// How often each tag was run here.
+    /// Number of runs of each tag here.
     pub runs: BTreeMap<u32, u32>,
-    /// What became of the calls made from here, by tag.
+    /// Results of the calls made from here, by tag.
     pub outcomes: BTreeMap<u32, Outcome>,
     pub events: Vec<Event>,
-    /// A server that does not answer: its calls stay open.
+    /// Whether the server does not answer: its calls stay open.
     pub stuck: bool,
-    /// Reads at most so many bytes each time it looks.
+    /// Largest number of bytes to read per pass.
     pub appetite: usize,
-    /// Most datagrams in a batch that were seen.
+    /// Largest number of datagrams seen in a batch.
     pub segments_seen: usize,
     pub largest_seen: usize,
 }
 
-/// The bytes of the reply to a tag.
+/// Returns the bytes of the reply to a tag.
 pub fn reply_bytes(tag: u32, len: usize) -> Vec<u8> {
     let mut random = Random(u64::from(tag) << 20);
     let mut bytes = Vec::with_capacity(len + 8);
@@ -65,7 +66,7 @@ pub fn reply_bytes(tag: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A request for `reply` bytes that is `filling` bytes longer than it has to be.
+/// Returns a request for `reply` bytes with `filling` bytes of padding.
 pub fn request_bytes(tag: u32, reply: u32, filling: usize) -> Vec<u8> {
     let mut bytes = tag.to_be_bytes().to_vec();
     bytes.extend(reply.to_be_bytes());
@@ -105,7 +106,7 @@ impl Host {
         }
     }
 
-    /// Makes a call; false if no channel is free.
+    /// Makes a call; returns `None` if no channel is free.
     pub fn call(
         &mut self,
         now: Timestamp,
@@ -125,7 +126,7 @@ impl Host {
         Some(call)
     }
 
-    /// Watches over a call that a test writes to by itself.
+    /// Takes over a call that a test writes to by itself.
     pub fn adopt(&mut self, call: CallId, tag: u32) {
         let work = Work {
             finished: true,
@@ -135,7 +136,7 @@ impl Host {
         self.work.insert(call, work);
     }
 
-    /// Calls that were made from here and are not over.
+    /// Returns the number of unfinished calls made from here.
     pub fn own_calls(&self) -> usize {
         self.work
             .values()
@@ -143,7 +144,7 @@ impl Host {
             .count()
     }
 
-    /// Calls in the application's hands.
+    /// Returns the number of calls owned by the application.
     pub fn open_calls(&self) -> usize {
         self.work.len()
     }
@@ -153,7 +154,7 @@ impl Host {
         self.endpoint.handle_input(now, route, Shared::from(bytes));
     }
 
-    /// Sends everything, tells the application everything, until nothing is left to do.
+    /// Sends all datagrams and handles all events, until nothing is left to do.
     pub fn pump(&mut self, now: Timestamp, net: &mut Net) {
         loop {
             let mut idle = true;
@@ -198,7 +199,7 @@ impl Host {
         }
     }
 
-    /// Lets slow readers read on.
+    /// Lets slow readers continue to read.
     pub fn look(&mut self, now: Timestamp) {
         let calls: Vec<CallId> = self.work.keys().copied().collect();
         for call in calls {
@@ -242,7 +243,7 @@ impl Host {
         }
     }
 
-    /// Runs a request that was read whole.
+    /// Runs a request that was read completely.
     fn serve(&mut self, work: &mut Work) {
         let word = |at: usize| u32::from_be_bytes(work.input[at..at + 4].try_into().unwrap());
         let (tag, len) = (word(0), word(4));
@@ -255,7 +256,7 @@ impl Host {
         }
     }
 
-    /// Reads what there is; true at the end.
+    /// Reads the available data; returns true at the end.
     fn read_on(&mut self, now: Timestamp, call: CallId, work: &mut Work) -> bool {
         let mut left = self.appetite;
         while left > 0 {
@@ -273,7 +274,7 @@ impl Host {
         false
     }
 
-    /// Writes what there is room for, in pieces of any length.
+    /// Writes as much as there is room for, in pieces of random length.
     fn write_on(&mut self, now: Timestamp, call: CallId, work: &mut Work) {
         if work.finished {
             return;

@@ -1,4 +1,4 @@
-//! Two endpoints in one thread, and a network between them, in virtual time.
+//! Two endpoints in one thread, with a network between them, in virtual time.
 
 #![allow(dead_code, unused_imports)]
 
@@ -15,14 +15,14 @@ pub const SERVICE: u16 = 7;
 pub const CLIENT: usize = 0;
 pub const SERVER: usize = 1;
 
-/// A client (0) and a server (1); both serve, and either can call.
+/// A client (0) and a server (1); both serve, and both can call.
 pub struct Pair {
     pub now: Timestamp,
     pub hosts: [Host; 2],
     pub net: Net,
 }
 
-/// Seed of a random test: that of the environment, to run it again, or this one.
+/// Returns the seed of a random test: that of the environment, to repeat a run, or `otherwise`.
 pub fn seed(otherwise: u64) -> u64 {
     let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
     let seed = seed.unwrap_or(otherwise);
@@ -62,7 +62,7 @@ impl Pair {
         }
     }
 
-    /// Makes a connection from the host to the other.
+    /// Makes a connection from host `from` to the other.
     pub fn connect(&mut self, from: usize) -> ConnectionId {
         let route = self.hosts[from].route();
         let connect = Connect {
@@ -74,7 +74,7 @@ impl Pair {
         self.hosts[from].endpoint.connect(self.now, connect)
     }
 
-    /// Makes a call from the host.
+    /// Makes a call from host `from`.
     pub fn call(
         &mut self,
         from: usize,
@@ -86,14 +86,14 @@ impl Pair {
         self.hosts[from].call(self.now, connection, tag, reply, filling)
     }
 
-    /// Lets both hosts do what they can now.
+    /// Lets both hosts do all pending work.
     pub fn pump(&mut self) {
         for host in &mut self.hosts {
             host.pump(self.now, &mut self.net);
         }
     }
 
-    /// Goes on to the next moment at which something happens; false if there is none.
+    /// Advances to the next event; returns false if there is none.
     pub fn step(&mut self) -> bool {
         self.pump();
         let timers = self
@@ -120,7 +120,7 @@ impl Pair {
         true
     }
 
-    /// Goes on until `done`, at most for `limit` of virtual time. Gives the time it took.
+    /// Advances until `done`, at most for `limit` of virtual time. Returns the elapsed time.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Pair) -> bool) -> Duration {
         let start = self.now;
         while !done(self) {
@@ -130,7 +130,7 @@ impl Pair {
         self.now.since(start)
     }
 
-    /// Goes on for a while.
+    /// Advances by `time`.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         self.pump();
@@ -147,7 +147,8 @@ impl Pair {
         self.now = end;
     }
 
-    /// Runs until all calls made from the host with these tags have an outcome; all must be done.
+    /// Runs until `count` calls made from the host have an outcome; all of them must be
+    /// [`Outcome::Done`].
     pub fn finish_calls(&mut self, from: usize, count: usize, limit: Duration) -> Duration {
         let time = self.run(limit, |pair| pair.hosts[from].outcomes.len() >= count);
         let outcomes = self.hosts[from].outcomes.values();

@@ -1,12 +1,12 @@
-//! A network of two directions in virtual time: it delays, loses, doubles, reorders, queues and cuts
-//! off what is too long, all from a seed.
+//! A network of two directions in virtual time: it delays, loses, duplicates, reorders, queues and
+//! drops oversized datagrams, all from a seed.
 
 use rx_proto::{Ack, HEADER_BYTES, Header, PacketType, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// Numbers from a seed (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -19,31 +19,32 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// True so often.
+    /// Returns true with the given probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
     }
 }
 
-/// What one direction does to datagrams.
+/// Properties of one direction.
 #[derive(Debug, Clone)]
 pub struct Link {
-    /// One way.
+    /// One-way delay.
     pub delay: Duration,
-    /// Added at random, from nothing to this.
+    /// Upper bound of the additional random delay.
     pub jitter: Duration,
     pub loss: f64,
     pub duplicate: f64,
-    /// So many datagrams take up to three delays longer.
+    /// Share of datagrams that take up to three delays longer.
     pub reorder: f64,
-    /// Longest datagram, an Ethernet's if nothing else is said. Longer ones with "don't fragment" are refused, others arrive.
+    /// Longest datagram, by default that of an Ethernet. Longer ones with "don't fragment" are
+    /// refused, others arrive.
     pub mtu: usize,
-    /// Bytes a second, and bytes that wait at most; beyond, they are dropped.
+    /// Bytes per second, and the largest number of queued bytes; further datagrams are dropped.
     pub rate: Option<(u64, u64)>,
 }
 
@@ -76,22 +77,22 @@ pub struct Net {
     on_the_way: BinaryHeap<Reverse<OnItsWay>>,
     order: u64,
     busy_until: [Timestamp; 2],
-    /// Datagrams given in, and dropped for whatever reason.
+    /// Datagrams passed in, and datagrams dropped for whatever reason.
     pub sent: u64,
     pub dropped: u64,
-    /// Datagrams longer than this vanish, and nobody says so.
+    /// Datagrams longer than this are silently dropped.
     pub swallow: Option<usize>,
-    /// So many datagrams arrive with a byte of their data changed.
+    /// Share of datagrams that arrive with a changed byte of data.
     pub corrupt: f64,
-    /// Sees each datagram that is sent, and where to.
+    /// Callback for each datagram sent, with its destination.
     pub tap: Option<Tap>,
-    /// Whether each datagram is printed: `EVFS_TRACE` is set.
+    /// Whether each datagram is printed, because `EVFS_TRACE` is set.
     trace: bool,
 }
 
 pub type Tap = Box<dyn FnMut(usize, &[u8])>;
 
-/// A datagram in a line.
+/// Returns a one-line description of a datagram.
 fn describe(now: Timestamp, to: usize, bytes: &[u8]) -> String {
     let Some(h) = Header::parse(bytes) else {
         return format!("{} bytes of something else", bytes.len());
@@ -143,7 +144,7 @@ impl Net {
         }
     }
 
-    /// Takes a datagram to host `to`; false if it is refused as too long.
+    /// Sends a datagram to host `to`; returns false if it is refused as too long.
     pub fn send(&mut self, now: Timestamp, to: usize, bytes: Vec<u8>, whole: bool) -> bool {
         let link = self.links[to].clone();
         self.sent += 1;
@@ -206,12 +207,12 @@ impl Net {
         true
     }
 
-    /// When the next datagram arrives.
+    /// Returns the arrival time of the next datagram.
     pub fn next(&self) -> Option<Timestamp> {
         self.on_the_way.peek().map(|Reverse(datagram)| datagram.at)
     }
 
-    /// A datagram that has arrived.
+    /// Returns the next datagram that has arrived.
     pub fn arrive(&mut self, now: Timestamp) -> Option<(usize, Vec<u8>)> {
         self.next().filter(|at| *at <= now)?;
         self.on_the_way.pop().map(|Reverse(d)| (d.to, d.bytes))

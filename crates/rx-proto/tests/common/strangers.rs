@@ -1,4 +1,4 @@
-//! Many clients of one endpoint that speak packet by packet.
+//! Many clients of one endpoint, simulated packet by packet.
 
 use super::{SERVICE, endpoint};
 use rx_proto::{
@@ -8,7 +8,7 @@ use rx_proto::{
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Many strangers, each with an address of its own.
+/// Many clients unknown to the endpoint, each with an address of its own.
 pub struct Strangers {
     pub endpoint: Endpoint<Shared, Shared>,
     pub now: Timestamp,
@@ -22,7 +22,7 @@ pub struct Stranger {
     pub call: u32,
 }
 
-/// The n-th stranger: sixteen ports of each host.
+/// Returns the n-th client: sixteen ports of each host.
 pub fn stranger(n: u32) -> Stranger {
     let [a, b, c, _] = (n / 16 * 256).to_be_bytes();
     Stranger {
@@ -39,7 +39,7 @@ impl Stranger {
         bytes
     }
 
-    /// An acknowledgement of nothing.
+    /// Returns an acknowledgement of no packets.
     pub fn ack(self, serial: u32, reason: Reason, named: Serial, window: u32) -> Vec<u8> {
         let mut header = self.header(PacketType::Ack, 0, 0);
         header.serial = Serial(serial);
@@ -55,7 +55,7 @@ impl Stranger {
         bytes
     }
 
-    /// The answer to a ping.
+    /// Returns the answer to a ping.
     pub fn pong(self, ping: Serial) -> Vec<u8> {
         self.ack(9, Reason::PingResponse, ping, 16)
     }
@@ -86,7 +86,7 @@ impl Strangers {
         }
     }
 
-    /// Hands in a packet of a stranger; gives what is sent back.
+    /// Passes in a packet of a client; returns the packets sent in response.
     pub fn send(&mut self, from: Stranger, bytes: Vec<u8>) -> Vec<Vec<u8>> {
         let route = Route {
             peer: from.peer,
@@ -105,7 +105,7 @@ impl Strangers {
         all
     }
 
-    /// Lets a stranger answer the pings among `packets`.
+    /// Lets a client answer the pings among `packets`.
     pub fn answer(&mut self, from: Stranger, packets: &[Vec<u8>]) {
         for packet in packets {
             let header = Header::parse(packet).unwrap();
@@ -115,7 +115,7 @@ impl Strangers {
         }
     }
 
-    /// A call of a stranger that is shown to the application.
+    /// Makes a call that is shown to the application.
     pub fn call(&mut self, from: Stranger, body: &[u8]) -> Option<rx_proto::CallId> {
         let sent = self.send(from, from.data(1, flag::LAST_PACKET, body));
         self.answer(from, &sent);
