@@ -1,11 +1,11 @@
-//! Asks an AFS cell's servers what they answer to anybody: the smallest client there is.
+//! Sends requests that need no authentication to an AFS cell's servers: a minimal client.
 //!
 //! ```text
 //!   probe 10.77.0.1          # volume location at port 7003, files at 7000
 //!   probe 10.77.0.1 fetch VOLUME VNODE UNIQUE BYTES TIMES
 //! ```
 //!
-//! `fetch` reads the first bytes of a file, again and again, and says how fast.
+//! `fetch` reads the first bytes of a file repeatedly and prints the throughput.
 
 use rx::{Abort, Call, Connection, Error, Port, Service, Settings, Timeouts};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Services, and procedures of them (OpenAFS, `src/vlserver/vldbint.xg`, `src/fsint/afsint.xg`).
+/// Service ids and procedure numbers (OpenAFS, `src/vlserver/vldbint.xg`, `src/fsint/afsint.xg`).
 const VL: u16 = 52;
 const FILES: u16 = 1;
 const VL_PROBE: u32 = 514;
@@ -21,7 +21,7 @@ const VL_CAPABILITIES: u32 = 65_537;
 const FS_GET_TIME: u32 = 153;
 const FS_CAPABILITIES: u32 = 65_540;
 const FS_FETCH_DATA_64: u32 = 65_537;
-/// What a file server asks of its clients (`afscbint.xg`).
+/// Callback procedure that a file server calls at its clients (`afscbint.xg`).
 const CB_TELL_ME_ABOUT_YOURSELF: u32 = 65_538;
 const CB_OPCODE_UNKNOWN: i32 = -455;
 
@@ -97,7 +97,7 @@ fn fetch(
             let max = usize::try_from(left)?;
             left -= call.read_up_to(max)?.ok_or(Error::Short)?.len() as u64;
         }
-        // Status, callback and volume synchronisation: 30 words.
+        // Status, callback and volume synchronization: 30 words.
         if call.read_to_end(1000)?.len() != 120 {
             return Err("the reply does not end as it should".into());
         }
@@ -107,7 +107,7 @@ fn fetch(
     Ok(())
 }
 
-/// A file server wants to know its clients before it serves them.
+/// Answers a file server's callbacks, which it makes before it serves a client.
 fn called_back(call: &mut Call) -> Result<(), Abort> {
     let request = call.read_to_end(4096)?;
     match from_words(&request).first() {

@@ -1,12 +1,13 @@
-//! What the network stack alone costs with the batching of this crate: full packets in sends of 45 that the
-//! kernel cuts, received joined, a window of 255 packets, one answer for each receive. No protocol, no loss
-//! recovery: what arrives is counted.
+//! Cost of the network stack alone with the batching of this crate: full packets in sends of 45
+//! that the kernel segments, coalesced receives, a window of 255 packets, one answer per receive.
+//! No protocol, no loss recovery: arriving bytes are counted.
 //!
 //! ```text
 //!   raw_udp [MEGABYTES]
 //! ```
 //!
-//! Prints what `rxperf` prints; both ends are threads of one process, so `cpu_s` is of both.
+//! Prints the same fields as `rxperf`; both ends are threads of one process, so `cpu_s` covers
+//! both.
 
 use std::io;
 use std::net::UdpSocket;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 const PACKET: usize = 1440;
 const BATCH: usize = 45 * PACKET;
 const WINDOW: u64 = 255 * PACKET as u64;
-/// Silence after which what is missing counts as lost.
+/// Silence after which missing bytes count as lost.
 const SILENCE: Duration = Duration::from_secs(1);
 
 fn main() -> io::Result<()> {
@@ -51,7 +52,7 @@ fn socket() -> io::Result<UdpSocket> {
         (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE),
         (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE),
     ] {
-        // Beyond the system's limit only with a privilege.
+        // Exceeding the system's limit requires a privilege.
         option(&socket, libc::SOL_SOCKET, force, 8 << 20)
             .or_else(|_| option(&socket, libc::SOL_SOCKET, own, 8 << 20))?;
     }
@@ -72,7 +73,7 @@ fn option(socket: &UdpSocket, level: i32, name: i32, value: usize) -> io::Result
     }
 }
 
-/// Sends everything, never more than a window beyond what was answered.
+/// Sends everything, never more than a window beyond the answered bytes.
 fn send(socket: &UdpSocket, bytes: u64) -> io::Result<()> {
     let batch = vec![7; BATCH];
     let (mut sent, mut answered) = (0, 0);
@@ -95,7 +96,7 @@ fn send(socket: &UdpSocket, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives until everything came, or nothing comes any more; gives how much it was.
+/// Receives until everything has arrived or nothing more arrives; returns the number of bytes.
 fn receive(socket: &UdpSocket, bytes: u64) -> io::Result<u64> {
     let mut buffer = vec![0; 65_536];
     let mut arrived = 0;
@@ -111,7 +112,7 @@ fn receive(socket: &UdpSocket, bytes: u64) -> io::Result<u64> {
     Ok(arrived)
 }
 
-/// Processor time of this process.
+/// Returns the CPU time of this process.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)

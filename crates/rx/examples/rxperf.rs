@@ -1,14 +1,15 @@
-//! Measures calls, in the protocol of OpenAFS's `rxperf` (`src/tools/rxperf/rxperf.c`), so that either side
-//! may be the other's.
+//! Measures calls with the protocol of OpenAFS's `rxperf` (`src/tools/rxperf/rxperf.c`), so that
+//! each side can run against the other implementation.
 //!
 //! ```text
 //!   rxperf server [--listen 127.0.0.1:7009] [--sockets N] [--workers N]
 //!   rxperf recv|send|rpc [--to 127.0.0.1:7009] [--bytes N] [--times N] [--threads N] [--ports N]
 //! ```
 //!
-//! `recv` asks for `bytes` bytes, `send` sends them, `rpc` does both; each of `threads` threads does so
-//! `times` times. Threads share connections by four, and `ports` ports, which are clients of their own. A client
-//! prints a line of JSON: seconds, MB (10^6) a second, calls a second, and its processor time.
+//! `recv` requests `bytes` bytes, `send` sends them, `rpc` does both; each of `threads` threads
+//! does so `times` times. Four threads share a connection, and the threads are spread over `ports`
+//! ports, each of which is a separate client. A client prints a line of JSON: seconds, MB (10^6)
+//! per second, calls per second, and its CPU time.
 
 use rx::{Abort, Bytes, Call, Connection, Error, Port, Service, Settings, Timeouts};
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 const SERVICE: u16 = 147;
 const VERSION: u32 = 3;
 const COOKIE: u32 = 0x4711;
-/// Bytes that are written at once.
+/// Number of bytes written at once.
 const PIECE: usize = 65_536;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -234,7 +235,7 @@ fn repeat(
     Ok(())
 }
 
-/// Processor time of this process.
+/// Returns the CPU time of this process.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)

@@ -1,26 +1,26 @@
-//! Counted references to bytes: what is sent, and what was received.
+//! Counted references to bytes, sent or received.
 
 use rx_proto::Payload;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Memory that is kept as long as something refers to it.
+/// Memory that is kept as long as a reference to it exists.
 #[derive(Clone)]
 enum Memory {
-    /// Bytes of their own.
+    /// A separate allocation.
     Own(Arc<[u8]>),
-    /// A receive buffer, with the datagrams beside this one.
+    /// A receive buffer, which may hold other datagrams too.
     Buffer(Arc<Box<[u8]>>),
-    /// Somebody else's: a page of a cache.
+    /// Memory owned by another component, for example a cache page.
     Owner(Arc<dyn AsRef<[u8]> + Send + Sync>),
 }
 
-/// Part of some memory that is counted and not copied.
+/// Part of reference-counted memory that is not copied.
 ///
-/// What is written to a call is referred to until its peer has it; what was read refers to the
-/// buffer that it was received in, which is one of a limited number: whoever wants to keep it
-/// for long copies it.
+/// Bytes written to a call are referenced until the peer has acknowledged them. Bytes read refer to
+/// the buffer in which they were received, one of a limited number: a caller that keeps them for
+/// long should copy them.
 #[derive(Clone)]
 pub struct Bytes {
     memory: Memory,
@@ -28,8 +28,9 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// The bytes of an owner, who is dropped when they are sent and acknowledged. They must stay as
-    /// many; if they change meanwhile, some may be sent as they were and some as they are.
+    /// Returns the bytes of an owner, which is dropped when they are sent and acknowledged. Their
+    /// number must not change; if their content changes in between, a mix of old and new content
+    /// may be sent.
     pub fn from_owner(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Bytes {
         let range = 0..(*owner).as_ref().len();
         Bytes {
@@ -38,7 +39,7 @@ impl Bytes {
         }
     }
 
-    /// Part of a receive buffer.
+    /// Returns a part of a receive buffer.
     pub(crate) fn from_buffer(buffer: &Arc<Box<[u8]>>, range: Range<usize>) -> Bytes {
         Bytes {
             memory: Memory::Buffer(Arc::clone(buffer)),
@@ -46,17 +47,17 @@ impl Bytes {
         }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// A reference to a part; what lies beyond the end is left out.
+    /// Returns a reference to a part; the part of `range` beyond the end is ignored.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         Payload::into_slice(self.clone(), range)

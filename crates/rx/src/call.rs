@@ -1,4 +1,4 @@
-//! A call in the program's hands: bytes one way, then bytes the other way.
+//! A call owned by the program: bytes in one direction, then bytes in the other.
 
 use crate::bytes::Bytes;
 use crate::client::{Connection, Link};
@@ -12,41 +12,41 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
 use std::time::Instant;
 
-/// Bytes of what is written that are handed on at once: the endpoint takes whole pieces, and must not
-/// take much more than it has room for.
+/// Bytes passed to the endpoint at once: it takes whole pieces, and must not take much more than it
+/// has room for.
 const SLICE_BYTES: usize = 16 * 1024;
 
-/// Small pieces that are written before they are handed on, however few bytes they are.
+/// Number of small pieces that are collected before they are passed to the endpoint, however short.
 const UNSENT_PIECES: usize = 64;
 
 /// A call, at a server or at a client.
 ///
-/// A client writes its request, says [`finish`](Call::finish), and reads the reply to its end. A server
-/// ([`Handler`](crate::Handler)) reads the request, as far as it cares, and writes the reply. Both block
-/// where the peer or the network has to come first. A call that is dropped before its end is aborted.
+/// A client writes its request, calls [`finish`](Call::finish), and reads the reply to its end. A
+/// server ([`Handler`](crate::Handler)) reads as much of the request as it needs, and writes the
+/// reply. Both block where the peer or the network has to act first. A call that is dropped before
+/// its end is aborted.
 pub struct Call {
     shard: Arc<Shard>,
     id: CallId,
     wake: Arc<Condvar>,
-    /// Taken out of the inbox.
+    /// Pieces taken out of the inbox.
     ready: VecDeque<Bytes>,
-    /// All was read.
+    /// Whether everything was read.
     at_end: bool,
-    /// Written, and less than a packet.
+    /// Pieces written but not yet passed on: less than a packet.
     unsent: VecDeque<Bytes>,
     unsent_bytes: usize,
-    /// It is no longer ours.
+    /// Whether the program no longer owns the call.
     over: bool,
     peer: SocketAddr,
     local: Option<IpAddr>,
     service: u16,
     user_status: u8,
-    /// Of a client's call: keeps the connection.
+    /// At a client: keeps the connection open.
     link: Option<Arc<Link>>,
 }
 
 impl Call {
-    /// A call that a client made.
     pub(crate) fn incoming(job: Job) -> Call {
         Call {
             shard: job.shard,
@@ -65,7 +65,6 @@ impl Call {
         }
     }
 
-    /// A call that we make.
     pub(crate) fn outgoing(link: &Arc<Link>, id: CallId, open: &Open) -> Call {
         Call {
             shard: Arc::clone(&link.shard),
@@ -84,48 +83,49 @@ impl Call {
         }
     }
 
-    /// The other side.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Which of our addresses the peer uses, if it is known.
+    /// Returns the local address that the peer uses, if known.
     pub fn local(&self) -> Option<IpAddr> {
         self.local
     }
 
-    /// Which service.
+    /// Returns the service id.
     pub fn service(&self) -> u16 {
         self.service
     }
 
-    /// The client's byte in its packets, at a server. Linux asks with 1 whether the server speaks
-    /// AuriStor's protocol; to answer as the service that was called says no.
+    /// Returns the user status byte of the client's packets, at a server. Linux sends 1 to ask
+    /// whether the server speaks AuriStor's protocol; answering as the service that was called
+    /// means no.
     pub fn user_status(&self) -> u8 {
         self.user_status
     }
 
-    /// The next bytes, as they were received; `None` at the end. What is kept of them for long is to
-    /// be copied: it lies in a receive buffer.
+    /// Returns the next bytes, as they were received, or `None` at the end. They refer to a receive
+    /// buffer: a caller that keeps them for long should copy them.
     ///
     /// # Errors
-    /// [`Error::Ended`] if the call ended before its time, [`Error::Stopped`].
+    /// [`Error::Ended`] if the call ended early, [`Error::Stopped`].
     pub fn read(&mut self) -> Result<Option<Bytes>, Error> {
         self.read_by(None)
     }
 
-    /// The same, but waits no longer than until `deadline`, if there is one.
+    /// Reads like [`read`](Call::read), but waits at most until `deadline`, if set.
     ///
     /// # Errors
-    /// Those of [`read`](Call::read); [`Error::Late`] if nothing came in time. The call goes on.
+    /// Those of [`read`](Call::read); [`Error::Late`] at the deadline. The call continues.
     pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
         self.wait(0, deadline)?;
         Ok(self.ready.pop_front())
     }
 
-    /// Waits until there is something to read, and if that is not at hand, until it is so many bytes, or
-    /// a good part of them, or all there are: who needs them anyhow is woken once and not for each
-    /// datagram.
+    /// Waits until data is available, and if it has to wait, until `wanted` bytes, a good part of
+    /// them, or all remaining bytes have arrived: a caller that needs them anyway is woken once and
+    /// not for each datagram.
     ///
     /// # Errors
     /// Those of [`read`](Call::read).
@@ -133,7 +133,7 @@ impl Call {
         self.wait(wanted, None)
     }
 
-    /// The same, but waits no longer than until `deadline`.
+    /// Waits like [`await_bytes`](Call::await_bytes), but at most until `deadline`.
     ///
     /// # Errors
     /// Those of [`read_by`](Call::read_by).
@@ -152,10 +152,10 @@ impl Call {
         Ok(())
     }
 
-    /// Reads exactly as many bytes as `buffer` has.
+    /// Reads exactly as many bytes as fit `buffer`.
     ///
     /// # Errors
-    /// Those of [`read`](Call::read); [`Error::Short`] if there are fewer.
+    /// Those of [`read`](Call::read); [`Error::Short`] if the stream ends earlier.
     pub fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), Error> {
         while !buffer.is_empty() {
             self.await_bytes(buffer.len())?;
@@ -167,7 +167,7 @@ impl Call {
         Ok(())
     }
 
-    /// The next bytes, at most `max` of them: what follows a part of known length is left.
+    /// Returns the next bytes, at most `max` of them; leaves the data after a part of known length.
     ///
     /// # Errors
     /// Those of [`read`](Call::read).
@@ -199,8 +199,9 @@ impl Call {
         }
     }
 
-    /// Writes bytes: refers to them until the peer has them. Waits while more than two windows are
-    /// unacknowledged. What is less than a packet leaves with what follows it.
+    /// Writes bytes, and references them until the peer has acknowledged them. Blocks while more
+    /// than two windows are unacknowledged. Less than a packet is sent together with the bytes that
+    /// follow.
     ///
     /// # Errors
     /// [`Error::Ended`], [`Error::Stopped`]; [`Error::Finished`] after [`finish`](Call::finish).
@@ -208,7 +209,7 @@ impl Call {
         self.write_all([bytes.into()])
     }
 
-    /// Writes several pieces, as [`write`](Call::write) writes one.
+    /// Writes several pieces, like [`write`](Call::write).
     ///
     /// # Errors
     /// Those of [`write`](Call::write).
@@ -226,8 +227,8 @@ impl Call {
         self.send(false)
     }
 
-    /// Ends what is written. A server's call is over with this, and its reply is delivered; it is
-    /// done by itself when a handler returns.
+    /// Marks the end of the written data. At a server this ends the program's ownership of the
+    /// call, and the reply is delivered; it happens automatically when a handler returns.
     ///
     /// # Errors
     /// [`Error::Ended`], [`Error::Stopped`].
@@ -243,7 +244,7 @@ impl Call {
         sent
     }
 
-    /// Gives to the endpoint what is written, and, at a finish, the end of it.
+    /// Passes written data, and with `finish` its end, to the endpoint.
     fn send(&mut self, finish: bool) -> Result<(), Error> {
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
@@ -283,8 +284,8 @@ impl Call {
         self.end(code);
     }
 
-    /// A connection back to the client, to call a service of it: from the same socket, port and address
-    /// that it called, which is where it expects callbacks from.
+    /// Returns a connection back to the client, to call a service of it, from the socket, port and
+    /// address that the client called: it expects callbacks from there.
     pub fn connect_back(&self, service: u16, timeouts: Timeouts) -> Connection {
         let route = Route {
             peer: self.peer,

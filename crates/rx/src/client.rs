@@ -1,4 +1,4 @@
-//! Connections that we make, and calls on them.
+//! Outgoing connections, and calls on them.
 
 use crate::bytes::Bytes;
 use crate::call::Call;
@@ -9,14 +9,14 @@ use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A connection to a service of a peer: four calls at a time, of any threads. Copies are the same
-/// connection, which is closed when the last of them and of its calls is gone.
+/// A connection to a service of a peer, for four concurrent calls from any threads. Clones share
+/// the connection, which is closed when the last clone and the last of its calls are dropped.
 #[derive(Clone)]
 pub struct Connection {
     link: Arc<Link>,
 }
 
-/// The connection itself.
+/// Shared state of a connection's clones.
 pub(crate) struct Link {
     pub(crate) shard: Arc<Shard>,
     id: ConnectionId,
@@ -49,17 +49,18 @@ impl Connection {
         }
     }
 
-    /// Starts a call; waits while four are running. Whoever waits here has no call on another connection
-    /// that somebody may wait for, or two of them may wait for each other.
+    /// Starts a call; blocks while four are running. To avoid a deadlock, a thread that blocks here
+    /// must not own a call on another connection that other threads wait for.
     ///
     /// # Errors
-    /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the connection
-    /// was [closed](Connection::close), also while this waits.
+    /// [`Error::Stopped`], [`Error::Exhausted`]; [`Error::Ended`] with [`End::Closed`] if the
+    /// connection was [closed](Connection::close), also while this blocks.
     pub fn call(&self) -> Result<Call, Error> {
         self.start(None)
     }
 
-    /// Starts a call; waits at most so long while four are running, with [`Duration::ZERO`] not at all.
+    /// Starts a call; while four are running, blocks for at most `time`, and with
+    /// [`Duration::ZERO`] not at all.
     ///
     /// # Errors
     /// Those of [`call`](Connection::call); [`Error::Late`] if none of the four ended in time.
@@ -67,8 +68,8 @@ impl Connection {
         self.start(Some(Instant::now() + time))
     }
 
-    /// Closes the connection, all copies of it: its calls end, at the peer too, and whoever waits to start
-    /// one waits no longer.
+    /// Closes the connection and all clones of it: its calls end, at the peer too, and threads that
+    /// wait to start a call return.
     pub fn close(&self) {
         let id = self.link.id;
         self.link
@@ -94,7 +95,8 @@ impl Connection {
         })
     }
 
-    /// Makes a whole call: sends `request`, gives the reply, which has at most `reply_max` bytes.
+    /// Makes a complete call: sends `request` and returns the reply, which has at most `reply_max`
+    /// bytes.
     ///
     /// # Errors
     /// Those of [`call`](Connection::call), [`Call::write`] and [`Call::read_to_end`].

@@ -1,8 +1,8 @@
-//! What can go wrong with a call.
+//! Errors of calls.
 
 use rx_proto::{CallError, End, code};
 
-/// Why something cannot be done with a call or a connection.
+/// Reason for which an operation on a call or a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The call is over.
@@ -11,19 +11,19 @@ pub enum Error {
     /// The port was closed.
     #[error("the port was closed")]
     Stopped,
-    /// What is to be written follows the end of what was written.
+    /// A write after the end of the written data.
     #[error("the end was written already")]
     Finished,
-    /// The peer sent fewer bytes than belong there.
+    /// The peer sent fewer bytes than expected.
     #[error("the peer sent too few bytes")]
     Short,
-    /// The peer sent more bytes than the caller takes.
+    /// The peer sent more bytes than the caller accepts.
     #[error("the peer sent more than {0} bytes")]
     Long(usize),
-    /// The connection has used up its numbers; another one has to be made.
+    /// The connection has used up its call numbers; the caller has to make another one.
     #[error("the connection has used up the numbers of calls")]
     Exhausted,
-    /// What was waited for did not come within the time given.
+    /// The operation timed out.
     #[error("what was waited for did not come in time")]
     Late,
 }
@@ -32,18 +32,19 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Error {
         match error {
             CallError::Ended(end) => Error::Ended(end),
-            // The port's handles end with their calls, so only a closed connection leaves this.
+            // The port's handles end with their calls, so only a closed connection remains.
             CallError::Unknown => Error::Ended(End::Closed),
         }
     }
 }
 
-/// The code that a server ends a call with, in place of a reply.
+/// Code with which a server ends a call instead of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abort(pub i32);
 
 impl From<Error> for Abort {
-    /// For calls that fail by themselves: the peer is told only if it still has the call.
+    /// Returns the code for a call that failed by itself: it is sent only if the peer still has the
+    /// call.
     fn from(error: Error) -> Abort {
         Abort(match error {
             Error::Short | Error::Long(_) => code::PROTOCOL_ERROR,

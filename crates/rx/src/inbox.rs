@@ -1,8 +1,9 @@
-//! What the program has of a call under the lock: an inbox that the thread of the socket fills while the
-//! call is being read, so that the peer need not wait for the reader.
+//! State of a call under the lock: an inbox that the socket's thread fills while the call is being
+//! read, so that the peer does not have to wait for the reader.
 //!
-//! **Invariant:** an inbox holds at most [`INBOX_BYTES`] and a datagram, and no more than two datagrams
-//! before the first read: only as many inboxes are filled as there are workers and callers.
+//! **Invariant:** an inbox holds at most [`INBOX_BYTES`] plus one datagram, and at most two
+//! datagrams before the first read: only as many inboxes are filled as there are workers and
+//! callers.
 
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -11,27 +12,27 @@ use rx_proto::{CallError, CallId, End, Read, Timestamp};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
 
-/// Bytes of an inbox that is full: most of a window.
+/// Bytes of a full inbox: most of a window.
 const INBOX_BYTES: usize = 256 * 1024;
 
-/// Pieces of an inbox that is full, however small they are.
+/// Pieces of a full inbox, however small they are.
 const INBOX_PIECES: usize = 512;
 
-/// Bytes that a reader may wait for: well before the inbox is full, so that the peer never waits for a
-/// reader who waits for the peer.
+/// Largest number of bytes that a reader may wait for: well before the inbox is full, so that the
+/// peer never waits for a reader that waits for the peer.
 const WANTED_MAX: usize = INBOX_BYTES / 4;
 const WANTED_PIECES: usize = INBOX_PIECES / 4;
 
-/// A call in the program's hands.
+/// A call owned by the program.
 pub(crate) struct Open {
     inbox: VecDeque<Bytes>,
     bytes: usize,
     at_end: bool,
-    /// Somebody began to read.
+    /// Whether the program has begun to read.
     pub(crate) reads: bool,
-    /// Somebody waits for news.
+    /// Whether a thread waits for a change of the call.
     pub(crate) waits: bool,
-    /// Bytes that whoever waits wants to have at once.
+    /// Number of bytes that the waiting reader wants at once.
     wanted: usize,
     pub(crate) wake: Arc<Condvar>,
     pub(crate) ended: Option<End>,
@@ -51,7 +52,7 @@ impl Open {
         }
     }
 
-    /// Whether there is what its reader waits for.
+    /// Returns whether the waiting reader has enough data, or no more will arrive.
     pub(crate) fn is_enough(&self) -> bool {
         let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;
         self.at_end || self.ended.is_some() || enough
@@ -59,7 +60,7 @@ impl Open {
 }
 
 impl State {
-    /// Moves data from the endpoint to the inbox of a call, as far as it has room.
+    /// Moves data from the endpoint to the inbox of a call, as far as there is room.
     pub(crate) fn fill(&mut self, now: Timestamp, call: CallId) {
         let Some(open) = self.open.get_mut(&call) else {
             return;
@@ -84,9 +85,9 @@ impl State {
         }
     }
 
-    /// Takes everything out of the inbox of a call into `ready`: whether the end was reached, or `None`
-    /// if there is nothing yet, or less than `wanted` bytes of more to come. A client's call is over, and
-    /// forgotten, at the end.
+    /// Moves everything from the inbox of a call into `ready`. Returns whether the end was reached,
+    /// or `None` if nothing is available yet, or less than `wanted` bytes while more are to come.
+    /// At the end a client's call is over and removed.
     pub(crate) fn take(
         &mut self,
         now: Timestamp,
@@ -111,7 +112,7 @@ impl State {
         std::mem::swap(&mut open.inbox, ready);
         open.bytes = 0;
         if !ready.is_empty() && !open.at_end {
-            // What was held back for want of room goes on at once.
+            // Data that was held back for lack of room can be moved now.
             self.fill(now, call);
         }
         let open = self.open.get_mut(&call)?;
@@ -131,8 +132,9 @@ impl State {
         None
     }
 
-    /// Reads the beginning of a call that a client made, as far as it is one datagram, so that the
-    /// thread that serves a short request need not ask for it; gives whether that was all.
+    /// Reads the beginning of a client's call, up to one datagram, so that the thread that serves a
+    /// short request need not take the lock for it. Returns it, and whether it was the whole
+    /// request.
     pub(crate) fn beginning(&mut self, now: Timestamp, call: CallId) -> (Option<Bytes>, bool) {
         let first = match self.endpoint.read(now, call) {
             Ok(Read::Data(first)) => Some(first),

@@ -1,4 +1,4 @@
-//! Rx over UDP: calls that are served by a pool of threads, and calls that are made.
+//! Rx over UDP: incoming calls served by a pool of threads, and outgoing calls.
 //!
 //! ```text
 //!   Port ── socket 1..n ── thread: receive in batches ─┐
@@ -7,15 +7,17 @@
 //!   Connection ── callers' threads ── Call ────────────┘
 //! ```
 //!
-//! A server gives a [`Port`] a [`Handler`] for each service; a client makes a [`Connection`] and calls on
-//! it. A port does both: a file server calls its clients back from the port that they call.
+//! A server passes a [`Handler`] for each service to its [`Port`]; a client makes a [`Connection`]
+//! and calls on it. A port does both: a file server makes callbacks from the port that its clients
+//! call.
 //!
-//! **Invariant:** what a stranger can make us hold has a limit: connections, calls and received bytes by
-//! [`rx_proto::Config`], receive buffers, threads and inboxes here. Data is not copied on its way, neither
-//! from the program to the kernel, nor, in runs of some length, from the kernel to the program.
+//! **Invariant:** resources used on behalf of unauthenticated peers are bounded: connections, calls
+//! and received bytes by [`rx_proto::Config`], receive buffers, threads and inboxes here. Data is
+//! not copied on its way from the program to the kernel, nor, in long runs, from the kernel to the
+//! program.
 //!
-//! The protocol itself, its timers and its limits are `rx-proto`. Absent on purpose: security classes
-//! other than rxnull, encoding of arguments, an async runtime.
+//! The protocol itself, its timers and its limits are in `rx-proto`. Deliberately absent: security
+//! classes other than rxnull, encoding of arguments, an async runtime.
 
 mod bytes;
 mod call;

@@ -1,32 +1,32 @@
 //! Receive buffers: the kernel fills them with runs of datagrams, calls refer to parts of them.
 //!
-//! **Invariant:** at most a set number of buffers is referred to by data. A run that is long is lent
-//! out as it is; a short one, or any when too many are lent, is copied, so that a stranger's small
-//! packet never keeps a large buffer for long.
+//! **Invariant:** the number of buffers referenced by data is bounded. A long run is passed on in
+//! its buffer; a short one, or any run while too many buffers are referenced, is copied, so that a
+//! small packet never keeps a large buffer allocated for long.
 
 use crate::bytes::Bytes;
 use crate::sys::Received;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of a buffer: as many as the kernel joins to one (`UDP_GRO`).
+/// Length of a buffer in bytes: the most that the kernel coalesces (`UDP_GRO`).
 pub(crate) const BUFFER_BYTES: usize = 65_536;
 
-/// Buffers that are offered to the kernel at once.
+/// Number of buffers offered to the kernel at once.
 pub(crate) const BUFFERS: usize = 16;
 
-/// Shortest run that is lent out rather than copied. Copying less costs about what finding another
-/// buffer does.
+/// Shortest run in bytes that is passed on and not copied. Copying less costs about as much as
+/// finding another buffer.
 const LEND_BYTES: usize = 16_384;
 
-/// Lent buffers that are looked at for one that came back.
+/// Number of referenced buffers examined for one that was released.
 const LOOKS: usize = 8;
 
 type Buffer = Arc<Box<[u8]>>;
 
-/// The buffers of one socket.
+/// Receive buffers of one socket.
 pub(crate) struct Pool {
-    /// Offered to the kernel; nothing refers to them.
+    /// Buffers offered to the kernel, without references.
     offered: Vec<Buffer>,
     lent: VecDeque<Buffer>,
     lent_max: usize,
@@ -41,14 +41,14 @@ impl Pool {
         }
     }
 
-    /// The buffers that the kernel may fill.
+    /// Returns the buffers that the kernel may fill.
     pub(crate) fn offered(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.offered
             .iter_mut()
             .filter_map(|buffer| Arc::get_mut(buffer).map(|bytes| &mut **bytes))
     }
 
-    /// Takes the datagrams out of the buffer at `index`, which the kernel filled.
+    /// Passes on the datagrams of the buffer at `index`, which the kernel filled.
     pub(crate) fn take(&mut self, index: usize, received: &Received, mut give: impl FnMut(Bytes)) {
         let segments = (0..received.bytes)
             .step_by(received.segment.max(1))
@@ -67,13 +67,13 @@ impl Pool {
         }
     }
 
-    /// A buffer to offer in the place of one that is lent out: one that came back, or a new one.
+    /// Returns a replacement for a buffer that is passed on: a released or a new one.
     fn another(&mut self) -> Option<Buffer> {
         let room = self.lent.len() < self.lent_max;
         self.back().or_else(|| room.then(fresh))
     }
 
-    /// A lent buffer that came back; those in front of it, which did not, are looked at later.
+    /// Returns a released buffer; those in front of it that are still referenced move to the back.
     fn back(&mut self) -> Option<Buffer> {
         for _ in 0..LOOKS.min(self.lent.len()) {
             let buffer = self.lent.pop_front()?;

@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Times that a thread fills all its buffers before it looks at what it has: 4 MiB of data.
+/// Number of times that a thread fills all its buffers before it processes them: 4 MiB of data.
 const ROUNDS: usize = 4;
 
-/// Errors reported by the network that are taken before what was received is looked at.
+/// Largest number of ICMP errors read before received data is processed.
 const ERRORS: usize = 256;
 
-/// Pause after an error of a socket, which may go on for a while (no memory).
+/// Pause after a socket error, which may persist for a while (out of memory).
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
-/// A UDP port on which calls are served and made. It closes when it is dropped: calls that are being
-/// served end with an abort that lets clients try again, and their handlers are waited for.
+/// A UDP port on which calls are served and made. Dropping it closes it: calls being served end
+/// with an abort that tells clients to retry, and the drop waits for their handlers.
 pub struct Port {
     address: SocketAddr,
     shards: Vec<Arc<Shard>>,
@@ -36,32 +36,33 @@ pub struct Port {
     next: AtomicUsize,
 }
 
-/// What passed through a port's sockets.
+/// Counters of a port's sockets.
 #[derive(Debug, Clone, Default)]
 pub struct PortStats {
-    /// Of each socket, what its endpoint counted.
+    /// Counters of each socket's endpoint.
     pub sockets: Vec<Stats>,
-    /// Datagrams that the system dropped because a receive buffer was full.
+    /// Datagrams that the kernel dropped because a receive buffer was full.
     pub dropped: u64,
-    /// Sends that failed: their datagrams are lost.
+    /// Failed sends: their datagrams are lost.
     pub send_errors: u64,
-    /// Connections at the moment, both ways.
+    /// Current number of connections, in both directions.
     pub connections: usize,
-    /// Calls at the moment, both ways.
+    /// Current number of calls, in both directions.
     pub calls: usize,
-    /// Bytes at the moment that were written and not acknowledged.
+    /// Current number of bytes written and not acknowledged.
     pub unacknowledged: u64,
 }
 
 impl Port {
-    /// Opens a port; `services` are served at once.
+    /// Opens a port and serves `services` immediately.
     ///
     /// # Errors
-    /// What the system says of sockets and threads; [`io::ErrorKind::AddrInUse`] if another program has
-    /// the port.
+    /// Errors of the system for sockets and threads; [`io::ErrorKind::AddrInUse`] if another
+    /// program uses the port.
     pub fn open(settings: &Settings, services: Vec<Service>) -> io::Result<Port> {
         let buffer = settings.socket_buffer_bytes;
-        // Alone first: sockets that share a port would share it with another server of the same user.
+        // Without sharing first: sockets that share a port would share it with another server of
+        // the same user.
         let alone = Socket::bind(settings.listen, false, buffer)?;
         let address = alone.address()?;
         let count = settings.sockets.max(1);
@@ -108,18 +109,18 @@ impl Port {
         Ok(port)
     }
 
-    /// Address and port.
+    /// Returns the address and port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A connection to a service of `peer`. Nothing is sent before its first call.
+    /// Returns a connection to a service of `peer`. Nothing is sent before its first call.
     pub fn connect(&self, peer: SocketAddr, service: u16, timeouts: Timeouts) -> Connection {
         self.connect_by(Route { peer, local: None }, service, timeouts)
     }
 
-    /// The same from one of this machine's addresses, which the port's own has to include: a port at
-    /// 0.0.0.0 can be many clients, each with an address of 127/8.
+    /// Returns a connection from a specific local address, which must be covered by the port's own:
+    /// a port at 0.0.0.0 can act as many clients, each with an address in 127/8.
     pub fn connect_from(
         &self,
         local: IpAddr,
@@ -136,7 +137,7 @@ impl Port {
         Connection::new(&self.shards[index], route, service, timeouts)
     }
 
-    /// What passed through.
+    /// Returns the counters.
     pub fn stats(&self) -> PortStats {
         let mut stats = PortStats::default();
         for shard in &self.shards {
@@ -163,11 +164,11 @@ impl Drop for Port {
     }
 }
 
-/// Takes in what arrives at a socket.
+/// Receiver of a socket's datagrams.
 pub(crate) struct Intake {
     socket: OwnedFd,
     own: Arc<Shard>,
-    /// All sockets of the port.
+    /// Shards of all sockets of the port.
     others: Vec<Arc<Shard>>,
     pool: Pool,
     room: Receiver,
@@ -178,8 +179,8 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// Listens until the port is closed, or until a call came that the caller serves: then another
-    /// thread has the socket.
+    /// Receives until the port is closed, or until a call arrives that the caller serves: then
+    /// another thread has taken over the socket.
     pub(crate) fn run(mut self: Box<Self>, workers: &Arc<Workers>) -> Option<Job> {
         while let Some(waits_for_room) = self.own.waits_for_room() {
             let mut flags = PollFlags::IN;
@@ -214,8 +215,8 @@ impl Intake {
         None
     }
 
-    /// Takes the errors that the network reported, and tells the endpoint whose connection the refused
-    /// datagram was of.
+    /// Reads ICMP errors from the socket, and reports each to the endpoint whose connection the
+    /// refused datagram belonged to.
     fn hear_refusals(&mut self) {
         for _ in 0..ERRORS {
             let Ok(error) = sys::take_error(self.socket.as_fd()) else {
@@ -232,7 +233,7 @@ impl Intake {
         }
     }
 
-    /// Receives everything that is there.
+    /// Receives all pending datagrams.
     fn receive(&mut self) {
         for _ in 0..ROUNDS {
             let buffers = self.pool.offered();
@@ -270,9 +271,9 @@ impl Intake {
         }
     }
 
-    /// Gives the datagrams to their endpoints. Answers to calls that we made come to the socket that
-    /// the kernel chose for their sender, and belong to the one that the call was made from, which
-    /// their epoch names. Gives one of the calls that came.
+    /// Passes the datagrams to their endpoints. Replies to our own calls arrive at the socket that
+    /// the kernel selected for their sender, but belong to the endpoint that made the call, which
+    /// their epoch identifies. Returns one of the new calls.
     fn deliver(&mut self, workers: &Arc<Workers>) -> Option<Job> {
         if self.others.len() > 1 {
             for (index, other) in self.others.iter().enumerate() {

@@ -1,41 +1,43 @@
-//! How a port is opened: limits, each with its unit and reason.
+//! Settings of a port: limits, each with its unit and reason.
 
 use crate::Handler;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A service that others may call, and who answers.
+/// A service and its handler.
 #[derive(Clone)]
 pub struct Service {
-    /// Its number: 1 is the file service, 52 volume location.
+    /// Service id: 1 is the file service, 52 volume location.
     pub id: u16,
-    /// Answers its calls, several at a time.
+    /// Handler of its calls, several at a time.
     pub handler: Arc<dyn Handler>,
 }
 
 /// Settings of a port.
 #[derive(Clone)]
 pub struct Settings {
-    /// Address and port; port 0 lets the system choose, the address 0.0.0.0 is all of IPv4. Replies
-    /// leave from the address that was called.
+    /// Address and port; port 0 lets the system choose, the address 0.0.0.0 covers all of IPv4.
+    /// Replies leave from the address that was called.
     pub listen: SocketAddr,
-    /// Sockets on the port, each with a thread. The kernel keeps a peer's packets on one of them.
+    /// Number of sockets on the port, each with a thread. The kernel keeps a peer's packets on one
+    /// of them.
     pub sockets: usize,
-    /// Calls that are served at a time, each by a thread. Threads are made when they are needed; calls
-    /// beyond wait, as many as [`rx_proto::Config::calls_max`] says. A host gets one more only while it
-    /// has no more than are free: alone it has half of them, so that one that holds its calls for ever
-    /// stops none of the others.
+    /// Largest number of calls served concurrently, each by a thread. Threads are created on
+    /// demand; further calls wait, up to [`rx_proto::Config::calls_max`]. A host gets another
+    /// thread only while it uses no more threads than are free: alone it gets half of them, so that
+    /// a host whose calls never end does not block the others.
     pub workers: usize,
-    /// Name of its threads, of which the kernel keeps 15 bytes: by it a process that has several ports tells what
-    /// each of them takes of its CPU.
+    /// Name of the threads, of which the kernel keeps 15 bytes: it tells the CPU time of several
+    /// ports in one process apart.
     pub thread_name: &'static str,
-    /// Bytes of each socket's buffers, both ways. OpenAFS's rule is threads times window times packet:
-    /// 128 times 32 times 1.4 KB is 6 MB. More than the system's limit needs `CAP_NET_ADMIN`.
+    /// Bytes of each socket's receive and send buffer. OpenAFS's rule is threads times window times
+    /// packet: 128 times 32 times 1.4 KB is 6 MB. More than the system's limit needs
+    /// `CAP_NET_ADMIN`.
     pub socket_buffer_bytes: usize,
-    /// Receive buffers of 64 KiB for each socket that may be referred to by data that was not read yet;
-    /// beyond, data is copied out. They are made when they are needed and then kept. 16 MiB.
+    /// Receive buffers of 64 KiB per socket that unread data may reference; beyond that, data is
+    /// copied. They are allocated on demand and then kept. The default is 16 MiB.
     pub lent_buffers: usize,
-    /// Limits of the protocol, for each socket.
+    /// Protocol limits of each socket's endpoint.
     pub rx: rx_proto::Config,
 }
 

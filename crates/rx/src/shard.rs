@@ -1,19 +1,20 @@
-//! A socket, its endpoint, and the lock around both.
+//! A socket, its endpoint, and the lock that protects both.
 //!
 //! ```text
-//!   thread of the socket: poll ─► receive all that is there ─► lock ─► handle_input … ─┐
-//!   worker, caller:              read, write, finish         ─► lock ─► verb ─────────┤
+//!   thread of the socket: poll ─► receive pending datagrams ─► lock ─► handle_input … ─┐
+//!   worker, caller:               read, write, finish       ─► lock ─► verb ───────────┤
 //!                                                                                      ▼
 //!              settle: events (data to inboxes, calls to workers) ─► send ─► set the timer ─► unlock
 //! ```
 //!
-//! Whoever has the lock leaves nothing undone: a reply leaves from the thread that wrote it, without
-//! a change of threads. The thread of the socket takes in everything that has arrived before anything
-//! is sent, so that windows are opened by all acknowledgements at once, and it moves data to the
-//! inboxes of calls that are being read, so that one acknowledgement says that it was received and
-//! read.
+//! The lock holder completes all work that it caused before it unlocks: a reply leaves from the
+//! thread that wrote it, without a thread switch. The thread of the socket processes all pending
+//! datagrams before anything is sent, so that all acknowledgements open the windows at once, and it
+//! moves data to the inboxes of calls that are being read, so that one acknowledgement reports the
+//! data as received and read.
 //!
-//! **Invariant:** the timer is set to the endpoint's next deadline or before, unless the lock is taken.
+//! **Invariant:** the timer is set to the endpoint's next deadline or earlier, except while the
+//! lock is held.
 
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -28,30 +29,30 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A socket of a port with everything that goes through it.
+/// A socket of a port with its endpoint and calls.
 pub(crate) struct Shard {
     state: Mutex<State>,
     timer: OwnedFd,
-    /// Names this endpoint's own connections in packets.
+    /// Epoch of the connections made by this endpoint.
     pub(crate) epoch: u32,
-    /// Those who wait for a free channel of a connection.
+    /// Notified when a channel of a connection becomes free.
     pub(crate) channels: Arc<Condvar>,
     workers: Arc<Workers>,
 }
 
-/// What the lock protects.
+/// State protected by the lock.
 pub(crate) struct State {
     pub(crate) endpoint: Endpoint<Bytes, Bytes>,
-    /// The calls that the program has.
+    /// Calls owned by the program.
     pub(crate) open: HashMap<CallId, Open>,
     pub(crate) socket: Socket,
     batch: Transmit<Bytes>,
-    /// The batch could not be sent yet.
+    /// Whether the batch could not be sent yet.
     unsent: bool,
-    /// What the timer is set to.
+    /// Time to which the timer is set.
     armed: Option<Timestamp>,
     pub(crate) stopped: bool,
-    /// Whom to wake, and what to hand to the workers, when the lock is free.
+    /// Threads to wake and calls to pass to the workers after the lock is released.
     wakes: Vec<Arc<Condvar>>,
     fresh: Vec<Job>,
 }
@@ -95,11 +96,11 @@ impl Shard {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A handler's panic never happens under this lock.
+        // A handler never panics while it holds this lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the endpoint, and what follows from it.
+    /// Runs `act` under the lock, then handles its consequences.
     pub(crate) fn turn<R>(self: &Arc<Self>, act: impl FnOnce(&mut State, Timestamp) -> R) -> R {
         let mut state = self.lock();
         let now = now();
@@ -109,8 +110,8 @@ impl Shard {
         result
     }
 
-    /// The same, again and again until it gives something, each time after `wake` was notified;
-    /// [`Error::Late`] if that takes until `deadline`.
+    /// Runs `act` like [`turn`](Shard::turn) until it returns a result, each time after `wake` was
+    /// notified. Returns [`Error::Late`] if the deadline passes first.
     pub(crate) fn until<R>(
         self: &Arc<Self>,
         wake: &Condvar,
@@ -126,7 +127,7 @@ impl Shard {
                 self.leave(state);
                 return result;
             }
-            // News that came of the turn itself would find nobody waiting.
+            // A notification caused by this call itself would be lost, because no thread waits yet.
             let mut news = false;
             for other in state.wakes.drain(..) {
                 news |= std::ptr::eq(Arc::as_ptr(&other), wake);
@@ -150,7 +151,7 @@ impl Shard {
         }
     }
 
-    /// Unlocks, then wakes: whoever is woken finds the lock free.
+    /// Unlocks, then wakes threads, so that they find the lock free.
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wakes = std::mem::take(&mut state.wakes);
         let fresh = std::mem::take(&mut state.fresh);
@@ -163,7 +164,7 @@ impl Shard {
         }
     }
 
-    /// Whether a call of ours is over.
+    /// Returns whether a call owned by the program is over.
     pub(crate) fn has_ended(&self, call: CallId) -> bool {
         let state = self.lock();
         state
@@ -172,8 +173,8 @@ impl Shard {
             .is_none_or(|open| open.ended.is_some())
     }
 
-    /// Takes datagrams in, and does what time brings. Gives one of the calls that came, for the caller
-    /// to serve.
+    /// Processes datagrams and expired timers. Returns one of the new calls, for the caller to
+    /// serve.
     pub(crate) fn input(
         self: &Arc<Self>,
         datagrams: impl Iterator<Item = (Route, Bytes)>,
@@ -192,25 +193,26 @@ impl Shard {
         job
     }
 
-    /// Notes that the timer expired, if it did.
+    /// Records the expiry of the timer, if it has expired.
     pub(crate) fn timer_expired(&self) {
         if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
             self.lock().armed = None;
         }
     }
 
-    /// Whether to wait for room in the socket; `None` if the port was closed.
+    /// Returns whether to wait for room in the socket's send buffer, or `None` if the port was
+    /// closed.
     pub(crate) fn waits_for_room(&self) -> Option<bool> {
         let state = self.lock();
         (!state.stopped).then_some(state.unsent)
     }
 
-    /// The descriptor that becomes readable when the timer expires.
+    /// Returns the descriptor that becomes readable when the timer expires.
     pub(crate) fn timer(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }
 
-    /// Ends everything: calls that are served are to be tried again elsewhere or later.
+    /// Ends all calls with a code that tells clients to retry elsewhere or later.
     pub(crate) fn stop(self: &Arc<Self>) {
         self.turn(|state, now| {
             let calls: Vec<CallId> = state.open.keys().copied().collect();
@@ -223,11 +225,11 @@ impl Shard {
             state.wakes.push(Arc::clone(&self.channels));
             state.stopped = true;
         });
-        // The thread of the socket looks whether it is to end.
+        // Wakes the thread of the socket, which checks whether it should end.
         set_timer(&self.timer, Timestamp::from_nanos(1));
     }
 
-    /// Does what the endpoint's events ask for.
+    /// Handles the endpoint's events.
     fn hear(self: &Arc<Self>, state: &mut State, now: Timestamp) {
         while let Some(event) = state.endpoint.poll_event() {
             match event {
@@ -258,12 +260,12 @@ impl Shard {
         }
     }
 
-    /// Hears what the endpoint has to say, sends what it has to send, and sets the timer.
+    /// Handles the endpoint's events, sends its packets, and sets the timer.
     fn settle(self: &Arc<Self>, state: &mut State, now: Timestamp) {
         let could = !state.unsent;
         self.hear(state, now);
         state.send(now);
-        // What could not be sealed ended its call.
+        // A call whose data could not be sealed has ended.
         self.hear(state, now);
         if state.unsent && could {
             // The thread of the socket has to wait for room.
@@ -278,7 +280,7 @@ impl Shard {
 }
 
 impl State {
-    /// Sends until there is nothing left, or no room.
+    /// Sends until nothing is left, or the socket's buffer is full.
     fn send(&mut self, now: Timestamp) {
         while self.unsent || self.endpoint.poll_transmit(now, &mut self.batch) {
             self.unsent = false;
@@ -294,7 +296,7 @@ impl State {
         self.batch.clear();
     }
 
-    /// There is data of a call; it goes to the inbox if the call is being read.
+    /// Handles available data of a call: moves it to the inbox if the call is being read.
     fn readable(&mut self, now: Timestamp, call: CallId) {
         let reads = self.open.get(&call).is_some_and(|open| open.reads);
         if reads {
@@ -305,7 +307,7 @@ impl State {
         }
     }
 
-    /// Notes something of a call, and wakes whoever waits for it.
+    /// Updates a call, and wakes the thread that waits for it.
     fn news(&mut self, call: CallId, note: impl FnOnce(&mut Open)) {
         if let Some(open) = self.open.get_mut(&call) {
             note(open);
@@ -316,14 +318,14 @@ impl State {
     }
 }
 
-/// The time of the endpoints and of their timers.
+/// Returns the current time of the endpoints and their timers.
 fn now() -> Timestamp {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Timestamp::from_nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Makes `timer` expire at a moment of [`now`]'s clock.
+/// Sets `timer` to expire at a moment of [`now`]'s clock.
 fn set_timer(timer: &OwnedFd, at: Timestamp) {
     let nanos = at.as_nanos().max(1);
     let zero = Timespec {

@@ -1,4 +1,4 @@
-//! One UDP socket of a port: opened with large buffers, received from and sent to in batches.
+//! One UDP socket of a port, with large buffers and batched receives and sends.
 
 use crate::bytes::Bytes;
 use crate::sys::{self, SLICES_MAX};
@@ -8,18 +8,18 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Datagrams up to this size pass everywhere: whether IP may cut them does not matter, so the socket
-/// stays as it is.
+/// Every network carries datagrams up to this size, so the fragmentation setting of the socket does
+/// not matter for them.
 const SMALL_BYTES: usize = 508;
 
-/// What became of a batch.
+/// Result of sending a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// It left, or is lost like any datagram.
+    /// The batch was sent, or is lost like any datagram.
     Gone,
-    /// The socket takes nothing now.
+    /// The send buffer is full.
     Later,
-    /// The network takes no datagrams as large as these, at most of so many bytes.
+    /// The network carries no datagrams of this size, at most the given number of bytes.
     TooLong(Route, usize),
 }
 
@@ -27,9 +27,9 @@ pub(crate) enum Sent {
 pub(crate) struct Socket {
     fd: OwnedFd,
     v6: bool,
-    /// The kernel cuts batches (`UDP_SEGMENT`); not all network devices let it.
+    /// Whether the kernel segments batches (`UDP_SEGMENT`), which not all network devices allow.
     cuts: bool,
-    /// IP does not fragment what is sent.
+    /// Whether IP must not fragment sent datagrams.
     whole: bool,
     pub(crate) errors: u64,
 }
@@ -47,7 +47,7 @@ impl Socket {
         if shared {
             sockopt::set_socket_reuseport(&fd, true)?;
         }
-        // Beyond the system's limit only with a privilege; within it for everybody.
+        // Exceeding the system's limit requires a privilege.
         if sockopt::set_socket_recv_buffer_size_force(&fd, buffer).is_err() {
             sockopt::set_socket_recv_buffer_size(&fd, buffer)?;
         }
@@ -74,13 +74,12 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Address and port that it is bound to.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         let address = rustix::net::getsockname(&self.fd)?;
         SocketAddr::try_from(address).map_err(|_| io::ErrorKind::Unsupported.into())
     }
 
-    /// Bytes that its receive buffer got, as the kernel counts: data and what it keeps beside it.
+    /// Returns the size of the receive buffer as counted by the kernel: data and its overhead.
     pub(crate) fn receive_buffer(&self) -> io::Result<usize> {
         Ok(sockopt::socket_recv_buffer_size(&self.fd)?)
     }
@@ -89,7 +88,6 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// Sends a batch.
     pub(crate) fn send(&mut self, batch: &Transmit<Bytes>) -> Sent {
         let largest = batch.segment_bytes();
         if largest > SMALL_BYTES && self.keep_whole(batch.dont_fragment()).is_err() {
@@ -110,7 +108,7 @@ impl Socket {
         match sys::send(self.fd(), route.peer, route.local, segment, &slices) {
             Ok(_) => Sent::Gone,
             Err(e) if segment.is_some() && is_about_cutting(&e) => {
-                // EIO: the device cannot add checksums, so no batch will ever leave by it.
+                // EIO: the device cannot compute checksums, so no batch will ever leave through it.
                 self.cuts &= e.raw_os_error() != Some(libc::EIO);
                 self.send_singly(batch)
             }
@@ -124,7 +122,8 @@ impl Socket {
         for datagram in batch.datagrams() {
             let slices = [IoSlice::new(&datagram)];
             if let Err(e) = sys::send(self.fd(), route.peer, route.local, None, &slices) {
-                // Some have left: sending those again would do no harm, but need not be.
+                // Some datagrams have left: sending those again would be harmless, but is
+                // unnecessary.
                 match self.failed(batch, &e) {
                     Sent::Later => self.errors += 1,
                     other => return other,
@@ -134,7 +133,8 @@ impl Socket {
         Sent::Gone
     }
 
-    /// What an error means for a batch. Most mean that it is lost on the way, as any may be.
+    /// Returns the meaning of an error for a batch. Most errors mean that it is lost, like any
+    /// datagram.
     fn failed(&mut self, batch: &Transmit<Bytes>, error: &io::Error) -> Sent {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Sent::Later,
@@ -149,8 +149,8 @@ impl Socket {
         }
     }
 
-    /// Says whether IP may fragment what is sent. Never by what the system believes to know of a path:
-    /// that may have been told by anybody.
+    /// Sets whether IP may fragment sent datagrams. Never relies on the kernel's knowledge of a
+    /// path's MTU, which third parties may have forged.
     fn keep_whole(&mut self, whole: bool) -> io::Result<()> {
         if self.whole != whole {
             let (level, name) = if self.v6 {
@@ -158,7 +158,7 @@ impl Socket {
             } else {
                 (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
             };
-            // The values of IPv6 are the same.
+            // The values for IPv6 are the same.
             let value = if whole {
                 libc::IP_PMTUDISC_PROBE
             } else {
@@ -171,8 +171,8 @@ impl Socket {
     }
 }
 
-/// Whether a batch was refused because it was to be cut: by a device that cannot, or because its
-/// datagrams would have to be fragmented besides.
+/// Returns whether a batch was refused because of segmentation: by a device that does not support
+/// it, or because its datagrams would also have to be fragmented.
 fn is_about_cutting(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -1,7 +1,7 @@
-//! The system calls that no safe library offers: many datagrams received at once with what the kernel
-//! says of each, one send that the kernel cuts into datagrams, and the errors that the network reports.
+//! System calls without a safe wrapper: receiving many datagrams at once with their control
+//! messages, one send that the kernel segments into datagrams, and reading ICMP errors.
 //!
-//! **Invariant:** the kernel is given pointers only to memory that outlives the call.
+//! **Invariant:** pointers passed to the kernel refer only to memory that outlives the call.
 
 use libc::{c_int, c_void};
 use std::io::{self, IoSlice};
@@ -9,32 +9,32 @@ use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes for control messages of one datagram: packet information, segment size, drops; IPv6's takes
-/// 40 bytes, the others 24 and less.
+/// Bytes for the control messages of one datagram: packet information, segment size, drops; that of
+/// IPv6 takes 40 bytes, the others 24 or less.
 const CONTROL_BYTES: usize = 128;
 
-/// Most slices of one send (`UIO_MAXIOV`).
+/// Largest number of slices of one send (`UIO_MAXIOV`).
 pub(crate) const SLICES_MAX: usize = 1024;
 
-/// Control messages, aligned as the kernel wants them.
+/// Buffer for control messages, aligned as the kernel requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// What the kernel says of a received buffer.
+/// Metadata of a received buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) peer: SocketAddr,
-    /// Our address that it was sent to.
+    /// Local address to which it was sent.
     pub(crate) local: Option<IpAddr>,
-    /// Bytes of all its datagrams, and of each but the last.
+    /// Total bytes of its datagrams, and bytes of each except the last.
     pub(crate) bytes: usize,
     pub(crate) segment: usize,
-    /// Datagrams that this socket dropped so far for want of room, modulo 2^32.
+    /// Number of datagrams that this socket has dropped for lack of room, modulo 2^32.
     pub(crate) dropped: Option<u32>,
 }
 
-/// Sets an option of a socket that is a whole number.
+/// Sets an integer option of a socket.
 pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     let bytes = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the value lives until the call returns, and `bytes` is its size.
@@ -45,19 +45,19 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -
     check(done.try_into()).map(drop)
 }
 
-/// Gives the number of a system call's result, or its error.
+/// Returns the result of a system call as a number, or its error.
 fn check(result: Result<usize, std::num::TryFromIntError>) -> io::Result<usize> {
     result.map_err(|_| io::Error::last_os_error())
 }
 
-/// Room for what the kernel writes when it receives into many buffers.
+/// Buffers for the metadata of received datagrams.
 pub(crate) struct Receiver {
     names: Vec<libc::sockaddr_storage>,
     controls: Vec<Control>,
 }
 
 impl Receiver {
-    /// For up to `buffers` buffers at once.
+    /// Returns a receiver for up to `buffers` buffers at once.
     pub(crate) fn new(buffers: usize) -> Receiver {
         // SAFETY: all zeros are a valid `sockaddr_storage`, of no family.
         let name = unsafe { zeroed() };
@@ -67,8 +67,8 @@ impl Receiver {
         }
     }
 
-    /// Receives into as many of `buffers` as there is something for, without waiting; `None` in the
-    /// place of what did not come from an IP address, or was cut.
+    /// Receives into as many of `buffers` as there are pending datagrams for, without blocking.
+    /// Yields `None` for a message that was truncated or did not come from an IP address.
     pub(crate) fn receive<'b>(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -103,7 +103,7 @@ impl Receiver {
         let count = messages.len() as libc::c_uint;
         let flags = libc::MSG_DONTWAIT;
         // SAFETY: each message points to one slice, whose buffer is borrowed until this function
-        // returns, and to a name and a control block of `self` that no other message has.
+        // returns, and to a name and a control block of `self` that no other message uses.
         let got = unsafe {
             let none = std::ptr::null_mut();
             libc::recvmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), count, flags, none)
@@ -114,10 +114,10 @@ impl Receiver {
     }
 }
 
-/// Bytes that are kept of a datagram that the network refused: its Rx header and more.
+/// Bytes kept of a refused datagram: its Rx header and more.
 const QUOTE_BYTES: usize = 64;
 
-/// A datagram that could not be delivered because nothing listens at the peer's port.
+/// A datagram that could not be delivered because the peer's port is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) peer: SocketAddr,
@@ -126,14 +126,14 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// The beginning of its payload, as far as the network quotes it.
+    /// Returns the beginning of its payload, as far as the ICMP error quotes it.
     pub(crate) fn quoted(&self) -> &[u8] {
         &self.quote[..self.bytes]
     }
 }
 
-/// Takes one error that the network reported from the socket's error queue, without waiting; the inner
-/// `None` is an error that does not matter. What is not taken keeps `poll` from waiting.
+/// Reads one ICMP error from the socket's error queue, without blocking; the inner `None` is an
+/// irrelevant error. An error left in the queue keeps `poll` from blocking.
 pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
     let mut quote = [0; QUOTE_BYTES];
     let mut slice = libc::iovec {
@@ -157,18 +157,19 @@ pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
     if !is_refusal(&header) {
         return Ok(None);
     }
-    // SAFETY: the kernel wrote a name of its family there, or left the zeros of none.
+    // SAFETY: the kernel wrote an address of the named family there, or left the zeros of no
+    // family.
     let peer = unsafe { address(&name) };
     Ok(peer.map(|peer| Refused { peer, quote, bytes }))
 }
 
-/// Whether a message of the error queue says that a port is closed.
+/// Returns whether a message of the error queue reports a closed port.
 fn is_refusal(header: &libc::msghdr) -> bool {
-    // SAFETY: the kernel left a chain of control messages in the block, whose length it set.
+    // SAFETY: the kernel left a chain of control messages in the block, and set its length.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
         // SAFETY: `next` is a control message within the block, complete with its data, whose type
-        // its level and type say.
+        // follows from its level and type.
         unsafe {
             let kind = ((*next).cmsg_level, (*next).cmsg_type);
             if let (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) =
@@ -186,8 +187,8 @@ fn is_refusal(header: &libc::msghdr) -> bool {
     false
 }
 
-/// Whether a call on a socket may have failed because of an error that the network reported of an
-/// earlier datagram, perhaps to another peer: the kernel reports each once, to whatever call comes next.
+/// Returns whether a socket call may have failed because of an ICMP error for an earlier datagram,
+/// perhaps to another peer: the kernel reports each error once, to the next call.
 pub(crate) fn is_of_earlier(error: &io::Error) -> bool {
     const REPORTED: &[c_int] = &[
         libc::EACCES,
@@ -204,7 +205,7 @@ pub(crate) fn is_of_earlier(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|e| REPORTED.contains(&e))
 }
 
-/// Reads what the kernel said of a message.
+/// Returns the metadata of a received message.
 fn describe(message: &libc::mmsghdr) -> Option<Received> {
     let header = &message.msg_hdr;
     if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
@@ -212,18 +213,19 @@ fn describe(message: &libc::mmsghdr) -> Option<Received> {
     }
     let bytes = message.msg_len as usize;
     let mut received = Received {
-        // SAFETY: the kernel wrote a name of its family there, or left the zeros of none.
+        // SAFETY: the kernel wrote an address of the named family there, or left the zeros of no
+        // family.
         peer: unsafe { address(&*header.msg_name.cast::<libc::sockaddr_storage>()) }?,
         local: None,
         bytes,
         segment: bytes,
         dropped: None,
     };
-    // SAFETY: the kernel left a chain of control messages in the block, whose length it set.
+    // SAFETY: the kernel left a chain of control messages in the block, and set its length.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
         // SAFETY: `next` is a control message within the block, complete with its data, whose type
-        // its level and type say.
+        // follows from its level and type.
         unsafe {
             let data = libc::CMSG_DATA(next);
             match ((*next).cmsg_level, (*next).cmsg_type) {
@@ -251,10 +253,11 @@ fn describe(message: &libc::mmsghdr) -> Option<Received> {
     Some(received)
 }
 
-/// Tries of a send that fails as if by an earlier datagram's error.
+/// Number of attempts for a send that fails with an earlier datagram's error.
 const TRIES: usize = 3;
 
-/// Sends the bytes of `slices`, as one datagram or cut into such of `segment` bytes, without waiting.
+/// Sends the bytes of `slices`, as one datagram or segmented into datagrams of `segment` bytes,
+/// without blocking.
 pub(crate) fn send(
     fd: BorrowedFd<'_>,
     to: SocketAddr,
@@ -323,7 +326,7 @@ fn send_once(
 }
 
 impl Control {
-    /// Appends a control message behind the first `used` bytes; gives the bytes it takes.
+    /// Appends a control message after the first `used` bytes; returns its length in bytes.
     fn push<T: Copy>(&mut self, used: usize, level: c_int, kind: c_int, value: T) -> usize {
         let bytes = size_of::<T>() as libc::c_uint;
         // SAFETY: these only compute with lengths.
@@ -357,7 +360,7 @@ const fn in6_addr(address: Ipv6Addr) -> libc::in6_addr {
     }
 }
 
-/// An address as the kernel has it.
+/// Returns the kernel's form of an address.
 fn storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: all zeros are a valid `sockaddr_storage`, of no family.
     let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
@@ -390,22 +393,22 @@ fn storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     (storage, bytes as libc::socklen_t)
 }
 
-/// An address of the kernel's; `None` if it is not IP.
+/// Returns an address from the kernel's form, or `None` if it is not an IP address.
 ///
 /// # Safety
-/// `storage` holds an address of the family that it names.
+/// `storage` must hold an address of the family that it names.
 unsafe fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let place = &raw const *storage;
     match c_int::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the caller says so.
+            // SAFETY: guaranteed by the caller.
             let name = unsafe { &*place.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes());
             let port = u16::from_be(name.sin_port);
             Some(SocketAddrV4::new(ip, port).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the caller says so.
+            // SAFETY: guaranteed by the caller.
             let name = unsafe { &*place.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
             let port = u16::from_be(name.sin6_port);
@@ -454,7 +457,7 @@ mod tests {
             while is_quiet() {
                 std::thread::yield_now();
             }
-            // Another peer's datagram leaves all the same.
+            // A datagram to another peer is still sent.
             let other = open.local_addr().unwrap();
             assert_eq!(send(socket.as_fd(), other, None, None, &bytes).unwrap(), 10);
             let refused = take_error(socket.as_fd()).unwrap().unwrap();

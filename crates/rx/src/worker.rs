@@ -1,14 +1,13 @@
-//! The threads that listen to sockets and serve calls.
+//! Threads that listen to sockets and serve calls.
 //!
-//! A thread that listens serves a call itself and leaves its socket to another one that has nothing to do,
-//! if there is one: so a short call is answered by the thread that its packet woke, while the other
-//! wakes.
+//! A listening thread serves a call itself and hands its socket to an idle thread, if there is one:
+//! so a short call is answered by the thread that its packet woke, while the other thread wakes up.
 //!
-//! **Invariant:** a call is with one thread from its beginning to its end; there are never more calls
-//! served than the setting says; each socket is with a thread, or with one that is on its way. A host whose
-//! calls wait is served in turn with the others, and gets a thread only while it has no more than are
-//! free: one host has half of them and one more at most, the next half of the rest, and for a host that
-//! has none there is one as long as there are few that have many.
+//! **Invariant:** a call stays with one thread from its beginning to its end; the number of calls
+//! served concurrently never exceeds the setting; each socket has a thread, or one that is waking
+//! up for it. Hosts with waiting calls are served in turn. A host gets a thread only while it uses
+//! no more threads than are free: one host uses at most half of them plus one, the next one half of
+//! the rest, and so on; a host without threads still gets one as long as few hosts use many.
 
 use crate::bytes::Bytes;
 use crate::call::Call;
@@ -24,10 +23,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Answers the calls of a service.
+/// Handler of the calls of a service.
 pub trait Handler: Send + Sync {
-    /// Serves one call: reads the request, writes the reply. The call's end is the return: `Ok` delivers
-    /// what was written, an [`Abort`] tells the client its code. May block; may make calls of its own.
+    /// Serves one call: reads the request, writes the reply. Returning ends the call: `Ok` delivers
+    /// the written data, an [`Abort`] sends its code to the client. May block; may make calls
+    /// itself.
     fn serve(&self, call: &mut Call) -> Result<(), Abort>;
 }
 
@@ -37,45 +37,45 @@ impl<F: Fn(&mut Call) -> Result<(), Abort> + Send + Sync> Handler for F {
     }
 }
 
-/// A call that is to be served, with the beginning of its request.
+/// A call to be served, with the beginning of its request.
 pub(crate) struct Job {
     pub(crate) shard: Arc<Shard>,
     pub(crate) incoming: Incoming,
-    /// Which of our addresses was called.
+    /// Local address that was called.
     pub(crate) local: Option<IpAddr>,
     pub(crate) wake: Arc<Condvar>,
     pub(crate) first: Option<Bytes>,
-    /// The request ends with that.
+    /// Whether `first` is the whole request.
     pub(crate) at_end: bool,
 }
 
-/// What a thread does next.
+/// Next work of a thread.
 enum Work {
     Serve(Job),
     /// Listen to a socket.
     Listen(Box<Intake>),
 }
 
-/// The calls of a host.
+/// Calls of a host.
 #[derive(Default)]
 struct Share {
-    /// Those that wait.
+    /// Waiting calls.
     jobs: VecDeque<Job>,
-    /// Threads that serve others of them.
+    /// Number of threads that serve other calls of the host.
     served: usize,
 }
 
 #[derive(Default)]
 struct Queue {
     hosts: HashMap<Host, Share>,
-    /// The hosts of which calls wait; whose turn it is comes first.
+    /// Hosts with waiting calls, in the order in which they are served.
     turns: VecDeque<Host>,
-    /// Sockets that a thread has left to another one.
+    /// Sockets handed to another thread.
     left: VecDeque<Box<Intake>>,
-    /// Threads that serve a call, and threads that wait for something to do.
+    /// Number of threads that serve a call, and of threads that wait for work.
     busy: usize,
     idle: usize,
-    /// Sockets, each of which has a thread.
+    /// Number of sockets, each of which has a thread.
     sockets: usize,
     threads: Vec<JoinHandle<()>>,
     stopped: bool,
@@ -91,7 +91,7 @@ impl Queue {
         share.jobs.push_back(job);
     }
 
-    /// Whose call is to be served next, as a place in `turns`. At most as many hosts are passed over as
+    /// Returns the position in `turns` of the host to serve next. Skips at most as many hosts as
     /// there are threads that serve theirs.
     fn next(&self, threads_max: usize) -> Option<usize> {
         let free = threads_max - self.busy;
@@ -102,7 +102,7 @@ impl Queue {
         self.turns.iter().position(fits)
     }
 
-    /// Takes a call to serve it.
+    /// Removes and returns the next call to serve.
     fn take(&mut self, threads_max: usize) -> Option<Job> {
         let host = self.turns.remove(self.next(threads_max)?)?;
         let share = self.hosts.get_mut(&host)?;
@@ -115,7 +115,7 @@ impl Queue {
         Some(job)
     }
 
-    /// Counts a call of a host as served, if it may be.
+    /// Counts a call of a host as served if the limits allow it; returns whether they do.
     fn begin(&mut self, host: Host, threads_max: usize) -> bool {
         let share = self.hosts.entry(host).or_default();
         let may = self.busy < threads_max && share.served <= threads_max - self.busy;
@@ -124,7 +124,7 @@ impl Queue {
         may
     }
 
-    /// A call of this host is served no more.
+    /// Counts a call of a host as no longer served.
     fn done(&mut self, host: Host) {
         self.busy -= 1;
         if let Some(share) = self.hosts.get_mut(&host) {
@@ -168,7 +168,7 @@ impl Workers {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands in a call.
+    /// Queues a call.
     pub(crate) fn push(self: &Arc<Self>, job: Job) {
         let mut queue = self.lock();
         if !queue.stopped {
@@ -177,13 +177,13 @@ impl Workers {
         }
     }
 
-    /// Sees to it that a thread takes the next call, if one may be served.
+    /// Ensures that a thread takes the next call, if one may be served.
     fn rouse(self: &Arc<Self>, queue: &mut Queue) {
         if queue.next(self.threads_max).is_none() {
             return;
         }
         if queue.idle > 0 {
-            // It rouses the next one.
+            // The woken thread wakes the next one.
             self.wake.notify_one();
         } else if queue.threads.len() < self.threads_max + queue.sockets
             && let Err(e) = self.add_thread(queue)
@@ -192,7 +192,7 @@ impl Workers {
         }
     }
 
-    /// Hands in a socket, for which there is always a thread.
+    /// Starts a thread for a socket; there is always one available for it.
     pub(crate) fn listen(self: &Arc<Self>, intake: Intake) -> io::Result<()> {
         let mut queue = self.lock();
         queue.sockets += 1;
@@ -200,8 +200,8 @@ impl Workers {
         self.add_thread(&mut queue)
     }
 
-    /// Leaves a socket to another thread, if one has nothing else to do, so that this one may serve a
-    /// call of `host`.
+    /// Hands a socket to an idle thread, if there is one, so that this thread may serve a call of
+    /// `host`.
     pub(crate) fn leave(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
         let mut queue = self.lock();
         let is_quiet = !queue.stopped && queue.turns.is_empty();
@@ -234,7 +234,7 @@ impl Workers {
                 },
             };
             last = Some(Host::of(job.incoming.peer));
-            // A client that gave up while its call waited costs no work.
+            // No work is done for a client that gave up while its call waited.
             if waited && job.shard.has_ended(job.incoming.call) {
                 Call::incoming(job).abort(code::USER_ABORT);
                 continue;
@@ -247,7 +247,8 @@ impl Workers {
         let service = self.services.iter().find(|s| s.id == call.service());
         let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
         match served {
-            // That it ended meanwhile is the client's doing, who knows it.
+            // An error means that the client ended the call in the meantime, so there is nothing to
+            // report.
             Some(Ok(Ok(()))) => drop(call.finish()),
             Some(Ok(Err(Abort(code)))) => call.abort(code),
             Some(Err(_)) => {
@@ -258,8 +259,8 @@ impl Workers {
         }
     }
 
-    /// What to do next, after a call of the host `last`, and whether it waited for this thread; `None` if
-    /// there will be no more.
+    /// Returns the next work, after a call of the host `last`, and whether it waited for this
+    /// thread; `None` if there will be no more.
     fn next(self: &Arc<Self>, last: Option<Host>) -> Option<(Work, bool)> {
         let mut queue = self.lock();
         if let Some(host) = last {
@@ -288,7 +289,7 @@ impl Workers {
         }
     }
 
-    /// Lets the threads end, and waits until they have.
+    /// Stops the threads and waits for them to end.
     pub(crate) fn stop(&self) {
         let mut queue = self.lock();
         queue.stopped = true;
@@ -302,7 +303,7 @@ impl Workers {
         self.wake.notify_all();
         drop(waiting);
         for thread in threads {
-            // Its panics were caught.
+            // Panics of handlers were caught.
             let _ = thread.join();
         }
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Waits until something holds.
+/// Waits until `holds` returns true.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -18,10 +18,10 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a count stays as it is while the server turns to many other calls.
+/// Waits until a count stays the same while the server handles many other calls.
 fn until_it_stands(what: &str, client: &Port, server: &Port, count: impl Fn() -> u64) -> u64 {
     const OTHERS: usize = 500;
-    // Calls that no thread of the server's has to serve: there is no such service.
+    // Calls that need no thread of the server, because the service does not exist.
     let nobody = client.connect(server.address(), SERVICE + 1, Timeouts::default());
     let refused = Err(Error::Ended(End::Aborted(code::INVALID_OPERATION)));
     let mut before = 0;
@@ -35,7 +35,7 @@ fn until_it_stands(what: &str, client: &Port, server: &Port, count: impl Fn() ->
     before
 }
 
-/// Waits until a thread of this process sleeps: `task` is what its `/proc/thread-self` points to.
+/// Waits until a thread of this process sleeps; `task` is the target of its `/proc/thread-self`.
 fn until_asleep(task: &std::path::Path) {
     let stat = std::path::Path::new("/proc").join(task).join("stat");
     until("a thread that sleeps", || {
@@ -56,7 +56,7 @@ fn requests_and_replies_of_any_length_arrive_whole() {
         {
             check_echo(&connection, tag as u64, *len).unwrap();
         }
-        // A ping of the reach check, and nothing that was lost or refused.
+        // A ping of the reach check, and no malformed packets or failed sends.
         let stats = server.stats();
         assert_eq!(stats.send_errors, 0);
         assert!(stats.sockets.iter().all(|s| s.malformed == 0));
@@ -66,7 +66,7 @@ fn requests_and_replies_of_any_length_arrive_whole() {
 #[test]
 fn many_callers_at_once_get_their_own_replies() {
     let server = serve(2, echo);
-    // As a client with several sockets: replies come to whichever the kernel chooses.
+    // A client with several sockets: replies arrive at the socket that the kernel selects.
     let settings = Settings {
         sockets: 3,
         ..Settings::default()
@@ -205,7 +205,7 @@ fn a_reader_that_does_not_read_holds_the_writer_back() {
     call.write(vec![0]).unwrap();
     call.finish().unwrap();
     let first = call.read().unwrap().unwrap();
-    // Until nothing moves any more: both windows, the inbox and the buffer are full.
+    // Waits until nothing moves any more: both windows, the inbox and the buffer are full.
     let before = until_it_stands("a writer that goes on", &client, &server, || {
         written.load(Ordering::Relaxed) as u64
     });
@@ -218,7 +218,8 @@ fn a_reader_that_does_not_read_holds_the_writer_back() {
     assert!(read >= REPLY, "{read}");
 }
 
-/// A server whose handler reads to the end, and tells when it begins and how it ends.
+/// Returns a server whose handler reads to the end, and a channel that reports its start and its
+/// errors.
 fn reading() -> (Port, mpsc::Receiver<Result<(), Error>>) {
     let (tell, heard) = mpsc::channel();
     let tell = Mutex::new(tell);
@@ -266,10 +267,10 @@ fn a_fifth_call_waits_only_as_long_as_it_may_and_not_for_a_closed_connection() {
         let late = connection.call_within(time).map(drop);
         assert_eq!(late, Err(Error::Late));
     }
-    // An answer does not come, as long as the request has no end.
+    // No answer is sent before the request ends.
     let late = calls[0].read_by(Some(Instant::now() + Duration::from_millis(50)));
     assert_eq!(late.map(drop), Err(Error::Late));
-    // A channel that becomes free is taken at once.
+    // A channel that becomes free is used immediately.
     drop(calls.pop());
     let fourth = connection.call_within(PATIENCE).unwrap();
     let (tell, told) = mpsc::channel();
@@ -296,7 +297,7 @@ fn a_fifth_call_waits_only_as_long_as_it_may_and_not_for_a_closed_connection() {
         }
     });
     drop((calls, fourth));
-    // The server heard of the end: of the call that was dropped, and of the others.
+    // The server was notified of the end of the dropped call and of the others.
     let mut ended = 0;
     while ended < 4 {
         ended += usize::from(heard.recv_timeout(PATIENCE).unwrap().is_err());
@@ -321,8 +322,8 @@ fn a_port_that_closes_tells_its_clients_to_try_again() {
     assert_eq!(orphan.call().map(drop).unwrap_err(), Error::Stopped);
 }
 
-/// An echo that begins when so many were served at once at some time, the calls that it serves now, and the
-/// most that it served at once.
+/// Returns an echo server that waits until `together` calls have been served concurrently at some
+/// time, the number of calls that it serves now, and the largest number that it served at once.
 fn serve_counted(
     settings: &Settings,
     together: usize,
@@ -394,7 +395,7 @@ fn a_host_whose_calls_do_not_end_does_not_stop_the_others() {
         check_echo(&connection, round, 3000).unwrap();
     }
     assert!(now.load(Ordering::SeqCst) == 5 && most.load(Ordering::SeqCst) == 6);
-    // What waited is served as soon as what was before it ends.
+    // Waiting calls are served as soon as the calls before them end.
     for call in &mut calls {
         call.finish().unwrap();
     }
@@ -435,7 +436,7 @@ fn a_long_piece_is_not_taken_before_there_is_room() {
     let before = until_it_stands("writers that go on", &client, &server, || {
         server.stats().unacknowledged
     });
-    // Each may have sixteen packets beyond the limit, and a slice of 16 KiB.
+    // Each call may have sixteen packets above the limit, and a slice of 16 KiB.
     let most = LIMIT + 8 * (16 * 1412 + 16 * 1024);
     assert!(before <= most as u64, "{before}");
     for mut call in calls {

@@ -1,4 +1,4 @@
-//! OpenAFS's own programs as peers: `rxdebug` asks us, and we call a volume location server.
+//! OpenAFS programs as peers: `rxdebug` queries us, and we call a volume location server.
 
 mod common;
 
@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// Says to a test in this program that it runs beside a volume location server.
+/// Environment variable that tells a test in this program that it runs beside a volume location
+/// server.
 const INSIDE: &str = "RX_VLSERVER";
 
 fn rxdebug(port: &Port, options: &[&str]) -> String {
@@ -73,9 +74,10 @@ fn a_volume_location_server_answers() {
     assert!(output.status.success(), "{said}\n{complained}");
 }
 
-/// Calls the server, for a volume that it does not have.
+/// Calls the server for a volume that it does not have.
 fn call(server: IpAddr) {
-    /// `VL_NOENT` of `src/vlserver/vl_errors.et`, and `UNOQUORUM` of ubik's, while the server is alone.
+    /// `VL_NOENT` of `src/vlserver/vl_errors.et`, and ubik's `UNOQUORUM`, while the server is
+    /// alone.
     const NO_ENTRY: i32 = 363_524;
     const NO_QUORUM: i32 = 5376;
     let settings = Settings {
@@ -89,7 +91,8 @@ fn call(server: IpAddr) {
     assert_eq!(connection.ask(opcode(514), 100), Ok(Vec::new()));
     let unknown = connection.ask(opcode(65_537), 100);
     assert_eq!(unknown, Err(Error::Ended(End::Aborted(-455))));
-    // GetEntryByNameO of "no.volume": a string is its length, and bytes to a multiple of four.
+    // GetEntryByNameO of "no.volume": a string is encoded as its length, then its bytes padded to a
+    // multiple of four.
     let mut request = opcode(504);
     request.extend(9_u32.to_be_bytes());
     request.extend(b"no.volume\0\0\0");

@@ -1,12 +1,12 @@
-//! Networks that carry less than an Ethernet, or more: a loopback device of that size, in a network
-//! namespace of its own.
+//! Networks with an MTU below or above that of an Ethernet: a loopback device with that MTU, in a
+//! network namespace of its own.
 
 mod common;
 
 use common::{bytes, check_echo, client, connect, echo, serve};
 use std::process::Command;
 
-/// Says to the test in this program that it is inside.
+/// Environment variable that tells the test in this program that it runs in the namespace.
 const INSIDE: &str = "RX_MTU";
 
 #[test]
@@ -31,14 +31,14 @@ fn calls_go_over_networks_of_any_packet_size() {
     }
 }
 
-/// Large enough for jumbograms to be tried, both ways.
+/// Makes calls large enough for jumbograms to be probed, in both directions.
 fn call() {
     let (server, client) = (serve(1, echo), client());
     let connection = connect(&client, &server);
     for round in 0..3 {
         check_echo(&connection, round, 1_000_000).unwrap();
     }
-    // Several at once, whose batches are mixed.
+    // Several at once, with mixed batches.
     std::thread::scope(|scope| {
         for caller in 0..4 {
             let connection = connection.clone();
@@ -46,7 +46,7 @@ fn call() {
         }
     });
     assert!(connection.ask(bytes(9, 100), 100).unwrap() == bytes(9, 100));
-    // Nothing was refused that was not sent again smaller.
+    // All refused datagrams were sent again with a smaller size.
     assert_eq!(
         (server.stats().send_errors, client.stats().send_errors),
         (0, 0)

@@ -1,4 +1,4 @@
-//! Networks that lose, and strangers who send what they like.
+//! Lossy networks, and unknown peers that send arbitrary packets.
 
 mod common;
 
@@ -64,7 +64,8 @@ fn a_hundred_thousand_malformed_packets_leave_a_server_serving() {
     let mut answers = 0;
     for packet in 0..100_000_u64 {
         let mut bytes: Vec<u8> = (0..6).flat_map(|_| random.next().to_be_bytes()).collect();
-        // A service that exists, a known type, a low call number: most would pass a first look.
+        // An existing service, a known type, a low call number: most packets would pass the first
+        // checks.
         bytes[20] = 1 + (packet % 13) as u8;
         bytes[21] |= (packet / 13 % 2) as u8;
         bytes[23] = 0;
@@ -81,6 +82,6 @@ fn a_hundred_thousand_malformed_packets_leave_a_server_serving() {
     check_echo(&connection, 1, 500_000).unwrap();
     assert!(server.stats().connections <= 101);
     assert_eq!(served.load(Ordering::Relaxed), 12, "a stranger was served");
-    // One answer for a packet at most, and none without.
+    // At most one answer per packet, and none without a packet.
     assert!(answers < 100_000);
 }

@@ -1,4 +1,4 @@
-//! Servers and clients of the tests, and a relay that loses, doubles and swaps datagrams.
+//! Servers and clients of the tests, and a relay that drops, duplicates and reorders datagrams.
 #![allow(dead_code)]
 
 use rx::{Abort, Call, Connection, Error, Port, Service, Settings, Timeouts};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 pub const SERVICE: u16 = 40;
 
-/// Longest wait for something that must happen, on a machine that does much else.
+/// Longest wait for an event that must happen, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A port with a handler, with as many sockets.
+/// Returns a port with `handler` and the given number of sockets.
 pub fn serve(
     sockets: usize,
     handler: impl Fn(&mut Call) -> Result<(), Abort> + Send + Sync + 'static,
@@ -44,7 +44,7 @@ pub fn connect(client: &Port, server: &Port) -> Connection {
     client.connect(server.address(), SERVICE, Timeouts::default())
 }
 
-/// Sends the request back.
+/// Echoes the request.
 pub fn echo(call: &mut Call) -> Result<(), Abort> {
     let mut all = Vec::new();
     while let Some(piece) = call.read()? {
@@ -56,7 +56,7 @@ pub fn echo(call: &mut Call) -> Result<(), Abort> {
     Ok(())
 }
 
-/// Bytes that depend on a tag.
+/// Returns pseudo-random bytes that depend on a tag.
 pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
     let mut random = Random(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut all = Vec::with_capacity(len + 8);
@@ -67,7 +67,7 @@ pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
     all
 }
 
-/// A call whose reply must be its request.
+/// Makes a call whose reply must equal its request.
 pub fn check_echo(connection: &Connection, tag: u64, len: usize) -> Result<(), Error> {
     let request = bytes(tag, len);
     let reply = connection.ask(request.clone(), len)?;
@@ -78,7 +78,7 @@ pub fn check_echo(connection: &Connection, tag: u64, len: usize) -> Result<(), E
     Ok(())
 }
 
-/// xorshift64*.
+/// Pseudo-random numbers (xorshift64*).
 pub struct Random(pub u64);
 
 impl Random {
@@ -94,7 +94,7 @@ impl Random {
     }
 }
 
-/// Seed of this run: `EVFS_SEED`, or one that is printed with a failure.
+/// Returns the seed of this run: `EVFS_SEED`, or one that is printed with a failure.
 pub fn seed() -> u64 {
     let given = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
     let seed = given.unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
@@ -102,7 +102,8 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A relay before a server, for one client: loses so many of 1000 datagrams, doubles and swaps as many.
+/// A relay in front of a server, for one client: drops, duplicates and reorders the given number of
+/// each 1000 datagrams.
 pub struct Relay {
     pub address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -148,7 +149,8 @@ impl Relay {
     }
 }
 
-/// What leaves when a datagram comes: nothing, it, it twice, or it before the one that was held back.
+/// Returns the datagrams to forward when one arrives: none, it, two copies, or it before the one
+/// that was held back.
 fn pass(
     random: &mut Random,
     per_mille: u64,
