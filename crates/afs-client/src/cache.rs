@@ -1,7 +1,7 @@
-//! What a client knows of files: statuses and chunks of data, as long as promises hold.
+//! Cache of a client: statuses and chunks of data, valid while their callback promises hold.
 //!
-//! A call asks [`Cache::turn`] before it leaves. What it brings is kept under a promise only if no
-//! promise was broken since: the break may be the one of the promise that is on its way.
+//! A caller takes a [`Cache::turn`] before it makes a call. The result is cached under the promise
+//! only if no promise was broken since: the break may concern the promise that is in flight.
 
 use afs_proto::fs::AfsFetchStatus;
 use afs_proto::{AfsCallBack, AfsFid, CallBackType};
@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of a chunk, which is fetched as a whole.
+/// Length in bytes of a chunk, which is fetched as a whole.
 pub(crate) const CHUNK: u64 = 1 << 20;
 
-/// Files that are known at most; beyond, all are forgotten.
+/// Largest number of cached files; when it is reached, all are dropped.
 const FILES_MAX: usize = 16_384;
 
-/// Data of a file from a multiple of [`CHUNK`] on: less only at the file's end.
+/// Data of a file from a multiple of [`CHUNK`] on, shorter only at the end of the file.
 pub(crate) type Chunk = Arc<Vec<u8>>;
 
 pub(crate) struct Cache {
@@ -27,20 +27,20 @@ pub(crate) struct Cache {
 struct Known {
     files: HashMap<AfsFid, File>,
     bytes: usize,
-    /// Promises that were broken so far, and times that all were.
+    /// Number of server calls so far that broke promises.
     breaks: u64,
 }
 
 struct File {
     status: AfsFetchStatus,
-    /// When the promise is over; none if there is none.
+    /// Time at which the promise expires; `None` without a promise.
     until: Option<Instant>,
-    /// The version that the chunks are of, and they by number.
+    /// Data version of the chunks, and the chunks by number.
     version: u64,
     chunks: HashMap<u64, Chunk>,
 }
 
-/// The moment at which a call left.
+/// Moment at which a call was made.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn {
     breaks: u64,
@@ -66,7 +66,7 @@ impl Cache {
         }
     }
 
-    /// The status of a file, if a promise for it holds.
+    /// Returns the status of a file, if a promise for it holds.
     pub(crate) fn status(&self, fid: AfsFid) -> Option<AfsFetchStatus> {
         let known = self.lock();
         let file = known.files.get(&fid)?;
@@ -74,14 +74,14 @@ impl Cache {
         holds.then_some(file.status)
     }
 
-    /// Whether there is a chunk, of whatever version.
+    /// Returns whether a chunk is cached, of any version.
     pub(crate) fn has(&self, fid: AfsFid, number: u64) -> bool {
         let known = self.lock();
         let file = known.files.get(&fid);
         file.is_some_and(|file| file.chunks.contains_key(&number))
     }
 
-    /// A chunk of a file with the status that goes with it, if a promise holds.
+    /// Returns a chunk of a file with its matching status, if a promise holds.
     pub(crate) fn chunk(&self, fid: AfsFid, number: u64) -> Option<(Chunk, AfsFetchStatus)> {
         let status = self.status(fid)?;
         let known = self.lock();
@@ -92,8 +92,9 @@ impl Cache {
         Some((Arc::clone(file.chunks.get(&number)?), status))
     }
 
-    /// Keeps what a call has brought. Chunks of another version are forgotten. A promise counts from when
-    /// the call left, so that it ends here first; without a new one the old one stays as it is.
+    /// Caches the result of a call. Chunks of another version are dropped. The duration of a
+    /// promise counts from the time of the call, so that it expires here before it does at the
+    /// server; without a new promise the old one is kept.
     pub(crate) fn learn(
         &self,
         turn: Turn,
@@ -115,7 +116,7 @@ impl Cache {
             version: status.data_version,
             chunks: HashMap::new(),
         });
-        // An older answer that comes late says nothing.
+        // An older reply that arrives late is ignored.
         if status.data_version >= file.status.data_version {
             file.status = status;
         }
@@ -131,7 +132,7 @@ impl Cache {
         }
     }
 
-    /// Keeps a chunk of the version that the status says, after [`learn`](Cache::learn).
+    /// Caches a chunk if its version matches `status`, after [`learn`](Cache::learn).
     pub(crate) fn keep(&self, fid: AfsFid, status: &AfsFetchStatus, number: u64, chunk: &Chunk) {
         let mut known = self.lock();
         if known.bytes + chunk.len() > self.bytes_max {
@@ -147,7 +148,8 @@ impl Cache {
         }
     }
 
-    /// The only chunk of a directory, to be changed as the directory on the server was.
+    /// Returns the only chunk of a directory, if it has this version, so that the change made by
+    /// the server can be applied to it.
     pub(crate) fn pages(&self, fid: AfsFid, version: u64) -> Option<Chunk> {
         let known = self.lock();
         let file = known.files.get(&fid)?;
@@ -155,7 +157,7 @@ impl Cache {
         is_it.then(|| file.chunks.get(&0).cloned()).flatten()
     }
 
-    /// Promises were broken.
+    /// Records that promises were broken.
     pub(crate) fn broken(&self, fids: &[AfsFid]) {
         let mut known = self.lock();
         known.breaks += 1;
@@ -166,7 +168,7 @@ impl Cache {
         }
     }
 
-    /// All promises are over.
+    /// Records that all promises were broken.
     pub(crate) fn all_broken(&self) {
         let mut known = self.lock();
         known.breaks += 1;
@@ -175,17 +177,15 @@ impl Cache {
         }
     }
 
-    /// Forgets a file.
     pub(crate) fn forget(&self, fid: AfsFid) {
         self.lock().forget(fid);
     }
 
-    /// Forgets everything.
     pub(crate) fn flush(&self) {
         self.lock().clear();
     }
 
-    /// Files that are covered by promises, and bytes of data.
+    /// Returns the number of files covered by promises, and the bytes of cached data.
     pub(crate) fn count(&self) -> (usize, usize) {
         let (known, now) = (self.lock(), Instant::now());
         let holds = |file: &&File| file.until.is_some_and(|until| now < until);

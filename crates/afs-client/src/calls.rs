@@ -1,5 +1,6 @@
-//! The calls of the file service, one function each. What they bring is kept; a directory that is kept is
-//! changed as the server changed its own, if the version says that there was no other change.
+//! Calls of the file service, one function each. Their results are cached; the change that the
+//! server made to a directory is applied to its cached copy, if the version shows that there was no
+//! other change.
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -10,7 +11,7 @@ use afs_proto::fs::{
 use afs_proto::{AfsCallBack, AfsFid, List, Name, Opaque, Path, Reader, gather, to_bytes};
 use std::sync::Arc;
 
-/// Nothing in particular is wanted.
+/// No attributes requested.
 pub const ANY: AfsStoreStatus = AfsStoreStatus {
     client_mod_time: None,
     owner: None,
@@ -20,7 +21,7 @@ pub const ANY: AfsStoreStatus = AfsStoreStatus {
     sync: false,
 };
 
-/// Makes a call and takes fields of its reply.
+/// Makes a call and extracts fields of its reply.
 macro_rules! ask {
     ($client:expr, $name:ident { $($arguments:tt)* } => $($field:ident),*) => {{
         let bytes = $client.ask(&Request::$name { $($arguments)* })?;
@@ -44,11 +45,11 @@ fn name(name: &str) -> Result<Name<'_>> {
     Ok(Name::new(name.as_bytes())?)
 }
 
-/// A directory that was changed, in which version, and how.
+/// A changed directory, its new status, and the change.
 type Change<'c> = (AfsFid, AfsFetchStatus, &'c dyn Fn(&mut Image) -> bool);
 
 impl Client {
-    /// Makes a call without file data; gives the reply's bytes.
+    /// Makes a call without file data; returns the bytes of the reply.
     ///
     /// # Errors
     /// The server's code; [`Error::Broken`].
@@ -56,7 +57,7 @@ impl Client {
         self.call(request, &[], gather::REPLY_BYTES_MAX)
     }
 
-    /// Keeps a directory that a call of ours has changed.
+    /// Updates the cached copy of a directory that a call of ours has changed.
     fn changed(&self, turn: crate::cache::Turn, (fid, status, how): Change<'_>) {
         let cache = &self.heard.cache;
         let before = status.data_version.checked_sub(1);
@@ -71,10 +72,10 @@ impl Client {
         }
     }
 
-    /// The status of a file, with the promise.
+    /// Returns the status of a file, with its promise.
     ///
     /// # Errors
-    /// As [`ask`](Client::ask), like all that follow.
+    /// As for [`ask`](Client::ask), like all methods that follow.
     pub fn fetch_status(&self, fid: AfsFid) -> Result<(AfsFetchStatus, AfsCallBack)> {
         let turn = self.turn();
         let (status, callback) = ask!(self, FetchStatus { fid } => status, callback)?;
@@ -82,7 +83,8 @@ impl Client {
         Ok((status, callback))
     }
 
-    /// The statuses of up to 50 files; of one that has none, the error stands in it.
+    /// Returns the statuses of up to 50 files; the status of a file that has none contains the
+    /// error.
     pub fn bulk(&self, fids: &[AfsFid]) -> Result<(Vec<AfsFetchStatus>, Vec<AfsCallBack>)> {
         let turn = self.turn();
         let list = || List::new(fids.to_vec());
@@ -104,7 +106,8 @@ impl Client {
         Ok((statuses.into_vec(), callbacks.into_vec()))
     }
 
-    /// Up to `length` bytes from `position` on, the status behind them, and the promise.
+    /// Returns up to `length` bytes from `position` on, the status that follows them, and the
+    /// promise.
     pub fn fetch_data(
         &self,
         fid: AfsFid,
@@ -140,7 +143,7 @@ impl Client {
         Ok((bytes, status, callback))
     }
 
-    /// Fetches bytes and keeps none of them; gives how many there were. For measuring.
+    /// Fetches bytes and discards them, for benchmarks; returns their number.
     pub fn skip_data(&self, fid: AfsFid, position: u64, length: u64) -> Result<usize> {
         let request = Request::FetchData64 {
             fid,
@@ -165,7 +168,7 @@ impl Client {
         Ok(count)
     }
 
-    /// Writes bytes at `position`, into a file that is cut to `file_length` before.
+    /// Writes bytes at `position`; the server sets the length of the file to `file_length` before.
     pub fn store_data(
         &self,
         fid: AfsFid,
@@ -197,7 +200,7 @@ impl Client {
         Ok(status)
     }
 
-    /// Makes an empty file; gives it and the status of the directory.
+    /// Creates an empty file; returns it and the status of the directory.
     pub fn create(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
         let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
         let (fid, status, directory_status, callback) = ask!(
@@ -209,7 +212,7 @@ impl Client {
         Ok((fid, directory_status))
     }
 
-    /// Makes a directory; gives it and the status of the one that it is in.
+    /// Creates a directory; returns it and the status of its parent.
     pub fn make_dir(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
         let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
         let (fid, directory_status) =
@@ -218,7 +221,7 @@ impl Client {
         Ok((fid, directory_status))
     }
 
-    /// Makes a symbolic link; gives it and the status of the directory.
+    /// Creates a symbolic link; returns it and the status of the directory.
     pub fn symlink(
         &self,
         directory: AfsFid,
@@ -238,7 +241,7 @@ impl Client {
         Ok((fid, directory_status))
     }
 
-    /// Gives a file a further name; gives the status of the directory.
+    /// Adds a name to a file; returns the status of the directory.
     pub fn link(&self, directory: AfsFid, of: &str, existing: AfsFid) -> Result<AfsFetchStatus> {
         let (turn, name) = (self.turn(), name(of)?);
         let (status, directory_status) =
@@ -248,7 +251,7 @@ impl Client {
         Ok(directory_status)
     }
 
-    /// Takes a name of a file away; gives the status of the directory.
+    /// Removes a name of a file; returns the status of the directory.
     pub fn remove(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
         let (turn, name) = (self.turn(), name(of)?);
         let status = ask!(self, RemoveFile { directory, name } => directory_status)?;
@@ -256,7 +259,7 @@ impl Client {
         Ok(status)
     }
 
-    /// Removes an empty directory; gives the status of the one that it was in.
+    /// Removes an empty directory; returns the status of its former parent.
     pub fn remove_dir(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
         let (turn, name) = (self.turn(), name(of)?);
         let status = ask!(self, RemoveDir { directory, name } => directory_status)?;
@@ -282,7 +285,8 @@ impl Client {
         );
     }
 
-    /// What has lost a name may have lost the last one, so nothing is known of it any more.
+    /// Applies the removal of a name to the cache: drops its file, because the name may have been
+    /// the last one, or everything if the file is unknown.
     fn went(
         &self,
         turn: crate::cache::Turn,
@@ -307,7 +311,8 @@ impl Client {
         );
     }
 
-    /// Gives a file or directory another name; gives the statuses of both directories, which are forgotten.
+    /// Renames a file or directory; returns the statuses of both directories, which are dropped
+    /// from the cache.
     pub fn rename(
         &self,
         (old_directory, old): (AfsFid, &str),
@@ -319,18 +324,18 @@ impl Client {
             Rename { old_directory, old_name, new_directory, new_name }
                 => old_directory_status, new_directory_status
         );
-        // What was replaced, and a directory that has another above it now, have changed as well.
+        // The replaced file, and a directory with a new parent, have changed as well.
         self.flush();
         done
     }
 
-    /// Asks the server what a name leads to.
+    /// Returns the file that a name refers to, according to the server.
     pub fn lookup(&self, directory: AfsFid, of: &str) -> Result<AfsFid> {
         let name = name(of)?;
         ask!(self, Lookup { directory, name } => fid)
     }
 
-    /// The access list of a directory.
+    /// Returns the access list of a directory.
     pub fn access_list(&self, fid: AfsFid) -> Result<String> {
         let bytes = self.ask(&Request::FetchACL { fid })?;
         match reply(&Request::FetchACL { fid }, &bytes)? {
@@ -344,7 +349,7 @@ impl Client {
     /// Replaces the access list of a directory.
     pub fn set_access_list(&self, fid: AfsFid, text: &str) -> Result<AfsFetchStatus> {
         let access_list = Opaque::new(text.as_bytes())?;
-        // Rights of all that is in it have changed.
+        // The rights on everything in the directory have changed.
         self.flush();
         ask!(self, StoreACL { fid, access_list } => status)
     }
@@ -354,12 +359,12 @@ impl Client {
         ask!(self, SetLock { fid, lock } => sync).map(drop)
     }
 
-    /// Ends a lock.
+    /// Releases a lock.
     pub fn unlock(&self, fid: AfsFid) -> Result<()> {
         ask!(self, ReleaseLock { fid } => sync).map(drop)
     }
 
-    /// Quota and use of a volume.
+    /// Returns quota and usage of a volume.
     pub fn volume_status(&self, volume: u32) -> Result<AfsFetchVolumeStatus> {
         let bytes = self.ask(&Request::GetVolumeStatus { volume })?;
         match reply(&Request::GetVolumeStatus { volume }, &bytes)? {
@@ -368,12 +373,12 @@ impl Client {
         }
     }
 
-    /// The server's clock, in seconds of 1970: that it answers.
+    /// Returns the server's clock in seconds since 1970; serves as a liveness check.
     pub fn time(&self) -> Result<u32> {
         ask!(self, GetTime {} => seconds)
     }
 
-    /// Asks for nothing to be told any more.
+    /// Releases all callback promises at the server, and drops the cache.
     pub fn give_up_all(&self) -> Result<()> {
         self.flush();
         self.exchange(

@@ -1,4 +1,4 @@
-//! A client: what it reads through its cache, and how its calls are made.
+//! A client: reads through its cache, and the way it makes calls.
 
 use crate::cache::{CHUNK, Chunk, Turn};
 use crate::error::{Error, Result};
@@ -11,22 +11,22 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of a directory at most: 1,023 pages.
+/// Largest size of a directory in bytes: 1,023 pages.
 const DIRECTORY_BYTES_MAX: u64 = 1023 * 2048;
 
-/// Pause before a call is made again that a server could not answer.
+/// Pause before a call that a server could not answer is retried.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How a client behaves.
+/// Settings of a client.
 pub struct Options {
-    /// Bytes of data that are kept.
+    /// Largest number of cached data bytes.
     pub cache_bytes_max: usize,
-    /// Of its calls.
+    /// Time limits of its calls.
     pub timeouts: Timeouts,
-    /// How long calls that can be repeated without harm (looking, storing) are repeated where the server
-    /// is gone, restarts or is busy.
+    /// Time for which idempotent calls (reads, stores) are retried while the server is down,
+    /// restarts or is busy.
     pub patience: Duration,
-    /// Hears what the client is told.
+    /// Observer of the calls that servers make to the client.
     pub ear: Option<Ear>,
 }
 
@@ -41,7 +41,7 @@ impl Default for Options {
     }
 }
 
-/// A client of one file server. Many threads may use it.
+/// A client of one file server. It may be shared by many threads.
 pub struct Client {
     files: Connection,
     pub(crate) heard: Arc<Heard>,
@@ -67,42 +67,42 @@ impl Client {
         }
     }
 
-    /// Where it is.
+    /// Returns the address and port of the client.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Who it says it is.
+    /// Returns the UUID that the client reports to servers.
     pub fn uuid(&self) -> Uuid {
         self.heard.uuid
     }
 
-    /// What passed through its port, which other clients may share.
+    /// Returns the counters of its port, which other clients may share.
     pub fn port_stats(&self) -> rx::PortStats {
         self.line.stats()
     }
 
-    /// The way to the file server, for calls that are none of these.
+    /// Returns the connection to the file server, for calls without a method here.
     pub fn connection(&self) -> &Connection {
         &self.files
     }
 
-    /// Files that are covered by promises, and bytes of data that are kept.
+    /// Returns the number of files covered by promises, and the bytes of cached data.
     pub fn cached(&self) -> (usize, usize) {
         self.heard.cache.count()
     }
 
-    /// Forgets what it knows of one file, as `fs flush FILE` does.
+    /// Drops one file from the cache, as `fs flush FILE` does.
     pub fn forget(&self, fid: AfsFid) {
         self.heard.cache.forget(fid);
     }
 
-    /// Forgets all that it knows.
+    /// Drops everything from the cache.
     pub fn flush(&self) {
         self.heard.cache.flush();
     }
 
-    /// The status of a file, from the cache if a promise holds.
+    /// Returns the status of a file, from the cache if a promise holds.
     ///
     /// # Errors
     /// Those of a call.
@@ -113,7 +113,8 @@ impl Client {
         }
     }
 
-    /// Up to `length` bytes from `position` on, fewer at the end of the file; a chunk at a time, each from the
+    /// Returns up to `length` bytes from `position` on, fewer at the end of the file. Reads chunk
+    /// by chunk, each from the cache if a promise holds.
     /// cache if a promise holds.
     ///
     /// # Errors
@@ -141,7 +142,7 @@ impl Client {
     fn chunk(&self, fid: AfsFid, number: u64, bytes: u64) -> Result<(Chunk, AfsFetchStatus)> {
         let cache = &self.heard.cache;
         if cache.has(fid, number) {
-            // Without a promise it is good as long as the version is the same.
+            // Without a promise the chunk is valid as long as the version is the same.
             self.status(fid)?;
         }
         if let Some(found) = cache.chunk(fid, number) {
@@ -153,7 +154,7 @@ impl Client {
         Ok((chunk, status))
     }
 
-    /// The pages of a directory, as [`afs_proto::dir`] reads them.
+    /// Returns the pages of a directory, in the format of [`afs_proto::dir`].
     ///
     /// # Errors
     /// Those of a call.
@@ -161,7 +162,7 @@ impl Client {
         Ok(self.chunk(fid, 0, DIRECTORY_BYTES_MAX)?.0)
     }
 
-    /// What a name in a directory leads to.
+    /// Returns the file that a name in a directory refers to.
     ///
     /// # Errors
     /// [`Error::NoEntry`], [`Error::Nonsense`], those of a call.
@@ -178,10 +179,10 @@ impl Client {
         })
     }
 
-    /// What a path leads to, from a directory on: names with slashes between them.
+    /// Returns the file that a path refers to, relative to a directory: names separated by slashes.
     ///
     /// # Errors
-    /// As [`find`](Client::find); `ENOTDIR` where a name on the way is no directory.
+    /// As for [`find`](Client::find); [`Error::NoEntry`] if a name on the way is not a directory.
     pub fn walk(&self, from: AfsFid, path: &str) -> Result<AfsFid> {
         let mut at = from;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -193,7 +194,7 @@ impl Client {
         Ok(at)
     }
 
-    /// Writes bytes into a file, which grows to hold them; they are on the server when this returns.
+    /// Writes bytes into a file, which grows to hold them; the server has them when this returns.
     ///
     /// # Errors
     /// Those of a call.
@@ -207,8 +208,8 @@ impl Client {
         self.heard.cache.turn()
     }
 
-    /// Makes a call without file data in the reply: sends the request and the data behind it, gives all
-    /// that comes back.
+    /// Makes a call: sends the request and the data after it, and returns at most `most` bytes of
+    /// the reply. Retries idempotent calls.
     pub(crate) fn call(&self, request: &Request<'_>, data: &[u8], most: usize) -> Result<Vec<u8>> {
         let until = Instant::now() + self.patience;
         loop {
@@ -223,7 +224,8 @@ impl Client {
         }
     }
 
-    /// Makes a call of any bytes, once: sends these, gives at most `most` bytes that come back.
+    /// Makes a call with arbitrary bytes, once: sends them, and returns at most `most` bytes of the
+    /// reply.
     ///
     /// # Errors
     /// The server's code; [`Error::Broken`].
@@ -236,7 +238,8 @@ impl Client {
     }
 }
 
-/// Whether a call may be made twice. A name that was made or taken away is not made or taken away again.
+/// Returns whether a call is idempotent. Creating or removing a name a second time has a different
+/// result.
 fn is_harmless(request: &Request<'_>) -> bool {
     !matches!(
         request,
@@ -252,7 +255,7 @@ fn is_harmless(request: &Request<'_>) -> bool {
     )
 }
 
-/// Whether a later try may have another end.
+/// Returns whether a retry may succeed.
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::Abort(code) => matches!(*code, Abort::VRESTARTING | Abort::VBUSY),

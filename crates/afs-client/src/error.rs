@@ -1,32 +1,33 @@
-//! What can go wrong with a call of a client.
+//! Errors of a client's calls.
 
 use afs_proto::{Abort, WireError};
 
-/// What a call gives.
+/// Result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call gave nothing.
+/// Reason for which a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The server ended it with a code.
+    /// The server ended the call with this code.
     #[error("the server said {0}")]
     Abort(Abort),
-    /// It broke: the server went, or does not answer. Whether it was done is not known.
+    /// The call was interrupted: the server is down or does not answer. It is not known whether the
+    /// call was executed.
     #[error("the call broke: {0}")]
     Broken(#[source] rx::Error),
-    /// The reply is none.
+    /// The reply cannot be decoded.
     #[error("the reply makes no sense: {0}")]
     Wire(#[from] WireError),
-    /// A directory whose pages make no sense, or a reply with less data than it announced.
+    /// An invalid directory, or a reply with less data than announced.
     #[error("the server sent {0}")]
     Nonsense(&'static str),
-    /// A name of a path is not there.
+    /// A name of a path does not exist.
     #[error("there is no {0:?}")]
     NoEntry(String),
 }
 
 impl Error {
-    /// The server's code, if it gave one.
+    /// Returns the server's code, if the server ended the call.
     pub fn code(&self) -> Option<Abort> {
         match self {
             Error::Abort(code) => Some(*code),

@@ -1,4 +1,4 @@
-//! A small AFS-3 client, for laboratory and tests: a thousand of them fit one process.
+//! A small AFS-3 client for benchmarks and tests: a thousand clients fit in one process.
 //!
 //! ```text
 //!   Net ── line (one UDP port, one thread) ──┬── Client 127.0.0.1 ── cache ── file server
@@ -7,15 +7,15 @@
 //!    └── line …                CallBack, InitCallBackState3 ──► the cache of the client that was called
 //! ```
 //!
-//! To a server a client is an address and a port. So clients share ports, each with an address of its
-//! own out of 127/8, and have no thread: their calls run on the threads of those who make them.
+//! To a server, a client is an address and a port. So clients share ports, each with an address of
+//! its own in 127/8, and have no thread: their calls run on the threads of their callers.
 //!
-//! **Invariant:** what is given from the cache is covered by a promise that holds, and is of one data
-//! version with the status beside it. A promise is kept only if nothing was broken while it was on its
-//! way.
+//! **Invariant:** data returned from the cache is covered by a valid promise, and has the data
+//! version of the status returned with it. A promise is recorded only if none was broken while it
+//! was in flight.
 //!
-//! Deliberately absent: a kernel's interface, writing behind, symbolic links and mount points in paths,
-//! tokens, locks that are extended by themselves, more than one server.
+//! Deliberately absent: a kernel interface, write-behind, symbolic links and mount points in paths,
+//! tokens, automatic extension of locks, more than one server.
 
 mod cache;
 mod calls;

@@ -1,4 +1,4 @@
-//! Where a volume is: one question to the volume location service.
+//! Location of a volume: one request to the volume location service.
 
 use crate::error::{Error, Result};
 use afs_proto::vl::{self, Reply, Request};
@@ -6,19 +6,20 @@ use afs_proto::{Reader, gather, to_bytes};
 use rx::{Port, Settings, Timeouts};
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// A volume, as the location service knows it.
+/// A volume, as known to the location service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The number of the volume that is written.
+    /// Id of the read-write volume.
     pub volume: u32,
-    /// The file servers that have it.
+    /// File servers that hold it.
     pub servers: Vec<Ipv4Addr>,
 }
 
-/// Asks the location service at `server` for a volume by its name, or its number in decimal digits.
+/// Returns the location of a volume, found by its name or its decimal id at the location service at
+/// `server`.
 ///
 /// # Errors
-/// The server's code, `VL_NOENT` for one that is not there; no port, or no answer.
+/// The server's code, `VL_NOENT` for an unknown volume; no port, or no answer.
 pub fn locate(server: SocketAddr, volume: &str) -> Result<Found> {
     let settings = Settings {
         listen: (Ipv4Addr::UNSPECIFIED, 0).into(),

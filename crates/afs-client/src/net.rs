@@ -1,4 +1,4 @@
-//! UDP ports that many clients share, and to whom of them a server's call goes.
+//! UDP ports shared by many clients, and the dispatch of a server's callbacks to them.
 //!
 //! **Invariant:** no two clients have the same address and port at a time.
 
@@ -12,27 +12,28 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Bytes of a call of a server: 50 files and their callbacks.
+/// Largest size in bytes of a server's call: 50 files and their callbacks.
 const CALL_BYTES_MAX: usize = 4096;
 
-/// Clients of a port at most. Its thread and its lock serve them all, and its receive buffer holds what
-/// several of them are sent at once.
+/// Largest number of clients per port. Its thread and its lock serve them all, and its receive
+/// buffer holds the packets for several of them at once.
 const CLIENTS_MAX: usize = 64;
 
-/// Calls of servers that a port answers at a time, each by a thread that is made when it is needed.
+/// Largest number of concurrent calls from servers per port, each served by a thread created on
+/// demand.
 const WORKERS: usize = 16;
 
-/// Hears what a client is told, before the cache does and the server has its answer. May block: so does a
-/// client that is dead, to its server.
+/// Observer of the calls that servers make to a client. It runs before the cache is updated and the
+/// server gets its answer. If it blocks, the client looks dead to the server.
 pub type Ear = Box<dyn Fn(&cb::Request) + Send + Sync>;
 
-/// The ports of many clients.
+/// Ports of many clients.
 #[derive(Default)]
 pub struct Net {
     lines: Mutex<Vec<Arc<Line>>>,
 }
 
-/// A port, and who has which address at it.
+/// A port, and its clients by address.
 pub(crate) struct Line {
     port: Port,
     clients: Arc<Clients>,
@@ -40,7 +41,7 @@ pub(crate) struct Line {
 
 type Clients = Mutex<HashMap<IpAddr, Weak<Heard>>>;
 
-/// What of a client its server may call.
+/// State of a client that its server's callbacks use.
 pub(crate) struct Heard {
     pub(crate) uuid: Uuid,
     pub(crate) cache: Cache,
@@ -48,16 +49,16 @@ pub(crate) struct Heard {
 }
 
 impl Net {
-    /// No port yet: they are opened when clients come.
+    /// Returns a net without ports: they are opened for new clients.
     pub fn new() -> Arc<Net> {
         Arc::default()
     }
 
-    /// A client at an address of this machine, of the file server at another. At 0.0.0.0 it has the port for
-    /// itself, and the address that leads to the server.
+    /// Creates a client at a local address, for the file server at `server`. At 0.0.0.0 the client
+    /// has the port to itself, and uses the local address that routes to the server.
     ///
     /// # Errors
-    /// A port could not be opened; no random numbers for an identity.
+    /// A port could not be opened; no random numbers for a UUID.
     pub fn client(
         &self,
         address: Ipv4Addr,
@@ -81,7 +82,7 @@ impl Net {
         ))
     }
 
-    /// The first port where the address is free, or a new one.
+    /// Returns the first port at which the address is free, or a new one.
     fn line(&self, address: IpAddr, heard: &Arc<Heard>) -> io::Result<Arc<Line>> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for line in &*lines {
@@ -113,7 +114,7 @@ impl Line {
         Ok(Line { port, clients })
     }
 
-    /// Gives the address to a client, if nobody has it and there is room.
+    /// Assigns the address to a client if it is free and the port has room; returns whether it did.
     fn take(&self, address: IpAddr, heard: &Arc<Heard>) -> bool {
         let mut clients = lock(&self.clients);
         clients.retain(|_, client| client.strong_count() > 0);
@@ -155,7 +156,7 @@ fn lock(clients: &Clients) -> MutexGuard<'_, HashMap<IpAddr, Weak<Heard>>> {
     clients.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers a server.
+/// Answers a server's call.
 fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
     let bytes = call.read_to_end(CALL_BYTES_MAX)?;
     let (request, _) =
@@ -165,7 +166,7 @@ fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
         let any = clients.get(&IpAddr::from(Ipv4Addr::UNSPECIFIED));
         clients.get(&address).or(any)?.upgrade()
     });
-    // Nobody is there any more, and nobody remembers what was promised.
+    // The client no longer exists, so its promises are no longer tracked.
     let heard = called.ok_or(rx::Abort(Abort::RX_INVALID_OPERATION.0))?;
     if let Some(ear) = &heard.ear {
         ear(&request);
@@ -202,7 +203,7 @@ impl Heard {
             }
             cb::Request::Probe {} => cb::Reply::Probe {},
             cb::Request::ProbeUuid { client } if *client == self.uuid => cb::Reply::ProbeUuid {},
-            // What OpenAFS says of another's identity.
+            // Code that OpenAFS returns for a UUID that is not its own.
             cb::Request::ProbeUuid { .. } => return Err(rx::Abort(1)),
             cb::Request::WhoAreYou {} => cb::Reply::WhoAreYou { address },
             cb::Request::TellMeAboutYourself {} => cb::Reply::TellMeAboutYourself {
