@@ -1,26 +1,26 @@
-//! Big-endian numbers in slices, without a panic.
+//! Big-endian integers and text in byte slices. No function here panics.
 
-/// Two bytes from `at` on.
+/// Returns the two bytes at offset `at`.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Four bytes from `at` on.
+/// Returns the four bytes at offset `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array(bytes, at).map(u32::from_be_bytes)
 }
 
-/// Eight bytes from `at` on.
+/// Returns the eight bytes at offset `at`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array(bytes, at).map(u64::from_be_bytes)
 }
 
-/// `N` bytes from `at` on.
+/// Returns the `N` bytes at offset `at`, or `None` if the slice is too short.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// Puts `value` at `at`; what does not fit is left out.
+/// Copies `value` to offset `at`. Does nothing if it does not fit.
 pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(place) = at
         .checked_add(value.len())
@@ -30,7 +30,8 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     }
 }
 
-/// ASCII text of a fixed field, without the spaces and zeros at its end; other bytes become `?`.
+/// Returns the ASCII text of a fixed-size field without surrounding spaces and trailing zeros.
+/// Bytes that are not printable ASCII become `?`.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let show = |b: &u8| match b {
         0x20..=0x7e => char::from(*b),
@@ -45,7 +46,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     text.trim_start().into()
 }
 
-/// Lower-case hexadecimal digits.
+/// Returns the bytes as lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut out = String::with_capacity(2 * bytes.len());

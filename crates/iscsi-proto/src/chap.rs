@@ -1,12 +1,12 @@
-//! CHAP (section 12.1.3, RFC 1994): a proof that a side knows a secret, without sending it.
+//! CHAP (section 12.1.3, RFC 1994): proves knowledge of a secret without sending it.
 
 use md5::Md5;
 use sha2::{Digest, Sha256};
 
-/// Longest challenge and response in bytes (section 12.1.3).
+/// Maximum length of a challenge or response in bytes (section 12.1.3).
 pub(crate) const BYTES_MAX: usize = 1024;
 
-/// A hash, by the number that PPP gave it.
+/// Hash algorithm; the numbers on the wire are those of the PPP registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Md5,
@@ -14,7 +14,7 @@ pub(crate) enum Algorithm {
 }
 
 impl Algorithm {
-    /// The response to a challenge: the hash over identifier, secret and challenge.
+    /// Returns the response to a challenge: the hash over identifier, secret and challenge.
     pub(crate) fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
         match self {
             Algorithm::Md5 => hash::<Md5>(id, secret, challenge),
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn responses_are_the_hash_over_identifier_secret_and_challenge() {
-        // Both by `printf '\001secretchallenge' | md5sum` and `sha256sum`.
+        // Both computed with `printf '\001secretchallenge' | md5sum` and `sha256sum`.
         let of = |a: Algorithm| hex(&a.response(1, b"secret", b"challenge"));
         assert_eq!(of(Algorithm::Md5), "46e47770030e2b4e26a0db72a7efec00");
         assert_eq!(

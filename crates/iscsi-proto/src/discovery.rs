@@ -1,24 +1,24 @@
-//! The answer to SendTargets (appendix C).
+//! Response to SendTargets (appendix C).
 
 use crate::text::pairs;
 use crate::{Result, broken};
 
-/// A target, and where it can be reached.
+/// A target and its portals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
+    /// iSCSI qualified name of the target.
     pub iqn: String,
-    /// `HOST:PORT` of each portal, with the number of its portal group where one is given.
+    /// `HOST:PORT` of each portal, with its portal group tag if the target reports one.
     pub portals: Vec<(String, Option<u16>)>,
 }
 
-/// Most targets and portals that are taken from one answer.
+/// Maximum number of lines (targets and portals) accepted in one response.
 const TARGETS_MAX: usize = 16_384;
 
-/// Parses the text of all text responses to `SendTargets=All`.
+/// Parses the concatenated text of all responses to `SendTargets=All`.
 ///
 /// # Errors
-/// The text is none, names a portal before a target, or holds more than 16,384 lines.
+/// The text is malformed, names a portal before a target, or holds more than 16,384 lines.
 pub fn parse_targets(text: &[u8]) -> Result<Vec<Target>> {
     let mut targets: Vec<Target> = Vec::new();
     for (count, (key, value)) in pairs(text)?.into_iter().enumerate() {
@@ -41,7 +41,7 @@ pub fn parse_targets(text: &[u8]) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Splits `HOST[:PORT][,GROUP]`.
+/// Splits `HOST[:PORT][,GROUP]` into the address and the portal group tag.
 pub(crate) fn split_group(value: &str) -> (&str, Option<u16>) {
     match value.split_once(',') {
         Some((address, group)) => (address, group.parse().ok()),

@@ -1,16 +1,16 @@
-//! Cuts the incoming stream into PDUs and checks their digests (sections 11.2 and 13.1).
+//! Splits the incoming stream into PDUs and verifies their digests (sections 11.2 and 13.1).
 
 use crate::pdu::{BHS_BYTES, Bhs, padding};
 use crate::{ProtocolError, Result, broken};
 
-/// What has been read.
+/// Part of a PDU that was just completed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// A header, checked.
+    /// Header; its digest, if any, was verified.
     Header(Bhs),
-    /// The last so many bytes that were taken belong to the data segment.
+    /// The last `n` bytes that were consumed belong to the data segment.
     Data(usize),
-    /// The PDU is complete, and its data is checked.
+    /// End of the PDU; the data digest, if any, was verified.
     End,
 }
 
@@ -24,7 +24,7 @@ enum State {
     DataDigest { have: usize },
 }
 
-/// Where the stream stands.
+/// Position in the incoming stream.
 #[derive(Debug)]
 pub(crate) struct Framer {
     header_digest: bool,
@@ -49,7 +49,7 @@ impl Framer {
         }
     }
 
-    /// Bytes of the data segment that have not been read, while one is being read.
+    /// Returns the unread bytes of the current data segment, or 0 outside a data segment.
     pub(crate) fn data_left(&self) -> u32 {
         match self.state {
             State::Data { left } => left,
@@ -57,7 +57,7 @@ impl Framer {
         }
     }
 
-    /// Takes data that the driver read past this framer, at most [`Framer::data_left`].
+    /// Accounts for data that the driver read directly, at most [`Framer::data_left`] bytes.
     pub(crate) fn took_data(&mut self, bytes: &[u8]) {
         if let State::Data { left } = &mut self.state {
             *left = left.saturating_sub(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
@@ -67,7 +67,8 @@ impl Framer {
         }
     }
 
-    /// Reads from `input`: bytes taken, and what they completed. `None` needs more input.
+    /// Consumes bytes of `input`. Returns the number of bytes consumed and the frame that they
+    /// completed; `None` means that more input is needed.
     pub(crate) fn next(&mut self, input: &[u8]) -> Result<(usize, Option<Frame>)> {
         let mut at = 0;
         loop {
@@ -176,7 +177,7 @@ impl Framer {
         Frame::Header(self.bhs)
     }
 
-    /// The digest is sent with its least significant byte first (appendix A of RFC 3720).
+    /// Verifies a digest. It is sent least significant byte first (appendix A of RFC 3720).
     fn check(&self, what: &'static str) -> Result<()> {
         if self.crc.to_le_bytes() == self.digest {
             Ok(())
@@ -186,7 +187,7 @@ impl Framer {
     }
 }
 
-/// Copies what fits behind the first `have` bytes of `out`, and says how much that was.
+/// Copies input into `out` after its first `have` bytes. Returns the number of bytes copied.
 fn fill(out: &mut [u8], have: usize, input: &[u8]) -> usize {
     let room = out.get_mut(have..).unwrap_or_default();
     let take = room.len().min(input.len());
@@ -200,7 +201,7 @@ fn fill(out: &mut [u8], have: usize, input: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// A PDU with 5 bytes of data, in each combination of digests.
+    /// Returns a PDU with 5 bytes of data and the given digests.
     fn stream(header_digest: bool, data_digest: bool) -> Vec<u8> {
         let mut bhs = Bhs::new(0x20, 0x80);
         bhs.set_data_bytes(5);
@@ -253,7 +254,8 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 1;
             let mut framer = Framer::new(true, true, 0x00ff_ffff);
-            // A changed length may ask for more bytes than there are; it never passes.
+            // A corrupted length may announce more bytes than the input holds; the PDU never
+            // completes.
             let got = run(&mut framer, &bad, bad.len());
             assert!(
                 got.as_ref().map_or(true, |(_, ends)| *ends == 0),
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_that_of_the_standard() {
-        // Appendix B.4 of RFC 3720: 32 bytes of zeros.
+        // Appendix B.4 of RFC 3720: 32 zero bytes.
         assert_eq!(
             crc32c::crc32c(&[0; 32]).to_le_bytes(),
             [0xaa, 0x36, 0x91, 0x8a]

@@ -1,19 +1,19 @@
-//! The iSCSI protocol (RFC 7143), initiator side, and the SCSI commands it carries, without any input
-//! or output: bytes in, bytes and events out.
+//! The initiator side of the iSCSI protocol (RFC 7143) and the SCSI commands it carries. The crate
+//! does no I/O: it consumes bytes and produces bytes and events.
 //!
 //! ```text
 //!   Login::take_output() ──► socket ──► Login::handle_input(bytes) ──► outcome(): session | redirect
 //!   Session::command(cdb) ──► next_pdu() ──► socket ──► handle_input(bytes) ──► Event
 //! ```
 //!
-//! **Invariant:** the data of commands is never held here: the core names the task, the offset and
-//! the length, the driver moves the bytes between socket and buffer. Bytes from outside never panic,
-//! and every length in them has a limit.
+//! **Invariant:** command data is never buffered here. The core names the task, the offset and the
+//! length; the driver moves the bytes between socket and buffer. Input from the network never
+//! causes a panic, and every length in it is bounded.
 //!
-//! Absent on purpose: sockets, time, random numbers, more than one connection in a session, error
-//! recovery above level 0 (a connection with a fault is given up), bidirectional commands.
+//! Deliberately absent: sockets, time, random numbers, multiple connections per session, error
+//! recovery above level 0 (a faulty connection is closed), bidirectional commands.
 //!
-//! Section numbers without a name are those of RFC 7143.
+//! Section numbers without a document refer to RFC 7143.
 
 #![forbid(unsafe_code)]
 #![deny(
@@ -54,32 +54,32 @@ pub use pdu::{BHS_BYTES, Bhs};
 pub use session::{Direct, Event, OutPdu, Payload, Session, Taken};
 pub use task::{Function, TaskId, Transfer, slot_of};
 
-/// Why a connection cannot go on.
+/// Reason why a connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// The target does not speak the protocol as it should.
+    /// The target violates the protocol.
     #[error("the target does not speak iSCSI as it should: {0}")]
     Broken(String),
-    /// A digest does not fit its data (section 7.8): bytes were changed on their way.
+    /// A digest does not match its data (section 7.8): bytes were corrupted in transit.
     #[error("the CRC32C digest of a {0} is wrong: bytes were changed on their way")]
     Digest(&'static str),
-    /// The target refuses the login (section 11.13.5).
+    /// The target rejected the login (section 11.13.5).
     #[error("the target refuses the login: {text} (class {class}, detail {detail})")]
     Refused {
         /// Status class.
         class: u8,
         /// Status detail.
         detail: u8,
-        /// What the two stand for.
+        /// Meaning of class and detail.
         text: &'static str,
     },
-    /// The target could not prove that it knows the secret of mutual CHAP, or gives a name, digest
-    /// or method that was not agreed to.
+    /// The target did not prove knowledge of the mutual CHAP secret, or chose a name, digest or
+    /// authentication method that was not offered.
     #[error("the target is not accepted: {0}")]
     Untrusted(String),
 }
 
-/// What reading from a target gives.
+/// Result of processing input from a target.
 pub type Result<T> = std::result::Result<T, ProtocolError>;
 
 pub(crate) fn broken<T>(why: impl Into<String>) -> Result<T> {

@@ -10,80 +10,80 @@ use crate::text::{TEXT_BYTES_MAX, binary, pairs, push};
 use crate::{ProtocolError, Result, broken};
 use subtle::ConstantTimeEq;
 
-/// What a session is for.
+/// Type of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind<'a> {
-    /// SendTargets only.
+    /// Discovery session: SendTargets only.
     Discovery,
-    /// Commands to a logical unit of this target.
+    /// Normal session: commands to one logical unit of a target.
     Normal {
-        /// The target's name.
+        /// iSCSI qualified name of the target.
         target: &'a str,
-        /// The logical unit, as an eight-byte field (SAM-5, section 4.7).
+        /// Logical unit number as an eight-byte field (SAM-5, section 4.7).
         lun: [u8; 8],
     },
 }
 
-/// What proves who the initiator is.
+/// CHAP credentials of the initiator.
 #[derive(Clone, Copy)]
 pub struct Credentials<'a> {
-    /// Name of the initiator for CHAP.
+    /// CHAP user name of the initiator.
     pub user: &'a str,
-    /// Its secret.
+    /// CHAP secret of the initiator.
     pub secret: &'a [u8],
-    /// Offer MD5 alone: some targets take the number of SHA-256 for another hash.
+    /// Offer MD5 only: some targets assign the number of SHA-256 to another hash.
     pub md5_only: bool,
-    /// The target has to prove itself too.
+    /// If set, the target must authenticate itself too.
     pub mutual: Option<Mutual<'a>>,
 }
 
-/// The target's proof in mutual CHAP.
+/// Authentication of the target in mutual CHAP.
 #[derive(Clone, Copy)]
 pub struct Mutual<'a> {
-    /// The target's secret.
+    /// CHAP secret of the target.
     pub secret: &'a [u8],
-    /// A random identifier.
+    /// Random CHAP identifier.
     pub id: u8,
-    /// A random challenge.
+    /// Random CHAP challenge.
     pub challenge: [u8; 16],
 }
 
-/// Who logs in, where to, and with what wishes.
+/// Parameters of a login: initiator, session type, credentials and the operational offer.
 #[derive(Clone, Copy)]
 pub struct LoginConfig<'a> {
-    /// Name of the initiator.
+    /// iSCSI qualified name of the initiator.
     pub initiator: &'a str,
-    /// What the session is for.
+    /// Session type and, for a normal session, its target.
     pub kind: Kind<'a>,
-    /// Session identifier, the initiator's part: random for each session.
+    /// Initiator part of the session identifier; random for each session.
     pub isid: [u8; 6],
-    /// CHAP, where it is wanted.
+    /// CHAP credentials; `None` offers no authentication.
     pub credentials: Option<Credentials<'a>>,
-    /// Parameters to offer.
+    /// Operational parameters to offer.
     pub wanted: &'a Wanted,
 }
 
-/// How a login ended.
+/// Result of a completed login.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The full-feature phase begins; bytes that were not taken belong to it.
+    /// The full-feature phase begins; unconsumed input belongs to the session.
     LoggedIn(Box<Session>),
-    /// The target is elsewhere (section 11.13.5, class 1).
+    /// The target moved (section 11.13.5, class 1).
     Redirect {
         /// `HOST:PORT`, or `HOST` for port 3260.
         address: String,
-        /// The target says that it stays there.
+        /// The target reports the move as permanent.
         permanent: bool,
     },
 }
 
-/// Where the exchange stands: what the next answer is about.
+/// State of the exchange, named after the response that is expected next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Method,
     Algorithm,
     Proof,
-    /// The security stage is done but for the target's consent to leave it.
+    /// Security stage complete; the target has yet to agree to leave it.
     LeaveSecurity,
     Operational,
 }
@@ -93,9 +93,9 @@ const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
 const TRANSIT: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
-/// Exchanges before a target is taken to go round in circles.
+/// Maximum number of exchanges before the login is considered stuck in a loop.
 const ROUNDS_MAX: u32 = 64;
-/// Data segments of the login phase (section 13.12).
+/// Maximum data segment length during the login phase (section 13.12).
 const SEGMENT_MAX: u32 = 8192;
 
 /// A login in progress.
@@ -114,11 +114,11 @@ pub struct Login<'a> {
     rounds: u32,
 }
 
-/// CmdSN of the first command, and of the login before it.
+/// CmdSN of the first command and of the login requests before it.
 const FIRST_CMD_SN: u32 = 1;
 
 impl<'a> Login<'a> {
-    /// Begins; the first request is in [`Login::take_output`].
+    /// Starts a login. The first request is available from [`Login::take_output`].
     pub fn new(config: LoginConfig<'a>) -> Login<'a> {
         let mut login = Login {
             config,
@@ -138,25 +138,26 @@ impl<'a> Login<'a> {
         login
     }
 
-    /// Bytes for the target.
+    /// Returns the bytes to send to the target and clears the output.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// How it ended, once.
+    /// Returns the outcome, once, when the login is complete.
     pub fn take_outcome(&mut self) -> Option<Outcome> {
         self.outcome.take()
     }
 
-    /// Whether the target chose SHA-256: if it refuses the response, MD5 may be what it meant.
+    /// Returns whether the target chose SHA-256. If it then rejects the response, it may have meant
+    /// MD5.
     pub fn used_sha256(&self) -> bool {
         self.algorithm == Some(Algorithm::Sha256)
     }
 
-    /// Reads the target's answers, and says how many bytes were taken. Stops at the outcome.
+    /// Processes bytes from the target and returns the number consumed. Stops at the outcome.
     ///
     /// # Errors
-    /// The target refuses, is not to be trusted, or does not speak the protocol.
+    /// The target rejects the login, fails authentication, or violates the protocol.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<usize> {
         let mut at = 0;
         while self.outcome.is_none() {
@@ -208,13 +209,13 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// A request with the text, which is cut into PDUs as needed.
+    /// Queues a login request with `text` as its data segment, truncated to one PDU.
     fn send(&mut self, transit: u8, current: u8, next: u8, text: &[u8]) {
         let mut bhs = Bhs::new(opcode::LOGIN, transit | current << 2 | next).immediate();
         bhs.set(8, &self.config.isid);
         bhs.set_u32(24, FIRST_CMD_SN);
         bhs.set_u32(28, self.exp_stat_sn);
-        // Our keys are a few hundred bytes; the longest values are names of 223 bytes and
+        // Our keys take a few hundred bytes; the longest values are names of 223 bytes and
         // responses of 64.
         let bytes = u32::try_from(text.len())
             .unwrap_or(SEGMENT_MAX)
@@ -242,7 +243,7 @@ impl<'a> Login<'a> {
         let current = bhs.flags() >> 2 & 3;
         let (class, detail) = (bhs.byte(36), bhs.byte(37));
         if class == 0 && bhs.flags() & CONTINUE != 0 {
-            // The rest of the text is asked for by an empty request.
+            // Request the rest of the text with an empty PDU.
             self.send(0, current, current, &[]);
             return Ok(());
         }
@@ -416,7 +417,7 @@ fn hex_value(bytes: &[u8]) -> String {
     format!("0x{}", crate::bytes::hex(bytes))
 }
 
-/// Status classes and details (section 11.13.5).
+/// Returns the text for a login status class and detail (section 11.13.5).
 fn refusal(class: u8, detail: u8) -> &'static str {
     match (class, detail) {
         (2, 0) => "initiator error",

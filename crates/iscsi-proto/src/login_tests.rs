@@ -1,4 +1,4 @@
-//! Logins against a target that is played by hand.
+//! Logins against a scripted target.
 
 use crate::bytes::hex;
 use crate::chap::Algorithm;
@@ -26,7 +26,7 @@ fn config<'a>(wanted: &'a Wanted, credentials: Option<Credentials<'a>>) -> Login
     }
 }
 
-/// A response: flags with stages, status, text.
+/// Builds a login response from flags (with stages), status and text.
 fn response(flags: u8, status: [u8; 2], text: &str) -> Vec<u8> {
     let mut bhs = Bhs::new(opcode::LOGIN_RESPONSE, flags);
     bhs.set_data_bytes(text.len() as u32);
@@ -42,7 +42,7 @@ fn response(flags: u8, status: [u8; 2], text: &str) -> Vec<u8> {
 
 type Pairs = Vec<(String, String)>;
 
-/// The one request in `output`: flags and pairs.
+/// Parses the single request in `output` into flags and pairs.
 fn request(output: &[u8]) -> (u8, Pairs) {
     let bhs = Bhs(output[..48].try_into().unwrap());
     assert_eq!((output[0], bhs.u32(24)), (0x43, 1));
@@ -58,7 +58,7 @@ fn value<'p>(pairs: &'p [(String, String)], key: &str) -> &'p str {
     &pairs.iter().find(|(k, _)| k == key).expect(key).1
 }
 
-/// Feeds a response in pieces of `step` bytes; all of it is taken.
+/// Feeds a response in pieces of `step` bytes and asserts that every byte is consumed.
 fn feed(login: &mut Login<'_>, response: &[u8], step: usize) -> Result<()> {
     for piece in response.chunks(step) {
         let mut at = 0;
@@ -112,7 +112,7 @@ fn a_login_without_a_proof_agrees_on_parameters_however_it_is_cut() {
         assert_eq!(flags, TRANSIT | 1 << 2 | 3);
         assert_eq!(value(&offer, "HeaderDigest"), "CRC32C,None");
         assert_eq!(value(&offer, "ErrorRecoveryLevel"), "0");
-        // The target wants to go on, and asks something of its own first.
+        // Before it transits, the target sends keys of its own.
         let answer = response(
             1 << 2,
             [0, 0],
@@ -164,7 +164,7 @@ const MUTUAL: Mutual<'static> = Mutual {
     challenge: [7; 16],
 };
 
-/// Plays CHAP up to the target's proof; gives what the initiator said, and its next answer.
+/// Runs CHAP up to the target's proof. Returns the initiator's CHAP keys and its next request.
 fn chap(mutual: bool, number: &str, proof: &[u8]) -> Result<(Pairs, Vec<u8>)> {
     let wanted = Wanted::default();
     let credentials = Credentials {
@@ -228,7 +228,7 @@ fn a_target_cannot_talk_its_way_around_the_proof() {
         md5_only: true,
         mutual,
     };
-    // No CHAP where mutual CHAP is demanded.
+    // No CHAP although mutual CHAP is required.
     let mut login = Login::new(config(&wanted, Some(credentials(Some(MUTUAL)))));
     let result = feed(
         &mut login,
@@ -236,13 +236,13 @@ fn a_target_cannot_talk_its_way_around_the_proof() {
         4096,
     );
     assert!(matches!(result, Err(ProtocolError::Untrusted(_))));
-    // Our own challenge sent back, to get a proof from us.
+    // Reflected challenge: the target wants our own proof computed for it.
     let mut login = Login::new(config(&wanted, Some(credentials(Some(MUTUAL)))));
     feed(&mut login, &response(0, [0, 0], "AuthMethod=CHAP\0"), 4096).unwrap();
     let reflected = format!("CHAP_A=5\0CHAP_I=9\0CHAP_C=0x{}\0", hex(&[7; 16]));
     let result = feed(&mut login, &response(0, [0, 0], &reflected), 4096);
     assert!(matches!(result, Err(ProtocolError::Untrusted(_))));
-    // A leap over the proof.
+    // The target skips the proof.
     let mut login = Login::new(config(&wanted, Some(credentials(None))));
     feed(&mut login, &response(0, [0, 0], "AuthMethod=CHAP\0"), 4096).unwrap();
     assert!(

@@ -3,15 +3,15 @@
 use crate::text::{number, push};
 use crate::{ProtocolError, Result, broken};
 
-/// Whether CRC32C protects a part of each PDU.
+/// Policy for a CRC32C digest over headers or data segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DigestPolicy {
-    /// No digest.
+    /// Offer no digest.
     #[default]
     Never,
-    /// Where the target has it.
+    /// Use a digest if the target supports it.
     Prefer,
-    /// Or the login fails.
+    /// Offer CRC32C only; a target that chooses `None` fails the login.
     Require,
 }
 
@@ -24,7 +24,7 @@ impl DigestPolicy {
         }
     }
 
-    /// Whether the digest is used, by the target's choice.
+    /// Returns whether the target's choice turns the digest on; an error if it was not offered.
     fn agreed(self, key: &str, choice: &str) -> Result<bool> {
         match (self, choice) {
             (DigestPolicy::Never | DigestPolicy::Prefer, "None") => Ok(false),
@@ -36,24 +36,24 @@ impl DigestPolicy {
     }
 }
 
-/// What the initiator offers. Lengths are bytes.
+/// Parameters that the initiator offers. Lengths are in bytes.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Digest of headers.
+    /// Policy for the header digest.
     pub header_digest: DigestPolicy,
-    /// Digest of data segments.
+    /// Policy for the data digest.
     pub data_digest: DigestPolicy,
-    /// Send the first data of a write with the command.
+    /// Send the first data of a write together with the command.
     pub immediate_data: bool,
-    /// Wait for an R2T before any data that is not immediate.
+    /// Require an R2T before any data that is not immediate.
     pub initial_r2t: bool,
-    /// Longest data segment that is received: 512 to 16,777,215.
+    /// Maximum data segment length to receive: 512 to 16,777,215.
     pub max_recv_data_segment: u32,
-    /// Longest sequence of data for one R2T.
+    /// Maximum length of the data sequence for one R2T.
     pub max_burst: u32,
-    /// Most unsolicited data of a write.
+    /// Maximum amount of unsolicited data of a write, immediate data included.
     pub first_burst: u32,
-    /// R2Ts of one task at a time.
+    /// Maximum number of outstanding R2Ts per task.
     pub max_outstanding_r2t: u16,
 }
 
@@ -72,40 +72,40 @@ impl Default for Wanted {
     }
 }
 
-/// What both sides agreed to. Lengths are bytes.
+/// Negotiated parameters. Lengths are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Params {
-    /// CRC32C behind each header.
+    /// CRC32C after each header.
     pub header_digest: bool,
-    /// CRC32C behind each data segment.
+    /// CRC32C after each data segment.
     pub data_digest: bool,
-    /// A command may carry data.
+    /// A command PDU may carry data.
     pub immediate_data: bool,
-    /// Data that is not immediate waits for an R2T.
+    /// Data that is not immediate requires an R2T.
     pub initial_r2t: bool,
-    /// Longest data segment that the target sends.
+    /// Maximum data segment length that the target may send.
     pub max_recv_data_segment: u32,
-    /// Longest data segment that the target takes.
+    /// Maximum data segment length that the target accepts.
     pub max_send_data_segment: u32,
-    /// Longest sequence of data for one R2T.
+    /// Maximum length of the data sequence for one R2T.
     pub max_burst: u32,
-    /// Most unsolicited data of a write.
+    /// Maximum amount of unsolicited data of a write, immediate data included.
     pub first_burst: u32,
-    /// R2Ts of one task at a time.
+    /// Maximum number of outstanding R2Ts per task.
     pub max_outstanding_r2t: u16,
-    /// Seconds to wait before connecting again.
+    /// Seconds to wait before reconnecting.
     pub default_time2wait: u16,
-    /// Portal group tag of the target, where it told.
+    /// Portal group tag, if the target reported one.
     pub portal_group: Option<u16>,
 }
 
-/// Longest data segment where nothing else was agreed to (section 13.12).
+/// Default maximum data segment length (section 13.12).
 const SEGMENT_DEFAULT: u32 = 8192;
-/// Range of lengths in keys (sections 13.12 to 13.14).
+/// Valid range of length keys (sections 13.12 to 13.14).
 const LENGTHS: std::ops::RangeInclusive<u32> = 512..=0x00ff_ffff;
 
 impl Params {
-    /// What holds before anything was agreed to: our own declaration, and the defaults of the
+    /// Returns the parameters before negotiation: our own declaration, and the defaults of the
     /// standard for the target's side.
     pub(crate) fn start(wanted: &Wanted) -> Params {
         Params {
@@ -123,14 +123,14 @@ impl Params {
         }
     }
 
-    /// Takes a key of the target's answer. Gives an answer of ours where one is due.
+    /// Applies one key of the target. Returns the answer to send if the key requires one.
     pub(crate) fn take(
         &mut self,
         wanted: &Wanted,
         key: &str,
         value: &str,
     ) -> Result<Option<&'static str>> {
-        // A target that does not know a key leaves its default in force.
+        // For a key that the target does not know, the default stays in force.
         if matches!(value, "NotUnderstood" | "Irrelevant" | "Reject") {
             return if value == "Reject" {
                 broken(format!("{key}=Reject"))
@@ -167,20 +167,20 @@ impl Params {
                 }
             }
             "DefaultTime2Retain" | "TargetAlias" | "TargetAddress" | "TargetName" => {}
-            // Answers to keys of the security stage, and vendors' keys, which ask for an answer.
+            // Keys of the security stage need no answer; unknown (vendor) keys do.
             "AuthMethod" | "SessionType" | "InitiatorName" | "InitiatorAlias" => {}
             _ => return Ok(Some("NotUnderstood")),
         }
         Ok(None)
     }
 
-    /// Makes what was agreed to consistent.
+    /// Makes the negotiated values consistent.
     pub(crate) fn settle(&mut self) {
         self.first_burst = self.first_burst.min(self.max_burst);
     }
 }
 
-/// The offer of the operational stage; a discovery session has fewer keys (section 13).
+/// Returns the offer of the operational stage; a discovery session has fewer keys (section 13).
 pub(crate) fn offer(wanted: &Wanted, normal: bool) -> Vec<u8> {
     let mut out = Vec::new();
     let yes_no = |b: bool| if b { "Yes" } else { "No" };

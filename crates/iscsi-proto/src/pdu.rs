@@ -1,15 +1,15 @@
-//! The basic header segment of a PDU (section 11.2.1), and its fields.
+//! Basic header segment of a PDU (section 11.2.1) and its fields.
 
 use crate::bytes::{array, put, u16_at, u32_at};
 
-/// Bytes of the basic header segment.
+/// Length of the basic header segment in bytes.
 pub const BHS_BYTES: usize = 48;
 
-/// A tag that stands for no task.
+/// Reserved tag that refers to no task.
 pub(crate) const NO_TAG: u32 = 0xffff_ffff;
-/// The bit for immediate delivery in the first byte.
+/// Immediate-delivery bit in byte 0.
 const IMMEDIATE: u8 = 0x40;
-/// The last PDU of a sequence, in the second byte of most PDUs.
+/// Final bit (last PDU of a sequence) in byte 1 of most PDUs.
 pub(crate) const FINAL: u8 = 0x80;
 
 /// Opcodes (section 11.2.1.2).
@@ -33,12 +33,12 @@ pub(crate) mod opcode {
     pub(crate) const REJECT: u8 = 0x3f;
 }
 
-/// A basic header segment.
+/// Basic header segment in wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bhs(pub [u8; BHS_BYTES]);
 
 impl Bhs {
-    /// A header with an opcode; everything else is zero.
+    /// Creates a header with opcode and flags; all other bytes are zero.
     pub(crate) fn new(opcode: u8, flags: u8) -> Bhs {
         let mut bhs = Bhs([0; BHS_BYTES]);
         bhs.0[0] = opcode;
@@ -46,7 +46,7 @@ impl Bhs {
         bhs
     }
 
-    /// Marks it for immediate delivery.
+    /// Marks the PDU for immediate delivery.
     pub(crate) fn immediate(mut self) -> Bhs {
         self.0[0] |= IMMEDIATE;
         self
@@ -60,17 +60,17 @@ impl Bhs {
         self.0[1]
     }
 
-    /// The byte at `at`, or zero beyond the header.
+    /// Returns the byte at `at`, or 0 past the end of the header.
     pub(crate) fn byte(&self, at: usize) -> u8 {
         self.0.get(at).copied().unwrap_or(0)
     }
 
-    /// The number at `at`, or zero beyond the header.
+    /// Returns the big-endian integer at `at`, or 0 past the end of the header.
     pub(crate) fn u16(&self, at: usize) -> u16 {
         u16_at(&self.0, at).unwrap_or(0)
     }
 
-    /// The number at `at`, or zero beyond the header.
+    /// Returns the big-endian integer at `at`, or 0 past the end of the header.
     pub(crate) fn u32(&self, at: usize) -> u32 {
         u32_at(&self.0, at).unwrap_or(0)
     }
@@ -83,17 +83,17 @@ impl Bhs {
         self.set(at, &value.to_be_bytes());
     }
 
-    /// Bytes of the additional header segments that follow, at most 1020.
+    /// Returns the length of the additional header segments in bytes, at most 1020.
     pub(crate) fn ahs_bytes(&self) -> usize {
         usize::from(self.0[4]) * 4
     }
 
-    /// Bytes of the data segment without padding, less than 16 MiB.
+    /// Returns the length of the data segment in bytes, without padding; less than 16 MiB.
     pub(crate) fn data_bytes(&self) -> u32 {
         self.u32(4) & 0x00ff_ffff
     }
 
-    /// Sets the length of the data segment, which is below 16 MiB.
+    /// Sets the length of the data segment, which must be less than 16 MiB.
     pub(crate) fn set_data_bytes(&mut self, bytes: u32) {
         let [_, a, b, c] = bytes.to_be_bytes();
         self.set(5, &[a, b, c]);
@@ -103,18 +103,18 @@ impl Bhs {
         array(&self.0, 8).unwrap_or_default()
     }
 
-    /// Initiator task tag.
+    /// Returns the initiator task tag.
     pub(crate) fn itt(&self) -> u32 {
         self.u32(16)
     }
 
-    /// Target transfer tag, in the PDUs that have one.
+    /// Returns the target transfer tag; meaningful only in PDUs that carry one.
     pub(crate) fn ttt(&self) -> u32 {
         self.u32(20)
     }
 }
 
-/// Bytes that fill a segment of `bytes` up to a word.
+/// Returns the number of bytes that pad `bytes` to a multiple of 4.
 pub(crate) fn padding(bytes: u32) -> usize {
     match bytes % 4 {
         0 => 0,

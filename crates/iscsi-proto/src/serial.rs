@@ -1,11 +1,11 @@
-//! Serial number arithmetic of 32 bits (RFC 1982, and section 4.2.2.1).
+//! 32-bit serial number arithmetic (RFC 1982 and section 4.2.2.1).
 
-/// Whether `a` comes before `b`.
+/// Returns whether `a` precedes `b`.
 pub(crate) fn before(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }
 
-/// The window of command numbers that the target allows.
+/// Command window granted by the target.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     exp_cmd_sn: u32,
@@ -20,7 +20,7 @@ impl Window {
         }
     }
 
-    /// Takes `ExpCmdSN` and `MaxCmdSN` of a PDU; old and senseless values are ignored.
+    /// Applies `ExpCmdSN` and `MaxCmdSN` of a PDU. Stale and invalid values are ignored.
     pub(crate) fn update(&mut self, exp_cmd_sn: u32, max_cmd_sn: u32) {
         if before(max_cmd_sn, exp_cmd_sn.wrapping_sub(1)) {
             return;
@@ -33,7 +33,7 @@ impl Window {
         }
     }
 
-    /// Whether a command with this number may be sent.
+    /// Returns whether a command with this number may be sent.
     pub(crate) fn allows(&self, cmd_sn: u32) -> bool {
         !before(self.max_cmd_sn, cmd_sn)
     }
@@ -57,7 +57,7 @@ mod tests {
         assert!(window.allows(12) && !window.allows(13));
         window.update(11, 20);
         assert!(window.allows(20) && !window.allows(21));
-        // MaxCmdSN below ExpCmdSN - 1 makes no sense; equal to it closes the window.
+        // MaxCmdSN below ExpCmdSN - 1 is invalid; equal to it closes the window.
         window.update(40, 30);
         assert!(window.allows(20) && !window.allows(21));
         let mut wrap = Window::new(u32::MAX, u32::MAX);

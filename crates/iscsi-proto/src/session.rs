@@ -1,8 +1,8 @@
-//! The full-feature phase (section 4.2): commands, their data, and everything beside them.
+//! Full-feature phase (section 4.2): commands, their data, and all other exchanges.
 //!
-//! Output is made when it can be sent ([`Session::next_pdu`]), so that it carries the newest
-//! `ExpStatSN`; commands keep their order. Data of tasks is named, not held: [`Payload::Task`] on its
-//! way out, [`Event::Data`] and [`Session::direct`] on its way in.
+//! A PDU is built only when it can be sent ([`Session::next_pdu`]), so it carries the newest
+//! `ExpStatSN`; commands keep their order. Task data is referenced, not buffered: by
+//! [`Payload::Task`] on output, by [`Event::Data`] and [`Session::direct`] on input.
 
 use crate::framer::{Frame, Framer};
 use crate::params::Params;
@@ -13,109 +13,109 @@ use crate::text::TEXT_BYTES_MAX;
 use crate::{Result, broken};
 use std::collections::VecDeque;
 
-/// Pings of the target that are answered later, at most.
+/// Maximum number of queued answers to pings of the target.
 const PONGS_MAX: usize = 64;
 
-/// What the target tells.
+/// Event received from the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The last `bytes` bytes that were taken are data of `task`, from `offset` on.
+    /// The last `bytes` bytes consumed are data of `task`, starting at `offset`.
     Data {
-        /// Whose.
+        /// Task that the data belongs to.
         task: TaskId,
-        /// First byte in the task's data.
+        /// Offset of the first byte in the task's data.
         offset: u32,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// A command has ended.
+    /// A command has completed.
     Done {
-        /// Which.
+        /// Completed task.
         task: TaskId,
         /// SCSI status (SAM-5, section 5.3).
         status: u8,
-        /// Bytes of data that came for a read.
+        /// Bytes received for a read.
         received: u32,
-        /// Bytes that were expected and not transferred.
+        /// Residual count: bytes expected but not transferred.
         underflow: u32,
-        /// Status qualifier of RFC 7144: a retry delay; zero where there is none.
+        /// Status qualifier of RFC 7144 (retry delay), or 0.
         qualifier: u16,
-        /// Sense data, where there is any.
+        /// Sense data; empty if the response has none.
         sense: Vec<u8>,
     },
-    /// The answer to a command that was [abandoned](Session::abandon): it is settled.
+    /// Final response to an [abandoned](Session::abandon) command.
     Late {
-        /// Which.
+        /// Abandoned task.
         task: TaskId,
     },
-    /// A task management function has ended.
+    /// A task management function has completed.
     Managed {
-        /// Which.
+        /// Task of the function.
         task: TaskId,
-        /// The response (section 11.6.1): 0 is complete.
+        /// Response code (section 11.6.1); 0 means function complete.
         response: u8,
     },
-    /// The whole answer to a text request.
+    /// Complete response to a text request.
     Text {
-        /// Which.
+        /// Task of the request.
         task: TaskId,
-        /// Pairs, each ended by a zero byte.
+        /// `key=value` pairs, each terminated by a zero byte.
         text: Vec<u8>,
     },
-    /// The answer to a ping of ours.
+    /// Response to one of our pings.
     Pong {
-        /// Which.
+        /// Task of the ping.
         task: TaskId,
     },
-    /// The target has ended the session, as asked.
+    /// The target closed the session in response to a logout.
     LoggedOut,
-    /// The target wants the session to end, or says that it ends it (section 11.9, events 1 to 3).
+    /// The target requests or announces the end of the session (section 11.9, events 1 to 3).
     Leaving {
-        /// The event's code.
+        /// Event code.
         code: u8,
     },
 }
 
-/// What [`Session::handle_input`] did.
+/// Result of [`Session::handle_input`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Bytes taken from the input.
+    /// Number of input bytes consumed.
     pub bytes: usize,
-    /// What they brought; `None`: more input is needed.
+    /// Event that they completed; `None` means that more input is needed.
     pub event: Option<Event>,
 }
 
-/// Data that the driver may read straight into its place, see [`Session::direct`].
+/// Destination of data that the driver may read directly, see [`Session::direct`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Direct {
-    /// Whose.
+    /// Task that the data belongs to.
     pub task: TaskId,
-    /// Next byte in the task's data.
+    /// Offset of the next byte in the task's data.
     pub offset: u32,
-    /// Bytes of this data segment that are still to come.
+    /// Unread bytes of the current data segment.
     pub left: u32,
 }
 
-/// The data segment of a PDU to be sent.
+/// Data segment of an outgoing PDU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {
-    /// None.
+    /// No data.
     None,
-    /// A part of a task's data, which the driver has.
+    /// Part of a task's data, which the driver holds.
     Task {
-        /// Whose.
+        /// Task that the data belongs to.
         task: TaskId,
-        /// First byte in the task's data.
+        /// Offset of the first byte in the task's data.
         offset: u32,
-        /// How many bytes.
+        /// Number of bytes.
         len: u32,
     },
-    /// Bytes of its own.
+    /// Data held by the PDU itself.
     Own(Vec<u8>),
 }
 
 impl Payload {
-    /// Bytes without padding.
+    /// Returns the length in bytes, without padding.
     pub fn len(&self) -> u32 {
         match self {
             Payload::None => 0,
@@ -124,18 +124,18 @@ impl Payload {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether the data segment is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A PDU to be sent: header, then payload, then trailer.
+/// An outgoing PDU, sent as header, payload, trailer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutPdu {
     header: [u8; BHS_BYTES + 4],
     header_len: usize,
-    /// The data segment.
+    /// Data segment.
     pub payload: Payload,
     trailer: [u8; 8],
     trailer_len: usize,
@@ -143,18 +143,18 @@ pub struct OutPdu {
 }
 
 impl OutPdu {
-    /// The header, with its digest where one was agreed to.
+    /// Returns the header, with its digest if negotiated.
     pub fn header(&self) -> &[u8] {
         self.header.get(..self.header_len).unwrap_or_default()
     }
 
-    /// Padding and digest of the data segment. [`OutPdu::seal`] comes first.
+    /// Returns padding and digest of the data segment. Call [`OutPdu::seal`] first.
     pub fn trailer(&self) -> &[u8] {
         self.trailer.get(..self.trailer_len).unwrap_or_default()
     }
 
-    /// Computes the trailer. `payload` gives the data segment's parts in order; it is asked only
-    /// where a digest was agreed to.
+    /// Computes the trailer. `payload` passes the parts of the data segment in order to its
+    /// argument; it is called only if a data digest was negotiated and the segment is not empty.
     pub fn seal(&mut self, payload: impl FnOnce(&mut dyn FnMut(&[u8]))) {
         let bytes = self.payload.len();
         let pad = padding(bytes);
@@ -169,11 +169,11 @@ impl OutPdu {
     }
 }
 
-/// Output that has not been made yet.
+/// Output that has not been built yet.
 #[derive(Debug)]
 enum Pending {
     Pdu(Bhs, Payload),
-    /// Data-Out PDUs from `next` to `end`.
+    /// Data-Out PDUs for the bytes from `next` to `end`.
     Burst {
         task: TaskId,
         ttt: u32,
@@ -183,7 +183,7 @@ enum Pending {
     },
 }
 
-/// One session of one connection, after the login.
+/// A session of one connection in the full-feature phase.
 #[derive(Debug)]
 pub struct Session {
     params: Params,
@@ -194,10 +194,10 @@ pub struct Session {
     window: Window,
     tasks: Tasks,
     pending: VecDeque<Pending>,
-    /// The PDU that is being read, and the next byte of its data.
+    /// Header of the PDU being received; `current_offset` is the next byte of its data.
     current: Bhs,
     current_offset: u32,
-    /// Data segments other than those of commands.
+    /// Data segment of the current PDU, unless it is command data.
     held: Vec<u8>,
     /// Text of the exchange in progress.
     text: Vec<u8>,
@@ -226,23 +226,24 @@ impl Session {
         }
     }
 
-    /// What was agreed to.
+    /// Returns the negotiated parameters.
     pub fn params(&self) -> &Params {
         &self.params
     }
 
-    /// Tasks that have no answer yet, abandoned ones among them.
+    /// Returns the number of tasks without a final response, abandoned ones included.
     pub fn in_flight(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Whether the target's window allows another command (section 4.2.2.1).
+    /// Returns whether the target's window allows another command (section 4.2.2.1).
     pub fn has_room(&self) -> bool {
         self.window.allows(self.cmd_sn)
     }
 
-    /// Issues a command to the logical unit. `None`: the window is closed, see
-    /// [`Session::has_room`]. The data of a write is asked for by [`Payload::Task`].
+    /// Queues a command to the logical unit. Returns `None` if the window is closed, see
+    /// [`Session::has_room`], or all task slots are in use. The data of a write is requested with
+    /// [`Payload::Task`].
     pub fn command(&mut self, cdb: &[u8; 16], transfer: Transfer) -> Option<TaskId> {
         if !self.has_room() {
             return None;
@@ -265,7 +266,7 @@ impl Session {
             self.pending.push_back(Pending::Pdu(bhs, Payload::None));
             return Some(task);
         };
-        // What may go unasked: immediate data, and after it unsolicited data, both together no
+        // Data that may be sent without an R2T: immediate data, then unsolicited data, together no
         // more than the first burst.
         let first = bytes.min(self.params.first_burst);
         let immediate = if self.params.immediate_data {
@@ -305,14 +306,14 @@ impl Session {
         Some(task)
     }
 
-    /// Gives up a command: its data is thrown away from now on, and its answer is [`Event::Late`].
+    /// Abandons a command. Its data is discarded from now on; its completion is [`Event::Late`].
     pub fn abandon(&mut self, task: TaskId) {
         if let Some(task) = self.tasks.get(task) {
             task.late = true;
         }
     }
 
-    /// Whether data of this write may still be asked for by [`Session::next_pdu`].
+    /// Returns whether [`Session::next_pdu`] may still request data of this write.
     pub fn wants_data(&mut self, id: TaskId) -> bool {
         let queued = self.pending.iter().any(|pending| match pending {
             Pending::Pdu(_, Payload::Task { task, .. }) | Pending::Burst { task, .. } => {
@@ -325,7 +326,7 @@ impl Session {
             || task.is_some_and(|t| matches!(t.transfer, Transfer::Out(bytes) if t.moved < bytes))
     }
 
-    /// Sends a task management function (section 11.5), for immediate delivery.
+    /// Queues a task management function (section 11.5) for immediate delivery.
     pub fn manage(&mut self, function: Function) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Management, Transfer::None, 0)?;
         let (code, referenced) = match function {
@@ -344,7 +345,7 @@ impl Session {
         Some(id)
     }
 
-    /// Asks for an answer (NOP-Out, section 11.18).
+    /// Queues a ping (NOP-Out, section 11.18).
     pub fn ping(&mut self) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Ping, Transfer::None, 0)?;
         let mut bhs = Bhs::new(opcode::NOP_OUT, FINAL).immediate();
@@ -354,14 +355,14 @@ impl Session {
         Some(id)
     }
 
-    /// Asks for the targets behind this portal (appendix C), in a discovery session.
+    /// Queues a request for the targets behind this portal (appendix C), in a discovery session.
     pub fn send_targets(&mut self) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Text, Transfer::None, 0)?;
         self.push_text(id, NO_TAG, b"SendTargets=All\0");
         Some(id)
     }
 
-    /// Ends the session (section 11.14); the answer is [`Event::LoggedOut`].
+    /// Queues a logout (section 11.14); the response is [`Event::LoggedOut`].
     pub fn logout(&mut self) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Logout, Transfer::None, 0)?;
         let mut bhs = Bhs::new(opcode::LOGOUT, FINAL).immediate();
@@ -382,7 +383,7 @@ impl Session {
         self.pending.push_back(Pending::Pdu(bhs, payload));
     }
 
-    /// The next PDU to be sent.
+    /// Returns the next PDU to send.
     pub fn next_pdu(&mut self) -> Option<OutPdu> {
         let (mut bhs, payload) = match self.pending.pop_front()? {
             Pending::Pdu(bhs, payload) => (bhs, payload),
@@ -436,10 +437,11 @@ impl Session {
         })
     }
 
-    /// Reads from `input` until something has happened or the input is used up.
+    /// Consumes `input` up to the next event or to its end.
     ///
     /// # Errors
-    /// The connection is beyond use: its bytes make no sense, or were changed on their way.
+    /// The connection is unusable: the target violates the protocol, or bytes were corrupted in
+    /// transit.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<Taken> {
         let mut at = 0;
         loop {
@@ -467,8 +469,9 @@ impl Session {
         }
     }
 
-    /// Where the data that comes next goes, when the last input ended within the data of a command:
-    /// the driver may read up to `left` bytes straight there, and then calls [`Session::took`].
+    /// Returns the destination of the next bytes if the last input ended within the data of a
+    /// command. The driver may read up to `left` bytes directly into it, then calls
+    /// [`Session::took`].
     pub fn direct(&mut self) -> Option<Direct> {
         let left = self.framer.data_left();
         if left == 0 || self.current.opcode() != opcode::DATA_IN {
@@ -482,14 +485,14 @@ impl Session {
         })
     }
 
-    /// Takes data that was read straight to where [`Session::direct`] said.
+    /// Accounts for data that was read directly to the destination of [`Session::direct`].
     pub fn took(&mut self, bytes: &[u8]) {
         self.framer.took_data(bytes);
         let n = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         self.current_offset = self.current_offset.saturating_add(n);
     }
 
-    /// Checks a header before its data is read.
+    /// Validates a header before its data is read.
     fn begin(&mut self, bhs: Bhs) -> Result<()> {
         self.current = bhs;
         self.held.clear();
@@ -506,7 +509,7 @@ impl Session {
             return broken("data for a task that reads none");
         };
         let (offset, bytes) = (bhs.u32(40), bhs.data_bytes());
-        // DataPDUInOrder and DataSequenceInOrder are Yes: no gap, nothing twice.
+        // DataPDUInOrder and DataSequenceInOrder are Yes: no gaps and no duplicates.
         if offset != task.moved || bytes > expected - task.moved {
             return broken(format!(
                 "{bytes} bytes of data at {offset}, after {} of {expected}",
@@ -542,7 +545,7 @@ impl Session {
         })
     }
 
-    /// Acts on a PDU that is complete.
+    /// Handles a complete PDU.
     fn finish(&mut self) -> Result<Option<Event>> {
         let bhs = self.current;
         self.window.update(bhs.u32(28), bhs.u32(32));
@@ -555,7 +558,8 @@ impl Session {
             opcode::DATA_IN => Ok(None),
             opcode::RESPONSE => {
                 self.acknowledge(&bhs);
-                // Bytes 8 and 9 are reserved without RFC 7144, and the status qualifier with it.
+                // Without RFC 7144, bytes 8 and 9 are reserved; with it, they are the status
+                // qualifier.
                 let qualifier = bhs.u16(8);
                 match bhs.byte(2) {
                     0 => {
@@ -581,8 +585,8 @@ impl Session {
             }
             opcode::ASYNC => {
                 self.acknowledge(&bhs);
-                // 0 is sense data, which the next command brings too; 4 asks for a negotiation,
-                // which a target has to do without.
+                // 0 is sense data, which the next command reports too; 4 requests a negotiation,
+                // which is not supported.
                 let code = bhs.byte(36);
                 Ok(matches!(code, 1..=3).then_some(Event::Leaving { code }))
             }
@@ -594,7 +598,7 @@ impl Session {
         }
     }
 
-    /// Notes StatSN; what comes on one connection comes in order.
+    /// Updates ExpStatSN. StatSN arrives in order on a single connection.
     fn acknowledge(&mut self, bhs: &Bhs) {
         let next = bhs.u32(24).wrapping_add(1);
         if before(self.exp_stat_sn, next) {
@@ -602,7 +606,7 @@ impl Session {
         }
     }
 
-    /// The task that a response ends.
+    /// Removes and returns the task that a response ends.
     fn end(&mut self, bhs: &Bhs, purpose: Purpose) -> Result<Task> {
         match self.tasks.remove(bhs.itt()) {
             Some(task) if task.purpose == purpose => Ok(task),
@@ -623,7 +627,7 @@ impl Session {
         {
             return broken("an answer to a command that has not been sent");
         }
-        // Data that nobody waits for any more is not sent.
+        // Data of a task that has ended is not sent.
         self.pending
             .retain(|p| !matches!(p, Pending::Burst { task, .. } if *task == id));
         if task.late {
@@ -692,7 +696,7 @@ impl Session {
             return Ok(Some(Event::Pong { task }));
         }
         if bhs.ttt() == NO_TAG {
-            // Only its numbers matter.
+            // Only its sequence numbers matter.
             return Ok(None);
         }
         let is_pong =
@@ -731,7 +735,7 @@ impl Session {
         Ok(Some(Event::Text { task: id, text }))
     }
 
-    /// A rejected ping or function ends as such; anything else cannot be recovered from at level 0.
+    /// Completes a rejected ping or function; any other reject is fatal at recovery level 0.
     fn reject(&mut self, bhs: &Bhs) -> Result<Option<Event>> {
         const REJECTED: u8 = 255;
         let reason = bhs.byte(2);
@@ -752,7 +756,7 @@ impl Session {
     }
 }
 
-/// Sense data of a response: two bytes of length, then the data (section 11.4.7).
+/// Returns the sense data of a response: two bytes of length, then the data (section 11.4.7).
 fn sense_of(data: &[u8]) -> Vec<u8> {
     let len = usize::from(crate::bytes::u16_at(data, 0).unwrap_or(0));
     let sense = data.get(2..).unwrap_or_default();

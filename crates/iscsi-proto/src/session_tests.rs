@@ -1,4 +1,4 @@
-//! Sessions against a target that is played by hand.
+//! Sessions against a scripted target.
 
 use crate::bytes::hex;
 use crate::params::{Params, Wanted};
@@ -22,7 +22,7 @@ fn params() -> Params {
     }
 }
 
-/// CmdSN 1 to 8 are allowed; the next StatSN is 101.
+/// Returns a session whose window allows CmdSN 1 to 8 and whose next StatSN is 101.
 fn session(params: Params) -> Session {
     let mut login = Bhs::new(opcode::LOGIN_RESPONSE, 0);
     login.set_u32(24, 100);
@@ -31,7 +31,7 @@ fn session(params: Params) -> Session {
     Session::new(params, LUN, 1, &login)
 }
 
-/// A PDU of the target, without digests.
+/// Builds a PDU of the target, without digests.
 fn pdu(op: u8, flags: u8, task: TaskId, fields: &[(usize, u32)], data: &[u8]) -> Vec<u8> {
     let mut bhs = Bhs::new(op, flags);
     bhs.set_u32(16, task);
@@ -72,7 +72,7 @@ fn r2t(task: TaskId, ttt: u32, sn: u32, offset: u32, len: u32) -> Vec<u8> {
     pdu(opcode::R2T, FINAL, task, &fields, &[])
 }
 
-/// What a driver would see: data by task, and all other events.
+/// Input as seen by a driver: data by task, and all other events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     data: Vec<(TaskId, u32, u8)>,
@@ -216,7 +216,7 @@ fn data_out_of_order_beyond_the_end_or_for_nobody_is_refused() {
     refused(&|t| pdu(0x3e, FINAL, t, &[], &[]));
 }
 
-/// A write of 9000 bytes: (offset, bytes, transfer tag, DataSN, final) of each PDU with data.
+/// Returns (offset, bytes, transfer tag, DataSN, final) of each PDU with data.
 fn pieces(pdus: &[OutPdu]) -> Vec<(u32, u32, u32, u32, bool)> {
     pdus.iter()
         .map(|pdu| {
@@ -242,7 +242,7 @@ fn a_write_sends_what_it_may_unasked_and_the_rest_when_it_is_asked() {
     let mut session = session(params());
     let task = session.command(&CDB, Transfer::Out(9000)).unwrap();
     assert!(session.wants_data(task));
-    // 1,024 with the command, up to the first burst of 2,048 behind it.
+    // 1,024 bytes with the command, then unsolicited data up to the first burst of 2,048.
     let sent = pieces(&out(&mut session));
     assert_eq!(
         sent,
@@ -318,7 +318,7 @@ fn an_early_end_stops_data_that_has_not_left() {
     session.next_pdu().unwrap();
     feed(&mut session, &done(task, 2, &[]), 4096).unwrap();
     assert_eq!(session.next_pdu(), None);
-    // An answer to what was not asked yet can only be invented.
+    // A response to a command that was not sent is a protocol violation.
     let task = session.command(&CDB, Transfer::None).unwrap();
     assert!(feed(&mut session, &done(task, 0, &[]), 4096).is_err());
 }
@@ -420,7 +420,7 @@ fn digests_go_out_with_headers_and_data() {
     assert_eq!(digest, crc32c::crc32c(header).to_le_bytes());
     let expected = crc32c::crc32c(b"abcdef\0\0").to_le_bytes();
     assert_eq!(pdu.trailer(), [&[0, 0], &expected[..]].concat());
-    // A changed byte is found on its way in, and ends the session.
+    // A corrupted byte is detected on input and ends the session.
     let mut header = Bhs::new(opcode::NOP_IN, FINAL);
     header.set_u32(16, NO_TAG);
     header.set_u32(20, NO_TAG);

@@ -1,32 +1,32 @@
-//! Tasks in flight, by their initiator task tag.
+//! Tasks in flight, indexed by initiator task tag.
 
 use crate::pdu::NO_TAG;
 
-/// An initiator task tag: in the low 16 bits a slot, which is in use once at a time and small; above
-/// it a count, so that a late answer does not meet the slot's next task.
+/// An initiator task tag. The low 16 bits are a small slot number, unique among tasks in flight;
+/// the high bits are a counter, so a late response does not match the slot's next task.
 pub type TaskId = u32;
 
-/// The slot of a task, for tables of the driver.
+/// Returns the slot of a task, as an index for tables of the driver.
 pub fn slot_of(task: TaskId) -> usize {
     (task & 0xffff) as usize
 }
 
-/// Most tasks at a time.
+/// Maximum number of tasks in flight.
 const SLOTS_MAX: usize = 0xfff0;
 
-/// Data that a command moves. Lengths are bytes.
+/// Direction and length in bytes of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// None.
+    /// No data.
     None,
-    /// From the target.
+    /// From the target (read).
     In(u32),
-    /// To the target.
+    /// To the target (write).
     Out(u32),
 }
 
 impl Transfer {
-    /// Bytes, whichever way.
+    /// Returns the length in bytes, in either direction.
     pub fn bytes(self) -> u32 {
         match self {
             Transfer::None => 0,
@@ -44,7 +44,7 @@ pub enum Function {
     LogicalUnitReset,
 }
 
-/// What a tag stands for.
+/// Kind of request that a tag belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Command,
@@ -60,17 +60,17 @@ pub(crate) struct Task {
     pub(crate) purpose: Purpose,
     pub(crate) transfer: Transfer,
     pub(crate) cmd_sn: u32,
-    /// Bytes received of a read; bytes sent, promised or asked for of a write.
+    /// For a read, bytes received; for a write, bytes sent, queued or requested by R2Ts.
     pub(crate) moved: u32,
-    /// DataSN or R2TSN that comes next.
+    /// Next expected DataSN or R2TSN.
     pub(crate) next_sn: u32,
     /// R2Ts that have not been answered in full.
     pub(crate) r2ts: u16,
-    /// Taken back by the driver: data is thrown away.
+    /// Abandoned by the driver: data is discarded.
     pub(crate) late: bool,
 }
 
-/// The tasks of a session.
+/// Table of the tasks of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     slots: Vec<Option<Task>>,
@@ -79,7 +79,7 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    /// Room for a task; `None` when 65,520 are in flight.
+    /// Allocates a task; `None` when 65,520 are in flight.
     pub(crate) fn add(
         &mut self,
         purpose: Purpose,

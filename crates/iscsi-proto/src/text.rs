@@ -1,13 +1,13 @@
-//! Text of login and text PDUs: `key=value`, each ended by a zero byte (section 6.1).
+//! Text of login and text PDUs: `key=value` pairs, each terminated by a zero byte (section 6.1).
 
 use crate::{Result, broken};
 
-/// Longest text over all PDUs of one exchange, in bytes.
+/// Maximum length of the text over all PDUs of one exchange, in bytes.
 pub(crate) const TEXT_BYTES_MAX: usize = 1 << 20;
-/// Longest key in bytes (section 6.1).
+/// Maximum length of a key in bytes (section 6.1).
 const KEY_BYTES_MAX: usize = 63;
 
-/// Adds a pair.
+/// Appends a pair.
 pub(crate) fn push(out: &mut Vec<u8>, key: &str, value: &str) {
     out.extend_from_slice(key.as_bytes());
     out.push(b'=');
@@ -15,7 +15,7 @@ pub(crate) fn push(out: &mut Vec<u8>, key: &str, value: &str) {
     out.push(0);
 }
 
-/// The pairs in order.
+/// Returns the pairs in order.
 pub(crate) fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>> {
     let mut found = Vec::new();
     for item in bytes.split(|b| *b == 0).filter(|item| !item.is_empty()) {
@@ -32,7 +32,7 @@ pub(crate) fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>> {
     Ok(found)
 }
 
-/// A binary value: `0x...`, or `0b...` in base64 (section 6.1). At most `max` bytes.
+/// Returns a binary value, `0x...` or `0b...` in base64 (section 6.1), of at most `max` bytes.
 pub(crate) fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
     let (prefix, digits) = value.split_at_checked(2)?;
     let bytes = match prefix {
@@ -50,7 +50,7 @@ fn from_hex(digits: &str) -> Option<Vec<u8>> {
             .and_then(|d| u8::try_from(d).ok())
     };
     let values: Vec<u8> = digits.bytes().map(|b| digit(&b)).collect::<Option<_>>()?;
-    // An odd number of digits has a zero before it.
+    // An odd number of digits has an implied leading zero.
     let (first, rest) = values.split_at_checked(values.len() % 2)?;
     let pair = |pair: &[u8]| pair.iter().fold(0, |all, d| all << 4 | d);
     Some(
@@ -84,7 +84,7 @@ fn from_base64(digits: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A number: decimal or `0x...`.
+/// Parses a number: decimal or `0x...`.
 pub(crate) fn number(value: &str) -> Option<u32> {
     match value.strip_prefix("0x").or(value.strip_prefix("0X")) {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),

@@ -1,8 +1,9 @@
-//! Command descriptor blocks. Blocks and counts are logical blocks; `bytes` is an allocation length.
+//! Command descriptor blocks. `block` and `count` are in logical blocks; `bytes` is an allocation
+//! length.
 
 use crate::bytes::put;
 
-/// A command block, zero behind its end.
+/// A command descriptor block, zero-filled to 16 bytes.
 pub type Cdb = [u8; 16];
 
 fn cdb(opcode: u8, fields: &[(usize, &[u8])]) -> Cdb {
@@ -26,48 +27,48 @@ fn narrow(opcode: u8, flags: u8, block: u32, count: u16) -> Cdb {
 
 const FUA: u8 = 0x08;
 
-/// READ(16): SBC-3, section 5.16.
+/// Builds a READ(16) command: SBC-3, section 5.16.
 pub fn read16(block: u64, count: u32) -> Cdb {
     wide(0x88, 0, block, count)
 }
 
-/// READ(10): SBC-3, section 5.14.
+/// Builds a READ(10) command: SBC-3, section 5.14.
 pub fn read10(block: u32, count: u16) -> Cdb {
     narrow(0x28, 0, block, count)
 }
 
-/// WRITE(16): SBC-3, section 5.36.
+/// Builds a WRITE(16) command: SBC-3, section 5.36.
 pub fn write16(block: u64, count: u32, fua: bool) -> Cdb {
     wide(0x8a, if fua { FUA } else { 0 }, block, count)
 }
 
-/// WRITE(10): SBC-3, section 5.34.
+/// Builds a WRITE(10) command: SBC-3, section 5.34.
 pub fn write10(block: u32, count: u16, fua: bool) -> Cdb {
     narrow(0x2a, if fua { FUA } else { 0 }, block, count)
 }
 
-/// SYNCHRONIZE CACHE(10): SBC-3, section 5.26. Block 0 and count 0 are the whole device, however
-/// large it is.
+/// Builds a SYNCHRONIZE CACHE(10) command: SBC-3, section 5.26. Block 0 with count 0 covers the
+/// whole device, whatever its size.
 pub fn synchronize_cache10(block: u32, count: u16) -> Cdb {
     narrow(0x35, 0, block, count)
 }
 
-/// SYNCHRONIZE CACHE(16): SBC-3, section 5.27.
+/// Builds a SYNCHRONIZE CACHE(16) command: SBC-3, section 5.27.
 pub fn synchronize_cache16(block: u64, count: u32) -> Cdb {
     wide(0x91, 0, block, count)
 }
 
-/// WRITE SAME(16): SBC-3, section 5.46. One block of data follows.
+/// Builds a WRITE SAME(16) command: SBC-3, section 5.46. Its data is one logical block.
 pub fn write_same16(block: u64, count: u32, unmap: bool) -> Cdb {
     wide(0x93, if unmap { FUA } else { 0 }, block, count)
 }
 
-/// UNMAP: SBC-3, section 5.28. `bytes` is the length of [`unmap_list`].
+/// Builds an UNMAP command: SBC-3, section 5.28. `bytes` is the length of [`unmap_list`].
 pub fn unmap(bytes: u16) -> Cdb {
     cdb(0x42, &[(7, &bytes.to_be_bytes())])
 }
 
-/// The parameter list of UNMAP for one range.
+/// Returns the parameter list of UNMAP for one range.
 pub fn unmap_list(block: u64, count: u32) -> [u8; 24] {
     let mut out = [0; 24];
     put(&mut out, 0, &22u16.to_be_bytes());
@@ -77,39 +78,40 @@ pub fn unmap_list(block: u64, count: u32) -> [u8; 24] {
     out
 }
 
-/// READ CAPACITY(16): SBC-3, section 5.16.
+/// Builds a READ CAPACITY(16) command: SBC-3, section 5.16.
 pub fn read_capacity16(bytes: u32) -> Cdb {
     cdb(0x9e, &[(1, &[0x10]), (10, &bytes.to_be_bytes())])
 }
 
-/// READ CAPACITY(10): SBC-3, section 5.15. The answer has 8 bytes.
+/// Builds a READ CAPACITY(10) command: SBC-3, section 5.15. Its response has 8 bytes.
 pub fn read_capacity10() -> Cdb {
     cdb(0x25, &[])
 }
 
-/// INQUIRY: SPC-4, section 6.6. With a page, that page of vital product data.
+/// Builds an INQUIRY command: SPC-4, section 6.6. `page` selects a vital product data page.
 pub fn inquiry(page: Option<u8>, bytes: u16) -> Cdb {
     let flags = u8::from(page.is_some());
     let page = page.unwrap_or(0);
     cdb(0x12, &[(1, &[flags, page]), (3, &bytes.to_be_bytes())])
 }
 
-/// MODE SENSE(6) for the current values of a page, without block descriptors: SPC-4, section 6.14.
+/// Builds a MODE SENSE(6) command for the current values of a page, without block descriptors:
+/// SPC-4, section 6.14.
 pub fn mode_sense6(page: u8, bytes: u8) -> Cdb {
     cdb(0x1a, &[(1, &[0x08, page & 0x3f, 0, bytes])])
 }
 
-/// TEST UNIT READY: SPC-4, section 6.47.
+/// Builds a TEST UNIT READY command: SPC-4, section 6.47.
 pub fn test_unit_ready() -> Cdb {
     cdb(0x00, &[])
 }
 
-/// REPORT LUNS: SPC-4, section 6.33.
+/// Builds a REPORT LUNS command: SPC-4, section 6.33.
 pub fn report_luns(bytes: u32) -> Cdb {
     cdb(0xa0, &[(6, &bytes.to_be_bytes())])
 }
 
-/// REPORT TARGET PORT GROUPS: SPC-4, section 6.37.
+/// Builds a REPORT TARGET PORT GROUPS command: SPC-4, section 6.37.
 pub fn report_target_port_groups(bytes: u32) -> Cdb {
     cdb(0xa3, &[(1, &[0x0a]), (6, &bytes.to_be_bytes())])
 }
@@ -117,20 +119,21 @@ pub fn report_target_port_groups(bytes: u32) -> Cdb {
 /// Service actions of PERSISTENT RESERVE OUT: SPC-4, section 6.16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveOut {
-    /// Register a key, or with a new key of zero remove the registration.
+    /// Register a key; a new key of zero removes the registration.
     Register,
-    /// Take the reservation.
+    /// Acquire the reservation.
     Reserve,
-    /// Remove another key's registration, and take its reservation.
+    /// Remove another nexus's registration by its key and take over its reservation.
     Preempt,
-    /// Register, whatever key was registered.
+    /// Register a key, ignoring any existing registration.
     RegisterAndIgnore,
 }
 
-/// Type of a reservation: writes only from who has registered a key.
+/// Reservation type Write Exclusive, Registrants Only.
 pub const WRITE_EXCLUSIVE_REGISTRANTS_ONLY: u8 = 5;
 
-/// PERSISTENT RESERVE OUT: SPC-4, section 6.16. [`super::reserve_out`] makes its 24 bytes of data.
+/// Builds a PERSISTENT RESERVE OUT command: SPC-4, section 6.16. [`super::reserve_out`] builds its
+/// 24 bytes of data.
 pub fn persistent_reserve_out(action: ReserveOut) -> Cdb {
     let (action, kind) = match action {
         ReserveOut::Register => (0, 0),
@@ -144,13 +147,13 @@ pub fn persistent_reserve_out(action: ReserveOut) -> Cdb {
 /// Service actions of PERSISTENT RESERVE IN: SPC-4, section 6.15.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveIn {
-    /// The keys that are registered.
+    /// Read the registered keys.
     ReadKeys,
-    /// The reservation.
+    /// Read the current reservation.
     ReadReservation,
 }
 
-/// PERSISTENT RESERVE IN: SPC-4, section 6.15.
+/// Builds a PERSISTENT RESERVE IN command: SPC-4, section 6.15.
 pub fn persistent_reserve_in(action: ReserveIn, bytes: u16) -> Cdb {
     let action = match action {
         ReserveIn::ReadKeys => 0,

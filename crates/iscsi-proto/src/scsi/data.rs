@@ -1,17 +1,18 @@
-//! Answers to READ CAPACITY, MODE SENSE, REPORT LUNS and REPORT TARGET PORT GROUPS.
+//! Parsers for READ CAPACITY, MODE SENSE, REPORT LUNS and REPORT TARGET PORT GROUPS responses.
 
 use crate::bytes::{array, u16_at, u32_at, u64_at};
 
-/// The size of a unit.
+/// Capacity of a logical unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Number of logical blocks.
     pub blocks: u64,
-    /// Bytes of a logical block.
+    /// Size of a logical block in bytes.
     pub block_bytes: u32,
 }
 
-/// READ CAPACITY(16) (SBC-3, section 5.16.2). `None`: cut, or without a block.
+/// Parses READ CAPACITY(16) data (SBC-3, section 5.16.2). Returns `None` if the data is truncated
+/// or the block size is zero.
 pub fn parse_capacity16(data: &[u8]) -> Option<Capacity> {
     Some(Capacity {
         blocks: u64_at(data, 0)?.checked_add(1)?,
@@ -19,7 +20,8 @@ pub fn parse_capacity16(data: &[u8]) -> Option<Capacity> {
     })
 }
 
-/// READ CAPACITY(10). `None`: cut, without a block, or the unit is larger than ten bytes can say.
+/// Parses READ CAPACITY(10) data. Returns `None` if the data is truncated, the block size is zero,
+/// or the unit is too large for READ CAPACITY(10).
 pub fn parse_capacity10(data: &[u8]) -> Option<Capacity> {
     Some(Capacity {
         blocks: u64::from(u32_at(data, 0)?.checked_add(1)?),
@@ -27,18 +29,19 @@ pub fn parse_capacity10(data: &[u8]) -> Option<Capacity> {
     })
 }
 
-/// What a mode page tells of caching and protection.
+/// Caching and write-protection state from MODE SENSE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ModeSense {
-    /// Writes are refused (WP).
+    /// The unit is write-protected (WP).
     pub write_protected: bool,
-    /// FUA works (DPOFUA).
+    /// FUA is supported (DPOFUA).
     pub fua: bool,
-    /// The caching page says that writes may sit in volatile memory (WCE).
+    /// Write cache enabled (WCE), from the caching page; `None` without that page.
     pub write_cache: Option<bool>,
 }
 
-/// MODE SENSE(6) (SPC-4, section 7.5; SBC-3, section 6.5.5). `None`: cut.
+/// Parses MODE SENSE(6) data (SPC-4, section 7.5; SBC-3, section 6.5.5). Returns `None` if the
+/// header is truncated.
 pub fn parse_mode_sense(data: &[u8]) -> Option<ModeSense> {
     let flags = *data.get(2)?;
     let descriptors = usize::from(*data.get(3)?);
@@ -51,7 +54,8 @@ pub fn parse_mode_sense(data: &[u8]) -> Option<ModeSense> {
     })
 }
 
-/// REPORT LUNS (SPC-4, section 6.33): the units in order. A cut entry ends the list.
+/// Parses REPORT LUNS data (SPC-4, section 6.33) and returns the LUN fields in order. A truncated
+/// entry ends the list.
 pub fn parse_luns(data: &[u8]) -> Vec<[u8; 8]> {
     let len = u32_at(data, 0).and_then(|len| usize::try_from(len).ok());
     let entries = data.get(8..).unwrap_or_default();
@@ -65,14 +69,14 @@ pub fn parse_luns(data: &[u8]) -> Vec<[u8; 8]> {
 /// A target port group (SPC-4, section 6.37).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortGroup {
-    /// Its number.
+    /// Target port group identifier.
     pub group: u16,
-    /// Its access state: 0 optimized, 1 non-optimized, 2 standby, 3 unavailable, 4 dependent on the
-    /// block, 15 transitioning.
+    /// Asymmetric access state: 0 optimized, 1 non-optimized, 2 standby, 3 unavailable, 4 logical
+    /// block dependent, 15 transitioning.
     pub state: u8,
 }
 
-/// REPORT TARGET PORT GROUPS, short header. A cut entry ends the list.
+/// Parses REPORT TARGET PORT GROUPS data with a short header. A truncated entry ends the list.
 pub fn parse_port_groups(data: &[u8]) -> Vec<PortGroup> {
     let len = u32_at(data, 0).and_then(|len| usize::try_from(len).ok());
     let all = data.get(4..).unwrap_or_default();
@@ -89,7 +93,7 @@ pub fn parse_port_groups(data: &[u8]) -> Vec<PortGroup> {
     found
 }
 
-/// The state of a group; with one group only, of that.
+/// Returns the access state of `group`. A single group is used whatever its number.
 pub fn access_of(groups: &[PortGroup], group: Option<u16>) -> Option<u8> {
     match (groups, group) {
         ([only], _) => Some(only.state),

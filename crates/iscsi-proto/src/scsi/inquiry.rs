@@ -5,17 +5,17 @@ use crate::bytes::{hex, text, u16_at, u32_at, u64_at};
 /// Standard INQUIRY data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inquiry {
-    /// A direct-access block device is there (qualifier 0, type 0).
+    /// The unit is a connected direct-access block device (qualifier 0, type 0).
     pub is_disk: bool,
-    /// Eight characters at most.
+    /// Vendor identification, at most eight characters.
     pub vendor: String,
-    /// Sixteen characters at most.
+    /// Product identification, at most sixteen characters.
     pub product: String,
-    /// Asymmetric access is reported (TPGS).
+    /// The target supports asymmetric logical unit access (TPGS is not 0).
     pub alua: bool,
 }
 
-/// Parses standard INQUIRY data. `None`: fewer than 36 bytes.
+/// Parses standard INQUIRY data. Returns `None` for fewer than 32 bytes; `alua` needs 36.
 pub fn parse_inquiry(data: &[u8]) -> Option<Inquiry> {
     Some(Inquiry {
         is_disk: *data.first()? == 0,
@@ -25,7 +25,7 @@ pub fn parse_inquiry(data: &[u8]) -> Option<Inquiry> {
     })
 }
 
-/// The body of a page of vital product data, if it is that page.
+/// Returns the body of a vital product data page if its page code is `code`.
 fn page(data: &[u8], code: u8) -> Option<&[u8]> {
     if *data.get(1)? != code {
         return None;
@@ -35,31 +35,31 @@ fn page(data: &[u8], code: u8) -> Option<&[u8]> {
     Some(body.get(..len).unwrap_or(body))
 }
 
-/// Page 0x00: the pages there are.
+/// Parses page 0x00 and returns the codes of the supported pages.
 pub fn parse_pages(data: &[u8]) -> Option<Vec<u8>> {
     page(data, 0x00).map(<[u8]>::to_vec)
 }
 
-/// Page 0x80: the unit serial number; `None` where it is empty.
+/// Parses page 0x80, the unit serial number. Returns `None` if it is empty.
 pub fn parse_serial(data: &[u8]) -> Option<String> {
     let serial = text(page(data, 0x80)?);
     (!serial.is_empty()).then_some(serial)
 }
 
-/// A designator of page 0x83 (SPC-4, section 7.8.6).
+/// A designation descriptor of page 0x83 (SPC-4, section 7.8.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceId {
-    /// 0: of the logical unit, 1: of the target port, 2: of the target.
+    /// 0: logical unit, 1: target port, 2: target device.
     pub association: u8,
     /// 1: T10 vendor, 2: EUI-64, 3: NAA, 5: target port group, 8: SCSI name string, 10: UUID.
     pub kind: u8,
     /// 1: binary, 2: ASCII, 3: UTF-8.
     pub code_set: u8,
-    /// The designator itself, at most 255 bytes.
+    /// Value of the designator, at most 255 bytes.
     pub designator: Vec<u8>,
 }
 
-/// Page 0x83: the designators in order. A cut one ends the list.
+/// Returns the designators of page 0x83 in order. A truncated one ends the list.
 pub fn device_ids(data: &[u8]) -> Vec<DeviceId> {
     let mut rest = page(data, 0x83).unwrap_or_default();
     let mut found = Vec::new();
@@ -78,9 +78,9 @@ pub fn device_ids(data: &[u8]) -> Vec<DeviceId> {
     found
 }
 
-/// The world-wide ID of the logical unit, by preference: `naa.HEX`, `eui.HEX`, `t10.TEXT`,
-/// `name.TEXT`, `uuid.HEX`. Only designators of the logical unit count. An NAA designator that was
-/// assigned locally (its first digit is 3) comes last: nobody keeps two of them apart.
+/// Returns the world-wide ID of the logical unit, in order of preference: `naa.HEX`, `eui.HEX`,
+/// `t10.TEXT`, `name.TEXT`, `uuid.HEX`. Only designators of the logical unit count. A locally
+/// assigned NAA designator (first digit 3) comes last because its uniqueness is not guaranteed.
 pub fn wwid(ids: &[DeviceId]) -> Option<String> {
     const NAA: u8 = 3;
     let of = |kind: u8, naa: Option<u8>| {
@@ -97,7 +97,7 @@ pub fn wwid(ids: &[DeviceId]) -> Option<String> {
         |prefix: &str, value: String| (!value.is_empty()).then(|| prefix.to_owned() + &value);
     let naa = |format| of(NAA, Some(format)).and_then(|id| shown("naa.", hex(&id.designator)));
     let words = |prefix, kind| of(kind, None).and_then(|id| shown(prefix, text(&id.designator)));
-    // IEEE registered extended, registered, extended; then what is unique in other ways.
+    // NAA IEEE registered extended, registered, extended; then the other unique formats.
     naa(6)
         .or_else(|| naa(5))
         .or_else(|| naa(2))
@@ -105,35 +105,35 @@ pub fn wwid(ids: &[DeviceId]) -> Option<String> {
         .or_else(|| words("t10.", 1))
         .or_else(|| words("name.", 8))
         .or_else(|| {
-            // A type and a reserved byte come before the 16 bytes.
+            // A type byte and a reserved byte precede the 16 bytes.
             let uuid = of(10, None)?.designator.get(2..18)?;
             shown("uuid.", hex(uuid))
         })
         .or_else(|| naa(3))
 }
 
-/// The target port group of the port that answered (designator type 5).
+/// Returns the target port group of the responding port (designator type 5).
 pub fn target_port_group(ids: &[DeviceId]) -> Option<u16> {
     let id = ids.iter().find(|id| id.kind == 5 && id.association == 1)?;
     u16_at(&id.designator, 2)
 }
 
-/// Page 0xB0, block limits, in logical blocks; zero: the target names no limit.
+/// Page 0xB0, block limits, in logical blocks; zero means that no limit is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Longest transfer.
+    /// Maximum transfer length.
     pub transfer_max: u32,
-    /// A length at which transfers run well.
+    /// Optimal transfer length.
     pub transfer_optimal: u32,
-    /// Most blocks in one UNMAP.
+    /// Maximum number of blocks in one UNMAP.
     pub unmap_max: u32,
-    /// Most ranges in one UNMAP.
+    /// Maximum number of ranges in one UNMAP.
     pub unmap_ranges_max: u32,
-    /// Most blocks in one WRITE SAME.
+    /// Maximum number of blocks in one WRITE SAME.
     pub write_same_max: u64,
 }
 
-/// Page 0xB0. Fields beyond a short page are zero.
+/// Parses page 0xB0. Fields past the end of a short page are zero.
 pub fn parse_limits(data: &[u8]) -> Option<Limits> {
     page(data, 0xb0)?;
     let long = |at| u32_at(data, at).unwrap_or(0);
@@ -149,15 +149,15 @@ pub fn parse_limits(data: &[u8]) -> Option<Limits> {
 /// Page 0xB2, logical block provisioning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Provisioning {
-    /// UNMAP works (LBPU).
+    /// UNMAP is supported (LBPU).
     pub unmap: bool,
-    /// WRITE SAME(16) may unmap (LBPWS).
+    /// WRITE SAME(16) can unmap (LBPWS).
     pub write_same_unmap: bool,
     /// Unmapped blocks read as zeros (LBPRZ).
     pub reads_zeros: bool,
 }
 
-/// Page 0xB2.
+/// Parses page 0xB2.
 pub fn parse_provisioning(data: &[u8]) -> Option<Provisioning> {
     let flags = *page(data, 0xb2)?.get(1)?;
     Some(Provisioning {

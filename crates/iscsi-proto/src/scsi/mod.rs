@@ -1,5 +1,5 @@
-//! The SCSI commands of a disk: command blocks, what answers to them mean, and what to do about an
-//! error. SPC-4, SBC-3 and SAM-5 are named where a layout comes from.
+//! SCSI commands of a disk: command descriptor blocks, parsers for their responses, and error
+//! handling. Layouts cite SPC-4, SBC-3 and SAM-5.
 
 pub mod cdb;
 mod data;
@@ -18,8 +18,8 @@ pub use inquiry::{
 pub use reserve::{Keys, Reservation, parse_keys, parse_reservation, reserve_out};
 pub use sense::{Action, Fault, PortState, Sense, judge};
 
-/// A logical unit number as an eight-byte field: peripheral device addressing below 256, flat space
-/// addressing below 16,384 (SAM-5, section 4.7). `None` beyond that.
+/// Returns a logical unit number as an eight-byte field: peripheral device addressing below 256,
+/// flat space addressing below 16,384 (SAM-5, section 4.7). `None` for larger numbers.
 pub fn lun_field(lun: u16) -> Option<[u8; 8]> {
     let first = match lun {
         0..=0xff => lun,
@@ -30,7 +30,7 @@ pub fn lun_field(lun: u16) -> Option<[u8; 8]> {
     Some([a, b, 0, 0, 0, 0, 0, 0])
 }
 
-/// The number in an eight-byte field of one level; `None` for other addressing methods.
+/// Returns the number in a single-level eight-byte LUN field; `None` for other addressing methods.
 pub fn lun_number(field: [u8; 8]) -> Option<u16> {
     let [a, b, rest @ ..] = field;
     if rest != [0; 6] {

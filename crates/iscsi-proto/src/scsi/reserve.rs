@@ -2,8 +2,8 @@
 
 use crate::bytes::{put, u32_at, u64_at};
 
-/// The data of PERSISTENT RESERVE OUT: the key that the nexus has, and the one that the action is
-/// about (to register, or to preempt).
+/// Returns the parameter data of PERSISTENT RESERVE OUT: the key registered for this nexus, and the
+/// service action key (to register or to preempt).
 pub fn reserve_out(key: u64, action_key: u64) -> [u8; 24] {
     let mut out = [0; 24];
     put(&mut out, 0, &key.to_be_bytes());
@@ -11,16 +11,16 @@ pub fn reserve_out(key: u64, action_key: u64) -> [u8; 24] {
     out
 }
 
-/// The keys that are registered.
+/// Registered reservation keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Counts registrations and preemptions.
+    /// Generation counter; registrations and preemptions increment it.
     pub generation: u32,
-    /// One for each registration; keys may be equal.
+    /// One key per registration; keys may repeat.
     pub keys: Vec<u64>,
 }
 
-/// READ KEYS. `None`: cut before the first key.
+/// Parses READ KEYS data. Returns `None` if it is truncated before the first key.
 pub fn parse_keys(data: &[u8]) -> Option<Keys> {
     let len = usize::try_from(u32_at(data, 4)?).ok()?;
     let all = data.get(8..)?;
@@ -31,16 +31,17 @@ pub fn parse_keys(data: &[u8]) -> Option<Keys> {
     })
 }
 
-/// A reservation.
+/// Current persistent reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reservation {
-    /// Key of the holder.
+    /// Key of the reservation holder.
     pub key: u64,
-    /// Type; 5 is write exclusive, registrants only.
+    /// Reservation type; 5 is Write Exclusive, Registrants Only.
     pub kind: u8,
 }
 
-/// READ RESERVATION. The outer `None`: cut; the inner: nobody holds one.
+/// Parses READ RESERVATION data. The outer `None` means truncated data; the inner `None` means that
+/// no reservation is held.
 pub fn parse_reservation(data: &[u8]) -> Option<Option<Reservation>> {
     if u32_at(data, 4)? < 16 {
         return Some(None);

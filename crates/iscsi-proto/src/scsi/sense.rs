@@ -1,24 +1,24 @@
-//! Status and sense data, decided into what to do (SAM-5, section 5.3; SPC-4, section 4.5).
+//! Maps status and sense data to an action (SAM-5, section 5.3; SPC-4, section 4.5).
 
-/// Sense key and additional sense code of a fault.
+/// Sense key and additional sense code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key, 0 to 15.
     pub key: u8,
-    /// Additional sense code.
+    /// Additional sense code (ASC).
     pub asc: u8,
-    /// Its qualifier.
+    /// Additional sense code qualifier (ASCQ).
     pub ascq: u8,
 }
 
 impl Sense {
-    /// Whether it tells that a port's access to the unit has changed, or should have: ASYMMETRIC
-    /// ACCESS STATE CHANGED, IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED.
+    /// Returns whether it reports that a port's access state has changed, or failed to change:
+    /// ASYMMETRIC ACCESS STATE CHANGED, IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED.
     pub fn access_changed(self) -> bool {
         matches!((self.key, self.asc, self.ascq), (0x6, 0x2a, 0x06 | 0x07))
     }
 
-    /// Reads fixed or descriptor format, current or deferred. `None`: neither.
+    /// Parses fixed or descriptor format, current or deferred. Returns `None` for other formats.
     pub fn parse(data: &[u8]) -> Option<Sense> {
         let at = |index: usize| data.get(index).copied();
         match at(0)? & 0x7f {
@@ -43,64 +43,64 @@ impl std::fmt::Display for Sense {
     }
 }
 
-/// Why a command cannot succeed.
+/// Reason why a command cannot succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The medium has lost the data.
+    /// Medium error: the data is lost.
     Medium,
-    /// The unit is not ready, and will not be soon.
+    /// The unit is not ready and not becoming ready.
     NotReady,
-    /// The unit is not there any more, behind this port.
+    /// The logical unit no longer exists behind this port.
     NoUnit,
-    /// This port gives no access to the unit now, another may (SPC-4, section 5.15.2.4).
+    /// This port cannot access the unit now; another port may (SPC-4, section 5.15.2.4).
     NoAccess(PortState),
-    /// The target does not know the command or a field in it.
+    /// The target does not support the command or a field in it.
     IllegalRequest,
-    /// A block beyond the end.
+    /// Logical block address out of range.
     OutOfRange,
-    /// Writes are refused.
+    /// The unit is write-protected.
     WriteProtected,
-    /// Somebody else holds a reservation, or ours was preempted.
+    /// Another initiator holds a reservation, or ours was preempted.
     ReservationConflict,
-    /// No space is left to allocate.
+    /// Space allocation failed.
     NoSpace,
-    /// Anything else: hardware, and what no standard knows.
+    /// Any other error: hardware errors and nonstandard codes.
     Other,
 }
 
-/// Why a port gives no access.
+/// Access state of a port that cannot access the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortState {
-    /// It has to be made active first.
+    /// Standby: must be made active first.
     Standby,
-    /// It cannot be made active as things are.
+    /// Unavailable: cannot be made active in its current condition.
     Unavailable,
-    /// It is on its way from one state to another.
+    /// Changing from one state to another.
     Transitioning,
 }
 
-/// What to do about the end of a command.
+/// Action to take when a command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It went well.
+    /// The command succeeded.
     Done,
-    /// Send it again at once, a limited number of times: something happened beside it.
+    /// Resend immediately, a limited number of times: an unrelated event interrupted the command.
     Again,
-    /// Send it again, after this many milliseconds where the target named a time.
+    /// Resend later, after the delay if the target named one.
     Later {
-        /// Milliseconds, at most 60,000.
+        /// Delay in milliseconds, at most 60,000.
         delay_ms: Option<u32>,
-        /// The target's queue is full: have fewer commands in flight.
+        /// The target's queue is full: reduce the number of commands in flight.
         queue_full: bool,
     },
-    /// It has failed.
+    /// The command failed.
     Fail(Fault),
 }
 
-/// Longest delay that a target may ask for.
+/// Maximum delay accepted from a target.
 const DELAY_MS_MAX: u32 = 60_000;
 
-/// Decides. `qualifier` is the status qualifier of the response, zero where there is none.
+/// Returns the action for a response. `qualifier` is its status qualifier, or 0 without one.
 pub fn judge(status: u8, qualifier: u16, sense: &[u8]) -> Action {
     let later = |queue_full| Action::Later {
         delay_ms: delay(qualifier),
@@ -120,7 +120,7 @@ pub fn judge(status: u8, qualifier: u16, sense: &[u8]) -> Action {
         0x28 => later(true),
         // ACA ACTIVE
         0x30 => later(false),
-        // TASK ABORTED: by somebody else's reset
+        // TASK ABORTED: by another initiator's reset
         0x40 => Action::Again,
         _ => Action::Fail(Fault::Other),
     }
@@ -134,7 +134,7 @@ fn judge_sense(sense: Sense) -> Action {
     match (sense.key, sense.asc, sense.ascq) {
         // NO SENSE, RECOVERED ERROR, COMPLETED
         (0x0 | 0x1 | 0xf, ..) => Action::Done,
-        // Becoming ready.
+        // Becoming ready
         (0x2, 0x04, 0x01) => later,
         (0x2, 0x04, 0x0a) => Action::Fail(Fault::NoAccess(PortState::Transitioning)),
         (0x2, 0x04, 0x0b) => Action::Fail(Fault::NoAccess(PortState::Standby)),
@@ -157,7 +157,8 @@ fn judge_sense(sense: Sense) -> Action {
     }
 }
 
-/// A retry delay of SAM-5, section 5.3.2: two bits of scope, then units of 100 ms below 0x3ff0.
+/// Returns the retry delay of a status qualifier (SAM-5, section 5.3.2) in milliseconds: two bits
+/// of scope, then units of 100 ms below 0x3ff0.
 fn delay(qualifier: u16) -> Option<u32> {
     match u32::from(qualifier & 0x3fff) {
         units @ 1..=0x3fef => Some((units * 100).min(DELAY_MS_MAX)),
