@@ -1,5 +1,5 @@
-//! Making a connection: name, socket, TLS, negotiation. Blocking, with a deadline; never on a thread
-//! that carries I/O.
+//! Connection setup: name resolution, socket, TLS, negotiation. Blocking, with a deadline; never
+//! called on an I/O thread.
 
 use crate::path::Options;
 use crate::uri::{NbdUri, Server};
@@ -16,20 +16,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A server that leaves what was sent without an acknowledgement is given up by the kernel after
-/// this; the layer above has looked elsewhere long before.
+/// The kernel closes a TCP connection whose data stays unacknowledged for this long. The upper
+/// layer switches paths long before.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause between two tries at a Unix socket whose queue of callers is full.
+/// Pause between connection attempts while the backlog of a Unix socket is full.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(10);
 
-/// A connection after the negotiation, and bytes that came behind it.
+/// A connection after the negotiation, with the bytes (`rest`) received after its end.
 pub(crate) struct Negotiated {
     pub(crate) wire: Wire,
     pub(crate) export: ServerExport,
     pub(crate) rest: Vec<u8>,
 }
 
-/// Connects and negotiates.
+/// Connects and negotiates within the given time.
 pub(crate) fn connect(
     uri: &NbdUri,
     options: &Options,
@@ -79,7 +79,7 @@ fn tcp(host: &str, port: u16, until: Instant) -> io::Result<Socket> {
                 stream.set_nonblocking(true)?;
                 let timeout = u32::try_from(USER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
                 sockopt::set_tcp_user_timeout(&stream, timeout)?;
-                // Nothing of ours may reach the server after a close, not even after a kill.
+                // Unsent data must not reach the server after a close, not even after SIGKILL.
                 sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
                 return Ok(Socket(stream.into()));
             }
@@ -97,7 +97,7 @@ fn unix(path: &Path, until: Instant) -> io::Result<Socket> {
     loop {
         match rustix::net::connect(&fd, &address) {
             Ok(()) => return Ok(Socket(fd)),
-            // The listener's queue is full; there is nothing to poll for.
+            // The listener's backlog is full; no event signals that it has room again.
             Err(rustix::io::Errno::AGAIN) => std::thread::sleep(BACKLOG_PAUSE.min(left(until)?)),
             Err(e) => return Err(e.into()),
         }
@@ -130,7 +130,7 @@ fn negotiate(
                 input.drain(..used);
             }
             Some(ClientOutcome::StartTls) if !input.is_empty() => {
-                // Clear bytes behind the answer could have been put there by anybody.
+                // Plaintext after the response may have been injected by an attacker.
                 let why = "the server sends on before TLS has begun";
                 return Err(Error::new(ErrorKind::PathLost, uri.to_string(), why));
             }
@@ -177,7 +177,7 @@ fn receive(wire: &mut Wire, input: &mut Vec<u8>, until: Instant) -> io::Result<(
                 return Ok(());
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                // A TLS handshake may have something to say before it hears more.
+                // A TLS handshake may have to send before it receives more.
                 match wire.push() {
                     Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
                     _ => wait(wire, PollFlags::IN, until)?,

@@ -1,15 +1,15 @@
-//! One path to a disk: an export of an NBD server, over TCP or a Unix socket, with or without TLS.
+//! A path to a disk: an export of an NBD server, over TCP or a Unix socket, with or without TLS.
 //!
 //! ```text
 //!   NbdUri ──► NbdPath (Lunpath) ──connect──► NbdConnection ──open──► NbdQueue, on its thread
 //! ```
 //!
-//! **Invariant:** the kernel never holds memory of a request: bytes go through non-blocking calls,
-//! so a request can be taken back at any moment, and what the server sends late touches no buffer.
-//! A connection that is lost stays lost; whoever opened it makes another.
+//! **Invariant:** the kernel never holds memory of a request: all transfers use non-blocking calls,
+//! so a request can be taken back at any time, and a late response touches no buffer. A lost
+//! connection stays lost; the upper layer opens another one.
 //!
-//! Absent on purpose: connecting again, choosing between paths, deadlines. A path reports; the layer
-//! above decides.
+//! Deliberately absent: reconnecting, path selection, deadlines. A path reports; the upper layer
+//! decides.
 
 mod connect;
 mod message;

@@ -1,25 +1,25 @@
-//! The messages that one request takes, one after the other: most take one; a long range goes in
-//! pieces, zeros that the server cannot make by itself are sent, and a write with FUA is followed by
-//! a flush where the server knows no FUA.
+//! The sequence of messages for one request. Most requests take one message. A long range is split
+//! into pieces, zeros are sent as data if the server does not support WRITE_ZEROES, and a FUA write
+//! is followed by a flush if the server does not support FUA.
 
 use block::{Completion, Error, ErrorKind, Op, Request};
 use nbd_proto::client::{ServerExport, request};
 use nbd_proto::constants as c;
 use std::io::IoSlice;
 
-/// Longest piece of a range without payload, in bytes: well below the 4 GiB of the field and the
-/// 2 GiB of some servers.
+/// Maximum length in bytes of a message without payload (discard, write zeroes): well below the 4
+/// GiB of the field and the 2 GiB limit of some servers.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-/// Zeros that are sent where the server cannot make them.
+/// Zeros to send if the server does not support WRITE_ZEROES.
 static ZEROS: [u8; 65536] = [0; 65536];
 
-/// What the server can do, of what matters here.
+/// Server features that affect messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Abilities {
     flush: bool,
     fua: bool,
     write_zeroes: bool,
-    /// Reads in one piece can be asked for.
+    /// Reads can be requested in a single chunk (NBD_CMD_FLAG_DF).
     whole_reads: bool,
     payload_max: u64,
 }
@@ -36,34 +36,34 @@ impl Abilities {
     }
 }
 
-/// What a job does next.
+/// Next step of a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Its message is ready to be sent.
+    /// The next message is ready to be sent.
     Send,
-    /// It has ended, well or not.
+    /// The job is finished, successfully or not.
     End,
 }
 
-/// A request on its way.
+/// A request in progress.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) tag: u64,
-    /// `None` once it was taken back: the answer is awaited all the same.
+    /// `None` after the request was taken back; its reply is still expected.
     pub(crate) op: Option<Op>,
-    /// The message: 28 bytes, then the payload.
+    /// Header of the message; the payload follows.
     header: [u8; 28],
-    /// Zeros behind the header, in bytes; a write has its buffers there.
+    /// Number of zero bytes sent after the header; a write sends its buffers instead.
     zeros: usize,
-    /// Bytes of a range that are done, of a request that goes in pieces.
+    /// Bytes completed, of a request that is split into pieces.
     done: u64,
-    /// Bytes of the piece under way.
+    /// Length in bytes of the piece in progress.
     piece: u64,
     flushing: bool,
-    /// Parts of a read that have come, where they come in several: start and end.
+    /// Received parts of a read as (start, end), if it arrives in several parts.
     covered: Vec<(usize, usize)>,
     got: usize,
-    /// Bytes of data that the answer to a request taken back may still bring.
+    /// Bytes of data that the reply to a request taken back may still carry.
     forgotten: usize,
     error: Option<(u32, String)>,
 }
@@ -85,7 +85,7 @@ impl Job {
         }
     }
 
-    /// Makes the first message.
+    /// Builds the first message.
     pub(crate) fn begin(&mut self, can: Abilities, cookie: u64) -> Next {
         let Some(op) = &self.op else {
             return Next::End;
@@ -120,7 +120,7 @@ impl Job {
         Next::Send
     }
 
-    /// After an answer: the next message, or the end.
+    /// Handles the reply to a message: builds the next message or ends the job.
     pub(crate) fn answered(&mut self, can: Abilities, cookie: u64) -> Next {
         if self.error.is_some() || self.flushing {
             return Next::End;
@@ -146,21 +146,21 @@ impl Job {
         Next::End
     }
 
-    /// Gives the operation up; the answer to its message is awaited all the same.
+    /// Returns the operation to the caller; the reply to its message is still expected.
     ///
     /// # Panics
-    /// When that was done before.
+    /// If the operation was already returned.
     pub(crate) fn give_up(&mut self) -> Op {
         self.forgotten = self.data_len();
         self.op.take().expect("a request is taken back once")
     }
 
-    /// Bytes of data that an answer to the message under way brings, wanted or not.
+    /// Returns how many bytes of data the pending reply may carry, wanted or not.
     pub(crate) fn awaited(&self) -> usize {
         self.data_len().max(self.forgotten)
     }
 
-    /// Bytes of the message.
+    /// Returns the length of the message in bytes.
     pub(crate) fn message_len(&self) -> usize {
         let payload = match &self.op {
             Some(Op::Write { bufs, .. }) if !self.flushing => bufs.total_len(),
@@ -169,7 +169,7 @@ impl Job {
         self.header.len() + payload
     }
 
-    /// Adds the message without its first `skip` bytes to `slices`.
+    /// Appends the message, without its first `skip` bytes, to `slices`.
     pub(crate) fn gather<'a>(&'a self, skip: usize, slices: &mut Vec<IoSlice<'a>>) {
         let mut at = 0;
         let mut add = |bytes: &'a [u8]| {
@@ -193,7 +193,7 @@ impl Job {
         }
     }
 
-    /// Bytes of data that an answer to the message under way brings.
+    /// Returns how many bytes of data the reply to the current message carries.
     fn data_len(&self) -> usize {
         match &self.op {
             Some(Op::Read { .. }) => self.piece as usize,
@@ -201,7 +201,7 @@ impl Job {
         }
     }
 
-    /// First byte of a read on the device.
+    /// Returns the device offset of the first byte of the operation.
     pub(crate) fn offset(&self) -> u64 {
         match &self.op {
             Some(op) => op.range().map_or(0, |(offset, _)| offset),
@@ -209,12 +209,13 @@ impl Job {
         }
     }
 
-    /// Notes that a part of a read comes; `false` when it lies outside or came before.
+    /// Records a received part of a read. Returns `false` if it is out of range or overlaps an
+    /// earlier part.
     pub(crate) fn cover(&mut self, start: usize, end: usize) -> bool {
         let fits = start < end && end <= self.data_len();
         let again = self.covered.iter().any(|&(s, e)| start < e && s < end);
         if fits && !again {
-            // One part is the rule; only of several does anything need to be remembered.
+            // Usually the data arrives in one part; parts are recorded only if there are several.
             if end - start < self.data_len() {
                 self.covered.push((start, end));
             }
@@ -224,7 +225,7 @@ impl Job {
     }
 
     /// Calls `each` with the pieces of the read's buffers from byte `at` on, in order, until it
-    /// says `false`.
+    /// returns `false`.
     pub(crate) fn targets<'a>(&'a mut self, at: usize, mut each: impl FnMut(&'a mut [u8]) -> bool) {
         let Some(Op::Read { bufs, .. }) = &mut self.op else {
             return;
@@ -239,12 +240,12 @@ impl Job {
         }
     }
 
-    /// The first error counts.
+    /// Records an error; the first one is kept.
     pub(crate) fn fail(&mut self, errno: u32, words: String) {
         self.error.get_or_insert((errno, words));
     }
 
-    /// The completion of a job that ended.
+    /// Returns the completion of a finished job, or `None` if its request was taken back.
     pub(crate) fn complete(self, device: &str) -> Option<Completion> {
         let short = self.error.is_none() && self.got < self.data_len();
         let op = self.op?;
@@ -270,11 +271,11 @@ impl Job {
     }
 }
 
-/// "Error values" of the protocol.
+/// Maps an error number ("Error values" in the protocol specification).
 fn kind_of(errno: u32) -> ErrorKind {
     match errno {
         1 => ErrorKind::ReadOnly,
-        // ENOMEM: it lacked memory for this one.
+        // ENOMEM: the server lacked memory for this request.
         12 => ErrorKind::NotNow,
         22 => ErrorKind::Invalid,
         28 => ErrorKind::NoSpace,

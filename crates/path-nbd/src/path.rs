@@ -1,4 +1,4 @@
-//! The export as a path to a LUN, and as a device of its own.
+//! The export as a path to a LUN, and as a standalone device.
 
 use crate::connect::{self, Negotiated};
 use crate::queue::NbdQueue;
@@ -16,19 +16,19 @@ use std::time::Duration;
 /// Settings of a path.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Requests in flight on each queue.
+    /// Maximum number of requests in flight on each queue.
     pub queue_depth: u32,
-    /// Longest transfer in bytes, if the server allows as much.
+    /// Maximum transfer length in bytes; the server may lower it.
     pub max_transfer: u32,
-    /// Refuse writes.
+    /// Refuse writes on the client side.
     pub read_only: bool,
-    /// Folder of certificates where the URI names none.
+    /// Certificate directory, used if the URI names none.
     pub certificates: Option<PathBuf>,
 }
 
 impl Default for Options {
-    /// 128 requests keep a link of 10 Gbit/s and 1 ms busy with 8 KiB each; longer transfers than
-    /// 1 MiB gain nothing on a socket.
+    /// 128 requests of 8 KiB saturate a link of 10 Gbit/s and 1 ms; transfers longer than 1 MiB are
+    /// no faster on a socket.
     fn default() -> Options {
         Options {
             queue_depth: 128,
@@ -39,7 +39,7 @@ impl Default for Options {
     }
 }
 
-/// An NBD export as one path to a LUN.
+/// An NBD export as a path to a LUN.
 #[derive(Debug, Clone)]
 pub struct NbdPath {
     uri: NbdUri,
@@ -48,7 +48,7 @@ pub struct NbdPath {
 }
 
 impl NbdPath {
-    /// A path; nothing is connected yet.
+    /// Creates a path without connecting.
     pub fn new(uri: NbdUri, options: Options) -> NbdPath {
         NbdPath {
             name: uri.to_string(),
@@ -100,7 +100,7 @@ fn usable_size(export: &ServerExport) -> u64 {
     export.size - export.size % block
 }
 
-/// The word after `key` in a description: up to white space, a comma or a semicolon.
+/// Returns the word after `key` in a description; it ends at white space, a comma or a semicolon.
 fn word(description: &str, key: &str) -> Option<String> {
     let (_, rest) = description.split_once(key)?;
     let end = rest.find(|c: char| c.is_whitespace() || c == ',' || c == ';');
@@ -137,8 +137,8 @@ impl Lunpath for NbdPath {
 
     fn connect(&self, within: Duration) -> Result<Box<dyn Connection>> {
         let key = random_key()?;
-        // Our own servers take the key, and fence the session later. A foreign server knows neither
-        // context and says so by silence.
+        // EVFS servers accept the key and can fence the session later. Other servers know neither
+        // context and do not confirm it.
         let session = format!("{}{key:016x}", c::SESSION_CONTEXT);
         let wish = Wish {
             contexts: vec![session.clone()],
@@ -214,7 +214,7 @@ impl Connection for NbdConnection {
     }
 }
 
-/// An export as a device by itself, without anything that connects again.
+/// An export as a standalone device that does not reconnect.
 pub struct NbdDevice {
     path: Arc<NbdPath>,
     info: DeviceInfo,
@@ -222,10 +222,10 @@ pub struct NbdDevice {
 }
 
 impl NbdDevice {
-    /// Asks the server what the export is. Each queue will be a connection.
+    /// Queries the export's properties from the server. Each queue opens its own connection.
     ///
     /// # Errors
-    /// As [`Lunpath::connect`].
+    /// Same as [`Lunpath::connect`].
     pub fn open(path: NbdPath, within: Duration) -> Result<NbdDevice> {
         let info = path.connect(within)?.info().clone();
         Ok(NbdDevice {

@@ -1,7 +1,7 @@
-//! One connection, on the thread that uses it.
+//! One connection, used by a single thread.
 //!
-//! Requests go out as they are kicked, many in one call; answers come in through one large buffer,
-//! and a long payload goes past it, straight to where it belongs.
+//! `kick` sends queued requests, many in one system call. Replies are received into one large
+//! scratch buffer; a long payload bypasses it and is read directly into the request's buffers.
 
 use crate::connect::Negotiated;
 use crate::message::{Abilities, Job, Next};
@@ -18,41 +18,42 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Bytes of answers that one call reads: 60 answers of 4 KiB.
+/// Size of the scratch buffer, in bytes: 60 replies of 4 KiB in one system call.
 const SCRATCH_BYTES: usize = 256 * 1024;
-/// A payload of which as much is missing is read to its place, past the scratch buffer.
+/// A payload with at least this many missing bytes is read directly into its buffers.
 const STRAIGHT_BYTES: usize = 16 * 1024;
-/// Pieces of memory that one call sends; the kernel's limit is 1024.
+/// Maximum number of slices per system call; the kernel's limit is 1024.
 const SLICES_MAX: usize = 512;
 
-/// How long a queue that is dropped waits for what is in flight.
+/// Maximum time that dropping a queue waits for requests in flight.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Something to be sent.
+/// An entry of the send queue.
 enum Out {
     /// The message of a job.
     Job(u32),
-    /// The rest of a message whose request was taken back in the middle.
+    /// The remainder of a message whose request was taken back while it was being sent.
     Rest(Vec<u8>),
 }
 
-/// What the next bytes from the server are.
+/// Expected content of the next bytes from the server.
 #[derive(Clone, Copy)]
 enum Expect {
-    /// The head of a reply.
+    /// A reply header.
     Head,
-    /// Data of a read: whose, where in it, how much is missing, and whether the reply then ends.
+    /// Data of a read: its slot, the position in it, the missing bytes, and whether the reply ends
+    /// after them.
     Data {
         slot: u32,
         at: usize,
         left: usize,
         done: bool,
     },
-    /// The same for a read that nobody waits for any more.
+    /// Data of a read that was taken back; it is discarded.
     Drop { slot: u32, left: usize, done: bool },
 }
 
-/// A queue on a connection.
+/// Request queue on a connection.
 pub(crate) struct NbdQueue {
     wire: Wire,
     epoll: OwnedFd,
@@ -61,12 +62,12 @@ pub(crate) struct NbdQueue {
     can: Abilities,
     structured: bool,
     capacity: usize,
-    /// Jobs by slot, each with the number of its turn, so that an old answer finds nobody.
+    /// Jobs by slot, each with a generation counter, so that a stale reply matches no job.
     slots: Vec<(u32, Option<Job>)>,
     free: Vec<u32>,
     in_flight: usize,
     out: VecDeque<Out>,
-    /// Bytes of the first of `out` that are sent.
+    /// Bytes already sent of the first entry of `out`.
     sent: usize,
     expect: Expect,
     scratch: Vec<u8>,
@@ -113,7 +114,7 @@ impl NbdQueue {
         u64::from(self.slots[slot as usize].0) << 32 | u64::from(slot)
     }
 
-    /// The job that a cookie names, if it still waits.
+    /// Returns the slot of the job with this cookie if the job is still pending.
     fn slot_of(&self, cookie: u64) -> std::result::Result<u32, ProtocolError> {
         let slot = cookie as u32;
         match self.slots.get(slot as usize) {
@@ -140,7 +141,7 @@ impl NbdQueue {
         }
     }
 
-    /// Empties a slot; its next user has another cookie.
+    /// Frees a slot; its next job gets another cookie.
     fn release(&mut self, slot: u32) -> Job {
         let entry = &mut self.slots[slot as usize];
         entry.0 = entry.0.wrapping_add(1);
@@ -148,7 +149,7 @@ impl NbdQueue {
         entry.1.take().expect("the slot is in use until its answer")
     }
 
-    /// After the answer to a message.
+    /// Continues a job after the reply to its message.
     fn advance(&mut self, slot: u32) {
         let (can, cookie) = (self.can, self.cookie(slot));
         match self.job(slot).answered(can, cookie) {
@@ -166,14 +167,14 @@ impl NbdQueue {
         }
     }
 
-    /// The connection is gone: everything in flight ends, and so does everything that comes.
+    /// Marks the connection as lost. All requests in flight fail, and so do all later ones.
     fn lose(&mut self, why: String) {
         if self.lost.is_some() {
             return;
         }
         tracing::debug!(path = self.info.name, "connection lost: {why}");
         self.out.clear();
-        // Whoever sleeps on the descriptor must not be woken by a dead socket for ever.
+        // A dead socket must not keep waking a thread that polls the descriptor.
         let _ = epoll::delete(&self.epoll, self.wire.fd());
         for slot in 0..self.slots.len() as u32 {
             if self.slots[slot as usize].1.is_none() {
@@ -193,7 +194,7 @@ impl NbdQueue {
         Error::new(ErrorKind::PathLost, &self.info.name, why)
     }
 
-    /// Sends what can be sent.
+    /// Sends as much output as the socket accepts.
     fn push(&mut self) {
         if self.lost.is_some() {
             return;
@@ -204,7 +205,7 @@ impl NbdQueue {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => {
-                    // What the server sent before it went may still hold answers.
+                    // Data received before the failure may still contain replies.
                     self.receive();
                     self.lose(format!("the connection broke while sending: {e}"));
                     return;
@@ -269,7 +270,7 @@ impl NbdQueue {
         }
     }
 
-    /// Reads what is there.
+    /// Receives and processes all available input.
     fn receive(&mut self) {
         while self.lost.is_none() {
             match self.receive_some() {
@@ -282,7 +283,8 @@ impl NbdQueue {
         }
     }
 
-    /// One call, and what it brought. `false` when the socket has been emptied by it.
+    /// Receives with one system call and processes the result. Returns `false` when the socket has
+    /// no more data.
     fn receive_some(&mut self) -> io::Result<bool> {
         if self.start > 0 {
             self.scratch.copy_within(self.start..self.end, 0);
@@ -319,11 +321,11 @@ impl NbdQueue {
         }
         self.end += read - placed;
         self.digest().map_err(io::Error::other)?;
-        // Less than fits means that the socket is empty; TLS may hold decrypted bytes all the same.
+        // A short read means that the socket is empty; TLS may still hold decrypted bytes.
         Ok(read == straight + room || self.wire.is_tls())
     }
 
-    /// Takes what lies in the scratch buffer.
+    /// Processes the contents of the scratch buffer.
     fn digest(&mut self) -> std::result::Result<(), ProtocolError> {
         loop {
             match self.expect {
@@ -383,7 +385,7 @@ impl NbdQueue {
         }
     }
 
-    /// Takes the head of a reply; `false` when bytes are missing.
+    /// Parses a reply header. Returns `false` if bytes are missing.
     fn head(&mut self) -> std::result::Result<bool, ProtocolError> {
         let bytes = &self.scratch[self.start..self.end];
         let Some((reply, head)) = Reply::parse(bytes)? else {
@@ -650,9 +652,9 @@ impl Queue for NbdQueue {
 }
 
 impl Drop for NbdQueue {
-    /// Waits for answers that somebody still waits for, not for those to what was taken back; then
-    /// takes leave. With answers outstanding the connection is reset, so that nothing of it is
-    /// carried out later.
+    /// Waits for requests in flight, except those that were taken back, then sends a disconnect
+    /// request. With replies outstanding the connection is reset instead, so that the server does
+    /// not execute its requests later.
     fn drop(&mut self) {
         let until = Instant::now() + LEAVE_TIMEOUT;
         while self.lost.is_none() && self.in_flight > self.ready.len() {

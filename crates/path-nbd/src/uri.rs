@@ -5,46 +5,46 @@ use std::fmt;
 use std::path::PathBuf;
 use url::Url;
 
-/// Port of NBD, where the URI names none.
+/// Default port of NBD.
 const PORT: u16 = 10809;
 
-/// Where the server listens.
+/// Address of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Server {
-    /// Host, without brackets, and port.
+    /// Host name or address without brackets, and port.
     Tcp(String, u16),
-    /// A socket's path.
+    /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// `nbd://HOST[:PORT]/EXPORT`, `nbds://...` with TLS, `nbd+unix:///EXPORT?socket=PATH` and
-/// `nbds+unix://...`; with TLS, `tls-certificates=FOLDER` names a folder with `ca-cert.pem` and,
-/// for servers that ask who calls, `client-cert.pem` and `client-key.pem`.
+/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, `nbds://...` with TLS, `nbd+unix:///EXPORT?socket=PATH`
+/// or `nbds+unix://...`. With TLS, `tls-certificates=FOLDER` names a directory with `ca-cert.pem`
+/// and, for servers that require a client certificate, `client-cert.pem` and `client-key.pem`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri {
-    /// Where.
+    /// Address of the server.
     pub server: Server,
-    /// Name of the export; empty for the server's default.
+    /// Name of the export; empty selects the server's default.
     pub export: String,
-    /// Speak TLS.
+    /// Use TLS.
     pub tls: bool,
-    /// Folder of certificates.
+    /// Certificate directory.
     pub certificates: Option<PathBuf>,
     text: String,
 }
 
 impl NbdUri {
-    /// Whether `text` begins as an NBD URI does.
+    /// Returns whether `text` has the scheme of an NBD URI.
     pub fn is_one(text: &str) -> bool {
         ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
             .iter()
             .any(|scheme| text.starts_with(scheme))
     }
 
-    /// Reads a URI.
+    /// Parses a URI.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`], with what is wrong and how it should look.
+    /// [`ErrorKind::Invalid`], with the problem and the expected form.
     pub fn parse(text: &str) -> Result<NbdUri> {
         let invalid = |why: &str| {
             let how = "an NBD URI is nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH \
@@ -98,7 +98,7 @@ impl fmt::Display for NbdUri {
     }
 }
 
-/// What `%XX` stands for (RFC 3986, section 2.1).
+/// Decodes percent-encoding (RFC 3986, section 2.1).
 fn percent_decode(text: &str) -> Option<String> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -1,4 +1,4 @@
-//! A non-blocking stream to a server: a socket, or TLS over one.
+//! A non-blocking stream to a server: a socket, or TLS over a socket.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
@@ -6,7 +6,7 @@ use rustls::ClientConnection;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A socket, non-blocking.
+/// A non-blocking socket.
 #[derive(Debug)]
 pub(crate) struct Socket(pub(crate) OwnedFd);
 
@@ -27,7 +27,7 @@ impl Write for &Socket {
     }
 }
 
-/// The stream.
+/// A stream to the server, plain or TLS.
 pub(crate) struct Wire {
     socket: Socket,
     tls: Option<Box<ClientConnection>>,
@@ -38,7 +38,7 @@ impl Wire {
         Wire { socket, tls }
     }
 
-    /// The same socket, from here on under TLS.
+    /// Switches the stream to TLS on the same socket.
     pub(crate) fn with_tls(self, tls: Box<ClientConnection>) -> Wire {
         Wire::new(self.socket, Some(tls))
     }
@@ -47,10 +47,10 @@ impl Wire {
         self.socket.0.as_fd()
     }
 
-    /// Sends what the socket takes now and says how many bytes that was.
+    /// Sends as much as the socket accepts and returns the number of bytes taken.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when it takes nothing, and what the socket says.
+    /// [`io::ErrorKind::WouldBlock`] if the socket accepts nothing, and errors of the socket.
     pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             let mut control = SendAncillaryBuffer::default();
@@ -67,7 +67,7 @@ impl Wire {
         }
     }
 
-    /// Sends last words, and lets the kernel deliver them after the close.
+    /// Sends a final message and lets the kernel deliver it after the close.
     pub(crate) fn leave(&mut self, words: &[u8]) {
         let _ = rustix::net::sockopt::set_socket_linger(&self.socket.0, None);
         let _ = self.send(&[IoSlice::new(words)]);
@@ -77,12 +77,12 @@ impl Wire {
         self.tls.is_some()
     }
 
-    /// Whether bytes that [`Wire::send`] took are still here.
+    /// Returns whether bytes taken by [`Wire::send`] are still buffered.
     pub(crate) fn holds_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Sends what an earlier [`Wire::send`] took.
+    /// Sends buffered bytes of an earlier [`Wire::send`].
     pub(crate) fn push(&mut self) -> io::Result<()> {
         match &mut self.tls {
             Some(tls) => drain(tls, &self.socket),
@@ -90,10 +90,10 @@ impl Wire {
         }
     }
 
-    /// Fills the slices in order, as far as bytes are there; 0 at the end of the stream.
+    /// Fills the slices in order with available bytes. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there are none, and what the socket says.
+    /// [`io::ErrorKind::WouldBlock`] if no bytes are available, and errors of the socket.
     pub(crate) fn recv(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             return Ok(rustix::io::readv(&self.socket.0, slices)?);

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// A server that is killed with its owner.
+/// A server process, killed on drop.
 struct Peer {
     child: Child,
     uri: String,
@@ -29,7 +29,8 @@ fn spawn(program: &str, args: &[&str], uri: String) -> Peer {
     try_spawn(program, args, uri).unwrap_or_else(|ended| panic!("{program} {args:?}: {ended}"))
 }
 
-/// `nbdkit` at a port of this machine, which it has to be told. It ends when somebody has taken that meanwhile.
+/// Starts `nbdkit` on a free local port. It must be told its port, and exits if another process has
+/// taken that port in between; then another port is tried.
 fn nbdkit_at(args: &[&str], uri: impl Fn(u16) -> String) -> (Peer, u16) {
     let tries = (0..10).find_map(|_| {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -42,7 +43,7 @@ fn nbdkit_at(args: &[&str], uri: impl Fn(u16) -> String) -> (Peer, u16) {
     tries.unwrap_or_else(|| panic!("nbdkit {args:?} does not start"))
 }
 
-/// Starts a server and waits until it answers, or gives how it ended.
+/// Starts a server and waits until it answers. Returns its exit status if it ends before.
 fn try_spawn(program: &str, args: &[&str], uri: String) -> Result<Peer, ExitStatus> {
     let child = Command::new(program)
         .args(args)
@@ -107,7 +108,7 @@ fn nbdkit(dir: &Path, name: &str, filters: &[&str], after: &[&str]) -> Peer {
     nbdkit_at(&args, |port| format!("nbd://127.0.0.1:{port}/")).0
 }
 
-/// The suite wants a fresh device each time: a server each.
+/// Runs the conformance suite. The suite needs a fresh device each time, so each gets a server.
 fn conforms(make: impl Fn(usize) -> Peer) {
     let peers = RefCell::new(Vec::new());
     conformance::run(&|| {
@@ -127,7 +128,7 @@ fn qemu_nbd_conforms() {
 fn nbdkit_conforms_with_and_without_what_it_offers() {
     let dir = TempDir::new().unwrap();
     conforms(|n| nbdkit(dir.path(), &format!("a{n}"), &[], &[]));
-    // Neither FUA nor trim nor zeros nor structured replies: all of it is made up for.
+    // No FUA, trim, write zeroes or structured replies: the client emulates all of them.
     conforms(|n| {
         let filters = ["--no-sr", "--filter=nozero", "--filter=fua"];
         nbdkit(dir.path(), &format!("b{n}"), &filters, &["zeromode=none"])
@@ -168,7 +169,7 @@ fn tls_conforms_and_strangers_are_refused() {
     );
 }
 
-/// An authority and a server's certificate, under the names that nbdkit looks for.
+/// Creates a CA and a server certificate under the file names that nbdkit expects.
 fn certificates(dir: &Path) -> String {
     let script = "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca-cert.pem \
                   -subj /CN=ca -days 2 && \
@@ -292,7 +293,7 @@ fn what_is_taken_back_is_ours_and_its_late_answer_touches_nothing() {
     queue.submit(write(1, 0, 0x11, 1 << 20)).unwrap();
     assert!(reap_all(&mut *queue)[0].result.is_ok());
     signal(&peer, "STOP");
-    // More than the socket takes: some are sent, one is sent in part, some wait here.
+    // More than the socket accepts: some are sent, one is sent in part, some stay queued.
     queue.submit(read(2, 0, 1 << 20)).unwrap();
     for tag in 10..30 {
         queue
