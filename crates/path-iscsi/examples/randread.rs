@@ -1,5 +1,5 @@
-//! Random reads of 4 KiB, or as told, from a LUN, 32 at a time: requests per second, and processor time of this
-//! process for each.
+//! Random reads of 4 KiB, or of the given size, from a LUN with a queue depth of 32. Prints
+//! requests per second and the CPU time of this process per request.
 //!
 //! ```text
 //!   cargo run --release -p path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS [BYTES]]
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Processor time of this process in seconds.
+/// Returns the CPU time of this process in seconds.
 fn cpu_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -1,13 +1,13 @@
-//! `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`.
+//! Parser for `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`.
 
 use block::{Error, ErrorKind, Result};
 
-/// The port of iSCSI (RFC 7143, section 15).
+/// Default port of iSCSI (RFC 7143, section 15).
 const PORT: u16 = 3260;
-/// Longest name of a target in bytes (RFC 7143, section 4.2.7.2).
+/// Maximum length of a target name in bytes (RFC 7143, section 4.2.7.2).
 const NAME_BYTES_MAX: usize = 223;
 
-/// Where a logical unit is.
+/// Address of a logical unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) user: Option<String>,
@@ -16,10 +16,10 @@ pub(crate) struct Address {
     pub(crate) lun: u16,
 }
 
-/// Where a target listens.
+/// Address on which a target listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Portal {
-    /// A name or an address, without brackets.
+    /// Host name or IP address, without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
 }
@@ -35,7 +35,7 @@ impl std::fmt::Display for Portal {
 }
 
 impl Portal {
-    /// Reads `HOST[:PORT]`, with brackets around an IPv6 address.
+    /// Parses `HOST[:PORT]`, with brackets around an IPv6 address.
     pub(crate) fn parse(text: &str) -> Result<Portal> {
         let refuse = |why: &str| Err(Error::new(ErrorKind::Invalid, text, why));
         let (host, port) = match text.strip_prefix('[').and_then(|t| t.split_once(']')) {
@@ -66,7 +66,7 @@ impl Portal {
 impl Address {
     pub(crate) fn parse(uri: &str) -> Result<Address> {
         let refuse = |why: &str| {
-            // What stands before an `@` may hold a password that somebody put there.
+            // The part before an `@` may hold a password put there by mistake.
             let shown = uri.rsplit_once('@').map_or(uri, |(_, rest)| rest);
             let why = format!("{why}; write iscsi://[USER@]HOST[:PORT]/TARGET/LUN");
             Err(Error::new(ErrorKind::Invalid, shown, why))

@@ -1,4 +1,4 @@
-//! Connecting and logging in, discovery, and the list of units.
+//! Connection and login, discovery, and the list of logical units.
 
 use crate::address::Portal;
 use crate::errors::of_protocol;
@@ -20,27 +20,27 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Redirections that are followed.
+/// Maximum number of redirections followed.
 const REDIRECTS_MAX: u32 = 4;
-/// Longest CHAP secret in bytes.
+/// Maximum length of a CHAP secret in bytes.
 const SECRET_BYTES_MAX: usize = 512;
-/// Bytes for the list of units: 2,047 of them.
+/// Allocation length for REPORT LUNS: 2,047 units.
 const LUNS_BYTES: u32 = 8 + 2047 * 8;
 
-/// A target, and where it can be reached.
+/// A target and its portals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
+    /// iSCSI qualified name of the target.
     pub iqn: String,
     /// `HOST:PORT` of each portal.
     pub portals: Vec<String>,
 }
 
-/// Asks a portal, `HOST[:PORT]`, for the targets behind it (RFC 7143, appendix C). Waits no longer
-/// than `within`, apart from looking up the host's name.
+/// Queries a portal, `HOST[:PORT]`, for its targets (RFC 7143, appendix C). Blocks for at most
+/// `within`, not counting the resolution of the host name.
 ///
 /// # Errors
-/// The portal does not answer in time, refuses the login, or does not speak iSCSI.
+/// The portal does not answer in time, rejects the login, or violates the protocol.
 pub fn discover(portal: &str, options: &Options, within: Duration) -> Result<Vec<Target>> {
     let deadline = Instant::now() + within;
     let access = Access::of(options, options.chap_user.clone())?;
@@ -65,11 +65,12 @@ pub fn discover(portal: &str, options: &Options, within: Duration) -> Result<Vec
     Ok(targets.into_iter().map(plain).collect())
 }
 
-/// The units of a target (REPORT LUNS), as numbers below 16,384; others cannot be reached. Waits no
-/// longer than `within`, apart from looking up the host's name.
+/// Returns the logical units of a target (REPORT LUNS), as numbers below 16,384; larger numbers are
+/// not addressable and are left out. Blocks for at most `within`, not counting the resolution of
+/// the host name.
 ///
 /// # Errors
-/// As [`discover`], and what the target answers.
+/// Same as [`discover`], and errors reported by the target.
 pub fn luns(portal: &str, iqn: &str, options: &Options, within: Duration) -> Result<Vec<u16>> {
     let deadline = Instant::now() + within;
     let access = Access::of(options, options.chap_user.clone())?;
@@ -93,7 +94,7 @@ pub fn luns(portal: &str, iqn: &str, options: &Options, within: Duration) -> Res
         .collect())
 }
 
-/// Who we are, with the secrets read.
+/// Identity of the initiator, with its CHAP secrets loaded.
 pub(crate) struct Access<'o> {
     options: &'o Options,
     user: Option<String>,
@@ -190,7 +191,8 @@ pub(crate) fn log_in(
                 return Ok(Link::new(Wire::new(stream, *session, &early), name, isid));
             }
             Ok(Step::Elsewhere(address)) => portal = Portal::parse(&address)?,
-            // Some targets take the number of SHA-256 for SHA-1, and call the response malformed.
+            // Some targets take the number of SHA-256 for SHA-1 and reject the response as
+            // malformed.
             Err(Failed::Protocol(ProtocolError::Refused {
                 class: 2,
                 detail: 0 | 1,
@@ -283,7 +285,7 @@ fn connect(name: &str, portal: &Portal, options: &Options, deadline: Instant) ->
 fn prepare(stream: &TcpStream, user_timeout: Duration) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     set_tcp_nodelay(stream, true)?;
-    // A close drops what has not been sent, and says so to the target at once.
+    // A close discards unsent data and resets the connection immediately.
     set_socket_linger(stream, Some(Duration::ZERO))?;
     let ms = u32::try_from(user_timeout.as_millis()).unwrap_or(u32::MAX);
     set_tcp_user_timeout(stream, ms)?;
@@ -303,7 +305,7 @@ fn wait(name: &str, stream: &TcpStream, flags: PollFlags, deadline: Instant) -> 
     }
 }
 
-/// The field of a LUN that [`crate::address::Address`] has checked.
+/// Returns the eight-byte field of a LUN that [`crate::address::Address`] has validated.
 pub(crate) fn field(lun: u16) -> [u8; 8] {
     lun_field(lun).expect("an address holds a LUN below 16384")
 }

@@ -1,11 +1,11 @@
-//! A path as a device of its own, without the multi-path layer over it.
+//! A path as a standalone device, without the multipath layer.
 
 use crate::path::IscsiPath;
 use crate::queue::Retries;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::time::Duration;
 
-/// A logical unit over one path. Each queue has a session of its own.
+/// A logical unit over a single path. Each queue has its own session.
 pub struct IscsiDevice {
     path: IscsiPath,
     info: DeviceInfo,
@@ -18,7 +18,7 @@ impl IscsiDevice {
         Ok(IscsiDevice { path, info })
     }
 
-    /// The path below.
+    /// Returns the underlying path.
     pub fn path(&self) -> &IscsiPath {
         &self.path
     }
@@ -29,7 +29,7 @@ impl BlockDevice for IscsiDevice {
         &self.info
     }
 
-    /// Connects, which may take [`crate::Options::connect_timeout`].
+    /// Opens a connection, which may block for [`crate::Options::connect_timeout`].
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let connection = self
             .path

@@ -1,10 +1,10 @@
-//! Faults of the protocol and of SCSI as errors of the waist.
+//! Conversion of protocol errors and SCSI faults to [`block::Error`].
 
 use block::{Access, Error, ErrorKind};
 use iscsi_proto::ProtocolError;
 use iscsi_proto::scsi::{Fault, PortState, Sense};
 
-/// An error of a login or a session.
+/// Converts an error of a login or a session.
 pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {
     let kind = match error {
         ProtocolError::Broken(_) | ProtocolError::Digest(_) => ErrorKind::PathLost,
@@ -21,7 +21,7 @@ pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {
     Error::new(kind, name, error.to_string())
 }
 
-/// An error of a command.
+/// Converts a SCSI fault of a command.
 pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Error {
     let (kind, why) = match fault {
         Fault::Medium => (ErrorKind::Media, "the target cannot read its medium"),
@@ -68,7 +68,7 @@ fn no_access(state: PortState) -> &'static str {
     }
 }
 
-/// The same for the layer above.
+/// Converts a SCSI port state to the access state reported to the upper layer.
 pub(crate) fn access_of(state: PortState) -> Access {
     match state {
         PortState::Standby => Access::Standby,

@@ -1,7 +1,7 @@
-//! A request between submit and reap, as a series of commands, one at a time.
+//! A request between submit and reap, executed as a sequence of commands, one at a time.
 //!
-//! Most requests are one command. A discard or a write of zeros may be several, because targets limit
-//! their length; where a target has no WRITE SAME, zeros are written; where it has no FUA, a
+//! Most requests take one command. A discard or write-zeroes request may take several because
+//! targets limit their length. Without WRITE SAME, zeros are written as data; without FUA, a
 //! SYNCHRONIZE CACHE follows.
 
 use crate::unit::{Discard, Unit};
@@ -9,7 +9,7 @@ use block::Op;
 use iscsi_proto::Transfer;
 use iscsi_proto::scsi::cdb::{self, Cdb};
 
-/// Zeros that are written where WRITE SAME does not work.
+/// Zeros to write if WRITE SAME is not supported.
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 
 /// A request in progress.
@@ -17,20 +17,20 @@ pub(crate) struct Job {
     pub(crate) tag: u64,
     pub(crate) op: Op,
     stage: Stage,
-    /// Times that a command was sent again at once.
+    /// Number of immediate resends.
     pub(crate) again: u32,
-    /// Times that a command was sent again later.
+    /// Number of delayed resends.
     pub(crate) later: u32,
-    /// What the command moves.
+    /// Direction and length of the current command's data.
     pub(crate) transfer: Transfer,
-    /// The parameters of UNMAP.
+    /// Parameter list of UNMAP.
     list: [u8; 24],
 }
 
-/// The command that is sent, or about to be. Offsets and lengths are bytes.
+/// Current command of a job. `at` is its byte offset on the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Of the request itself.
+    /// The single command of a read, write or flush.
     Main,
     Unmap {
         at: u64,
@@ -45,7 +45,7 @@ enum Stage {
     Sync,
 }
 
-/// What follows the good end of a command.
+/// Next step after a command has succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Done,
@@ -80,7 +80,7 @@ impl Job {
         }
     }
 
-    /// Length of the command that is at `at`.
+    /// Returns the length in bytes of the command at offset `at`.
     fn piece(&self, at: u64, unit: &Unit) -> u64 {
         let (offset, len) = self.op.range().unwrap_or((0, 0));
         let left = (offset + len).saturating_sub(at);
@@ -91,7 +91,7 @@ impl Job {
         })
     }
 
-    /// The command to send; what it moves is in `transfer` then.
+    /// Builds the command to send and sets `transfer` for it.
     pub(crate) fn command(&mut self, unit: &Unit) -> Cdb {
         let (cdb, transfer) = self.make(unit);
         self.transfer = transfer;
@@ -137,12 +137,12 @@ impl Job {
         }
     }
 
-    /// Whether the command is a SYNCHRONIZE CACHE.
+    /// Returns whether the current command is a SYNCHRONIZE CACHE.
     pub(crate) fn syncs(&self) -> bool {
         self.stage == Stage::Sync || matches!(self.op, Op::Flush)
     }
 
-    /// Moves on after a good end.
+    /// Advances to the next command after a success.
     pub(crate) fn advance(&mut self, unit: &Unit) -> Next {
         let end = self.op.range().map_or(0, |(offset, len)| offset + len);
         let stage = self.stage;
@@ -170,7 +170,8 @@ impl Job {
         Next::Done
     }
 
-    /// After the target said that it does not know the command: another way, if there is one.
+    /// Selects a substitute for a command that the target does not support. Returns `false` if none
+    /// exists.
     pub(crate) fn fall_back(&mut self, unit: &mut Unit) -> bool {
         match (self.stage, &self.op) {
             (Stage::Same { at, unmap }, Op::WriteZeroes { .. }) => {
@@ -187,7 +188,7 @@ impl Job {
         }
     }
 
-    /// The parts of what the command writes.
+    /// Calls `each` with the parts of the command's outgoing data.
     pub(crate) fn gather<'a>(&'a self, offset: u32, len: u32, mut each: impl FnMut(&'a [u8])) {
         let (mut skip, mut left) = (offset as usize, len as usize);
         let mut part = |part: &'a [u8]| {
@@ -206,7 +207,7 @@ impl Job {
         }
     }
 
-    /// The place for what the command reads.
+    /// Returns the buffer space for incoming data at `offset`, up to the end of one buffer.
     pub(crate) fn room(&mut self, offset: u32) -> &mut [u8] {
         let mut skip = offset as usize;
         if let Op::Read { bufs, .. } = &mut self.op {

@@ -1,16 +1,16 @@
-//! One path to a LUN: an iSCSI initiator over TCP.
+//! A path to a LUN: an iSCSI initiator over TCP.
 //!
 //! ```text
-//!   IscsiPath ──connect──► Link (login, who answers, reservation) ──open──► queue, one session each
+//!   IscsiPath ──connect──► Link (login, identity, reservation) ──open──► queue, one session each
 //!   queue: submit ──► waiting ──► command PDUs, one writev ──► recv ──► buffers ──► reap
 //! ```
 //!
-//! **Invariant:** what is sent is framed to the end: a request that is taken back leaves a copy of what
-//! its command still needs. What comes for it later is thrown away. When a connection is given up its
-//! socket is reset, so that nothing of ours stays on its way in this machine.
+//! **Invariant:** every PDU is sent completely: a request that is taken back leaves a copy of the
+//! data that its command still needs. A late response to it is discarded. The socket of a closed
+//! connection is reset, so that no data of it stays queued on this machine.
 //!
-//! Absent on purpose: connecting again, moving requests to another path, timeouts of requests (all
-//! three are the multi-path layer's), more than one connection in a session.
+//! Deliberately absent: reconnecting, moving requests to another path, request timeouts (the
+//! multipath layer does all three), and multiple connections per session.
 
 mod address;
 mod connect;

@@ -1,4 +1,4 @@
-//! A session that waits: control-plane commands, each within a deadline, and the clean end of it.
+//! A blocking session for control-plane commands, each with a deadline, and its orderly shutdown.
 
 use crate::errors::{of_fault, of_protocol};
 use crate::nexus::{self, Leavings, Left};
@@ -11,15 +11,15 @@ use iscsi_proto::{Event, Function, TaskId, Transfer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Times a control-plane command is sent again: a new session may have several unit attentions
-/// waiting.
+/// Maximum number of attempts of a control-plane command: a new session may have several unit
+/// attentions pending.
 const AGAIN_MAX: u32 = 8;
-/// Delay after BUSY where the target names none.
+/// Delay after BUSY if the target names none.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
-/// How long the clean end of a session may take.
+/// Maximum duration of the orderly shutdown of a session.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// The data of one command.
+/// Data buffers of a single command.
 #[derive(Default)]
 struct One {
     out: Vec<u8>,
@@ -36,17 +36,17 @@ impl Memory for One {
     }
 }
 
-/// What a command carries.
+/// Data phase of a command.
 pub(crate) enum Data<'a> {
     None,
-    /// At most so many bytes from the target.
+    /// Data from the target, at most this many bytes.
     In(u32),
     Out(&'a [u8]),
 }
 
-/// A failed command.
+/// Error of a failed command.
 pub(crate) struct Failure {
-    /// What SCSI says; `None` where the command did not get that far.
+    /// SCSI fault; `None` if the command got no SCSI response.
     pub(crate) fault: Option<Fault>,
     pub(crate) error: Error,
 }
@@ -57,18 +57,18 @@ impl From<Failure> for Error {
     }
 }
 
-/// A session with nothing in flight but what is asked here, or with a queue over it.
+/// A session used by blocking calls one at a time, or by a queue.
 pub(crate) struct Link {
     pub(crate) wire: Wire,
-    /// For messages.
+    /// Name of the path, for messages.
     pub(crate) name: String,
-    /// Name of the session at the target.
+    /// Session identifier, initiator part.
     pub(crate) isid: [u8; 6],
-    /// Key that is registered by this session, or was by the one that it takes the place of.
+    /// Reservation key registered by this session or by the session that it replaced.
     pub(crate) key: Option<u64>,
-    /// Where it is noted that the registration was left behind.
+    /// Records the registration if the session cannot remove it.
     pub(crate) leavings: Arc<Leavings>,
-    /// The connection is lost: nothing is said on it any more.
+    /// The connection is lost; nothing more is sent on it.
     pub(crate) dead: bool,
 }
 
@@ -84,7 +84,7 @@ impl Link {
         }
     }
 
-    /// Carries out a command and gives its data.
+    /// Executes a command and returns its incoming data.
     pub(crate) fn command(
         &mut self,
         cdb: &Cdb,
@@ -152,7 +152,7 @@ impl Link {
         Ok((status, qualifier, sense, memory.input))
     }
 
-    /// Resets the logical unit: everything in flight on it is dropped, of other sessions too.
+    /// Resets the logical unit, which aborts all its commands, including those of other sessions.
     pub(crate) fn reset_unit(&mut self, deadline: Instant) -> Result<()> {
         let asked = self.wire.session.manage(Function::LogicalUnitReset);
         let response = self.until(&mut One::default(), deadline, |event| match event {
@@ -166,7 +166,7 @@ impl Link {
         Err(Error::new(ErrorKind::Unsupported, &self.name, why))
     }
 
-    /// The answer to SendTargets.
+    /// Returns the text of the response to SendTargets.
     pub(crate) fn send_targets(&mut self, deadline: Instant) -> Result<Vec<u8>> {
         let asked = self.wire.session.send_targets();
         let text = self.until(&mut One::default(), deadline, |event| match event {
@@ -176,7 +176,7 @@ impl Link {
         Ok(text)
     }
 
-    /// Asks whether the target is there.
+    /// Pings the target and waits for its response.
     pub(crate) fn ping(&mut self, deadline: Instant) -> Result<()> {
         let asked = self.wire.session.ping();
         let answered = |event| matches!(event, Event::Pong { task } if Some(task) == asked);
@@ -186,7 +186,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends and receives until `pick` takes an event.
+    /// Sends and receives until `pick` accepts an event.
     fn until<T>(
         &mut self,
         memory: &mut One,
@@ -200,7 +200,7 @@ impl Link {
         }
     }
 
-    /// Sends, waits for something to come, and receives it.
+    /// Sends pending output, waits for input once, and processes it.
     fn turn<T>(
         &mut self,
         memory: &mut One,
@@ -242,27 +242,28 @@ impl Link {
         }
     }
 
-    /// An error of parsing what the target gave.
+    /// Returns the error for a response that cannot be parsed.
     pub(crate) fn senseless(&self, what: &str) -> Error {
         let why = format!("the target's answer to {what} makes no sense");
         Error::new(ErrorKind::Io, &self.name, why)
     }
 
-    /// An error of the protocol's text.
+    /// Converts a protocol error.
     pub(crate) fn protocol(&self, error: &iscsi_proto::ProtocolError) -> Error {
         of_protocol(&self.name, error)
     }
 }
 
 impl Link {
-    /// Takes the registration back and logs out; says whether nothing is left of the session.
+    /// Removes the registration and logs out. Returns whether no registration remains at the
+    /// target.
     fn end(&mut self, deadline: Instant) -> bool {
         if self.dead || !self.wire.is_idle() {
             return false;
         }
         let mut left = false;
         if let Some(key) = self.key {
-            // The reservation may be this session's, and goes with its registration.
+            // The reservation may belong to this session; it would end with the registration.
             left = self.leavings.guards();
             if !left && let Err(error) = reserve::unregister(self, key, deadline) {
                 tracing::debug!(%error, "a registration is not taken back");

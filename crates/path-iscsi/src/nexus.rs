@@ -1,15 +1,15 @@
-//! What a target keeps of this process: registrations of sessions that did not end in order.
+//! State that a target keeps for this process: registrations of sessions that did not log out.
 //!
 //! A registration for persistent reservations belongs to an initiator port and a target port, and
-//! outlives the connection on many targets. So the name of a session that was lost (its ISID) is used
-//! for the next one: the target then ends what it still has of the old session (RFC 7143, section
-//! 6.3.5), the new key takes the place of the old, and nothing multiplies.
+//! survives the connection on many targets. Therefore the ISID of a lost session is reused for the
+//! next one: the target then ends the old session (RFC 7143, section 6.3.5), the new key replaces
+//! the old one, and registrations do not accumulate.
 //!
-//! A key says whose it is, so that the registrations of a process of this machine that died are told
-//! from those of others:
+//! A key identifies its owner, so that registrations of dead processes of this machine can be
+//! distinguished from those of other owners:
 //!
 //! ```text
-//!   24 bits: machine, process namespace, initiator name | 22: process | 4: its start | 14: a number
+//!   24 bits: machine, PID namespace, initiator name | 22: PID | 4: its start time | 14: a counter
 //! ```
 
 use rustix::io::Errno;
@@ -22,26 +22,26 @@ const NUMBER_BITS: u32 = 14;
 const START_BITS: u32 = 4;
 const PROCESS_BITS: u32 = 22;
 
-/// Keys of this process whose sessions have not ended at their targets. True: it has lost the
-/// session.
+/// Keys of this process whose sessions have not ended at their targets. The value is `true` if the
+/// session was lost.
 static KEYS: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
 
 fn keys() -> MutexGuard<'static, BTreeMap<u64, bool>> {
     KEYS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a session that was lost has at the target.
+/// ISID and key that a lost session left at its target.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Left {
     pub(crate) isid: [u8; 6],
     pub(crate) key: u64,
 }
 
-/// What one path has left at its target, and why.
+/// Sessions and registrations that one path may have left at its target.
 #[derive(Debug, Default)]
 pub(crate) struct Leavings {
     lost: Mutex<Vec<Left>>,
-    /// Keys of other paths that were fenced through this one.
+    /// Keys of other paths' sessions that were fenced through this path.
     fenced: Mutex<Vec<u64>>,
 }
 
@@ -50,7 +50,7 @@ fn lock<T>(mutex: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
 }
 
 impl Leavings {
-    /// A session that was lost, to take its place.
+    /// Removes and returns a lost session, so that a new session can replace it.
     pub(crate) fn take(&self) -> Option<Left> {
         lock(&self.lost).pop()
     }
@@ -59,7 +59,7 @@ impl Leavings {
         !lock(&self.lost).is_empty()
     }
 
-    /// Keeps a session's name until it is used again.
+    /// Records a lost session until its ISID is reused.
     pub(crate) fn keep(&self, left: Left) {
         keys().insert(left.key, true);
         lock(&self.lost).push(left);
@@ -69,8 +69,9 @@ impl Leavings {
         lock(&self.fenced).push(key);
     }
 
-    /// Whether a session that was fenced through this path may still be at its target. Then who is
-    /// registered has to stay, or what that session sent may be carried out.
+    /// Returns whether a session fenced through this path may still exist at its target. Then the
+    /// registration and reservation must stay, or writes of the fenced session could still be
+    /// executed.
     pub(crate) fn guards(&self) -> bool {
         let keys = keys();
         let mut fenced = lock(&self.fenced);
@@ -79,7 +80,7 @@ impl Leavings {
     }
 }
 
-/// An identifier of the "random" format (RFC 7143, section 11.12.5).
+/// Returns an ISID in the "random" format (RFC 7143, section 11.12.5).
 pub(crate) fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
     getrandom::fill(&mut isid).expect("the kernel gives random bytes");
@@ -87,23 +88,24 @@ pub(crate) fn random_isid() -> [u8; 6] {
     isid
 }
 
-/// The session of this key has ended at the target: nothing of it is carried out any more.
+/// Records that the session of this key has ended at the target; none of its commands will be
+/// executed.
 pub(crate) fn ended(key: u64) {
     keys().remove(&key);
 }
 
-/// Whether a key is of no more use: of a session that this process lost, or of a process of this
-/// machine that is gone.
+/// Returns whether a key is stale: it belongs to a session that this process lost, or to a dead
+/// process of this machine.
 pub(crate) fn is_left_over(key: u64, initiator: &str) -> bool {
     keys().get(&key) == Some(&true) || is_of_the_dead(key, initiator)
 }
 
-/// Whether this process has lost a session whose registration may be at a target.
+/// Returns whether this process has lost a session whose registration may still exist.
 pub(crate) fn any_lost() -> bool {
     keys().values().any(|lost| *lost)
 }
 
-/// The key of a new session.
+/// Returns a new key for a session and records it.
 pub(crate) fn new_key(initiator: &str) -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let process = std::process::id();
@@ -120,7 +122,7 @@ pub(crate) fn new_key(initiator: &str) -> u64 {
     key
 }
 
-/// Whether a key is that of a process of this machine that does not run any more.
+/// Returns whether a key belongs to a process of this machine that no longer runs.
 fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     let mask = |bits: u32| (1u64 << bits) - 1;
     let start_of = key >> NUMBER_BITS & mask(START_BITS);
@@ -131,7 +133,7 @@ fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     }
     match start(process as u32) {
         Some(start) => start & mask(START_BITS) != start_of,
-        // `/proc` may hide processes of others, and those that give nothing of themselves away.
+        // `/proc` may hide processes of other users (`hidepid`); a signal test still finds them.
         None => {
             let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
             pid.is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
@@ -139,14 +141,14 @@ fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     }
 }
 
-/// Stands for this machine, its space of process numbers, and the initiator; `None` where they have
-/// no name.
+/// Returns a hash of the machine ID, the PID namespace and the initiator name, or `None` if the
+/// machine ID or the namespace cannot be read.
 fn owner(initiator: &str) -> Option<u64> {
     let machine = std::fs::read_to_string("/etc/machine-id").ok()?;
     let machine = machine.trim();
     let space = std::fs::read_link("/proc/self/ns/pid").ok()?;
     let space = space.to_str()?;
-    // FNV-1a: a later version of the program has to find the same.
+    // FNV-1a: must stay the same across versions of the program.
     let text = [machine, space, initiator].join("\n");
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -154,10 +156,11 @@ fn owner(initiator: &str) -> Option<u64> {
     (!machine.is_empty()).then_some(hash ^ hash >> 32)
 }
 
-/// When a process began, in ticks of the system's clock; `None` if there is none.
+/// Returns the start time of a process in clock ticks since boot, or `None` if it does not exist.
 fn start(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which may hold anything, field 3 is the first, and 22 is meant.
+    // The name may hold any character. After its `)` the first field is field 3; the start time is
+    // field 22.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }

@@ -1,41 +1,40 @@
-//! How a target is reached.
+//! Settings of an iSCSI path.
 
 use iscsi_proto::{DigestPolicy, Wanted};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Settings of a path. Lengths are bytes.
+/// Settings of a path. Lengths are in bytes.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Name of this initiator; targets allow access by it.
+    /// iSCSI qualified name of this initiator; targets use it for access control.
     pub initiator_name: String,
-    /// User for CHAP; one in the URI comes before it. `None`: no CHAP.
+    /// CHAP user name; a user in the URI takes precedence. `None` disables CHAP.
     pub chap_user: Option<String>,
-    /// File with the secret of that user. A line end at its end does not count.
+    /// File with the CHAP secret of that user. A trailing line break is ignored.
     pub chap_secret_file: Option<PathBuf>,
-    /// File with the secret by which the target proves itself (mutual CHAP).
+    /// File with the secret that authenticates the target (mutual CHAP).
     pub chap_target_secret_file: Option<PathBuf>,
-    /// CRC32C of headers.
+    /// Policy for CRC32C header digests.
     pub header_digest: DigestPolicy,
-    /// CRC32C of data.
+    /// Policy for CRC32C data digests.
     pub data_digest: DigestPolicy,
     /// Send the first data of a write with its command.
     pub immediate_data: bool,
-    /// Send no more than immediate data before the target asks.
+    /// Send no data beyond immediate data before the target's R2T.
     pub initial_r2t: bool,
-    /// Refuse writes.
+    /// Refuse writes on the initiator side.
     pub read_only: bool,
-    /// Requests in flight on each queue.
+    /// Maximum number of requests in flight on each queue.
     pub queue_depth: u32,
-    /// Longest transfer, where the target allows that much.
+    /// Maximum transfer length; the target may lower it.
     pub max_transfer: u32,
-    /// Register a key with each connection and hold a reservation (write exclusive, registrants
-    /// only), so that a lost connection can be fenced. Not for a LUN that others write to.
+    /// Register a key for each connection and hold a reservation (Write Exclusive, Registrants
+    /// Only), so that a lost connection can be fenced. Not for a LUN that other hosts write to.
     pub persistent_reservations: bool,
-    /// How long the target's machine may leave what was sent unacknowledged before the connection
-    /// is lost (`TCP_USER_TIMEOUT`).
+    /// Time after which a connection with unacknowledged data is lost (`TCP_USER_TIMEOUT`).
     pub user_timeout: Duration,
-    /// How long [`block::BlockDevice::queue`] may take to connect.
+    /// Maximum time that [`block::BlockDevice::queue`] may take to connect.
     pub connect_timeout: Duration,
 }
 

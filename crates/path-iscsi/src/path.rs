@@ -1,4 +1,4 @@
-//! A path: an address and options, from which connections are made.
+//! A path: an address and options from which connections are made.
 
 use crate::address::Address;
 use crate::connect::{Access, field, log_in};
@@ -18,24 +18,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a path that is dropped may take to clean up at the target.
+/// Maximum time that dropping a path may take to clean up at the target.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Vendor in the INQUIRY data of the Linux kernel's target.
 const VENDOR_LIO: &str = "LIO-ORG";
 
-/// One way to a logical unit of an iSCSI target.
+/// A path to a logical unit of an iSCSI target.
 pub struct IscsiPath {
     name: String,
     address: Address,
     pub(crate) options: Options,
-    /// The session that fences go through, once there was one.
+    /// Session for fencing, opened on first use.
     control: Mutex<Option<Link>>,
-    /// The session that access is asked on, once there was one.
+    /// Session for access state queries, opened on first use.
     watch: Mutex<Option<Link>>,
-    /// Sessions that did not end in order.
+    /// Sessions that did not log out.
     leavings: Arc<Leavings>,
-    /// It was looked for what processes that died have left.
+    /// Registrations of dead processes were searched for, once.
     swept: AtomicBool,
     /// Whether connections register, once the target has said what it is.
     reserves: OnceLock<bool>,
@@ -43,10 +43,10 @@ pub struct IscsiPath {
 }
 
 impl IscsiPath {
-    /// Reads `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`. Does not connect.
+    /// Parses `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`. Does not connect.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`]: it is no such address, or holds a secret.
+    /// [`ErrorKind::Invalid`] if it is not such an address, or if it holds a secret.
     pub fn parse(uri: &str, options: Options) -> Result<IscsiPath> {
         Ok(IscsiPath {
             address: Address::parse(uri)?,
@@ -61,26 +61,26 @@ impl IscsiPath {
         })
     }
 
-    /// The path as a device of its own: each of its queues makes a connection. Waits no longer than
-    /// `within`.
+    /// Opens the path as a standalone device; each of its queues opens a connection. Blocks for at
+    /// most `within`.
     ///
     /// # Errors
-    /// As [`Lunpath::connect`].
+    /// Same as [`Lunpath::connect`].
     pub fn open(self, within: Duration) -> Result<IscsiDevice> {
         IscsiDevice::open(self, within)
     }
 
-    /// Resets the logical unit: what is in flight on it is dropped, of other initiators too, and
-    /// their next command ends in a unit attention. Waits no longer than `within`.
+    /// Resets the logical unit: all its commands are aborted, including those of other initiators,
+    /// whose next command ends in a unit attention. Blocks for at most `within`.
     ///
     /// # Errors
-    /// As [`Lunpath::connect`], and the target's refusal.
+    /// Same as [`Lunpath::connect`], and a rejection by the target.
     pub fn reset(&self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         self.link(deadline)?.reset_unit(deadline)
     }
 
-    /// Logs in: in the place of a session that was lost, if there is one.
+    /// Logs in, replacing a lost session if one exists.
     fn link(&self, deadline: Instant) -> Result<Link> {
         let left = self.leavings.take();
         let isid = left.map_or_else(random_isid, |left| left.isid);
@@ -88,7 +88,7 @@ impl IscsiPath {
             Ok(mut link) => {
                 link.leavings = Arc::clone(&self.leavings);
                 link.key = left.map(|left| left.key);
-                // The target has ended the session that had this name.
+                // The target has ended the session that had this ISID.
                 link.key.into_iter().for_each(nexus::ended);
                 Ok(link)
             }
@@ -125,7 +125,7 @@ impl IscsiPath {
     pub(crate) fn make_connection(&self, within: Duration) -> Result<IscsiConnection> {
         let deadline = Instant::now() + within;
         let mut link = self.link(deadline)?;
-        // An initiator that has not registered may not even ask for everything.
+        // Without a registration, some of the following queries would be refused.
         if self.reserves(&mut link, deadline)? {
             self.register(&mut link, deadline)?;
         }
@@ -176,7 +176,8 @@ impl IscsiPath {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session for fences and cleaning up, with its key.
+    /// Returns the session for fencing and cleanup, with its key. Reuses `earlier` if it still
+    /// answers.
     fn controller(&self, earlier: Option<Link>, deadline: Instant) -> Result<(Link, u64)> {
         let third = deadline.saturating_duration_since(Instant::now()) / 3;
         if let Some(mut link) = earlier
@@ -190,9 +191,9 @@ impl IscsiPath {
         Ok((link, key))
     }
 
-    /// Takes back what lost sessions have left: those of this path by taking their place, others by
-    /// their keys. Where a session was fenced and could not be ended, the registration that keeps it
-    /// out has to stay, with the reservation.
+    /// Removes registrations of lost sessions: those of this path by replacing the sessions, others
+    /// by their keys. If a session was fenced and could not be ended, the registration that keeps
+    /// it fenced stays, with the reservation.
     fn clean_up(&self, deadline: Instant) -> Result<()> {
         let again = std::iter::from_fn(|| self.leavings.any().then(|| self.link(deadline)));
         drop(again.collect::<Result<Vec<Link>>>()?);
@@ -242,7 +243,7 @@ impl Lunpath for IscsiPath {
         Ok(Box::new(self.make_connection(within)?))
     }
 
-    /// On a session that stays open: with many LUNs, a login each time would be most of the work.
+    /// Uses a session that stays open: with many LUNs, repeated logins would dominate the cost.
     fn access(&self, within: Duration) -> Result<Option<block::Access>> {
         let deadline = Instant::now() + within;
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -259,7 +260,7 @@ impl Lunpath for IscsiPath {
         Ok(access)
     }
 
-    /// Preempts the key. The session that does it stays registered until [`Lunpath::close`].
+    /// Preempts the key. The preempting session stays registered until [`Lunpath::close`].
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
         if !self.options.persistent_reservations {
             let why = "fencing needs persistent reservations, which are switched off for this path";
@@ -294,7 +295,7 @@ impl Lunpath for IscsiPath {
     }
 }
 
-/// A session that is logged in, and what it found.
+/// A logged-in session and the properties of its unit.
 pub(crate) struct IscsiConnection {
     link: Link,
     found: Found,

@@ -1,10 +1,11 @@
-//! One thread's way to a LUN, over a session of its own.
+//! Request queue of one thread, over its own session.
 //!
-//! A request waits until the target's window, or a delay that the target asked for, lets its command
-//! out; then it flies until the response. [`IscsiQueue::receive`] reads what has come and settles it.
+//! A request waits in `waiting` until the target's command window and any delay requested by the
+//! target permit its command; then it is in `flights` until the response. [`IscsiQueue::receive`]
+//! reads responses and completes requests.
 //!
-//! What the target does not take now goes back to a layer above that knows other ways; without one it
-//! waits here.
+//! A request that the target cannot take now is returned to an upper layer that has other paths;
+//! without such a layer it is retried here.
 
 use crate::errors::{access_of, of_fault};
 use crate::job::{Job, Next};
@@ -25,18 +26,18 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Times a command is sent again at once, for unit attentions and the like.
+/// Maximum number of immediate resends of a command, for unit attentions and similar conditions.
 const AGAIN_MAX: u32 = 3;
-/// Times a command is sent again later from here, for a target that is busy.
+/// Maximum number of delayed resends of a command by this queue, for a busy target.
 const LATER_MAX: u32 = 100;
-/// First delay after BUSY where the target names none; it doubles up to the longest.
+/// Initial delay after BUSY if the target names none; doubles up to [`DELAY_MAX`].
 const DELAY: Duration = Duration::from_millis(5);
-/// Longest delay of our own.
+/// Maximum delay that this queue chooses itself.
 const DELAY_MAX: Duration = Duration::from_millis(500);
-/// Good commands after which one more may be in flight, once the target's queue was full.
+/// Number of successful commands after which `depth` grows by one again, after a full queue.
 const GOOD_FOR_MORE: u32 = 64;
 
-/// What is in flight, by the slot of its task.
+/// Requests in flight, indexed by the slot of their task.
 #[derive(Default)]
 struct Flights {
     slots: Vec<Flight>,
@@ -48,7 +49,7 @@ enum Flight {
     #[default]
     None,
     Job(TaskId, Job),
-    /// Taken back; the bytes are what its command may still send.
+    /// Taken back; `data` is a copy of the bytes that its command may still send.
     Late {
         tag: u64,
         data: Vec<u8>,
@@ -71,7 +72,7 @@ impl Flights {
         flight
     }
 
-    /// The task of the request with this tag.
+    /// Returns the task of the request with this tag.
     fn find(&self, wanted: u64) -> Option<TaskId> {
         self.slots.iter().find_map(|flight| match flight {
             Flight::Job(task, job) if job.tag == wanted => Some(*task),
@@ -97,43 +98,43 @@ impl Memory for Flights {
     }
 }
 
-/// Who sends again what the target does not take now.
+/// Layer that resends requests that the target cannot take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retries {
-    /// This queue, when the time has come.
+    /// This queue, after a delay.
     Here,
-    /// The layer above, some other way perhaps.
+    /// The upper layer, possibly on another path.
     Above,
 }
 
-/// A queue of a path.
+/// Request queue of a path.
 pub(crate) struct IscsiQueue {
-    /// `None` once the connection is lost.
+    /// `None` after the connection was lost.
     link: Option<Link>,
-    /// Why it was lost.
+    /// Reason for the loss.
     lost: String,
     info: DeviceInfo,
     unit: Unit,
     capacity: usize,
-    /// Commands that may be in flight; less than the capacity after QUEUE FULL.
+    /// Maximum number of commands in flight; below `capacity` after TASK SET FULL.
     depth: usize,
-    /// Good commands since the depth was changed.
+    /// Successful commands since `depth` last changed.
     good: u32,
     retries: Retries,
     waiting: VecDeque<Job>,
-    /// The target wants no command before this.
+    /// End of the delay requested by the target; no command is sent before.
     hold: Option<Instant>,
-    /// Delays in a row that ended in another.
+    /// Number of consecutive delays.
     busies: u32,
     sign: Option<AccessSign>,
     flights: Flights,
     ready: VecDeque<Completion>,
     late: Vec<u64>,
     events: Vec<Event>,
-    /// Readable when the socket or the timer is.
+    /// Readable when the socket or the timer is readable.
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// Whether `epoll` also watches for room in the socket.
+    /// Whether `epoll` also watches for writability of the socket.
     watches_room: bool,
 }
 
@@ -169,7 +170,7 @@ impl IscsiQueue {
         })
     }
 
-    /// Sends what may be sent.
+    /// Sends as many commands as are permitted.
     fn send(&mut self) {
         self.end_hold();
         loop {
@@ -201,7 +202,7 @@ impl IscsiQueue {
         }
     }
 
-    /// Reads what has come, and settles it.
+    /// Reads available input and processes the events in it.
     fn receive(&mut self) {
         let Some(link) = &mut self.link else { return };
         let mut events = std::mem::take(&mut self.events);
@@ -248,7 +249,7 @@ impl IscsiQueue {
         }
     }
 
-    /// Decides what follows the end of a command.
+    /// Handles the end of a command: completes, resends, delays or fails the request.
     fn end(&mut self, mut job: Job, status: u8, received: u32, qualifier: u16, sense: &[u8]) {
         let fault = match judge(status, qualifier, sense) {
             Action::Done => return self.went_well(job, received),
@@ -271,7 +272,7 @@ impl IscsiQueue {
                 if queue_full {
                     (self.depth, self.good) = (self.flights.jobs.max(1), 0);
                 }
-                // What is in flight makes room in a full queue when it ends.
+                // Commands in flight free space in a full queue when they end.
                 if !queue_full || self.flights.jobs == 0 || delay_ms.is_some() {
                     self.hold_back(delay_ms);
                 }
@@ -287,7 +288,7 @@ impl IscsiQueue {
                 Fault::IllegalRequest
             }
             Action::Fail(Fault::ReservationConflict) if self.is_registered() => {
-                // Our key is gone: another path has fenced this connection.
+                // Our key was removed: another path has fenced this connection.
                 self.waiting.push_front(job);
                 return self.lose("another path has fenced this connection");
             }
@@ -336,7 +337,7 @@ impl IscsiQueue {
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    /// No command goes out for as long as the target says, or for a while that grows.
+    /// Suspends sending for the delay named by the target, or for an exponentially growing delay.
     fn hold_back(&mut self, delay_ms: Option<u32>) {
         let own = DELAY.saturating_mul(1 << self.busies.min(10));
         let delay = match delay_ms {
@@ -344,14 +345,15 @@ impl IscsiQueue {
             None => own.min(DELAY_MAX),
         };
         if self.hold.is_none() {
-            // What else was in flight may be told the same; that is one delay.
+            // Other commands in flight may end the same way; that counts as one delay.
             self.busies += 1;
         }
         self.hold = self.hold.max(Some(Instant::now() + delay));
         self.set_timer();
     }
 
-    /// The target takes a command later.
+    /// Handles a request that the target cannot take now: requeues it or completes it with
+    /// [`ErrorKind::NotNow`].
     fn later(&mut self, mut job: Job, why: &str) {
         job.later += 1;
         if self.retries == Retries::Here && job.later <= LATER_MAX {
@@ -370,7 +372,7 @@ impl IscsiQueue {
         self.hold.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Commands go out again when the time has come.
+    /// Ends a delay that has passed.
     fn end_hold(&mut self) {
         if self.hold.is_some_and(|until| until <= Instant::now()) {
             self.hold = None;
@@ -378,9 +380,9 @@ impl IscsiQueue {
         }
     }
 
-    /// Sets the timer to the end of the delay; it is not readable before.
+    /// Sets the timer to the end of the delay; it does not become readable earlier.
     fn set_timer(&self) {
-        // A timer of zero is switched off.
+        // A value of zero disarms the timer.
         let left = self.hold.map_or(Duration::ZERO, |at| {
             let left = at.saturating_duration_since(Instant::now());
             left.max(Duration::from_nanos(1))
@@ -394,7 +396,7 @@ impl IscsiQueue {
         }
     }
 
-    /// Lets the descriptor tell when a blocked socket takes output again.
+    /// Makes the descriptor signal when a blocked socket accepts output again.
     fn watch_room(&mut self) {
         let Some(link) = &self.link else { return };
         let blocked = link.wire.is_blocked();
@@ -410,13 +412,13 @@ impl IscsiQueue {
         }
     }
 
-    /// Gives the connection up: everything in flight ends.
+    /// Closes the connection and fails all requests in flight.
     fn lose(&mut self, why: &str) {
         let Some(mut link) = self.link.take() else {
             return;
         };
         tracing::warn!(path = self.info.name, why, "the connection is lost");
-        // Closing takes the socket out of the epoll descriptor.
+        // Closing the socket also removes it from the epoll set.
         link.dead = true;
         drop(link);
         self.lost = why.into();
@@ -439,7 +441,7 @@ impl IscsiQueue {
         Error::new(ErrorKind::PathLost, &self.info.name, why)
     }
 
-    /// Sleeps until something may have happened, at most until `until`.
+    /// Blocks until the socket is ready, the delay ends, or `until` has passed.
     fn sleep(&self, until: Option<Instant>) -> Result<()> {
         let wake = [until, self.hold].into_iter().flatten().min();
         let time = wake.map(|at| at.saturating_duration_since(Instant::now()));
@@ -452,7 +454,7 @@ impl IscsiQueue {
         }
     }
 
-    /// Takes a request that is not in flight out of the ones that wait.
+    /// Removes a request that is not in flight yet from `waiting`.
     fn take_waiting(&mut self, tag: u64) -> Option<Job> {
         let at = self.waiting.iter().position(|job| job.tag == tag)?;
         self.waiting.remove(at)
@@ -496,7 +498,7 @@ impl Queue for IscsiQueue {
         }
         let Request { tag, op } = request;
         let empty = op.range().is_some_and(|(_, len)| len == 0);
-        // A sync of what is only read has nothing to do.
+        // A flush of a read-only device has nothing to do.
         let idle = matches!(op, Op::Flush) && self.info.read_only;
         let result = match self.info.check(&op) {
             Ok(()) if self.link.is_none() => Err(self.path_lost().in_op(&op)),
@@ -523,7 +525,7 @@ impl Queue for IscsiQueue {
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Path);
         let until = match wait {
-            // A time too long to be counted is for ever.
+            // A deadline past the clock's range waits indefinitely.
             Wait::AtMost(time) => Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
@@ -533,12 +535,12 @@ impl Queue for IscsiQueue {
             let count = self.ready.len();
             let past = until.is_some_and(|until| Instant::now() >= until);
             if count > 0 || self.in_flight() == 0 || past || wait == Wait::Poll {
-                // What follows goes out before the caller sleeps.
+                // Follow-up commands are sent before the caller sleeps.
                 self.send();
                 done.extend(self.ready.drain(..count));
                 return Ok(count);
             }
-            // An answer to what has come goes out before this thread sleeps.
+            // Responses to received PDUs are sent before this thread sleeps.
             self.send();
             if self.ready.is_empty() {
                 self.sleep(until)?;
@@ -554,8 +556,8 @@ impl Queue for IscsiQueue {
         !self.ready.is_empty() || !self.late.is_empty()
     }
 
-    /// Its command cannot be called back: the target may carry it out. What it still has to send is
-    /// copied, because a command that has begun to leave is sent to its end.
+    /// The command itself cannot be revoked: the target may execute it. Data that it still has to
+    /// send is copied because a command whose transmission has begun is sent completely.
     fn take_back(&mut self, tag: u64) -> Option<Request> {
         if let Some(Job { tag, op, .. }) = self.take_waiting(tag) {
             self.late.push(tag);

@@ -1,9 +1,9 @@
-//! The fence: each connection registers a key of its own, and the unit takes writes only from
-//! sessions with a registered key. Preempting a key stops what its session has sent and the target
-//! has not carried out (SPC-4, section 5.12.11).
+//! Fencing: each connection registers its own key, and the unit accepts writes only from registered
+//! initiators. Preempting a key stops commands that its session has sent and the target has not
+//! executed yet (SPC-4, section 5.12.11).
 //!
-//! On targets that keep a registration beyond its session, what is left of lost sessions and of
-//! processes that died is preempted by the next that registers, or by the last that leaves.
+//! On targets that keep a registration after its session, registrations of lost sessions and of
+//! dead processes are preempted by the next session that registers, or when the last one closes.
 
 use crate::link::{Data, Failure, Link};
 use crate::nexus;
@@ -15,15 +15,15 @@ use iscsi_proto::scsi::cdb::{
 use iscsi_proto::scsi::{Fault, Reservation, parse_keys, parse_reservation, reserve_out};
 use std::time::Instant;
 
-/// Bytes for the list of keys: 1,023 of them.
+/// Allocation length for READ KEYS: 1,023 keys.
 const KEYS_BYTES: u16 = 8 + 1023 * 8;
 
-/// Registers a key of its own, whatever the session before had, and makes sure that the reservation
-/// is there.
+/// Registers a new key, ignoring an existing registration, and ensures that the reservation is
+/// held.
 pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> Result<u64> {
     let before = link.key;
     let key = nexus::new_key(initiator);
-    // From here on it may be there, whatever is heard.
+    // From here on the key may be registered, even if no response arrives.
     link.key = Some(key);
     out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
     hold(link, key, deadline)?;
@@ -41,13 +41,13 @@ fn remove(link: &mut Link, own: u64, key: u64, deadline: Instant) -> Result<()> 
         return Ok(());
     }
     match out(link, ReserveOut::Preempt, own, key, deadline) {
-        // Another of our connections was faster.
+        // Another of our connections removed it first.
         Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
         result => Ok(result.map(drop)?),
     }
 }
 
-/// Removes the registrations that nobody uses any more. `own` is this session's key.
+/// Removes stale registrations. `own` is this session's key.
 pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instant) -> Result<()> {
     for key in keys(link, deadline)? {
         if key != own && nexus::is_left_over(key, initiator) {
@@ -61,23 +61,23 @@ pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instan
     Ok(())
 }
 
-/// Removes the registration of `key`, which is this session's.
+/// Removes this session's registration, whose key is `key`.
 pub(crate) fn unregister(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     match out(link, ReserveOut::Register, key, 0, deadline) {
-        // Preempted by somebody: the registration is gone already.
+        // Preempted by another session: the registration no longer exists.
         Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
         result => Ok(result.map(drop)?),
     }
 }
 
-/// Removes `lost`, the key of another session, so that nothing sent under it is carried out any
-/// more. `own` is this session's key.
+/// Removes `lost`, the key of another session, so that none of its pending commands are executed.
+/// `own` is this session's key.
 pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -> Result<()> {
     hold(link, own, deadline)?;
     if keys(link, deadline)?.contains(&lost) {
         out(link, ReserveOut::Preempt, own, lost, deadline)?;
     }
-    // The reservation may have been the lost session's; then it is ours now.
+    // The reservation may have belonged to the lost session; then it is ours now.
     hold(link, own, deadline)?;
     if keys(link, deadline)?.contains(&lost) {
         let why = "the target did not remove the lost connection's key";
@@ -86,11 +86,11 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
     Ok(())
 }
 
-/// Makes sure that the unit takes writes only from who has registered.
+/// Ensures that the unit accepts writes only from registered initiators.
 pub(crate) fn hold(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     if reservation(link, deadline)?.is_none() {
         match out(link, ReserveOut::Reserve, key, 0, deadline) {
-            // Another of our connections was faster.
+            // Another of our connections reserved first.
             Err(failure) if failure.fault == Some(Fault::ReservationConflict) => {}
             result => drop(result?),
         }

@@ -1,4 +1,4 @@
-//! What a logical unit says about itself, asked while a connection is made.
+//! Properties of a logical unit, queried while a connection is set up.
 
 use crate::link::{Data, Failure, Link};
 use crate::options::Options;
@@ -10,37 +10,38 @@ use iscsi_proto::scsi::{
 };
 use std::time::Instant;
 
-/// Bytes for a page of vital product data.
+/// Allocation length for a page of vital product data.
 const PAGE_BYTES: u16 = 1024;
-/// Most blocks in one WRITE SAME where the target names no limit, as with ten bytes.
+/// Maximum blocks in one WRITE SAME or UNMAP if the target names no limit: the 16-bit limit of the
+/// ten-byte commands.
 const SAME_BLOCKS: u64 = 0xffff;
-/// A length at which transfers run well, where the target names none.
+/// Optimal transfer length in bytes if the target names none.
 const OPTIMAL_BYTES: u32 = 64 * 1024;
-/// Bytes for the list of target port groups: 682 of one port each.
+/// Allocation length for the list of target port groups: 682 groups of one port each.
 const GROUPS_BYTES: u32 = 8192;
 
-/// How requests become commands. Lengths are bytes.
+/// Parameters for translating requests to commands. Lengths are in bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
     pub(crate) block: u32,
-    /// Commands of sixteen bytes work.
+    /// 16-byte commands are supported.
     pub(crate) wide: bool,
-    /// FUA works.
+    /// FUA is supported.
     pub(crate) fua: bool,
     pub(crate) volatile_cache: bool,
-    /// WRITE SAME is worth trying.
+    /// WRITE SAME may be supported; cleared when the target rejects it.
     pub(crate) write_same: bool,
-    /// Most in one WRITE SAME.
+    /// Maximum length of one WRITE SAME.
     pub(crate) same_max: u64,
-    /// WRITE SAME may unmap and then reads as zeros.
+    /// WRITE SAME can unmap, and unmapped blocks read as zeros.
     pub(crate) same_unmap_zeros: bool,
-    /// How a range is given back.
+    /// Command for discards.
     pub(crate) discard: Discard,
-    /// Most in one UNMAP.
+    /// Maximum length of one UNMAP.
     pub(crate) unmap_max: u64,
 }
 
-/// The command that gives a range back.
+/// Command that discards a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discard {
     None,
@@ -48,17 +49,17 @@ pub(crate) enum Discard {
     WriteSame,
 }
 
-/// Everything a connection knows.
+/// Properties of a unit as found by a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) unit: Unit,
     pub(crate) info: DeviceInfo,
     pub(crate) identity: Identity,
-    /// The target makes a difference between its ports.
+    /// The target reports asymmetric access states (ALUA).
     pub(crate) alua: bool,
 }
 
-/// Asks. `fallback_wwid` stands in where the unit names none.
+/// Queries the unit. `fallback_wwid` is used if the unit reports no world-wide ID.
 pub(crate) fn ask(
     link: &mut Link,
     options: &Options,
@@ -152,8 +153,8 @@ pub(crate) fn ask(
     })
 }
 
-/// The access that this port gives. A port that gives none answers this all the same (SPC-4, section
-/// 5.15.2.4). `None`: the target makes no difference between its ports.
+/// Returns the access state of this port. A port without access answers this query too (SPC-4,
+/// section 5.15.2.4). `None` means that all ports of the target are alike.
 pub(crate) fn ask_access(link: &mut Link, deadline: Instant) -> Result<Option<Access>> {
     if !inquiry(link, deadline)?.alua {
         return Ok(None);
@@ -174,7 +175,7 @@ fn optimal(limits: &Limits, block: u32) -> u32 {
     }
 }
 
-/// The least of what the unit, the command's count of blocks and the options allow.
+/// Returns the smallest of the limits of the unit, the command's block count and the options.
 fn max_transfer(limits: &Limits, block: u32, wide: bool, wanted: u32) -> u32 {
     let mut blocks = (wanted / block).max(1);
     if limits.transfer_max > 0 {
@@ -186,7 +187,7 @@ fn max_transfer(limits: &Limits, block: u32, wide: bool, wanted: u32) -> u32 {
     blocks * block
 }
 
-/// A unit that does not know the command gives `None`.
+/// Maps an unsupported command to `None`.
 fn optional(result: std::result::Result<Vec<u8>, Failure>) -> Result<Option<Vec<u8>>> {
     match result {
         Ok(data) => Ok(Some(data)),
@@ -212,12 +213,12 @@ fn capacity(link: &mut Link, deadline: Instant) -> Result<(Capacity, bool)> {
     }
 }
 
-/// The caching page, or whatever page there is for the protection alone.
+/// Reads the caching page, or all pages (0x3f) for the write protection flag alone.
 fn mode(link: &mut Link, deadline: Instant) -> Result<ModeSense> {
     for page in [0x08, 0x3f] {
         let cdb = cdb::mode_sense6(page, 255);
         let answer = link.command(&cdb, &Data::In(255), deadline);
-        // Where others hold a reservation, a stranger is not told.
+        // Under another initiator's reservation, an unregistered initiator is refused.
         if let Err(failure) = &answer
             && failure.fault == Some(Fault::ReservationConflict)
         {
@@ -239,7 +240,7 @@ fn access(link: &mut Link, alua: bool, ids: &[DeviceId], deadline: Instant) -> R
     let groups = parse_port_groups(&groups.unwrap_or_default());
     Ok(match access_of(&groups, target_port_group(ids)) {
         None | Some(0) => Access::Optimized,
-        // 4 depends on the block.
+        // 4: depends on the logical block.
         Some(1 | 4) => Access::NonOptimized,
         Some(2) => Access::Standby,
         Some(15) => Access::Transitioning,

@@ -1,5 +1,4 @@
-//! A session on its socket, which never blocks: PDUs out by one `writev` for many, data in by few
-//! long reads.
+//! A session on its non-blocking socket: many PDUs per `writev` on output, few long reads on input.
 
 use iscsi_proto::{Event, OutPdu, Payload, Session, TaskId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,33 +9,32 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Bytes that one read takes: as much data as the target may send in one PDU.
+/// Size of the scratch buffer in bytes: as much data as the target may send in one PDU.
 const SCRATCH_BYTES: usize = 256 * 1024;
-/// Bytes that one read takes beside what goes straight to its place, while PDUs are long: less is
-/// copied then.
+/// Bytes of the scratch buffer used per read while PDUs are long: less data has to be copied.
 const SCRATCH_SHORT: usize = 16 * 1024;
-/// A PDU of which this much is still to come is long.
+/// Remaining length in bytes from which a PDU counts as long.
 const LONG_MIN: u32 = 64 * 1024;
-/// Data that is still to come from this length on is read straight to its place; below it a copy is
-/// cheaper than another system call.
+/// Remaining data of this length or more is read directly into its buffers; below it, a copy costs
+/// less than another system call.
 const DIRECT_MIN: u32 = 16 * 1024;
-/// Reads in a row before the caller sees what they brought.
+/// Maximum number of consecutive reads before the caller processes the events.
 const READS_MAX: usize = 16;
-/// PDUs that are made ready at a time.
+/// Maximum number of PDUs prepared at a time.
 const PDUS_MAX: usize = 64;
-/// Parts of one `writev`: three for each PDU with data.
+/// Maximum number of slices per `writev`: three for each PDU with data.
 const PARTS_MAX: usize = 192;
 
-/// Where the data of tasks is.
+/// Buffers of the tasks in flight.
 pub(crate) trait Memory {
-    /// Gives the parts of a write's data in order.
+    /// Calls `each` with the parts of a write's data in order.
     fn gather<'a>(&'a self, task: TaskId, offset: u32, len: u32, each: impl FnMut(&'a [u8]));
 
-    /// The place of a read's data from `offset` on, as far as it is in one piece.
+    /// Returns the buffer space for a read's data at `offset`, up to the end of one buffer.
     fn room(&mut self, task: TaskId, offset: u32) -> &mut [u8];
 }
 
-/// Why a connection cannot be used any more.
+/// Reason why a connection is unusable.
 pub(crate) type Lost = String;
 
 /// A session and its socket.
@@ -44,19 +42,19 @@ pub(crate) struct Wire {
     stream: TcpStream,
     pub(crate) session: Session,
     out: VecDeque<OutPdu>,
-    /// Bytes of the first PDU that are sent.
+    /// Bytes already sent of the first PDU.
     sent: usize,
-    /// The socket takes no more for now.
+    /// The socket accepts no more output for now.
     blocked: bool,
     scratch: Box<[u8]>,
-    /// Bytes at the start of `scratch` that came with the login.
+    /// Bytes at the start of `scratch` that were received with the login.
     early: usize,
-    /// The last PDUs were long.
+    /// The most recent PDUs were long.
     long: bool,
 }
 
 impl Wire {
-    /// `early` came behind the login's last answer.
+    /// Creates a wire. `early` holds the bytes received after the last login response.
     pub(crate) fn new(stream: TcpStream, session: Session, early: &[u8]) -> Wire {
         let mut scratch = vec![0; SCRATCH_BYTES.max(early.len())].into_boxed_slice();
         scratch[..early.len()].copy_from_slice(early);
@@ -76,17 +74,17 @@ impl Wire {
         self.stream.as_fd()
     }
 
-    /// Whether there is output that the socket did not take.
+    /// Returns whether the socket refused output.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Whether nothing is under way, in either direction.
+    /// Returns whether nothing is in flight in either direction.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_empty() && self.session.in_flight() == 0
     }
 
-    /// Sends what the session has, as far as the socket takes it.
+    /// Sends the session's output until the socket accepts no more.
     pub(crate) fn flush(&mut self, memory: &impl Memory) -> Result<(), Lost> {
         self.blocked = false;
         loop {
@@ -139,7 +137,7 @@ impl Wire {
         writev(&self.stream, &parts.iov[..parts.used])
     }
 
-    /// Drops the PDUs that are sent whole.
+    /// Removes PDUs that were sent completely, after `n` more bytes were sent.
     fn advance(&mut self, n: usize) {
         self.sent += n;
         while let Some(pdu) = self.out.front() {
@@ -152,7 +150,8 @@ impl Wire {
         }
     }
 
-    /// Copies what PDUs on their way still need of a task's data, so that its buffers can go.
+    /// Copies the task data that queued PDUs still need, so that the task's buffers can be
+    /// released.
     pub(crate) fn detach(&mut self, id: TaskId, memory: &impl Memory) {
         for pdu in &mut self.out {
             if matches!(pdu.payload, Payload::Task { task, .. } if task == id) {
@@ -165,7 +164,7 @@ impl Wire {
         }
     }
 
-    /// Reads what has come: data goes to its place, everything else to the end of `events`.
+    /// Reads available input: data into its buffers, everything else to the end of `events`.
     pub(crate) fn receive(
         &mut self,
         memory: &mut impl Memory,
@@ -214,14 +213,14 @@ impl Wire {
                 self.long = false;
             }
             if n < most + short {
-                // The socket is empty, as good as certainly.
+                // A short read: the socket is almost certainly empty.
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Takes the first `len` bytes of the scratch buffer.
+    /// Processes the first `len` bytes of the scratch buffer.
     fn parse(
         &mut self,
         len: usize,
@@ -245,13 +244,13 @@ impl Wire {
         }
     }
 
-    /// Waits until the socket has something to read, or takes output again, or `time` has passed.
+    /// Blocks until the socket is readable, a blocked socket is writable, or `time` has passed.
     pub(crate) fn wait(&self, time: Option<Duration>) -> rustix::io::Result<()> {
         let mut flags = PollFlags::IN;
         if self.blocked {
             flags |= PollFlags::OUT;
         }
-        // A time too long to be told is for ever.
+        // A timeout too long for a `Timespec` waits indefinitely.
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut [PollFd::new(&self.stream, flags)], time.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -268,13 +267,13 @@ fn parts<M: Memory>(payload: &Payload, memory: &M, each: &mut dyn FnMut(&[u8])) 
     }
 }
 
-/// The parts of one `writev`.
+/// Slices of one `writev`.
 struct Parts<'a> {
     iov: [IoSlice<'a>; PARTS_MAX],
     used: usize,
-    /// Bytes before the first that is to be sent.
+    /// Bytes to skip because they were already sent.
     skip: usize,
-    /// A part did not fit; nothing comes after it.
+    /// A slice did not fit; nothing is added after it.
     full: bool,
 }
 
@@ -297,7 +296,7 @@ fn place(memory: &mut impl Memory, task: TaskId, mut offset: u32, mut data: &[u8
         let room = memory.room(task, offset);
         let n = room.len().min(data.len());
         if n == 0 {
-            // The session has checked the range, so there is room.
+            // Not expected: the session has validated the range.
             return;
         }
         room[..n].copy_from_slice(&data[..n]);

@@ -1,4 +1,4 @@
-//! The path against a target that misbehaves on demand.
+//! The path against a scripted target that misbehaves on demand.
 
 #[path = "scripted/mod.rs"]
 mod target;
@@ -15,16 +15,18 @@ use target::reserve::Reservations;
 use target::{Manner, Reply, Script, Scripted, start, start_moved};
 
 const LONG: Duration = Duration::from_secs(20);
-/// What the delays count that a target names in a status: a least time, on however slow a machine.
+/// Unit of the retry delay that a target names in a status qualifier. The measured delay must be at
+/// least this long, however slow the machine is.
 const UNIT_OF_DELAY: Duration = Duration::from_millis(100);
 
-/// As the multi-path layer has it: what the target does not take now comes back.
+/// Opens a queue as the multipath layer does: a request that the target cannot take now is
+/// returned.
 fn queue_with(target: &Scripted, options: Options) -> Box<dyn Queue> {
     let path = IscsiPath::parse(&target.uri, options).unwrap();
     path.connect(LONG).unwrap().open().unwrap()
 }
 
-/// As a device has it that nothing else stands behind.
+/// Opens a queue as a standalone device, with no other path behind it.
 fn alone(target: &Scripted) -> Box<dyn Queue> {
     let path = IscsiPath::parse(&target.uri, Options::default()).unwrap();
     path.open(LONG).unwrap().queue().unwrap()
@@ -36,7 +38,7 @@ fn scripted(script: impl FnMut(&[u8; 16]) -> Reply + Send + 'static) -> (Scripte
     (target, queue)
 }
 
-/// A script of replies to the first commands; what follows is good.
+/// Returns a script with replies to the first commands; later commands succeed.
 fn first(replies: Vec<Reply>) -> Script {
     let mut replies = replies.into_iter();
     Box::new(move |_| replies.next().unwrap_or(Reply::Good))
@@ -120,7 +122,7 @@ fn a_busy_target_is_asked_again_after_the_delay_it_names() {
             .is_ok()
     );
     let mut done = Vec::new();
-    // As an export does it: asleep on the descriptor, which has to tell of the end of the delay.
+    // Like an export: sleeps on the descriptor, which must signal the end of the delay.
     while queue.reap(Wait::Poll, &mut done).unwrap() == 0 {
         let limit = Timespec {
             tv_sec: 20,
@@ -175,7 +177,7 @@ fn who_knows_another_way_is_told_at_once_and_how_long_to_leave_the_path_alone() 
     assert_eq!(queue.room(), room);
     run(&mut *queue, read(4096)).unwrap();
     assert_eq!(*target.seen.lock().unwrap(), [0x88, 0x88]);
-    // With a queue that is full there is room for as many as were in it.
+    // With a full queue, there is room for as many requests as were in it.
     let (_target, mut queue) = scripted(first(vec![Reply::Status(0x28, 0, &[])]));
     for tag in 0..8 {
         let op = read(4096);
@@ -235,7 +237,7 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
         assert_eq!(queue.access_sign(), Some(AccessSign::Is(access)));
         assert_eq!(active.access(LONG).unwrap(), Some(access));
     }
-    // A target whose ports are all alike.
+    // A target without asymmetric access.
     let plain = start(Manner::default(), first(Vec::new()));
     let path = IscsiPath::parse(&plain.uri, Options::default()).unwrap();
     assert_eq!(path.access(LONG).unwrap(), None);
@@ -255,7 +257,7 @@ fn a_transition_is_waited_for_where_nobody_knows_another_way() {
 
 #[test]
 fn where_a_target_lacks_a_command_another_takes_its_place() {
-    // No MODE SENSE, so no FUA: a SYNCHRONIZE CACHE follows the write.
+    // No MODE SENSE and thus no FUA: a SYNCHRONIZE CACHE follows the write.
     let (target, mut queue) = scripted(|cdb| match cdb[0] {
         0x93 => Reply::Status(2, 0, &[0x72, 5, 0x20, 0]),
         _ => Reply::Good,
@@ -265,7 +267,7 @@ fn where_a_target_lacks_a_command_another_takes_its_place() {
         std::mem::take(&mut *target.seen.lock().unwrap()),
         [0x8a, 0x35]
     );
-    // No WRITE SAME: zeros are written, and it is not tried twice.
+    // No WRITE SAME: zeros are written, and WRITE SAME is not tried again.
     for expected in [&[0x93, 0x8a, 0x8a][..], &[0x8a, 0x8a]] {
         let zeroes = Op::WriteZeroes {
             offset: 0,
@@ -276,7 +278,7 @@ fn where_a_target_lacks_a_command_another_takes_its_place() {
         run(&mut *queue, zeroes).unwrap();
         assert_eq!(std::mem::take(&mut *target.seen.lock().unwrap()), expected);
     }
-    // Ten bytes only.
+    // Ten-byte commands only.
     let manner = Manner {
         narrow: true,
         ..Manner::default()
@@ -313,7 +315,7 @@ fn a_target_that_has_moved_is_followed() {
     let path = IscsiPath::parse(&start_moved(&target.portal), Options::default()).unwrap();
     let identity = path.identify(LONG).unwrap();
     assert_eq!((identity.vendor.as_str(), identity.wwid), ("TEST", None));
-    // One that has moved to where nobody is.
+    // Redirection to a port on which no target listens.
     let nowhere = IscsiPath::parse(&start_moved("127.0.0.1:1"), Options::default()).unwrap();
     let error = nowhere.identify(LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
@@ -329,14 +331,14 @@ fn a_silent_target_is_waited_for_no_longer_than_allowed() {
         let error = path.identify(Duration::from_millis(100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert!(!patient.is_finished(), "as long as who may wait longer");
-        // Ends the connection of the other.
+        // Ends the connection of the patient caller.
         drop(listener);
         assert!(patient.join().unwrap().is_err());
     });
 }
 
-/// Two ports of a unit whose registrations outlive sessions. A write of three blocks ends the
-/// connection.
+/// Starts two ports of a unit whose registrations survive sessions. A write of three blocks ends
+/// the connection.
 fn reserving() -> (Arc<Reservations>, [Scripted; 2]) {
     let reservations = Arc::new(Reservations::default());
     let ports = [0, 1].map(|port| {
@@ -382,7 +384,7 @@ fn reserved(target: &Scripted) -> IscsiPath {
     IscsiPath::parse(&target.uri, options).unwrap()
 }
 
-/// Loses the connection of a queue.
+/// Makes a queue lose its connection.
 fn lose(queue: &mut dyn Queue) {
     let bufs = Buf::zeroed(3 * 512).into();
     let (offset, fua) = (0, false);
@@ -406,7 +408,7 @@ fn registrations_of_lost_connections_do_not_multiply_and_none_is_left_at_the_end
             b.fence(key, LONG).unwrap();
             assert!(!reservations.keys().contains(&key));
         }
-        // One for each connection that is open or was lost, and one for the fences.
+        // One for each connection that is open or was lost, and one for fencing.
         assert!(reservations.keys().len() <= 3, "{:?}", reservations.keys());
         run(&mut *good, write(false)).unwrap();
     }
@@ -432,13 +434,13 @@ fn what_a_lost_path_leaves_is_taken_back_through_another_unless_it_guards() {
         if fenced {
             b.fence(key, LONG).unwrap();
         }
-        // Only the other path is closed, as if the target could not be reached by this one.
+        // Only the other path is closed, as if this one could not reach the target.
         b.close(LONG);
         b.close(LONG);
         assert!(!reservations.keys().contains(&key));
         assert_eq!(reservations.keys().len(), usize::from(fenced), "{fenced}");
         assert_eq!(reservations.is_free(), !fenced);
-        // The lost session is ended at the target: nothing has to be guarded against any more.
+        // The lost session has ended at the target: no fence is needed any more.
         a.close(LONG);
         b.close(LONG);
         assert_eq!(reservations.keys(), []);
@@ -472,7 +474,7 @@ fn what_a_process_that_died_has_left_is_taken_back_by_the_next() {
     assert!(!status.success(), "it aborts");
     let left = reservations.keys();
     assert_eq!(left.len(), 1);
-    // Somebody else's stays.
+    // A foreign registration stays.
     let mut data = [0; 24];
     data[8..16].copy_from_slice(&7u64.to_be_bytes());
     let mut register = [0; 16];

@@ -84,7 +84,7 @@ fn a_target_is_discovered_with_its_portals_and_units() {
     let targets = discover(&tgtd.portals[1], &options, LONG).unwrap();
     assert_eq!(targets.len(), 1);
     assert_eq!(targets[0].iqn, IQN);
-    // This target names the portal that was asked.
+    // This target reports only the portal that was queried.
     assert_eq!(targets[0].portals, [tgtd.portals[1].clone()]);
     assert_eq!(luns(&tgtd.portals[0], IQN, &options, LONG).unwrap(), [0, 1]);
     let error = luns(&tgtd.portals[0], "iqn.none", &options, LONG).unwrap_err();
@@ -118,7 +118,7 @@ fn both_portals_give_one_identity_and_so_does_an_unrelated_target() {
         one.path(1, Options::default()).identify(LONG).unwrap(),
         identity
     );
-    // The default identity of this target says nothing: the multi-path layer has to look further.
+    // The default identity of this target is not unique: the multipath layer needs other evidence.
     assert_eq!(
         other.path(0, Options::default()).identify(LONG).unwrap(),
         identity
@@ -158,7 +158,7 @@ fn chap_lets_in_who_knows_the_secret_and_checks_the_target() {
         Some(ErrorKind::Permission)
     );
     assert_eq!(kind(with(None, None)), Some(ErrorKind::Invalid));
-    // The target cannot prove itself before it has a secret to do so with.
+    // Without a secret of its own, the target cannot authenticate itself.
     assert_ne!(kind(with(good(), file("mutual", "battery"))), None);
     tgtd.admin("--op new --mode account --user tgt --password battery-staple");
     tgtd.admin("--op bind --mode account --tid 1 --user tgt --outgoing");
@@ -292,8 +292,8 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
     let mut data = vec![0; 1 << 20];
     Random::new(3).fill(&mut data);
     tgtd.signal(Signal::STOP);
-    // More than the sockets hold, so that writes are stuck at every point: not begun, in the
-    // middle of a PDU, waiting for R2T.
+    // More than the sockets hold, so that writes are stuck at every stage: not begun, in the middle
+    // of a PDU, waiting for an R2T.
     for tag in 0..48 {
         submit(queue, tag, read_op(tag * 4096, 65_536));
     }
@@ -310,7 +310,7 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
     for tag in 0..64 {
         let mut request = queue.take_back(tag).expect("in flight");
         assert_eq!(request.tag, tag);
-        // Its memory is ours again; what the target gets or sends is not from or to here.
+        // The caller owns its memory again; data that the target sends or receives is elsewhere.
         match &mut request.op {
             Op::Read { bufs, .. } => bufs.iter_mut().for_each(|b| b.fill(0x55)),
             Op::Write { bufs, .. } => {
@@ -324,7 +324,7 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
     let mut late = Vec::new();
     queue.late(&mut late);
     assert!(late.is_empty(), "nothing is settled: {late:?}");
-    // A read of the first written block waits behind all of it, and shows that framing held.
+    // A read of the first written block queues behind all the writes and shows that framing held.
     submit(queue, 500, read_op(8 << 20, 4096));
     tgtd.signal(Signal::CONT);
     let started = Instant::now();
@@ -335,7 +335,7 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
         queue.late(&mut late);
         assert!(started.elapsed() < LONG, "{} settled", late.len());
         if queue.in_flight() == 0 && late.len() < 64 {
-            // An empty queue does not wait; what is late still comes.
+            // Without requests in flight, `reap` does not wait, but late responses still arrive.
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -404,7 +404,7 @@ fn a_fence_stops_every_late_write_of_a_lost_connection() {
     let mut back = vec![0; 5 * 4096];
     other.read_at(0, &mut back).unwrap();
     assert!(back[..4096] == [2; 4096] && back[4096..].iter().all(|b| *b == 0));
-    // Whoever has not registered is kept out too, and a path without the option cannot fence.
+    // Unregistered initiators are kept out too, and a path without the option cannot fence.
     let plain = tgtd.path(0, Options::default());
     let mut stranger = Blocking::over(queue_of(&plain));
     let error = stranger.write_at(0, &[4; 4096]).unwrap_err();
@@ -415,8 +415,8 @@ fn a_fence_stops_every_late_write_of_a_lost_connection() {
     );
 }
 
-/// Writes are held in the network, their connection is given up, others write the same place through
-/// another path, and then the network lets go. Gives whether the old data came back.
+/// Holds writes in the network, closes their connection, overwrites the same range through another
+/// path, then releases the held writes. Returns whether the old data reappears.
 fn a_late_write_comes_back(fenced: bool) -> bool {
     const LEN: usize = 5 * 4096;
     let tgtd = Tgtd::start();
@@ -452,7 +452,7 @@ fn a_late_write_comes_back(fenced: bool) -> bool {
     }
     other.write_at(0, &[1; LEN]).unwrap();
     other.write_at(0, &[2; LEN]).unwrap();
-    // The target takes all of it, and the end of the connection after it.
+    // The target receives all of it, then the end of the connection.
     proxy.release();
     let (started, mut back) = (Instant::now(), [0; LEN]);
     loop {

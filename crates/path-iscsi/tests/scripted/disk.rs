@@ -1,9 +1,9 @@
-//! A disk behind two ports that differ in access (ALUA), for a scripted target.
+//! A disk behind two ports with asymmetric access (ALUA), for a scripted target.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 
-/// Bytes of a logical block.
+/// Size of a logical block in bytes.
 const BLOCK: usize = 512;
 
 /// Access states (SPC-4, section 6.37).
@@ -13,26 +13,26 @@ pub const STANDBY: u8 = 2;
 pub const UNAVAILABLE: u8 = 3;
 pub const TRANSITIONING: u8 = 15;
 
-/// Its bytes, and what each of its ports gives of them.
+/// Contents of the disk and the access states of its ports.
 pub struct Disk {
     bytes: Mutex<Vec<u8>>,
     access: [AtomicU8; 2],
-    /// Changes of access; a session that has not been told of one is told with its next command.
+    /// Number of access changes; each session reports a new one with its next command.
     pub changes: AtomicU64,
-    /// Times that somebody asked for the states of all ports.
+    /// Number of queries for the states of all ports.
     pub asked: AtomicU64,
 }
 
-/// The end of a command.
+/// Completion of a command.
 pub enum End {
     Data(Vec<u8>),
     Good,
-    /// CHECK CONDITION, with key, code and qualifier.
+    /// CHECK CONDITION, with sense key, additional sense code and qualifier.
     Check(u8, u8, u8),
 }
 
 impl Disk {
-    /// One of zeros.
+    /// Creates a zero-filled disk.
     pub fn new(bytes: usize, access: [u8; 2]) -> Disk {
         Disk {
             bytes: Mutex::new(vec![0; bytes]),
@@ -42,7 +42,7 @@ impl Disk {
         }
     }
 
-    /// Changes what the ports give; each session hears that something has changed.
+    /// Changes the access states; each session reports a unit attention.
     pub fn set_access(&self, access: [u8; 2]) {
         for (port, state) in self.access.iter().zip(access) {
             port.store(state, SeqCst);
@@ -50,30 +50,30 @@ impl Disk {
         self.changes.fetch_add(1, SeqCst);
     }
 
-    /// Changes it, and tells nobody.
+    /// Changes the access states without a unit attention.
     pub fn set_access_quietly(&self, access: [u8; 2]) {
         for (port, state) in self.access.iter().zip(access) {
             port.store(state, SeqCst);
         }
     }
 
-    /// The bytes from `offset` on, past every port.
+    /// Returns `len` bytes from `offset` on, bypassing the ports.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         self.bytes.lock().expect("nobody panicked")[offset..offset + len].to_vec()
     }
 
-    /// Whether a command is answered whatever a port's state is, and comes before what waits to be
-    /// told: INQUIRY.
+    /// Returns whether a command is answered in every access state and before a pending unit
+    /// attention: INQUIRY.
     pub fn always(cdb: &[u8; 16]) -> bool {
         cdb[0] == 0x12
     }
 
-    /// Whether a script has a say in it: what is read, written and synchronised.
+    /// Returns whether the script decides about a command: reads, writes and flushes.
     pub fn is_io(cdb: &[u8; 16]) -> bool {
         matches!(cdb[0], 0x88 | 0x8a | 0x35 | 0x93)
     }
 
-    /// Why a port does not carry a command out.
+    /// Returns the error if the port's access state forbids the command.
     pub fn refusal(&self, port: usize, cdb: &[u8; 16]) -> Option<End> {
         if Disk::always(cdb) || matches!(cdb[0], 0x1a | 0xa3) {
             return None;
@@ -86,7 +86,7 @@ impl Disk {
         }
     }
 
-    /// Carries a command out. `data` is what came with it.
+    /// Executes a command. `data` is its outgoing data.
     pub fn run(&self, port: usize, cdb: &[u8; 16], data: &[u8]) -> End {
         let blocks = self.bytes.lock().expect("nobody panicked").len() / BLOCK;
         match cdb[0] {

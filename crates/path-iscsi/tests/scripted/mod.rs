@@ -1,5 +1,5 @@
-//! A target that does what a test wants, for what no real one does on demand. One LUN, which reads as
-//! zeros, or is a [`Disk`] that several targets can be ports of.
+//! A scripted target for behavior that no real target shows on demand. It has one LUN, which either
+//! reads as zeros or is a [`Disk`] that several targets share as its ports.
 
 pub mod disk;
 pub mod reserve;
@@ -13,56 +13,56 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What the target does about a command.
+/// Reaction of the target to a command.
 pub enum Reply {
-    /// Carries it out.
+    /// Executes the command.
     Good,
-    /// Ends it with a status, a status qualifier and sense data.
+    /// Ends the command with a status, a status qualifier and sense data.
     Status(u8, u16, &'static [u8]),
-    /// Pings the initiator, waits for its answer, and carries it out.
+    /// Pings the initiator, waits for its response, then executes the command.
     AfterPing,
-    /// Sends half of the data, and no error.
+    /// Sends half of the data without an error.
     Half,
-    /// Carries it out with a changed byte in the data.
+    /// Executes the command but corrupts a byte of the data.
     Corrupt,
-    /// Asks the initiator to leave.
+    /// Requests a logout from the initiator.
     Leave,
 }
 
-/// Decides by the command block, and counts them. Asked for reads, writes and the like only.
+/// Chooses the reply to a command by its CDB. Called only for reads, writes and similar commands.
 pub type Script = Box<dyn FnMut(&[u8; 16]) -> Reply + Send>;
 
-/// How the target is.
+/// Properties of the target.
 #[derive(Clone, Default)]
 pub struct Manner {
-    /// Digests behind data.
+    /// Append digests to data segments.
     pub data_digest: bool,
-    /// Commands of ten bytes only, and a small capacity.
+    /// Support ten-byte commands only, with a small capacity.
     pub narrow: bool,
     /// Vendor in the INQUIRY data, of eight characters; `TEST` by default.
     pub vendor: Option<&'static [u8; 8]>,
-    /// The disk, and which of its ports this target is.
+    /// Disk, and the port of it that this target is.
     pub port: Option<(Arc<Disk>, usize)>,
-    /// Reservations of the unit, and which of its ports this target is.
+    /// Reservations of the unit, and the port that this target is.
     pub reservations: Option<(Arc<Reservations>, usize)>,
-    /// Reads and writes that each session may have under way, and how long each takes; more end in
-    /// TASK SET FULL.
+    /// Maximum number of reads and writes in progress per session, and the duration of each;
+    /// further ones end in TASK SET FULL.
     pub tasks: Option<(usize, Duration)>,
 }
 
-/// A running target; its threads end with the process.
+/// A running target; its threads run until the process ends.
 pub struct Scripted {
-    /// The address of its LUN.
+    /// URI of its LUN.
     pub uri: String,
-    /// `HOST:PORT`
+    /// Portal as `HOST:PORT`.
     pub portal: String,
-    /// Opcodes of the commands after the probing ones.
+    /// Opcodes of the commands received after the unit was probed.
     pub seen: Arc<Mutex<Vec<u8>>>,
-    /// Commands that ended in TASK SET FULL.
+    /// Number of commands that ended in TASK SET FULL.
     pub full: Arc<AtomicUsize>,
 }
 
-/// Starts one.
+/// Starts a target.
 pub fn start(manner: Manner, script: Script) -> Scripted {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let portal = listener.local_addr().expect("its address").to_string();
@@ -93,14 +93,14 @@ pub fn start(manner: Manner, script: Script) -> Scripted {
                     isid: [0; 6],
                 },
             };
-            // An initiator that leaves is no fault here.
+            // A disconnect by the initiator is not an error.
             std::thread::spawn(move || session.serve());
         }
     });
     scripted
 }
 
-/// Starts one that sends everybody to another portal.
+/// Starts a target that redirects every login to another portal. Returns the URI of its LUN.
 pub fn start_moved(to: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let portal = listener.local_addr().expect("its address").to_string();
@@ -126,24 +126,24 @@ impl Manner {
     }
 }
 
-/// A command of the initiator's.
+/// A command from the initiator.
 struct Command {
     task: [u8; 4],
     cdb: [u8; 16],
-    /// Bytes that it wants to read.
+    /// Number of bytes to read.
     wants: usize,
     data: Vec<u8>,
 }
 
-/// A session, on the thread that reads it.
+/// A session, owned by the thread that reads from it.
 struct Session {
     input: TcpStream,
-    /// Changes of access that this session has been told of.
+    /// Number of access changes that this session has reported.
     told: u64,
     shared: Shared,
 }
 
-/// What the threads of a session need to answer.
+/// State that the threads of a session share.
 #[derive(Clone)]
 struct Shared {
     out: Arc<Mutex<Out>>,
@@ -152,7 +152,7 @@ struct Shared {
     seen: Arc<Mutex<Vec<u8>>>,
     full: Arc<AtomicUsize>,
     under_way: Arc<AtomicUsize>,
-    /// The name that the initiator gave the session.
+    /// Session identifier, initiator part.
     isid: [u8; 6],
 }
 
@@ -262,7 +262,7 @@ impl Session {
 }
 
 impl Shared {
-    /// The LUN that reads as zeros.
+    /// Executes a command on the LUN that reads as zeros.
     fn plain(&self, input: &mut TcpStream, command: &Command) -> Result<()> {
         const ILLEGAL: &[u8] = &[0x72, 5, 0x20, 0, 0, 0, 0, 0];
         let block = 0x0200u32.to_be_bytes();
@@ -289,7 +289,7 @@ impl Shared {
         }
     }
 
-    /// What the script says of a read, a write and the like.
+    /// Asks the script about a read, write or similar command, and acts on its reply.
     fn scripted(&self, input: &mut TcpStream, command: &Command) -> Result<()> {
         let Command { task, cdb, .. } = command;
         self.seen.lock().expect("nobody panicked").push(cdb[0]);
@@ -369,7 +369,7 @@ impl Shared {
     }
 }
 
-/// The target's end of a connection.
+/// Target side of a connection.
 struct Out {
     stream: TcpStream,
     stat_sn: u32,
@@ -404,7 +404,7 @@ impl Out {
         pdu[16..20].copy_from_slice(&task);
         pdu[20..24].fill(0xff);
         pdu[24..28].copy_from_slice(&self.stat_sn.to_be_bytes());
-        // A wide window of commands; old values are ignored.
+        // A wide command window; stale values are ignored.
         pdu[28..32].copy_from_slice(&1u32.to_be_bytes());
         pdu[32..36].copy_from_slice(&1_000_000_000u32.to_be_bytes());
         for (at, value) in fields {
@@ -423,7 +423,7 @@ impl Out {
     }
 }
 
-/// A header, and the data behind it.
+/// Receives a PDU. Returns its header and its data.
 fn receive(input: &mut TcpStream, data_digest: bool) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut header = vec![0; 48];
     input.read_exact(&mut header)?;

@@ -1,12 +1,12 @@
-//! Persistent reservations of a scripted target, which outlive connections: a registration belongs
+//! Persistent reservations of a scripted target. They survive connections: a registration belongs
 //! to an initiator port and a target port, and stays when the session is lost.
 
 use std::sync::Mutex;
 
-/// An initiator's session name, and the target port that it came by.
+/// Session identifier of an initiator and the target port it is connected to.
 pub type Nexus = ([u8; 6], usize);
 
-/// The registrations of one unit, and who holds the reservation.
+/// Registrations of one unit and the holder of its reservation.
 #[derive(Default)]
 pub struct Reservations(Mutex<State>);
 
@@ -16,7 +16,7 @@ struct State {
     holder: Option<Nexus>,
 }
 
-/// How a command ends.
+/// Completion of a command.
 pub enum Told {
     Data(Vec<u8>),
     Good,
@@ -24,24 +24,24 @@ pub enum Told {
 }
 
 impl Reservations {
-    /// The keys that are registered.
+    /// Returns the registered keys.
     pub fn keys(&self) -> Vec<u64> {
         let state = self.0.lock().expect("nobody panicked");
         state.keys.iter().map(|(_, key)| *key).collect()
     }
 
-    /// Whether strangers may write.
+    /// Returns whether unregistered initiators may write.
     pub fn is_free(&self) -> bool {
         self.0.lock().expect("nobody panicked").holder.is_none()
     }
 
-    /// Whether a session may write.
+    /// Returns whether a session may write.
     pub fn lets_write(&self, nexus: Nexus) -> bool {
         let state = self.0.lock().expect("nobody panicked");
         state.holder.is_none() || state.keys.iter().any(|(n, _)| *n == nexus)
     }
 
-    /// PERSISTENT RESERVE IN.
+    /// Executes PERSISTENT RESERVE IN.
     pub fn tell(&self, cdb: &[u8; 16]) -> Told {
         let state = self.0.lock().expect("nobody panicked");
         let mut data = vec![0; 8];
@@ -59,7 +59,7 @@ impl Reservations {
         Told::Data(data)
     }
 
-    /// PERSISTENT RESERVE OUT.
+    /// Executes PERSISTENT RESERVE OUT.
     pub fn change(&self, nexus: Nexus, cdb: &[u8; 16], data: &[u8]) -> Told {
         let state = &mut *self.0.lock().expect("nobody panicked");
         let word = |at: usize| u64::from_be_bytes(data[at..at + 8].try_into().expect("8 bytes"));

@@ -1,4 +1,4 @@
-//! A real target: `tgtd` on two portals, with one LUN in a file.
+//! A real target: `tgtd` on two portals, with one LUN backed by a file.
 
 pub mod proxy;
 
@@ -11,33 +11,33 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The target's name.
+/// iSCSI qualified name of the target.
 pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
-/// Longer than anything takes here.
+/// Timeout that no test reaches if it passes.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// A running daemon; ends with this value.
+/// A running daemon, killed on drop.
 pub struct Tgtd {
     child: Child,
     control: String,
     /// `HOST:PORT` of both portals.
     pub portals: [String; 2],
     _dir: TempDir,
-    /// What the LUN's data is in.
+    /// File that backs the LUN.
     pub image: PathBuf,
 }
 
 impl Tgtd {
-    /// Starts one with LUN 1 of 32 MiB, open to everybody.
+    /// Starts a daemon with LUN 1 of 32 MiB, open to every initiator.
     pub fn start() -> Tgtd {
         let tgtd = Tgtd::start_closed();
         tgtd.admin("--op bind --mode target --tid 1 -I ALL");
         tgtd
     }
 
-    /// Starts one that lets nobody in.
+    /// Starts a daemon that admits no initiator.
     pub fn start_closed() -> Tgtd {
-        // It goes on when a port is taken, at another one.
+        // With an occupied port, tgtd keeps running on its other ports. Then it is started again.
         let started = (0..10).find_map(|_| Tgtd::try_start());
         let tgtd = started.expect("tgtd has the ports that it was told");
         tgtd.admin(&format!("--op new --mode target --tid 1 -T {IQN}"));
@@ -82,7 +82,7 @@ impl Tgtd {
         tgtd.portals.iter().all(has).then_some(tgtd)
     }
 
-    /// Runs `tgtadm`, which has to succeed.
+    /// Runs `tgtadm` and panics if it fails.
     pub fn admin(&self, arguments: &str) {
         assert!(self.try_admin(arguments), "tgtadm {arguments}");
     }
@@ -98,7 +98,7 @@ impl Tgtd {
             .success()
     }
 
-    /// What `tgtadm` shows of its targets, or another mode.
+    /// Returns the output of `tgtadm --op show` for a mode, e.g. `target`.
     pub fn show(&self, mode: &str) -> String {
         let output = Command::new("tgtadm")
             .args(["-C", &self.control, "--lld", "iscsi"])
@@ -108,12 +108,12 @@ impl Tgtd {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The address of LUN 1 through a portal.
+    /// Returns the URI of LUN 1 through a portal.
     pub fn uri(&self, portal: usize) -> String {
         format!("iscsi://{}/{IQN}/1", self.portals[portal])
     }
 
-    /// A path through a portal.
+    /// Returns a path through a portal.
     pub fn path(&self, portal: usize, options: Options) -> IscsiPath {
         IscsiPath::parse(&self.uri(portal), options).expect("an address")
     }
@@ -124,7 +124,7 @@ impl Tgtd {
         kill_process(pid, signal).expect("the daemon runs");
     }
 
-    /// Ends the daemon at once.
+    /// Kills the daemon and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill().expect("the daemon runs");
         self.child.wait().expect("it ends");
@@ -138,7 +138,7 @@ impl Drop for Tgtd {
     }
 }
 
-/// A port that nobody uses now.
+/// Returns the address of a port that is free at the moment.
 fn free_portal(host: &str) -> String {
     let listener = TcpListener::bind((host, 0)).expect("a free port");
     listener.local_addr().expect("its address").to_string()

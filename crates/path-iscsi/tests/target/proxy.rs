@@ -1,4 +1,4 @@
-//! A network that can hold what is on its way to a target, beyond the end of the connection.
+//! A network that can delay data on its way to a target, even beyond the end of the connection.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// A proxy; its threads end with the process.
+/// A proxy; its threads run until the process ends.
 pub struct Proxy {
     /// `HOST:PORT` to connect to.
     pub portal: String,
@@ -23,7 +23,7 @@ struct State {
 }
 
 impl Proxy {
-    /// Listens in front of a portal.
+    /// Starts a proxy in front of a portal.
     pub fn start(to: &str) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let portal = listener.local_addr().expect("its address").to_string();
@@ -38,22 +38,23 @@ impl Proxy {
         Proxy { portal, state }
     }
 
-    /// Holds what goes to the target from now on.
+    /// Holds all data for the target from now on.
     pub fn hold(&self) {
         self.state.holds.store(true, Ordering::SeqCst);
     }
 
-    /// Bytes that are held.
+    /// Returns the number of bytes held.
     pub fn held(&self) -> usize {
         self.state.taken.load(Ordering::SeqCst) - self.state.passed.load(Ordering::SeqCst)
     }
 
-    /// Whether the target has closed every connection: it has taken what they carried, and their end.
+    /// Returns whether the target has closed every connection, having received its data and its
+    /// end.
     pub fn is_closed(&self) -> bool {
         self.state.open.load(Ordering::SeqCst) == 0
     }
 
-    /// Lets everything go, and waits until it has gone.
+    /// Releases all held data and waits until it has been forwarded.
     pub fn release(&self) {
         self.state.holds.store(false, Ordering::SeqCst);
         let started = Instant::now();
@@ -67,11 +68,11 @@ impl Proxy {
 fn relay(client: TcpStream, server: TcpStream, state: &Arc<State>) {
     let clone = |stream: &TcpStream| stream.try_clone().expect("a second handle");
     let (mut from_server, mut to_client) = (clone(&server), clone(&client));
-    // Errors are ends of connections; the other direction goes on.
+    // An error ends its connection; the other direction continues.
     state.open.fetch_add(1, Ordering::SeqCst);
     let closed = Arc::clone(state);
     std::thread::spawn(move || {
-        // What comes for a client that is gone is read nevertheless.
+        // Responses are read even if the client has disconnected.
         let mut buf = vec![0; 64 * 1024];
         while let Ok(n @ 1..) = from_server.read(&mut buf) {
             let _ = to_client.write_all(&buf[..n]);
