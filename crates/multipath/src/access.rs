@@ -1,16 +1,16 @@
-//! What a target's ports give of the LUN (ALUA, SPC-4, section 5.15.2): heard with I/O, asked for
-//! beside it.
+//! Access states of a target's ports (ALUA, SPC-4, section 5.15.2): learned from I/O errors and
+//! from queries.
 //!
 //! ```text
-//!   queue ── "this port stands by", "something has changed" ──► PortAccess ◄── asked ── monitor
+//!   queue ── "port is standby", "access changed" ──► PortAccess ◄── queries ── monitor
 //!                                                                   │
 //!                                            dispatch: which links may carry I/O
 //! ```
 //!
-//! What is heard with I/O counts at once; what is asked after it replaces it. Asking has a thread of
-//! its own, so that a port that does not answer holds up nothing.
+//! A state learned from I/O takes effect immediately; a later query result replaces it. Each query
+//! runs on its own thread, so that an unresponsive port delays nothing.
 //!
-//! Absent on purpose: making a port active (SET TARGET PORT GROUPS). Who does that moves the LUN for
+//! Deliberately absent: activating a port (SET TARGET PORT GROUPS). That would move the LUN for
 //! every host that uses it.
 
 use crate::lun::Shared;
@@ -21,24 +21,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
-/// How often ports are asked while everything is well. A change is heard with the next I/O; this is
-/// for a port that carries none, and for a target that does not tell.
+/// Query interval of a port while all is well. A change is reported with the next I/O; the query is
+/// for a port that carries none, and for a target that does not report changes.
 const EVERY: Nanos = 5_000_000_000;
-/// How often while I/O waits for a port.
+/// Query interval while I/O waits for a port.
 const EVERY_URGENT: Nanos = 200_000_000;
-/// Least time between two questions, for a target that says one thing and does another.
+/// Minimum time between two queries, for a target whose answers contradict its errors.
 const AT_LEAST: Nanos = 100_000_000;
 
-/// What one path's port gives.
+/// Access state of one path's port.
 #[derive(Debug)]
 pub(crate) struct PortAccess {
     state: AtomicU8,
-    /// The target makes a difference between its ports.
+    /// The target reports different states for its ports.
     varies: AtomicBool,
-    /// It may have changed since it was last asked.
+    /// The state may have changed since the last query.
     doubtful: AtomicBool,
     asking: AtomicBool,
-    /// When it was last asked.
+    /// Time of the last query.
     asked: AtomicU64,
 }
 
@@ -79,7 +79,7 @@ impl PortAccess {
     }
 }
 
-/// Notes what a port gives.
+/// Records the access state of a port.
 pub(crate) fn note(shared: &Shared, path: &SharedPath, access: Access) {
     if access != Access::Optimized {
         path.access.set_varies(true);
@@ -92,8 +92,8 @@ pub(crate) fn note(shared: &Shared, path: &SharedPath, access: Access) {
     }
 }
 
-/// A queue has heard something of a port. What changes for one changes for others, so that all are
-/// asked.
+/// Handles a hint about a port's access from a queue. A change of one port usually affects others,
+/// so all ports are queried again.
 pub(crate) fn hear(shared: &Shared, path: &SharedPath, sign: AccessSign) {
     if let AccessSign::Is(access) = sign {
         note(shared, path, access);
@@ -107,7 +107,7 @@ pub(crate) fn hear(shared: &Shared, path: &SharedPath, sign: AccessSign) {
     shared.wake_monitor();
 }
 
-/// Asks a path's port where it is time to; says whether somebody waits for the answer.
+/// Starts a query of a path's port if one is due. Returns whether its result is awaited.
 pub(crate) fn ask_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
     let access = &path.access;
     if !access.varies.load(Relaxed) || !path.eligible() {
@@ -135,10 +135,10 @@ pub(crate) fn ask_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
     urgent || access.doubtful.load(Relaxed)
 }
 
-/// Asks a path's port, and tells the queues.
+/// Queries a path's port and notifies the queues.
 pub(crate) fn ask(shared: &Shared, path: &SharedPath) {
     let access = &path.access;
-    // What is heard from now on may be newer than the answer.
+    // A hint that arrives from here on may be newer than the query result.
     access.doubtful.store(false, Release);
     let answer = path.path.access(shared.connect_within);
     access.asked.store(shared.clock.now(), Relaxed);

@@ -1,92 +1,93 @@
-//! What another policy would have made of recorded I/O.
+//! Estimates how recorded I/O would have performed under the other policies.
 //!
-//! Each path that was used is fitted with a rate and a base latency (those that predict the
-//! recorded completions best), and the recorded I/Os are replayed over these paths in virtual time
-//! under every policy: once at their recorded times (what becomes of latency), once as fast as the
-//! recorded concurrency lets them (what becomes of throughput). The fit is tested first, by replaying
-//! every I/O on the path it really took: advice is worth no more than that agreement.
+//! Each path that was used is fitted with a rate and a base latency (the pair that predicts the
+//! recorded completions best). The recorded I/Os are then replayed over the fitted paths in virtual
+//! time under every policy: once at their recorded times, for the effect on latency, and once as
+//! fast as the recorded concurrency permits, for the effect on throughput. The fit is validated
+//! first, by replaying every I/O on the path it actually took: the advice is only as good as that
+//! agreement.
 
 use crate::policy::{Nanos, PathView, Policy};
 use crate::trace::{Record, Trace};
 use crate::virtual_time::{Arrival, Link, Load, Outcome, Share, run};
 use std::fmt;
 
-/// Fewer I/Os on a path than this teach nothing about it.
+/// Minimum number of I/Os on a path for a fit.
 pub const RECORDS_MIN: usize = 64;
 
-/// Policies that differ by less than this share are taken for equally good.
+/// Policies that differ by less than this fraction are considered equal.
 const INDIFFERENT: f64 = 0.01;
 
-/// What to expect of every policy.
+/// Expected performance of every policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// The policy that the gains are against.
+    /// Policy that the gains are relative to.
     pub current: Policy,
-    /// The paths as fitted; `None`: too few I/Os were recorded on it, the replay does not use it.
+    /// Fitted paths; `None` if too few I/Os were recorded on a path. The replay does not use it.
     pub paths: Vec<Option<Fit>>,
-    /// How well the fitted paths reproduce what was recorded.
+    /// How well the fitted paths reproduce the recording.
     pub agreement: Agreement,
     /// One row per policy, in the order of [`Policy::ALL`].
     pub rows: Vec<Row>,
 }
 
-/// A fitted path.
+/// Model parameters of a path, fitted to its recorded I/Os.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
-    /// I/Os it is fitted to.
+    /// Number of I/Os it was fitted to.
     pub ios: usize,
-    /// Bytes per second.
+    /// Rate in bytes per second.
     pub rate: u64,
-    /// Nanoseconds.
+    /// Base latency in nanoseconds.
     pub base_latency: Nanos,
     /// Sum of |fitted - recorded latency| over the sum of recorded latencies.
     pub error: f64,
 }
 
-/// Recorded latencies against those of the same I/Os on the same, fitted, paths. Nanoseconds.
+/// Recorded latencies compared with those of the same I/Os on the fitted paths. Nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
     /// Sum of |fitted - recorded latency| over the sum of recorded latencies.
     pub error: f64,
-    /// Mean of the recorded latencies, and of the fitted.
+    /// Mean of the recorded and of the fitted latencies.
     pub mean: [f64; 2],
-    /// What 99 of 100 do not exceed, recorded and fitted.
+    /// 99th percentile of the recorded and of the fitted latencies.
     pub p99: [Nanos; 2],
 }
 
-/// What to expect of a policy.
+/// Expected performance of one policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// The policy.
+    /// Evaluated policy.
     pub policy: Policy,
-    /// With the recorded concurrency.
+    /// Replay with the recorded concurrency.
     pub paced: Expected,
-    /// With the recorded times.
+    /// Replay at the recorded times.
     pub open: Expected,
 }
 
-/// The outcome of one replay.
+/// Result of one replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
-    /// Bytes per second.
+    /// Throughput in bytes per second.
     pub throughput: f64,
-    /// Mean latency, nanoseconds.
+    /// Mean latency in nanoseconds.
     pub mean: f64,
-    /// Latency that 99 of 100 I/Os do not exceed, nanoseconds.
+    /// 99th percentile of the latency in nanoseconds.
     pub p99: Nanos,
     /// I/Os and bytes per path.
     pub sent: Vec<Share>,
-    /// Paced: throughput over that of the current policy. Open: mean latency of the current policy
-    /// over the mean latency. 1 is no change, more is better.
+    /// Paced: throughput relative to the current policy. Open: mean latency of the current policy
+    /// divided by the mean latency. 1 means no change; larger is better.
     pub gain: f64,
 }
 
-/// Why there is no advice.
+/// Reason why no advice is possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdviseError {
-    /// No path has [`RECORDS_MIN`] I/Os.
+    /// No path has [`RECORDS_MIN`] recorded I/Os.
     TooFew,
-    /// The views are not those of the paths of the trace: how many views, how many paths.
+    /// The views do not match the paths of the trace: number of views, number of paths.
     Paths(usize, usize),
 }
 
@@ -103,11 +104,11 @@ impl fmt::Display for AdviseError {
 
 impl std::error::Error for AdviseError {}
 
-/// Replays `trace` under every policy. `views`: attributes of the LUN's paths. `own_cell`: the NUMA
-/// node that issues.
+/// Replays `trace` under every policy. `views` holds the attributes of the LUN's paths; `own_cell`
+/// is the NUMA node of the issuing thread.
 ///
 /// # Errors
-/// The trace says too little, or is not of these paths.
+/// The trace holds too few I/Os, or its number of paths differs from that of `views`.
 pub fn advise(
     trace: &Trace,
     views: &[PathView],
@@ -176,8 +177,8 @@ pub fn advise(
 }
 
 impl Advice {
-    /// The policy to use: of those with the best throughput the one with the least 99th percentile
-    /// at recorded times. The current one, if none is better in either.
+    /// Returns the recommended policy: of those with the best throughput, the one with the lowest
+    /// 99th percentile at the recorded times. Returns the current policy if it is among the best.
     pub fn recommended(&self) -> Policy {
         let top = self.rows.iter().map(|r| r.paced.gain).fold(0.0, f64::max);
         let good = |r: &&Row| r.paced.gain >= top * (1.0 - INDIFFERENT);
@@ -245,7 +246,7 @@ fn expected(outcome: Outcome, gain: f64) -> Expected {
     }
 }
 
-/// The I/Os with what was in flight when each came.
+/// Returns the I/Os with the number of I/Os in flight when each was issued.
 fn arrivals(records: &[&Record]) -> Vec<Arrival> {
     let mut ends: Vec<Nanos> = records.iter().map(|r| end(r)).collect();
     ends.sort_unstable();
@@ -265,11 +266,11 @@ fn end(record: &Record) -> Nanos {
     record.at.saturating_add(record.latency)
 }
 
-/// The rate and base latency that predict each completion of a path best from its start and from the
-/// completion before it: it comes a base latency after the start, or right after the other, and then
-/// takes its time on the link. The base latency is one of some quantiles of what the link does not
-/// explain; the rate is searched for, on a logarithmic scale and then between the neighbours of the
-/// best.
+/// Returns the rate and base latency that best predict each completion of a path from its start and
+/// from the preceding completion: service begins a base latency after the start, or right after the
+/// preceding completion, whichever is later, and then takes the I/O's transfer time. The base
+/// latency is one of several quantiles of the latency that the transfer time does not explain; the
+/// rate is searched on a logarithmic scale, then between the neighbors of the best value.
 fn fit(records: &[&Record]) -> Fit {
     const STEPS: usize = 60;
     // Nanoseconds per byte: from 1 TB/s to 1 kB/s.
@@ -302,7 +303,7 @@ fn fit(records: &[&Record]) -> Fit {
     fit
 }
 
-/// Candidates for the base latency.
+/// Returns candidates for the base latency.
 fn bases(records: &[&Record], per_byte: f64) -> [f64; 4] {
     let rest = |r: &&Record| r.latency as f64 - f64::from(r.io.bytes) * per_byte;
     let mut rest: Vec<f64> = records.iter().map(rest).collect();
@@ -312,11 +313,11 @@ fn bases(records: &[&Record], per_byte: f64) -> [f64; 4] {
     })
 }
 
-/// Sum of |predicted - recorded completion|, each predicted from the one before it.
+/// Returns the sum of |predicted - recorded completion|; each is predicted from the one before it.
 fn step_error(ended: &[&Record], per_byte: f64, base: f64) -> f64 {
     let pairs = ended.windows(2).map(|pair| {
         let (before, this) = (end(pair[0]), pair[1]);
-        // Relative to the start: far from zero a double has no nanoseconds.
+        // Relative to the start: for large values, a double has no nanosecond resolution.
         let before = if before > this.at {
             (before - this.at) as f64
         } else {
@@ -328,9 +329,10 @@ fn step_error(ended: &[&Record], per_byte: f64, base: f64) -> f64 {
     pairs.sum()
 }
 
-/// The latency of each I/O on the fitted path. The queue of the link is the model's, within what the
-/// recorded bytes in flight allow: all of them, or all but those that the base latency has room for.
-/// Otherwise the least error of the rate would add up over a trace that keeps a path busy.
+/// Returns the latency of each I/O on the fitted path. The queue of the link is computed by the
+/// model within the bounds of the recorded bytes in flight: all of them, or all but the bytes that
+/// fit into the base latency. Without these bounds, the smallest error of the rate would accumulate
+/// over a trace that keeps a path busy.
 fn modelled(records: &[&Record], fit: &Fit) -> Vec<Nanos> {
     let per_byte = 1e9 / fit.rate as f64;
     let base = fit.base_latency as f64;
@@ -375,7 +377,7 @@ mod tests {
     use crate::policy::Io;
     use crate::trace::Recorder;
 
-    /// What `policy` did on `links` with `depth` I/Os in flight, as a trace.
+    /// Returns a trace of `policy` on `links` with `depth` I/Os in flight.
     fn recorded(links: &[Link], policy: Policy, depth: u32, time: Nanos) -> Trace {
         let load = Load::Closed {
             threads: 1,
@@ -461,7 +463,7 @@ mod tests {
         assert_eq!(refused(2), AdviseError::TooFew);
         assert_eq!(refused(3), AdviseError::Paths(3, 2));
 
-        // Hostile: ends beyond the end of time, no bytes, no latency.
+        // Hostile trace: completion times past the end of the range, zero bytes, zero latency.
         let mut ring = Recorder::new(200);
         for i in 0..200u64 {
             ring.record(Record {

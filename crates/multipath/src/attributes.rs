@@ -1,74 +1,74 @@
-//! The attributes of a LUN, by the names that `scsimgr` gives them where it has one.
+//! Attributes of a LUN. An attribute that `scsimgr` also has uses the same name.
 //!
-//! An attribute has a *default*, a value *saved* for a scope (everything, a transport, a vendor and
-//! product, one LUN; the most specific counts) and a *current* value, which `set` changes until the
-//! LUN is opened again.
+//! An attribute has a *default*, a *saved* value per scope (all LUNs, a transport, a vendor and
+//! product, one LUN; the most specific one applies) and a *current* value, which `set` changes
+//! until the LUN is opened again.
 
 use crate::policy::Policy;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// When a path that was lost carries I/O again.
+/// Condition under which a lost path carries I/O again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
-    /// When it answers.
+    /// As soon as it answers.
     Immediate,
-    /// After `ping_count_threshold` answers in a row.
+    /// After `ping_count_threshold` consecutive answers.
     CountBased,
-    /// When it has answered for `ping_time_threshold` seconds.
+    /// After it has answered for `ping_time_threshold` seconds.
     TimeBased,
 }
 
-/// The values that a LUN runs with.
+/// Current attribute values of a LUN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Which path takes the next I/O.
+    /// Load-balancing policy.
     pub load_bal_policy: Policy,
-    /// I/Os in flight on one path, of all threads.
+    /// Maximum number of I/Os in flight on one path, over all threads.
     pub max_q_depth: u32,
-    /// Seconds a path may stay silent before its connection is given up.
+    /// Seconds of silence after which a path's connection is closed.
     pub path_fail_secs: u32,
-    /// Seconds that I/O waits for a path when there is none.
+    /// Seconds that I/O waits for a path when none is up.
     pub transient_secs: u32,
-    /// I/O waits for a path for ever.
+    /// I/O waits for a path indefinitely.
     pub infinite_retries_enable: bool,
-    /// Seconds one attempt of an I/O may take.
+    /// Timeout in seconds of one attempt of an I/O.
     pub esd_secs: u32,
-    /// Attempts of one I/O.
+    /// Maximum number of attempts of one I/O.
     pub max_retries: u32,
-    /// When a lost path is used again.
+    /// Condition under which a lost path is used again.
     pub ping_recovery: Recovery,
-    /// Answers in a row, for `count_based`.
+    /// Consecutive answers required by `count_based`.
     pub ping_count_threshold: u32,
-    /// Seconds of answers, for `time_based`.
+    /// Seconds of answers required by `time_based`.
     pub ping_time_threshold: u32,
-    /// The path that `preferred_path` uses; empty for none.
+    /// Path selected by the policy `preferred_path`; empty for none.
     pub preferred_path: String,
-    /// The target port that `pref_tport` uses; empty for none.
+    /// Target port selected by the policy `pref_tport`; empty for none.
     pub pref_tport: String,
-    /// The path that `path_lockdown` takes; empty for the one with the fewest I/Os.
+    /// Path selected by the policy `path_lockdown`; empty selects the path with the fewest I/Os.
     pub lpt_to_lockdown: String,
-    /// `PATH=WEIGHT,...` for `weighted_rr`; a path that is not named has weight 1.
+    /// `PATH=WEIGHT,...` for `weighted_rr`; a path that is not listed has weight 1.
     pub wrr_path_weight: BTreeMap<String, u32>,
-    /// A legacy name uses all paths of its LUN, not only its own.
+    /// A legacy name uses all paths of its LUN, not only its own path.
     pub leg_mpath_enable: bool,
-    /// Heed the access state that a target gives its ports.
+    /// Respect the access states that a target reports for its ports.
     pub alua_enabled: bool,
-    /// Least silence, with I/O outstanding, after which a path is suspect, in milliseconds.
+    /// Minimum silence, with I/O outstanding, before a path becomes suspect, in milliseconds.
     pub silence_ms: u32,
-    /// Seconds that a write waits for an older one over the same blocks which a lost path left
-    /// unanswered and nothing can fence, from the moment on in which its connection is closed.
-    /// Where a fence is possible, it has `transient_secs` more.
+    /// Seconds that a write waits for an older write to the same blocks that was left unanswered on
+    /// a lost path and cannot be fenced, counted from the close of its connection. If the older
+    /// write can be fenced, the wait is longer by `transient_secs`.
     pub quiesce_secs: u32,
-    /// Longest time in seconds that a path which went away again and again has to answer before it
-    /// is used; 0 for none.
+    /// Maximum time in seconds that a path which failed repeatedly must answer before it is used; 0
+    /// for none.
     pub flap_penalty_secs: u32,
-    /// All paths lead to one cache, so that a flush through any of them covers what went through a
-    /// path that is lost. False: such a flush fails.
+    /// All paths share one cache, so a flush through any path covers writes sent through a path
+    /// that is lost. If false, such a flush fails.
     pub shared_cache: bool,
-    /// I/Os in flight on one target port, of all threads; 0 for no limit.
+    /// Maximum number of I/Os in flight on one target port, over all threads; 0 for no limit.
     pub tport_max_qdepth: u32,
-    /// Bytes in flight on the LUN, of one thread.
+    /// Maximum number of bytes in flight on the LUN, per thread.
     pub max_bytes: u64,
 }
 
@@ -101,12 +101,12 @@ impl Default for Attributes {
     }
 }
 
-/// An attribute as `evfs lun get` shows it.
+/// Name and help text of an attribute, as shown by `evfs lun get`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute {
-    /// Its name.
+    /// Attribute name, as in `evfs lun set`.
     pub name: &'static str,
-    /// What it means, with unit and range.
+    /// Meaning of the attribute, with unit and range.
     pub help: &'static str,
 }
 
@@ -114,7 +114,7 @@ const fn attribute(name: &'static str, help: &'static str) -> Attribute {
     Attribute { name, help }
 }
 
-/// All attributes.
+/// All attributes, in the order in which they are listed.
 pub const ATTRIBUTES: &[Attribute] = &[
     attribute("load_bal_policy", "which path takes the next I/O"),
     attribute("max_q_depth", "I/Os in flight on one path, 1 to 4096"),
@@ -174,7 +174,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
 ];
 
 impl Attributes {
-    /// The value of an attribute, as text; `None` if there is none of this name.
+    /// Returns the value of an attribute as text; `None` if no attribute has this name.
     pub fn get(&self, name: &str) -> Option<String> {
         Some(match name {
             "load_bal_policy" => self.load_bal_policy.to_string(),
@@ -211,10 +211,10 @@ impl Attributes {
         })
     }
 
-    /// Changes an attribute.
+    /// Sets an attribute from text.
     ///
     /// # Errors
-    /// What is wrong with the name or the value, and what would be right.
+    /// The error names the problem with the name or the value, and the valid values.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let help = |name: &str| {
             let known = ATTRIBUTES.iter().find(|a| a.name == name);

@@ -1,30 +1,31 @@
-//! First contact: all paths of a LUN are asked at once who answers there.
+//! First contact: queries all paths of a LUN concurrently.
 
 use block::{Error, ErrorKind, Identity, Lunpath, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the others may take once one path has answered.
+/// Time that slower paths have once one path has answered.
 pub(crate) const STRAGGLERS: Duration = Duration::from_millis(1500);
-/// What is said of those that took longer.
+/// Error text for paths that took longer.
 pub(crate) const NO_ANSWER: &str = "no answer yet";
 
-/// Who answered at a path's other end, or why nobody did.
+/// Result of contacting one path.
 pub(crate) struct Contact<T> {
     pub(crate) path: usize,
     pub(crate) answer: Result<T>,
 }
 
-/// Who answers on each of these paths. Asks all at once, and waits for all of them, but not for long once
-/// one has answered.
+/// Returns the identity found on each of these paths. Queries all paths concurrently and waits for
+/// all of them, but after the first answer only for a limited time.
 pub fn identify(paths: &[Arc<dyn Lunpath>], within: Duration) -> Vec<Result<Identity>> {
     let specs: Vec<_> = paths.iter().map(|p| (Arc::clone(p), true)).collect();
     let contacts = contact(&specs, within, move |path| path.identify(within));
     contacts.into_iter().map(|c| c.answer).collect()
 }
 
-/// Asks all paths that are in use, at once. Waits for all of them, but not for long once one has answered.
-/// The result has each path that was asked, also those that have said nothing yet.
+/// Queries all enabled paths concurrently. Waits for all of them, but after the first answer only
+/// for a limited time. The result includes every path that was queried, even those that have not
+/// answered.
 pub(crate) fn contact<T: Send + 'static>(
     specs: &[(Arc<dyn Lunpath>, bool)],
     within: Duration,
@@ -40,7 +41,7 @@ pub(crate) fn contact<T: Send + 'static>(
         let (tell, lunpath) = (tell.clone(), Arc::clone(lunpath));
         std::thread::spawn(move || {
             let answer = ask(&*lunpath);
-            // Nobody listens any more once the LUN is open.
+            // The receiver no longer exists once the LUN is open.
             let _ = tell.send(Contact { path, answer });
         });
     }
@@ -63,7 +64,7 @@ pub(crate) fn contact<T: Send + 'static>(
         let answer = Err(error);
         Contact { path, answer }
     }));
-    // The order in which they were given decides, not who was faster.
+    // The configured order decides, not the order of arrival.
     contacts.sort_by_key(|c| c.path);
     contacts
 }

@@ -1,4 +1,4 @@
-//! Writes that a lost path has left unanswered: a server that was only slow may still carry them out.
+//! Lost writes: writes that a lost path left unanswered. A slow server may still execute them.
 
 use crate::policy::Nanos;
 use crate::state::lock;
@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// A write that was sent and left without an answer: until that is settled it may still be carried
-/// out, and then it would undo a later write over the same blocks.
+/// A write that was sent and not answered. Until it is settled, the server may still execute it and
+/// thereby undo a later write to the same blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Ghost {
     pub(crate) queue: u64,
@@ -18,15 +18,15 @@ pub(crate) struct Ghost {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) noted: Nanos,
-    /// When it is taken for settled; [`OPEN`] as long as its connection is open, because what lies
-    /// there may go out at any time.
+    /// Time at which it counts as settled; [`OPEN`] while its connection is open, because queued
+    /// data may be sent at any time.
     pub(crate) until: Nanos,
 }
 
-/// The connection of a ghost has not been closed.
+/// Value of [`Ghost::until`] while the connection has not been closed.
 pub(crate) const OPEN: Nanos = Nanos::MAX;
 
-/// All lost writes of a LUN. Looked at by every write; locked only while there are any.
+/// All lost writes of a LUN. Checked by every write; the lock is taken only if any exist.
 #[derive(Debug, Default)]
 pub(crate) struct Ghosts {
     count: AtomicUsize,
@@ -40,7 +40,7 @@ impl Ghosts {
         self.count.store(list.len(), Release);
     }
 
-    /// Whether a write over these blocks has to wait.
+    /// Returns whether this operation must wait for a lost write to the same blocks.
     pub(crate) fn hold(&self, op: &Op, now: Nanos) -> bool {
         if self.count.load(Acquire) == 0 || !op.changes_data() {
             return false;
@@ -59,8 +59,8 @@ impl Ghosts {
         self.keep(|g| (g.queue, g.tag) != (queue, tag));
     }
 
-    /// A connection was closed: what it left open is settled at `until`, and what a fence can
-    /// settle is left to it for so much longer.
+    /// Sets the settling time of lost writes after their connection was closed: `until`, or `fence`
+    /// nanoseconds later for writes that a fence can settle.
     pub(crate) fn closed(&self, queue: u64, path: usize, until: Nanos, fence: Nanos) {
         for ghost in lock(&self.list).iter_mut() {
             if (ghost.queue, ghost.path, ghost.until) == (queue, path, OPEN) {
@@ -69,7 +69,7 @@ impl Ghosts {
         }
     }
 
-    /// Whether an open connection has left a write unanswered since before `noted`.
+    /// Returns whether a write on an open connection has been unanswered since before `noted`.
     pub(crate) fn overdue(&self, queue: u64, path: usize, noted: Nanos) -> bool {
         let mine = |g: &Ghost| (g.queue, g.path, g.until) == (queue, path, OPEN);
         self.len() > 0 && lock(&self.list).iter().any(|g| mine(g) && g.noted < noted)
@@ -97,7 +97,7 @@ impl Ghosts {
         self.count.load(Acquire)
     }
 
-    /// Whether any may still be carried out.
+    /// Returns whether any lost write may still be executed.
     pub(crate) fn pending(&self, now: Nanos) -> bool {
         if self.len() > 0 {
             self.keep(|ghost| ghost.until > now);

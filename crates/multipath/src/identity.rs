@@ -1,50 +1,51 @@
-//! Whether two paths lead to one LUN: by what the target says, and by what lies on it.
+//! Decides whether two paths lead to the same LUN, by the target's description and by content.
 //!
-//! World-wide IDs lie: two default `tgtd` targets share one, and some vendors fill theirs with
-//! zeros. So an ID that many could have proves nothing without a look at the blocks, and a look
-//! proves only that the content is the same *now*: two copies of one disk look alike. What proves
-//! it is a *nonce*: random bytes, written through one path and read through the other.
+//! World-wide IDs are unreliable: two default `tgtd` targets share one, and some vendors fill
+//! theirs with zeros. An ID that several LUNs could have proves nothing without comparing blocks,
+//! and the comparison proves only that the content is equal *now*: two copies of one disk are
+//! equal. The proof is a *nonce*: random bytes, written through one path and read through the
+//! other.
 //!
-//! Other processes and hosts prove paths of the same LUN in the same block. So a nonce that is not
-//! found refutes nothing by itself: the path that wrote it has to show it before and after the other
-//! path shows something else, several times. Anything less is no answer, and is tried again.
+//! Other processes and hosts may prove paths of the same LUN in the same block. Therefore a missing
+//! nonce by itself refutes nothing: the path that wrote it must show it before and after the other
+//! path shows different data, several times. Anything less is inconclusive and is tried again.
 
 use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Random, Request, Result, Wait};
 use std::time::{Duration, Instant};
 
-/// Blocks compared between two paths.
+/// Number of samples compared between two paths.
 const SAMPLES: usize = 32;
-/// Bytes of one sample, and of a nonce.
+/// Size in bytes of a sample and of a nonce.
 const SAMPLE_BYTES: usize = 4096;
-/// A sample that differs is read again, first path, second path, first path, before it counts:
-/// somebody may be writing there.
+/// Maximum number of comparisons of a sample that differs. Each reads the first path, the second
+/// path and the first path again, because another client may be writing to the block.
 const TRIES: usize = 20;
-/// A nonce begins with this.
+/// First bytes of a nonce.
 const NONCE_MAGIC: &[u8; 16] = b"EVFS LUN NONCE 1";
-/// Times in a row that two paths have to differ before they are taken for paths to different storage.
+/// Consecutive differences after which two paths are considered to lead to different storage.
 const REFUTATIONS: u32 = 3;
-/// Longest first pause in milliseconds after somebody else wrote over a nonce; it doubles, so many
-/// times.
+/// Upper bound in milliseconds of the first random pause after another client overwrote a nonce; it
+/// doubles up to [`PAUSE_DOUBLINGS`] times.
 const PAUSE_MS: u64 = 8;
 const PAUSE_DOUBLINGS: u32 = 5;
 
-/// What may be done to find out whether two paths lead to one LUN.
+/// Permitted method of proving that two paths lead to the same LUN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Compare blocks. Enough where the world-wide ID is one that no other LUN has.
+    /// Compare blocks. Sufficient if no other LUN has the same world-wide ID.
     Compare,
-    /// Write a nonce of 4 KiB here, which nothing else uses.
+    /// Write a nonce of 4 KiB at an otherwise unused offset.
     Nonce {
-        /// First byte, a multiple of 4096.
+        /// Byte offset of the nonce, a multiple of 4096.
         offset: u64,
     },
 }
 
-/// Whether `wwid` could belong to many LUNs: absent, zeros, or made of nothing but small numbers,
-/// as `tgtd` makes it from the numbers of target and unit.
+/// Returns whether several LUNs could have this `wwid`: it is absent, all zeros, or made of small
+/// numbers only, as `tgtd` derives it from the target and unit numbers.
 pub fn is_generic(wwid: Option<&str>) -> bool {
     let Some((kind, id)) = wwid.and_then(|w| w.split_once('.')) else {
-        // A word without a type is somebody's own choice.
+        // An ID without a type prefix was chosen by the administrator.
         return wwid.is_none_or(|w| w.trim_matches('0').is_empty());
     };
     match kind {
@@ -52,7 +53,7 @@ pub fn is_generic(wwid: Option<&str>) -> bool {
             let digits = id.bytes().filter(u8::is_ascii_hexdigit);
             digits.skip(1).filter(|d| *d != b'0').count() < 6
         }
-        // `IET     00010001`: vendor, target number, unit number.
+        // For example `IET     00010001`: vendor, target number, unit number.
         _ => id
             .split_whitespace()
             .last()
@@ -60,7 +61,7 @@ pub fn is_generic(wwid: Option<&str>) -> bool {
     }
 }
 
-/// Why `found` is not what `wanted` describes; `None` if it may be.
+/// Returns how `found` contradicts `wanted`; `None` if both may describe the same LUN.
 pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
     let text = |s: &Option<String>| s.clone().unwrap_or_else(|| "none".into());
     if wanted.wwid != found.wwid {
@@ -81,12 +82,12 @@ pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
     None
 }
 
-/// Proves, or refutes, that two connections lead to one LUN: `Ok(Some(why))` when they do not.
-/// Waits no longer than until `until`.
+/// Proves or refutes that two connections lead to the same LUN. Returns `Ok(Some(why))` if they do
+/// not. Blocks at most until `until`.
 ///
 /// # Errors
-/// One of them did not answer, or others kept writing where the proof is made: nothing is known, and
-/// it is worth trying again later.
+/// One of them did not answer, or other clients kept writing to the nonce block: the result is
+/// unknown, and it is worth trying again later.
 pub fn prove(
     reference: &mut dyn Queue,
     candidate: &mut dyn Queue,
@@ -96,7 +97,7 @@ pub fn prove(
 ) -> Result<Option<String>> {
     let size = reference.info().size.min(candidate.info().size);
     let last = size.saturating_sub(SAMPLE_BYTES as u64) / SAMPLE_BYTES as u64;
-    // The first block has the label, if there is one; the others are chosen by chance.
+    // The first block holds the label, if any; the others are chosen at random.
     for sample in 0..SAMPLES {
         let block = if sample == 0 {
             0
@@ -116,7 +117,7 @@ pub fn prove(
     exchange(reference, candidate, offset, random, until)
 }
 
-/// Writes nonces through one path until the other shows one, or is refuted.
+/// Writes nonces through one path until the other path shows one or is refuted.
 fn exchange(
     reference: &mut dyn Queue,
     candidate: &mut dyn Queue,
@@ -137,8 +138,8 @@ fn exchange(
         if read(candidate, offset, until)? == nonce {
             return Ok(None);
         }
-        // Nobody else can write these bytes: if they stood there all the while, the other path shows
-        // another place.
+        // No other client can write these bytes. If they were present before and after, the other
+        // path leads elsewhere.
         if before == nonce && read(reference, offset, until)? == nonce {
             refuted += 1;
             if refuted == REFUTATIONS {
@@ -173,7 +174,8 @@ fn same(
         if before == there {
             return Ok(true);
         }
-        // The same bytes before and after may have been others between, but hardly again and again.
+        // Equal bytes before and after may have differed in between, but hardly several times in a
+        // row.
         if read(reference, offset, until)? == before {
             differed += 1;
             if differed == REFUTATIONS {
@@ -181,7 +183,7 @@ fn same(
             }
         }
     }
-    // Written all the time, which only the LUN itself can say; the other samples decide.
+    // The block changes constantly, so this sample is inconclusive; the other samples decide.
     Ok(true)
 }
 
@@ -261,7 +263,7 @@ mod tests {
                     }
                 });
             }
-            // A copy that holds an old nonce is found out meanwhile.
+            // At the same time, a copy that holds an old nonce is refuted.
             let copy = disk.fork();
             for _ in 0..5 {
                 assert!(proves(&disk, &copy, nonce).is_some());

@@ -1,17 +1,16 @@
-//! One LUN over many paths: who answers on each, which takes the next I/O, and what becomes of it
-//! when a path is lost.
+//! A LUN over multiple paths: path identification, path selection, and failover.
 //!
 //! ```text
 //!            Lun ── LunQueue (a thread) ── Link ── queue of path-nbd, path-iscsi, path-file
 //!             │         ▲ mailbox
-//!          Monitor ─────┘  connects, proves, fences; never on a thread that carries I/O
+//!          Monitor ─────┘  connects, proves, fences; never on an I/O thread
 //! ```
 //!
-//! **Invariant:** nothing that was acknowledged is undone: a write that a path left unanswered holds
-//! up every later write over the same blocks until it is answered, fenced, or waited out; and no path
-//! carries I/O before it is proven to lead to this LUN.
+//! **Invariant:** no acknowledged write is undone: a write that a path left unanswered blocks every
+//! later write to the same blocks until it is answered, fenced, or its quiesce time has passed; and
+//! no path carries I/O before it is proven to lead to this LUN.
 //!
-//! Absent on purpose: encryption, caching, protocols, and the names of the registry.
+//! Deliberately absent: encryption, caching, protocols, and the names of the registry.
 
 mod access;
 pub mod advise;

@@ -1,4 +1,4 @@
-//! A queue's connection on one path, with what the queue knows about it.
+//! A queue's connection on one path, with the queue's knowledge about it.
 
 use crate::policy::Nanos;
 use crate::state::{Latencies, SharedPath, quantile};
@@ -6,45 +6,45 @@ use block::Queue;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Answers before the latency of a path says anything.
+/// Minimum number of completions before a path's latency is used.
 const KNOWN_FROM: u64 = 100;
-/// Silence that is no cause for suspicion, in multiples of the latency that 999 of 1000 keep.
+/// Silence that is still normal, in multiples of the 99.9th percentile of the latency.
 const SILENCE_FACTOR: u64 = 8;
 
-/// What the queue thinks of its connection.
+/// State of a connection, as seen by its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
     Down,
     Up,
-    /// Silent since; no new I/O as long as another path takes it.
+    /// Silent since this time; gets no new I/O as long as another path is up.
     Suspect(Nanos),
 }
 
-/// One path, of one queue.
+/// A path, as used by one queue.
 pub(crate) struct Link {
     pub(crate) path: Arc<SharedPath>,
     pub(crate) queue: Option<Box<dyn Queue>>,
     pub(crate) fence_key: Option<u64>,
     pub(crate) state: LinkState,
-    /// When it was made, and whether a write has been carried out on it.
+    /// When the connection was adopted, and whether a write has completed on it.
     pub(crate) since: Nanos,
     pub(crate) wrote: bool,
-    /// Jobs in flight here.
+    /// Slots of the jobs in flight on this link.
     pub(crate) jobs: Vec<u32>,
-    /// When something was last heard, or nothing was awaited.
+    /// Time of the last sign of life, or of the first submission after an idle period.
     pub(crate) heard: Nanos,
-    /// Submitted since the queue was last kicked.
+    /// Jobs were submitted since the last kick.
     pub(crate) fresh: bool,
-    /// It may hold answers that wake nobody.
+    /// It may hold completions that its descriptor does not signal.
     pub(crate) holds: bool,
-    /// The epoll instance says there is something.
+    /// The epoll instance reported its descriptor as ready.
     pub(crate) signalled: bool,
-    /// Why it is to be taken down, and the entry of the log that says so.
+    /// Reason for taking the link down, and the ID of the log entry about it.
     pub(crate) broken: Option<(String, u64)>,
     pub(crate) probing: bool,
-    /// Its suspicion shows in the state of the path; not while the queue rests, for nobody looks.
+    /// The suspicion is counted in the state of the path; not while the queue is idle.
     shows: bool,
-    /// Since when it answers again while it is suspect still, for the times it went away.
+    /// Time since which it answers again while still suspect, for the flap penalty.
     pub(crate) back: Option<Nanos>,
     pub(crate) latencies: Arc<Latencies>,
     slow: Nanos,
@@ -77,12 +77,12 @@ impl Link {
         self.state == LinkState::Up
     }
 
-    /// Up, and its port carries I/O, as far as anybody heeds that.
+    /// Returns whether the link is up and its port carries I/O (if access states are `heeded`).
     pub(crate) fn serves(&self, heeded: bool) -> bool {
         self.up() && (!heeded || self.path.access.carries())
     }
 
-    /// Looks at the latencies again.
+    /// Updates the latency quantile from the histogram.
     pub(crate) fn learn(&mut self) {
         let mut counts = Latencies::none();
         self.latencies.sum(&mut counts);
@@ -92,12 +92,12 @@ impl Link {
         };
     }
 
-    /// How long a silence has to be before it means something.
+    /// Returns the silence after which the link becomes suspect: at least `least`.
     pub(crate) fn patience(&self, least: Nanos) -> Nanos {
         least.max(self.slow * SILENCE_FACTOR)
     }
 
-    /// Lets a suspicion show, or not.
+    /// Counts or uncounts a suspicion in the state of the path.
     pub(crate) fn show_suspicion(&mut self, on: bool) {
         let on = on && matches!(self.state, LinkState::Suspect(_));
         if on != self.shows {

@@ -1,4 +1,4 @@
-//! A LUN: its paths, its identity, and what the administrator can do with it while it is in use.
+//! A LUN: its paths, its identity, and the administrative operations on it while it is in use.
 
 use crate::access;
 use crate::advise::{self, Advice};
@@ -22,39 +22,39 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-/// Seconds that a path may stay silent when the LUN is about to be closed by force.
+/// Upper limit of `path_fail_secs` while a forced close is in progress.
 const HURRY_SECS: u32 = 5;
-/// How long a path may take to clean up at its other end.
+/// Maximum time that a path may take to clean up at its target.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Pause between two looks at lost writes.
+/// Pause between two checks for lost writes.
 const SETTLE_PAUSE: Duration = Duration::from_millis(5);
 
-/// One path, as a LUN is opened with it.
+/// Configuration of one path when a LUN is opened.
 pub struct PathSpec {
-    /// The way.
+    /// The path itself.
     pub path: Arc<dyn Lunpath>,
-    /// Its legacy name, `cXtYdZ`.
+    /// Legacy name of the path, `cXtYdZ`.
     pub legacy: String,
-    /// False: known, and out of use.
+    /// If false, the path is known but not used.
     pub enabled: bool,
 }
 
-/// What a LUN is opened with.
+/// Configuration with which a LUN is opened.
 pub struct Config {
     /// Persistent name, `diskN`.
     pub name: String,
-    /// Its values.
+    /// Attribute values.
     pub attributes: Attributes,
-    /// At least one, at most [`PATHS_MAX`].
+    /// At least one path, at most [`PATHS_MAX`].
     pub paths: Vec<PathSpec>,
-    /// Who it was when it was last seen. `None`: whoever answers first.
+    /// Identity when the LUN was last seen. `None` accepts the first path that answers.
     pub identity: Option<Identity>,
-    /// How paths are proven to lead to one LUN.
+    /// Method of proving that paths lead to the same LUN.
     pub proof: Proof,
-    /// How long one attempt at a connection may take.
+    /// Timeout of one connection attempt.
     pub connect_within: Duration,
-    /// NUMA cells of this machine, for the policies that look at them. Empty: all paths are local.
+    /// NUMA nodes of this machine, for the policies that use them. Empty: all paths are local.
     pub topology: Topology,
 }
 
@@ -64,21 +64,21 @@ pub struct Lun {
     _monitor: Monitor,
 }
 
-/// What all threads of a LUN share.
+/// State shared by all threads of a LUN.
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) info: DeviceInfo,
     pub(crate) clock: Clock,
-    /// Grows with each change of paths or attributes.
+    /// Incremented by each change of paths or attributes.
     pub(crate) generation: AtomicU64,
     pub(crate) ghosts: Ghosts,
     pub(crate) log: Log,
     pub(crate) connect_within: Duration,
     pub(crate) closing: AtomicBool,
-    /// Nothing waits for a path any more.
+    /// Set for a forced close: I/O no longer waits for a path.
     pub(crate) abandoned: AtomicBool,
-    /// Whoever proves a path: one at a time, so that none finds the nonce of another, and so that of
-    /// paths that come back together each is compared with the first.
+    /// Held while a path is proven. Proofs run one at a time, so that none finds the nonce of
+    /// another, and so that of several paths that return together each is compared with the first.
     pub(crate) proving: Mutex<()>,
     pub(crate) queues: Mutex<Vec<Arc<QueueShared>>>,
     pub(crate) identity: Mutex<Identity>,
@@ -112,7 +112,7 @@ impl Shared {
         self.paths.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// What does not change between two changes of paths or attributes.
+    /// Returns the part of the path views that is constant between changes of paths or attributes.
     pub(crate) fn views(&self, paths: &[Arc<SharedPath>], own_cell: Option<u32>) -> Vec<PathView> {
         let attributes = self.attributes();
         let names = |path: &SharedPath, name: &str| {
@@ -121,7 +121,7 @@ impl Shared {
         let view = |path: &Arc<SharedPath>| {
             let mut weights = attributes.wrr_path_weight.iter();
             let cell = Some(path.cell.load(Relaxed)).filter(|c| *c != u32::MAX);
-            // Where nothing is known, everything is near.
+            // Without distance information, every path counts as local.
             let distance = own_cell
                 .zip(cell)
                 .and_then(|(a, b)| self.topology.distance(a, b));
@@ -150,7 +150,7 @@ impl Shared {
         self.wake.1.notify_one();
     }
 
-    /// Sleeps until something happens, or so long.
+    /// Blocks until the monitor is woken, or for at most `time`.
     pub(crate) fn monitor_sleep(&self, time: Duration) {
         let woken = lock(&self.wake.0);
         let (mut woken, _) = self
@@ -173,7 +173,7 @@ impl Shared {
         self.wake_monitor();
     }
 
-    /// Takes a path out of use and tells all queues.
+    /// Notifies all queues that a path is out of use.
     pub(crate) fn drop_path(&self, path: &SharedPath) {
         for queue in lock(&self.queues).iter() {
             queue.post(Mail::Drop(path.id));
@@ -226,9 +226,9 @@ impl Shared {
         Ok(path)
     }
 
-    /// Opens a queue; waits for the first connection, and not for long for the others. Waits for no
-    /// path that is known to be lost: it comes in when it answers. Where the LUN is being closed by force, not
-    /// for the first either when every path is lost.
+    /// Opens a queue. Waits for the first connection, and for a limited time for the others, but
+    /// not for a path that is known to be lost: it is added when it answers. During a forced close,
+    /// does not wait even for the first connection if every path is lost.
     fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
         let id = self.next_queue.fetch_add(1, Relaxed);
         let made = QueueShared::new(id, only);
@@ -277,11 +277,12 @@ impl Shared {
 }
 
 impl Lun {
-    /// Finds out who answers on each path, proves that they are one LUN, and opens it. Paths that do
-    /// not answer are tried again later; a path to something else is refused, and says so.
+    /// Opens a LUN: queries the identity on each path and proves that all paths lead to the same
+    /// LUN. Paths that do not answer are retried later; a path to something else is refused and
+    /// shown as such.
     ///
     /// # Errors
-    /// No path answers as the LUN; the detail says what each did.
+    /// No path leads to the LUN; the detail lists the reason for each path.
     pub fn open(config: Config) -> Result<Lun> {
         let specs: Vec<_> = config
             .paths
@@ -301,7 +302,7 @@ impl Lun {
                 Ok((identity, info)) => answers.push((contact.path, identity, info)),
                 Err(error) => {
                     failures.push(error.to_string());
-                    // A port that gives no access says so when it is asked.
+                    // A port without access reports that when its access state is queried.
                     if error.kind() != ErrorKind::NotNow {
                         lost.push((contact.path, error.to_string()));
                     }
@@ -375,21 +376,21 @@ impl Lun {
         })
     }
 
-    /// Persistent name.
+    /// Returns the persistent name.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Who it is.
+    /// Returns the identity of the LUN.
     pub fn identity(&self) -> Identity {
         lock(&self.shared.identity).clone()
     }
 
-    /// The LUN by the legacy name of one of its paths: all paths, unless `leg_mpath_enable` is
-    /// false; then that path alone, whatever becomes of it.
+    /// Returns the LUN under the legacy name of one of its paths. It uses all paths, unless
+    /// `leg_mpath_enable` is false; then it uses that path only, whatever its state.
     ///
     /// # Errors
-    /// There is no such path.
+    /// No path has this name.
     pub fn legacy(&self, name: &str) -> Result<LegacyLun> {
         let path = self.find(name)?;
         let alone = !self.shared.attributes().leg_mpath_enable;
@@ -415,10 +416,10 @@ impl Lun {
         })
     }
 
-    /// Adds a path; queues take it into use once it is proven.
+    /// Adds a path; queues use it once it is proven.
     ///
     /// # Errors
-    /// It is one already, or there are too many.
+    /// The path exists already, or the LUN has too many paths.
     pub fn add(&self, spec: PathSpec) -> Result<()> {
         let path = self.shared.add_path(spec)?;
         self.shared.log.add(path.path.name(), "added".into(), 0);
@@ -426,18 +427,18 @@ impl Lun {
         Ok(())
     }
 
-    /// Takes a path out of the LUN. What it has in flight goes another way.
+    /// Removes a path from the LUN. Its I/O in flight is resubmitted on other paths.
     ///
     /// # Errors
-    /// There is no such path, or no other that works, and `force` is not given.
+    /// No path has this name, or no other path works and `force` is false.
     pub fn remove(&self, name: &str, force: bool) -> Result<()> {
         self.retire(name, Admin::Removed, force)
     }
 
-    /// Takes a path out of use.
+    /// Disables a path.
     ///
     /// # Errors
-    /// As [`Lun::remove`].
+    /// Same as [`Lun::remove`].
     pub fn disable(&self, name: &str, force: bool) -> Result<()> {
         self.retire(name, Admin::Disabled, force)
     }
@@ -471,10 +472,10 @@ impl Lun {
         Ok(())
     }
 
-    /// Takes a path into use again.
+    /// Enables a disabled path.
     ///
     /// # Errors
-    /// There is no such path.
+    /// No path has this name.
     pub fn enable(&self, name: &str) -> Result<()> {
         let path = self.find(name)?;
         path.set_admin(Admin::Enabled);
@@ -483,11 +484,12 @@ impl Lun {
         Ok(())
     }
 
-    /// Accepts who answers on a path that was refused. For all of the LUN: its identity becomes that
-    /// of the path. Content is compared all the same.
+    /// Accepts the identity found on a refused path. It becomes the identity of the whole LUN.
+    /// Content is still compared.
     ///
     /// # Errors
-    /// There is no such path, it does not answer, or it is smaller than the LUN.
+    /// No path has this name, the path does not answer, or it has a smaller size or another block
+    /// size than the LUN.
     pub fn replace_wwid(&self, name: &str) -> Result<()> {
         let path = self.find(name)?;
         let found = path.path.identify(self.shared.connect_within)?;
@@ -506,15 +508,15 @@ impl Lun {
         Ok(())
     }
 
-    /// The values it runs with.
+    /// Returns the current attribute values.
     pub fn attributes(&self) -> Arc<Attributes> {
         self.shared.attributes()
     }
 
-    /// Changes a value, from now on.
+    /// Sets an attribute; takes effect immediately.
     ///
     /// # Errors
-    /// As [`Attributes::set`].
+    /// Same as [`Attributes::set`].
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         let mut attributes = (*self.shared.attributes()).clone();
         attributes
@@ -524,9 +526,9 @@ impl Lun {
         Ok(())
     }
 
-    /// Before a close by force: what waits for a path, or for a lost write, fails now, and so does
-    /// what comes later and finds no path. What is under way on a path that answers is carried out.
-    /// May be called while other threads use the LUN, or wait for it.
+    /// Prepares a forced close: I/O that waits for a path or for a lost write fails now, and so
+    /// does later I/O that finds no path. I/O in flight on a responsive path completes. May be
+    /// called while other threads use the LUN or wait for it.
     pub fn hurry(&self) {
         let mut attributes = (*self.shared.attributes()).clone();
         attributes.transient_secs = 0;
@@ -536,9 +538,10 @@ impl Lun {
         self.shared.put(attributes);
     }
 
-    /// Before a close in order, when every queue is closed: waits until no write that a lost path left
-    /// unanswered can still be carried out, because whoever opens the LUN next knows nothing of it. Waits for
-    /// nothing if there is none; else for its fence, `quiesce_secs` at most.
+    /// Prepares an orderly close, after every queue is closed: waits until no write that a lost
+    /// path left unanswered can still be executed, because the next opener of the LUN does not know
+    /// of it. Returns immediately if none exists; otherwise waits for its fence, for at most
+    /// `quiesce_secs`.
     pub fn settle(&self) {
         let shared = &self.shared;
         let until = Instant::now() + shared.attributes().quiesce();
@@ -556,21 +559,21 @@ impl Lun {
         }
     }
 
-    /// Sets counters and latencies to zero.
+    /// Resets counters and latencies to zero.
     pub fn clear_stat(&self) {
         self.shared.paths().iter().for_each(|p| p.clear_counters());
     }
 
-    /// What waits, and for what.
+    /// Returns the waiting I/Os, each with the reason.
     pub fn waiting(&self) -> Vec<WaitingIo> {
         let queues = lock(&self.shared.queues);
         queues.iter().flat_map(|q| lock(&q.shown).clone()).collect()
     }
 
-    /// What each policy would have made of the I/O that was recorded.
+    /// Returns an estimate of how each policy would have performed for the recorded I/O.
     ///
     /// # Errors
-    /// Too little was recorded; the text says how much is needed.
+    /// Too little I/O was recorded; the text names the required number.
     pub fn advise(&self) -> std::result::Result<Advice, String> {
         let paths = self.shared.paths();
         let trace = {
@@ -585,7 +588,7 @@ impl Lun {
         advise::advise(&trace, &views, policy, own_cell).map_err(|e| e.to_string())
     }
 
-    /// What there is to be seen.
+    /// Returns the status of the LUN and its paths.
     pub fn status(&self) -> LunStatus {
         let queues = lock(&self.shared.queues);
         let count = queues.len();
@@ -635,7 +638,7 @@ impl BlockDevice for Lun {
     }
 }
 
-/// A LUN by the legacy name of a path.
+/// A LUN under the legacy name of a path.
 pub struct LegacyLun {
     shared: Arc<Shared>,
     only: Option<usize>,
@@ -669,7 +672,7 @@ impl Shared {
                     reference = Some(Arc::clone(path));
                 }
                 Some(reference) => {
-                    // What cannot be asked now is asked when the path is connected.
+                    // A path that cannot be proven now is proven when it is connected.
                     match self.prove(reference, path) {
                         Ok(Some(refusal)) => self.refuse(path, refusal),
                         Ok(None) => path.proven.store(true, Release),
@@ -680,10 +683,10 @@ impl Shared {
         }
     }
 
-    /// Takes over what a path's other end says of itself.
+    /// Records the properties that a path's target reports.
     pub(crate) fn learn(&self, path: &SharedPath, found: &Identity, info: &DeviceInfo) {
-        // A path whose server says something else of its cache than the LUN promises does not keep
-        // the promise: without FLUSH, nothing on it makes a write durable.
+        // A path whose server reports another cache mode than the LUN does not keep the LUN's
+        // promise: without FLUSH, nothing on that path makes a write durable.
         let other_cache = info.volatile_write_cache != self.info.volatile_write_cache;
         let takes_none = found.read_only || other_cache;
         if takes_none && !found.read_only && !path.read_only.load(Relaxed) {
@@ -695,17 +698,17 @@ impl Shared {
         path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether what is written through a path may prove another.
+    /// Returns whether a nonce may be written through a path.
     fn writable(&self, reference: &SharedPath) -> bool {
         !lock(&self.identity).read_only && !reference.read_only.load(Relaxed)
     }
 
-    /// Whether a path can be proven by a nonce that is written through another.
+    /// Returns whether a path can be proven by a nonce written through another path.
     pub(crate) fn proves_by_nonce(&self, reference: &SharedPath) -> bool {
         self.proof() != Proof::Compare && self.writable(reference)
     }
 
-    /// Compares what is read through two paths, on connections of its own.
+    /// Compares two paths over new connections. Returns a refusal if they lead to different LUNs.
     pub(crate) fn prove(
         &self,
         reference: &SharedPath,

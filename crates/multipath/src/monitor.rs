@@ -1,5 +1,5 @@
-//! The control plane of a LUN: makes connections, proves who answers, fences what was lost. It may
-//! wait; the threads that carry I/O never wait for it.
+//! Control plane of a LUN: opens connections, proves paths, fences lost ones. It may block; I/O
+//! threads never wait for it.
 
 use crate::access;
 use crate::attributes::Recovery;
@@ -15,22 +15,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often paths that are down are looked at.
+/// Pause between rounds while a path is down.
 const ROUND: Duration = Duration::from_millis(20);
-/// How often nothing being down is looked at.
+/// Pause between rounds while no path is down.
 const IDLE_ROUND: Duration = Duration::from_millis(500);
-/// While no queue is open nothing is to be done before somebody says so.
+/// Pause while no queue is open; until it is woken, the monitor has no work.
 const REST: Duration = Duration::from_secs(60);
-/// First pause between two tries, doubled with each, up to the last.
+/// Backoff between connection attempts: doubled with each failure, from the first to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
-/// The same between two tries to fence what was sent under one key.
+/// Backoff between attempts to fence a key.
 const FENCE_FIRST: Duration = Duration::from_millis(50);
 const FENCE_LAST: Duration = Duration::from_secs(5);
-/// Pause between the answers that a path under observation has to give.
+/// Pause between two queries of a path under observation.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
 
-/// The thread that watches a LUN's connections. Ends with the LUN.
+/// Thread that watches a LUN's connections. It ends with the LUN.
 pub(crate) struct Monitor;
 
 impl Monitor {
@@ -44,7 +44,7 @@ impl Monitor {
     }
 }
 
-/// Fences by key: how often each was tried, and when it is tried next; `None` while somebody does.
+/// Fences by key: number of attempts, and time of the next; `None` while an attempt is running.
 type Fences = Arc<Mutex<HashMap<u64, (u32, Option<Instant>)>>>;
 
 fn watch(shared: &Arc<Shared>) {
@@ -82,13 +82,13 @@ fn watch(shared: &Arc<Shared>) {
     }
 }
 
-/// Starts a connection where one is missing; says whether one is.
+/// Starts a connection attempt if one is missing and due. Returns whether a connection is missing.
 fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<SharedPath>) -> bool {
     let cell = &queue.links[path.id];
     if !wants_link(path, queue.only) || cell.load(Acquire) == LINK_UP {
         return false;
     }
-    // A port that carries nothing is asked, until it does, and not connected to.
+    // A port without access is queried until it has access, and not connected to.
     if !path.access.carries() && shared.attributes().alua_enabled {
         return false;
     }
@@ -103,7 +103,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
         let task = move || {
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
-                    // A queue that sleeps takes it when it wakes.
+                    // A sleeping queue adopts it when it wakes.
                     queue.post(Mail::Connected(path.id, connection));
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
@@ -119,7 +119,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 }
             }
         };
-        // Each attempt has a thread of its own: a path that does not answer holds up no other.
+        // One thread per attempt: an unresponsive path does not delay others.
         if std::thread::Builder::new()
             .name("lun-connect".into())
             .spawn(task)
@@ -131,7 +131,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     true
 }
 
-/// The next try is due later each time, until a connection was of use.
+/// Delays the next attempt of a queue on a path, longer each time until a connection was useful.
 pub(crate) fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
     later(shared, &queue.tries[path], &queue.next_try[path]);
 }
@@ -143,12 +143,12 @@ fn later(shared: &Shared, tries: &AtomicU32, next_try: &AtomicU64) {
     next_try.store(next, Relaxed);
 }
 
-/// A connection that leads to this LUN; `None` when the path was refused or taken out of use.
+/// Returns a connection to this LUN; `None` if the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
     let failures = path.failures.load(Acquire);
     let connection;
     {
-        // One thread finds out, the others of the same path profit: the next attempt is one for all, too.
+        // One thread tries; the others waiting for the same path share its failure and its backoff.
         let _one = lock(&path.admission);
         if path.failures.load(Acquire) != failures {
             let why = "another attempt has failed meanwhile";
@@ -175,7 +175,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
     Ok(path.eligible().then_some(connection))
 }
 
-/// A connection on a path that is proven to lead to the LUN, or is so by this.
+/// Connects a path. Proves it first if it is not proven yet.
 fn first_admitted(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
     observe(shared, path)?;
     let connection = path.path.connect(shared.connect_within)?;
@@ -191,14 +191,14 @@ fn first_admitted(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn C
     Ok(Some(connection))
 }
 
-/// Why a connection is none to this LUN, by what its other end says of itself.
+/// Returns how the target's description on a connection differs from the LUN's identity.
 fn differs(shared: &Shared, connection: &dyn Connection) -> Option<String> {
     let wanted = lock(&shared.identity).clone();
     identity::differs(&wanted, connection.identity())
 }
 
-/// Whether a connection takes all that the LUN has promised to take. One that does not may well lead
-/// to the LUN: it is tried again, and of use again when its limits are.
+/// Checks that a connection supports the LUN's transfer size. One that does not may still lead to
+/// the LUN: it is retried, and becomes usable when its limits are restored.
 fn fits(shared: &Shared, connection: &dyn Connection) -> Result<()> {
     let (takes, promised) = (connection.info().max_transfer, shared.info.max_transfer);
     if takes >= promised {
@@ -215,8 +215,8 @@ fn fits(shared: &Shared, connection: &dyn Connection) -> Result<()> {
     ))
 }
 
-/// The path to compare another with: proven, open, and at best one that is in use and not silent.
-/// Says also whether any is proven.
+/// Returns the path to compare another with: proven and enabled, preferably writable, responsive
+/// and connected. Also returns whether any path is proven.
 fn reference(shared: &Shared, path: &SharedPath) -> (Option<Arc<SharedPath>>, bool) {
     let heeded = shared.attributes().alua_enabled;
     let mut proven = shared.paths();
@@ -234,13 +234,12 @@ fn reference(shared: &Shared, path: &SharedPath) -> (Option<Arc<SharedPath>>, bo
     (proven.into_iter().next(), any)
 }
 
-/// Why what a path leads to is not what another leads to. With no other path there is nothing to
-/// compare with but who answers.
+/// Compares a path with a proven one. Without another path, only its identity can be checked.
 fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Option<Refusal>> {
     match reference(shared, path) {
         (Some(reference), _) => shared.prove(&reference, path),
-        // The ports that were used until now cannot be read: when an array moves a LUN, who answers
-        // has to be enough, if the ID is one that no other LUN has.
+        // The ports used until now have no access. When an array moves a LUN between ports, the
+        // identity must suffice, provided that no other LUN can have the same ID.
         (None, any) if !any || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
         (None, _) => {
             let why = "no port that could prove it to be the same LUN gives access now";
@@ -249,8 +248,8 @@ fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Optio
     }
 }
 
-/// Watches a path that answers again for as long as its recovery demands, and its past, if another
-/// path carries I/O meanwhile.
+/// Observes a path that answers again, for as long as its recovery mode requires, and for its flap
+/// penalty if another path carries I/O.
 fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
     let attributes = shared.attributes();
     let lost = !path.proven.load(Acquire) && path.counters.offline_events.load(Relaxed) > 0;
@@ -294,7 +293,7 @@ fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
     result
 }
 
-/// Starts another look at a path that was refused, if it is due.
+/// Starts another examination of a refused path if one is due.
 fn examine_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) {
     if !path.to_examine(shared.clock.now()) || path.examined.swap(true, AcqRel) {
         return;
@@ -310,13 +309,14 @@ fn examine_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) {
     }
 }
 
-/// Takes a refusal back when the path is proven to lead to the LUN; else it is examined again later.
+/// Lifts a refusal if the path is proven to lead to the LUN; otherwise schedules the next
+/// examination.
 fn examine(shared: &Shared, path: &SharedPath) {
     let Some(refusal) = path.refusal() else {
         return;
     };
     match still_refused(shared, path, &refusal) {
-        // Somebody may have accepted it meanwhile.
+        // An administrator may have accepted the path in the meantime.
         _ if path.refusal().is_none() => {}
         Ok(None) => {
             let what = "leads to the LUN now: it is refused no longer";
@@ -333,9 +333,9 @@ fn examine(shared: &Shared, path: &SharedPath) {
     }
 }
 
-/// Why a path that was refused still is. That it shows the blocks of the LUN now says nothing of one
-/// that showed others before: only a nonce does. And where nothing can be compared, its ID has to be
-/// one that no other LUN has.
+/// Returns why a refused path is still refused. If it showed other blocks before, equal blocks now
+/// prove nothing; only a nonce does. If nothing can be compared, its ID must be one that no other
+/// LUN has.
 fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Result<Option<Refusal>> {
     let connection = path.path.connect(shared.connect_within)?;
     if let Some(why) = differs(shared, &*connection) {
@@ -354,13 +354,13 @@ fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Resul
     }
 }
 
-/// Makes sure, through any other path, that what was sent under `key` is not carried out any more.
+/// Starts a fence through another path, so that commands sent under `key` are no longer executed.
 fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
     let (shared, fences) = (Arc::clone(shared), Arc::clone(fences));
     let task = move || {
         let paths = shared.paths();
         let mut others: Vec<_> = paths.iter().filter(|p| p.eligible()).collect();
-        // The lost path itself comes last: its server may be well, and only its way be lost.
+        // The lost path itself is last: its server may be healthy and only the connection lost.
         others.sort_by_key(|p| (p.id == lost, p.links_up.load(Relaxed) == 0));
         for path in others {
             match path.path.fence(key, shared.connect_within) {
@@ -388,7 +388,7 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
         .spawn(task);
 }
 
-/// Whether a path may have a link at all.
+/// Returns whether a path may have a link.
 pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
     path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
 }

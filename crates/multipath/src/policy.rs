@@ -1,14 +1,14 @@
-//! Which path takes the next I/O. Pure: no clock, no socket, and nothing is allocated per I/O.
+//! Path selection policies. Pure: no clock, no socket, and no allocation per I/O.
 //!
 //! ```text
-//!   select(views, io, now) ──► path ──► started ──► … ──► completed (what estimators learn from)
+//!   select(views, io, now) ──► path ──► started ──► … ──► completed (input of the estimators)
 //! ```
 //!
 //! The first eight policies are those of HP-UX 11i v3 (`scsimgr` attribute `load_bal_policy`),
 //! three are those of Linux dm-multipath, and `predicted_finish` is our own.
 //!
-//! Asymmetric access (ALUA) comes before every policy: as long as a usable path is optimized, only
-//! optimized paths carry I/O.
+//! Asymmetric access (ALUA) takes precedence over every policy: while a usable path is optimized,
+//! only optimized paths carry I/O.
 
 mod history;
 mod predict;
@@ -20,30 +20,29 @@ use predict::Predictor;
 use std::fmt;
 use std::str::FromStr;
 
-/// Nanoseconds of a monotonic clock of any origin.
+/// Nanoseconds of a monotonic clock with an arbitrary origin.
 pub type Nanos = u64;
 
-/// What a policy sees of one path when it chooses. Plain data; the queue of a thread keeps it up to
-/// date.
+/// State of one path as input of a policy. Plain data, updated by the queue of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathView {
     /// The path may carry I/O now.
     pub usable: bool,
-    /// Its target port group is active/optimized; also true of targets without ALUA.
+    /// Its target port group is active/optimized; also true for targets without ALUA.
     pub optimized: bool,
-    /// I/Os on the path, of all threads.
+    /// Number of I/Os in flight on the path, over all threads.
     pub in_flight: u32,
     /// Bytes of those I/Os.
     pub bytes_in_flight: u64,
-    /// NUMA node of the path, where known.
+    /// NUMA node of the path, if known.
     pub cell: Option<u32>,
-    /// Distance to the node of the CPU that issues, as sysfs gives it: 10 is local.
+    /// Distance to the NUMA node of the issuing CPU, as in sysfs: 10 is local.
     pub distance: u32,
-    /// `wrr_path_weight`: I/Os per turn under `weighted_rr`; 0 excludes the path there.
+    /// `wrr_path_weight`: consecutive I/Os under `weighted_rr`; 0 excludes the path there.
     pub weight: u32,
     /// Index of the target port.
     pub port: u32,
-    /// Relative throughput for `service_time`, 1 to 100; 0 is used only where all paths have 0.
+    /// Relative throughput for `service_time`, 1 to 100; 0 is used only if all paths have 0.
     pub throughput: u32,
     /// The attribute `preferred_path` names this path.
     pub preferred: bool,
@@ -54,7 +53,7 @@ pub struct PathView {
 }
 
 impl PathView {
-    /// An idle path that nothing distinguishes: usable, optimized, local, weight 1, throughput 1.
+    /// Returns a default idle path: usable, optimized, local, weight 1, throughput 1.
     pub fn idle() -> PathView {
         PathView {
             usable: true,
@@ -73,48 +72,50 @@ impl PathView {
     }
 }
 
-/// What a policy sees of an I/O.
+/// An I/O as input of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Io {
-    /// A write; else a read.
+    /// True for a write, false for a read.
     pub write: bool,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
-/// A load-balancing policy, by the names of the attribute `load_bal_policy`.
+/// A load-balancing policy, as named by the attribute `load_bal_policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// In turn.
+    /// Each path in turn.
     RoundRobin,
-    /// The path with the fewest I/Os of all threads; ties in turn.
+    /// The path with the fewest I/Os over all threads; ties in turn.
     LeastCmdLoad,
-    /// In turn over the paths of the issuing CPU's cell; over all if there is none.
+    /// In turn over the paths of the issuing CPU's NUMA node; over all if it has none.
     ClRoundRobin,
-    /// The path with the least distance to the issuing CPU; ties in turn.
+    /// The path with the smallest distance to the issuing CPU; ties in turn.
     ClosestPath,
-    /// The path that the attribute `preferred_path` names; without it the first of the others, the
-    /// same one for all threads, since what wants this policy dislikes the use of several.
+    /// The path named by the attribute `preferred_path`; if it cannot be used, the first usable
+    /// one. That is the same path for all threads, because an administrator who chooses this policy
+    /// wants a single path.
     PreferredPath,
-    /// In turn over the paths to the port that `pref_tport` names; over all if none is there.
+    /// In turn over the paths to the port named by `pref_tport`; over all if none is usable.
     PrefTport,
-    /// `wrr_path_weight` I/Os on a path, then the next. Weight 0: never.
+    /// `wrr_path_weight` I/Os on one path, then the next path. Weight 0 excludes a path.
     WeightedRr,
-    /// One path, chosen at the first I/O (the one `lpt_to_lockdown` names, else the one with the
-    /// fewest I/Os) and kept. When it fails no other carries I/O.
+    /// One path, chosen at the first I/O (the one named by `lpt_to_lockdown`, otherwise the one
+    /// with the fewest I/Os) and kept. When it fails, no other path carries I/O.
     PathLockdown,
-    /// As dm's queue-length: the path with the fewest I/Os of this selector; ties in turn.
+    /// Like dm's queue-length: the path with the fewest I/Os of this selector; ties in turn.
     QueueLength,
-    /// As dm's service-time: least (bytes in flight + size) / throughput; ties in turn.
+    /// Like dm's service-time: smallest (bytes in flight + size) / throughput; ties in turn.
     ServiceTime,
-    /// As dm's historical-service-time: least (I/Os of this selector + 1) x learned service time.
+    /// Like dm's historical-service-time: smallest (I/Os of this selector + 1) x learned service
+    /// time.
     HistoricalServiceTime,
-    /// Least predicted cost: see [`Prediction`].
+    /// Smallest predicted cost: see [`Prediction`].
     PredictedFinish,
 }
 
 impl Policy {
-    /// All policies, in the order of the declaration.
+    /// All policies, in declaration order.
     pub const ALL: [Policy; 12] = [
         Policy::RoundRobin,
         Policy::LeastCmdLoad,
@@ -130,7 +131,7 @@ impl Policy {
         Policy::PredictedFinish,
     ];
 
-    /// The name in attributes, listings and JSON.
+    /// Returns the name used in attributes, listings and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Policy::RoundRobin => "round_robin",
@@ -155,7 +156,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The text is the name of no policy.
+/// Error for a text that names no policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownPolicy(pub String);
 
@@ -182,14 +183,14 @@ impl FromStr for Policy {
     }
 }
 
-/// Chooses paths for the I/O of one queue. Belongs to one thread.
+/// Selects paths for the I/O of one queue. Used by one thread.
 #[derive(Debug, Clone)]
 pub struct Selector {
     policy: Policy,
     own_cell: Option<u32>,
-    /// I/Os of this selector on each path.
+    /// Number of I/Os of this selector in flight on each path.
     own_in_flight: Vec<u32>,
-    /// The path chosen last; turns go on after it.
+    /// Path chosen last; the next turn starts after it.
     last: usize,
     /// I/Os that `weighted_rr` may still send to `last`.
     credit: u32,
@@ -197,7 +198,7 @@ pub struct Selector {
     learned: Learned,
 }
 
-/// What a policy keeps about paths beyond counters.
+/// State that a policy learns about paths, beyond counters.
 #[derive(Debug, Clone)]
 enum Learned {
     Nothing,
@@ -216,7 +217,7 @@ impl Learned {
 }
 
 impl Selector {
-    /// A selector for `paths` paths. `own_cell`: the NUMA node of the thread that issues.
+    /// Creates a selector for `paths` paths. `own_cell` is the NUMA node of the issuing thread.
     pub fn new(policy: Policy, paths: usize, own_cell: Option<u32>) -> Selector {
         let mut selector = Selector {
             policy,
@@ -231,9 +232,9 @@ impl Selector {
         selector
     }
 
-    /// Now there are `paths` paths. More than before: the new ones are at the end, and what is known
-    /// of the others is kept. Otherwise the numbers have new meanings, and everything is forgotten,
-    /// also which path `path_lockdown` uses.
+    /// Sets the number of paths. If it grows, the new paths are at the end and the state of the
+    /// others is kept. Otherwise the path numbers have new meanings and all state is discarded,
+    /// including the path chosen by `path_lockdown`.
     pub fn resize(&mut self, paths: usize) {
         if paths <= self.own_in_flight.len() || self.own_in_flight.is_empty() {
             self.own_in_flight.clear();
@@ -250,18 +251,18 @@ impl Selector {
         }
     }
 
-    /// The policy.
+    /// Returns the policy of this selector.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// The path that `path_lockdown` has settled on.
+    /// Returns the path chosen by `path_lockdown`.
     pub fn locked(&self) -> Option<usize> {
         self.locked
     }
 
-    /// The path for `io`. `paths` are those of [`Selector::resize`], in its order; more are not
-    /// looked at. `None`: no path may carry it.
+    /// Returns the path for `io`, or `None` if no path may carry it. `paths` has the order and
+    /// number of [`Selector::resize`]; further elements are ignored.
     pub fn select(&mut self, paths: &[PathView], io: Io, now: Nanos) -> Option<usize> {
         let known = paths.len().min(self.own_in_flight.len());
         let paths = &paths[..known];
@@ -315,7 +316,7 @@ impl Selector {
         Some(chosen)
     }
 
-    /// `io` went out on `path`.
+    /// Records that `io` was sent on `path`.
     pub fn started(&mut self, path: usize, io: Io, now: Nanos) {
         let Some(count) = self.own_in_flight.get_mut(path) else {
             return;
@@ -326,8 +327,8 @@ impl Selector {
         }
     }
 
-    /// `io`, which went out on `path` at `started`, came back. From what failed (`ok` is false)
-    /// nothing is learned.
+    /// Records that `io`, sent on `path` at `started`, has completed. Nothing is learned from a
+    /// failed I/O (`ok` is false).
     pub fn completed(&mut self, path: usize, io: Io, started: Nanos, now: Nanos, ok: bool) {
         let Some(count) = self.own_in_flight.get_mut(path) else {
             return;
@@ -344,8 +345,8 @@ impl Selector {
         }
     }
 
-    /// What `predicted_finish` expects of a path; `None` under another policy, and before a path's
-    /// first completion.
+    /// Returns the prediction of `predicted_finish` for a path; `None` under another policy, and
+    /// before a path's first completion.
     pub fn prediction(&self, path: usize) -> Option<Prediction> {
         match &self.learned {
             Learned::Predictor(predictor) => predictor.prediction(path),
@@ -372,7 +373,7 @@ impl Selector {
     }
 }
 
-/// The paths, in the order that starts after the one chosen last.
+/// The paths in order, starting after the one chosen last.
 struct Turn<'a> {
     paths: &'a [PathView],
     last: usize,
@@ -394,7 +395,7 @@ impl<'a> Turn<'a> {
         self.iter().find(|(_, p)| open(p)).map(|(i, _)| i)
     }
 
-    /// The open path with the least cost; of equal ones the first in turn.
+    /// Returns the open path with the smallest cost; of equal ones, the first in turn.
     fn least<C: PartialOrd>(
         &self,
         open: impl Fn(&PathView) -> bool,
@@ -411,7 +412,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Bytes over throughput, compared without a division.
+/// Bytes divided by throughput; compared without a division.
 #[derive(PartialEq)]
 struct ServiceTime {
     bytes: u64,

@@ -1,5 +1,5 @@
-//! One thread's way to a LUN: chooses a path for each request, watches the clock, and takes what a
-//! path left unanswered another way.
+//! Request queue of one thread on a LUN: selects a path for each request, enforces timeouts, and
+//! resubmits requests that a path left unanswered.
 //!
 //! ```text
 //!   submit ─► held? (a lost write over the same blocks) ─► waiting ─► dispatch ─► a link
@@ -8,7 +8,7 @@
 //!   reap ◄──────────────────────────── ready ◄────────────────────── answered ──────┘
 //! ```
 //!
-//! Nothing here connects, asks a target anything, or waits for another thread.
+//! Nothing here connects, queries a target, or waits for another thread.
 
 mod dispatch;
 mod doubt;
@@ -36,50 +36,50 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-/// Requests one queue takes.
+/// Maximum number of requests in one queue.
 const CAPACITY: usize = 256;
-/// How often the clock is looked at while something is in flight.
+/// Timer interval while I/O is in flight.
 const TICK: Duration = Duration::from_millis(5);
 const EVENT_MAIL: u64 = u64::MAX;
 const EVENT_TIMER: u64 = u64::MAX - 1;
 
-/// Whose a job is.
+/// Origin of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     /// A request of the queue's user, with its tag.
     User(u64),
-    /// A part of a flush; the job that waits for all parts.
+    /// A part of a flush, with the slot of the job that waits for all parts.
     Part(u32),
-    /// Asks a silent path.
+    /// A probe of a silent path.
     Probe,
 }
 
 struct Job {
     owner: Owner,
-    /// `None` while a link has it, or its parts are under way.
+    /// `None` while a link owns it, or while its parts are in flight.
     op: Option<Op>,
     io: Io,
-    /// When it came, and when the attempt under way began.
+    /// Time of submission, and start of the current attempt.
     first: Nanos,
     started: Nanos,
-    /// Not before this.
+    /// Earliest time of the next attempt.
     after: Nanos,
     path: usize,
     attempts: u32,
-    /// A path that answered with what another may not say.
+    /// Path that failed this job; another path is tried first.
     avoid: Option<usize>,
-    /// The path whose error was not believed.
+    /// Path whose error is being verified on another path.
     doubted: Option<usize>,
-    /// Since when, and how often, paths said that they do not take it now.
+    /// Time of the first `NotNow` result from a path, and number of these results.
     refused: Option<(Nanos, u32)>,
-    /// Path that a part of a flush is for, and how many writes it covers there.
+    /// For a part of a flush: its path, and the number of writes that it covers there.
     flush_of: Option<(usize, u64)>,
     parts: u32,
     failed: Option<Error>,
     moved_by: Option<u64>,
 }
 
-/// A queue on a LUN.
+/// Request queue of a LUN.
 pub(crate) struct LunQueue {
     lun: Arc<Shared>,
     shared: Arc<QueueShared>,
@@ -92,9 +92,9 @@ pub(crate) struct LunQueue {
     own_cell: Option<u32>,
     selector: Selector,
     attributes: Arc<Attributes>,
-    /// Generation of paths and attributes that was looked at last.
+    /// Generation of paths and attributes that was applied last.
     seen: u64,
-    /// Jobs by slot, each with the number of its turn, so that an old answer finds nobody.
+    /// Jobs by slot, each with a generation counter, so that a stale completion matches no job.
     jobs: Vec<(u32, Option<Job>)>,
     free: Vec<u32>,
     waiting: VecDeque<u32>,
@@ -103,12 +103,12 @@ pub(crate) struct LunQueue {
     in_flight: usize,
     ready: VecDeque<Completion>,
     pools: Vec<BufPool>,
-    /// When the clock was last looked at, and when latencies were.
+    /// Times of the last tick and of the last latency update.
     looked: Nanos,
     learned: Nanos,
-    /// Since when no link is up.
+    /// Time since which no link is up.
     stranded: Option<Nanos>,
-    /// Since when none is up that takes writes.
+    /// Time since which no link is up that takes writes.
     unwritable: Option<Nanos>,
     done: Vec<Completion>,
     tags: Vec<u64>,
@@ -132,7 +132,7 @@ impl LunQueue {
         add(shared.eventfd.as_fd(), EVENT_MAIL)?;
         add(timer.as_fd(), EVENT_TIMER)?;
         let now = lun.clock.now();
-        // A queue stays on its thread, and a thread that cares stays in its cell.
+        // A queue stays on its thread, and an affine thread stays on its NUMA node.
         let own_cell = lun.topology.current_cell();
         let mut queue = LunQueue {
             own_cell,
@@ -166,14 +166,14 @@ impl LunQueue {
         Ok(queue)
     }
 
-    /// Connections that are up.
+    /// Returns the number of connections that are up.
     pub(crate) fn links_up(&self) -> usize {
         self.links.iter().filter(|l| l.queue.is_some()).count()
     }
 
     // ---- paths ------------------------------------------------------------------------------
 
-    /// Takes over what the control plane changed.
+    /// Applies changes made by the control plane.
     fn look(&mut self) {
         let generation = self.lun.generation.load(Acquire);
         if generation == self.seen {
@@ -302,7 +302,8 @@ impl LunQueue {
         entry.1.take().expect("a job lives until it is answered")
     }
 
-    /// A job that came back without an answer: into the queue again, or to its end.
+    /// Handles a job that ended without a result: resubmits it, or fails it after too many
+    /// attempts.
     fn again(&mut self, slot: u32, op: Op, event: Option<u64>, now: Nanos) {
         let retries = self.attributes.max_retries;
         let job = self.job(slot);
@@ -319,9 +320,9 @@ impl LunQueue {
         self.requeue(slot, op);
     }
 
-    /// Into the queue again; what was a probe has done its work.
+    /// Queues a job again; ends it if it is a probe.
     fn requeue(&mut self, slot: u32, op: Op) {
-        // An old answer must find nobody, so each attempt has a tag of its own.
+        // A stale completion must match no job, so each attempt has its own tag.
         self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
         let job = self.job(slot);
         let path = job.path;
@@ -360,7 +361,7 @@ impl LunQueue {
         }
     }
 
-    /// A flush covers every path with writes that none has covered yet.
+    /// Splits a flush into one part for each path with writes that no flush has covered yet.
     fn split_flush(&mut self, slot: u32, now: Nanos) {
         let mut parts = Vec::new();
         let own = !self.attributes.shared_cache;
@@ -369,7 +370,8 @@ impl LunQueue {
             if link.path.lost_writes.load(Acquire) {
                 return self.fail_flush(slot, index, now);
             }
-            // Without a connection of its own this thread waits for one: another still has the path.
+            // Without its own connection, this thread waits for one: another thread still has the
+            // path.
             let asked = link.queue.is_some() || (own && wants_link(&link.path, self.shared.only));
             if asked && written != link.path.flushed.load(Acquire) {
                 parts.push((index, written));
@@ -388,7 +390,7 @@ impl LunQueue {
         }
     }
 
-    /// Says, once, that writes were answered and are gone.
+    /// Fails a flush, once, because acknowledged writes were lost.
     fn fail_flush(&mut self, slot: u32, path: usize, now: Nanos) {
         let shared = &self.links[path].path;
         shared.flushed.store(shared.written.load(Acquire), Release);
@@ -404,7 +406,7 @@ impl LunQueue {
 
     // ---- answers ----------------------------------------------------------------------------
 
-    /// Reaps the links that have something.
+    /// Reaps the links that have completions.
     fn harvest(&mut self) -> Result<()> {
         for path in 0..self.links.len() {
             let link = &mut self.links[path];
@@ -424,7 +426,7 @@ impl LunQueue {
             let Some(queue) = self.links[path].queue.as_mut() else {
                 continue;
             };
-            // An idle connection can be lost as well, and no answer says so.
+            // An idle connection can be lost as well, and no completion reports it.
             let lost = queue.lost().filter(|_| done.is_empty()).map(str::to_owned);
             let mut late = std::mem::take(&mut self.tags);
             queue.late(&mut late);
@@ -460,7 +462,7 @@ impl LunQueue {
         Ok(())
     }
 
-    /// A queue below is beyond use.
+    /// Marks a link whose queue is unusable.
     fn broke(&mut self, path: usize, error: &Error) {
         let link = &mut self.links[path];
         let event = self
@@ -471,7 +473,7 @@ impl LunQueue {
         link.signalled = true;
     }
 
-    /// The path is there.
+    /// Records a sign of life of a path.
     fn heard(&mut self, path: usize, now: Nanos) {
         let longest = self.attributes.flap_penalty_secs;
         let link = &mut self.links[path];
@@ -565,7 +567,8 @@ impl LunQueue {
                 self.again(slot, op, None, now);
             }
             ErrorKind::NotNow => self.not_now(path, slot, op, error, now),
-            // The medium, or the way to it? Another path knows; two that agree are believed.
+            // Medium error or path error? Another path is tried; if both fail, the error is
+            // reported.
             ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Permission | ErrorKind::Busy
                 if doubted.is_none_or(|d| d == path) && self.has_witness(path, io, slot) =>
             {
@@ -575,7 +578,7 @@ impl LunQueue {
         }
     }
 
-    /// Keeps the timer going while there is something to time.
+    /// Runs the timer while I/O is in flight.
     fn run_timer(&mut self) {
         let runs = self.in_flight > 0;
         if runs == self.timer_runs {
@@ -595,7 +598,7 @@ impl LunQueue {
         }
     }
 
-    /// Sleeps until a link has something, or the clock has to be looked at.
+    /// Blocks until a link is ready or the timer expires.
     fn sleep(&mut self, time: Duration) -> Result<()> {
         let timeout = Timespec::try_from(time).ok();
         let mut space = [epoll::Event {
@@ -656,7 +659,7 @@ impl Queue for LunQueue {
         }
         let now = self.lun.clock.now();
         if self.in_flight == 1 {
-            // Nothing was awaited until now.
+            // The queue was idle until now.
             self.looked = now;
             self.note_stranded(now);
             self.links.iter_mut().for_each(|l| l.show_suspicion(true));
@@ -711,7 +714,7 @@ impl Queue for LunQueue {
             self.harvest()?;
             let now = self.lun.clock.now();
             self.tick(now);
-            // What an answer made room for goes out before anybody sleeps.
+            // Requests that a completion made room for are sent before any thread sleeps.
             self.kick()?;
             let over = until.is_some_and(|u| now >= u);
             if !self.ready.is_empty() || wait == Wait::Poll || self.in_flight == 0 || over {

@@ -1,5 +1,5 @@
-//! What the threads of a LUN share: paths with their counters, the failover log, and
-//! the mailbox by which each queue learns what the control plane did.
+//! State shared by the threads of a LUN: paths with their counters, the failover log, and the
+//! mailbox through which the control plane notifies each queue.
 
 use crate::access::PortAccess;
 use crate::policy::Nanos;
@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Lunpaths of one LUN (as in HP-UX 11i v3).
+/// Maximum number of lunpaths of one LUN (as in HP-UX 11i v3).
 pub const PATHS_MAX: usize = 32;
-/// Entries of the failover log that are kept.
+/// Maximum number of entries in the failover log.
 const LOG_ENTRIES: usize = 256;
-/// I/Os of one queue that are recorded for advice.
+/// Number of I/Os of one queue that are recorded for advice.
 const RECORDS: usize = 16_384;
-/// Latency buckets: two for each power of two of microseconds, up to 2^24 (16 s).
+/// Number of latency buckets: two for each power of two of microseconds, up to 2^24 (16 s).
 const BUCKETS: usize = 50;
-/// Classes of size: up to 4 KiB, 16 KiB, 128 KiB, and above.
+/// Number of size classes: up to 4 KiB, 16 KiB, 128 KiB, and larger.
 const SIZES: usize = 4;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -31,7 +31,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Monotonic time of a LUN.
+/// Monotonic clock of a LUN.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock(Instant);
 
@@ -45,7 +45,7 @@ impl Clock {
     }
 }
 
-/// What the administrator made of a path.
+/// Administrative state of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Admin {
@@ -54,7 +54,7 @@ pub(crate) enum Admin {
     Removed,
 }
 
-/// State of a lunpath, as HP-UX names them, and two of our own.
+/// State of a lunpath, with the names of HP-UX and two additional states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathState {
@@ -62,18 +62,19 @@ pub enum PathState {
     Unopen,
     /// Carries I/O.
     Active,
-    /// Its target port is not optimized: carries I/O where no other does, or none at all for now.
+    /// Its target port is not optimized: carries I/O only if no other path does, or none at all
+    /// now.
     Standby,
     /// Silent with I/O outstanding; carries none as long as another path does.
     Suspect,
-    /// Lost; connections are tried.
+    /// Connection lost; reconnection attempts are in progress.
     Failed,
-    /// Answers again, and is watched before it is used.
+    /// Answers again, and is observed before it is used.
     Recovering,
     /// Answered as another LUN; carries nothing until it is proven to lead to this one, or accepted
-    /// by `replace-wwid`.
+    /// with `replace-wwid`.
     AuthFailed,
-    /// Taken out of use by the administrator.
+    /// Disabled by the administrator.
     Disabled,
 }
 
@@ -94,7 +95,7 @@ pub(crate) struct Counters {
     pub(crate) late_answers: AtomicU64,
 }
 
-/// The latencies that one queue saw on one path. Only that queue writes.
+/// Latency histogram of one queue on one path. Only that queue writes to it.
 #[derive(Debug)]
 pub(crate) struct Latencies([[[AtomicU64; BUCKETS]; SIZES]; 2]);
 
@@ -116,12 +117,12 @@ impl Latencies {
         cell.store(cell.load(Relaxed) + 1, Relaxed);
     }
 
-    /// No counts, to add to.
+    /// Returns empty counts to add to.
     pub(crate) fn none() -> [u64; BUCKETS] {
         [0; BUCKETS]
     }
 
-    /// Adds the counts by bucket, of all operations and sizes.
+    /// Adds the counts per bucket, over all operations and sizes.
     pub(crate) fn sum(&self, into: &mut [u64; BUCKETS]) {
         for cells in self.0.iter().flatten() {
             for (to, cell) in into.iter_mut().zip(cells) {
@@ -147,13 +148,13 @@ fn bucket(took: Nanos) -> usize {
     (log * 2 + half).min(BUCKETS - 1)
 }
 
-/// Nanoseconds below which everything in a bucket stays.
+/// Returns the upper bound of a bucket in nanoseconds.
 fn upper(bucket: usize) -> Nanos {
     let (log, half) = (bucket / 2, bucket as u64 % 2);
     ((1u64 << log) + ((half + 1) << log) / 2) * 1000
 }
 
-/// The latency that the given share of requests did not exceed, in nanoseconds; 0 without any.
+/// Returns the given quantile (`share`) of the latency in nanoseconds; 0 without samples.
 pub(crate) fn quantile(counts: &[u64; BUCKETS], share: f64) -> Nanos {
     let total: u64 = counts.iter().sum();
     let wanted = (total as f64 * share).ceil() as u64;
@@ -167,7 +168,7 @@ pub(crate) fn quantile(counts: &[u64; BUCKETS], share: f64) -> Nanos {
     0
 }
 
-/// A target port, shared by the paths that lead through it.
+/// A target port, shared by the paths that use it.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) name: String,
@@ -175,26 +176,26 @@ pub(crate) struct Port {
     pub(crate) in_flight: AtomicU32,
 }
 
-/// How often a path went lately.
+/// Recent losses of a path.
 #[derive(Debug, Default)]
 struct Flaps {
     score: f64,
-    /// When the score begins to decay.
+    /// Time at which the score begins to decay.
     at: Nanos,
-    /// When the last loss was counted.
+    /// Time at which the last loss was counted.
     counted: Option<Nanos>,
 }
 
-/// Why a path was refused (AUTH_FAILED).
+/// Reason why a path was refused (AUTH_FAILED).
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
     pub(crate) why: String,
-    /// It showed other blocks, and not only another description of itself: only a nonce clears it.
+    /// It showed other blocks, not just another description: only a nonce clears it.
     pub(crate) other_blocks: bool,
 }
 
 impl Refusal {
-    /// For what the other end says of itself.
+    /// Returns a refusal because of the target's description.
     pub(crate) fn described(why: String) -> Refusal {
         Refusal {
             why,
@@ -203,17 +204,17 @@ impl Refusal {
     }
 }
 
-/// First time after which a refused path is examined again; it doubles with each refusal, up to the
-/// last.
+/// Backoff before a refused path is examined again; doubled with each refusal, from the first to
+/// the last.
 const EXAMINE_FIRST: Nanos = 1_000_000_000;
 const EXAMINE_LAST: Nanos = 60_000_000_000;
 
-/// A flap weighs half after as many nanoseconds.
+/// Half-life of the weight of a flap, in nanoseconds.
 const FLAP_HALF_LIFE: f64 = 10e9;
-/// Flaps that are free.
+/// Number of flaps without a penalty.
 const FLAP_FREE: f64 = 3.0;
 
-/// One lunpath, as all queues of its LUN see it.
+/// A lunpath, as seen by all queues of its LUN.
 pub(crate) struct SharedPath {
     pub(crate) id: usize,
     pub(crate) path: Arc<dyn Lunpath>,
@@ -223,44 +224,46 @@ pub(crate) struct SharedPath {
     pub(crate) cell: AtomicU32,
     pub(crate) in_flight: AtomicU32,
     pub(crate) bytes_in_flight: AtomicU64,
-    /// Takes no writes: its target refuses them, or does not keep what the LUN promises of them.
+    /// Takes no writes: its target refuses them, or does not provide the durability that the LUN
+    /// promises.
     pub(crate) read_only: AtomicBool,
     pub(crate) access: PortAccess,
-    /// Somebody looked who answers, and it is this LUN.
+    /// The path was proven to lead to this LUN.
     pub(crate) proven: AtomicBool,
     pub(crate) recovering: AtomicBool,
-    /// The last that was heard of it is that a connection was lost, or could not be made.
+    /// The most recent event of the path is a lost connection or a failed attempt to connect.
     pub(crate) failing: AtomicBool,
-    /// A queue was opened without its connection, which took too long; none waits for it until one is made.
+    /// A queue was opened without its connection, which took too long. No new queue waits for it
+    /// until a connection is made.
     pub(crate) late: AtomicBool,
-    /// Attempts at a connection that failed: ever, and since the last that did not; and when the next is due,
-    /// for whichever queue.
+    /// Number of failed connection attempts in total, and since the last success; and time of the
+    /// next attempt, for all queues.
     pub(crate) failures: AtomicU64,
     pub(crate) tries: AtomicU32,
     pub(crate) next_try: AtomicU64,
-    /// Queues that have a connection, and those among them that suspect it.
+    /// Number of queues that have a connection, and of those that suspect it.
     pub(crate) links_up: AtomicU32,
     pub(crate) links_suspect: AtomicU32,
-    /// Writes that were answered; up to which of them a flush has covered.
+    /// Number of completed writes, and how many of them a flush has covered.
     pub(crate) written: AtomicU64,
     pub(crate) flushed: AtomicU64,
-    /// Writes were answered and not flushed when the connection was lost, and nothing else covers
+    /// Completed writes were not flushed when the connection was lost, and no other path can flush
     /// them.
     pub(crate) lost_writes: AtomicBool,
     pub(crate) counters: Counters,
-    /// One admission at a time.
+    /// Serializes admissions.
     pub(crate) admission: Mutex<()>,
     admin: AtomicU8,
-    /// Why the last connection was lost, or could not be made.
+    /// Reason why the last connection was lost or could not be made.
     trouble: Mutex<Option<String>>,
     refused: Mutex<Option<Refusal>>,
     is_refused: AtomicBool,
-    /// Times that it was refused, when it is examined next, and whether it is examined now.
+    /// Number of refusals, time of the next examination, and whether one is running.
     refusals: AtomicU32,
     examine_at: AtomicU64,
     pub(crate) examined: AtomicBool,
     flaps: Mutex<Flaps>,
-    /// Carries nothing that another path can carry before this.
+    /// Until this time, it carries nothing that another path can carry.
     held_until: AtomicU64,
     latencies: Mutex<Vec<Arc<Latencies>>>,
 }
@@ -321,7 +324,7 @@ impl SharedPath {
         self.admin.store(admin as u8, Release);
     }
 
-    /// May carry I/O, as far as the administrator and its identity go.
+    /// Returns whether it may carry I/O, as far as its administrative state and identity permit.
     pub(crate) fn eligible(&self) -> bool {
         self.admin() == Admin::Enabled && !self.is_refused.load(Acquire)
     }
@@ -341,13 +344,13 @@ impl SharedPath {
         self.is_refused.store(false, Release);
     }
 
-    /// No connection, and why; the next that is made makes it good.
+    /// Records that it has no connection, and why; the next success clears it.
     pub(crate) fn fails(&self, why: String) {
         self.failing.store(true, Relaxed);
         *lock(&self.trouble) = Some(why);
     }
 
-    /// An attempt has made a connection.
+    /// Records a successful connection attempt.
     pub(crate) fn answers(&self) {
         self.tries.store(0, Relaxed);
         self.next_try.store(0, Relaxed);
@@ -355,18 +358,18 @@ impl SharedPath {
         self.failing.store(false, Relaxed);
     }
 
-    /// Nobody waits for its connection any more, which is still being made.
+    /// Records that queues no longer wait for its connection, which is still in progress.
     pub(crate) fn is_late(&self, why: &str) {
         self.late.store(true, Relaxed);
         lock(&self.trouble).get_or_insert_with(|| why.to_owned());
     }
 
-    /// Whether a queue that is opened waits for its connection, if it has another.
+    /// Returns whether a new queue that has another connection waits for this one.
     pub(crate) fn is_awaited(&self) -> bool {
         !self.failing.load(Relaxed) && !self.late.load(Relaxed)
     }
 
-    /// Why it carries nothing.
+    /// Returns why it carries no I/O.
     pub(crate) fn why(&self, state: PathState) -> Option<String> {
         match state {
             PathState::AuthFailed => self.refusal().map(|r| r.why),
@@ -384,7 +387,7 @@ impl SharedPath {
         lock(&self.refused).clone()
     }
 
-    /// Refused, and due to be examined again.
+    /// Returns whether it is refused and due for examination.
     pub(crate) fn to_examine(&self, now: Nanos) -> bool {
         self.admin() == Admin::Enabled
             && self.is_refused.load(Acquire)
@@ -408,14 +411,14 @@ impl SharedPath {
         }
     }
 
-    /// Counts a loss of what began at `since`, and holds the path back if there were many. Losses
-    /// that several threads notice of one cause count once; says whether this one did.
+    /// Counts the loss of a connection that began at `since`, and holds the path back if there were
+    /// many losses. A loss noticed by several threads counts once. Returns whether it was counted.
     pub(crate) fn flapped(&self, since: Nanos, longest: u32, now: Nanos) -> bool {
         let mut flaps = lock(&self.flaps);
         if flaps.counted.is_some_and(|counted| since <= counted) {
             return false;
         }
-        // More would only be remembered for longer than the longest wait asks for.
+        // A higher score would only outlast the longest penalty.
         let most = FLAP_FREE + 1.0 + f64::from(longest.max(1)).log2();
         flaps.score = (decayed(&flaps, now) + 1.0).min(most);
         flaps.counted = Some(now);
@@ -425,12 +428,12 @@ impl SharedPath {
         true
     }
 
-    /// Has to wait for the times it went away.
+    /// Returns whether the path is held back because of its losses.
     pub(crate) fn held_back(&self, now: Nanos) -> bool {
         now < self.held_until.load(Relaxed)
     }
 
-    /// Seconds a path that answers again has to wait for the times it went away.
+    /// Returns the seconds for which a path that answers again is held back because of its losses.
     pub(crate) fn penalty_secs(&self, longest: u32, now: Nanos) -> f64 {
         penalty(decayed(&lock(&self.flaps), now), longest)
     }
@@ -483,20 +486,20 @@ fn decayed(flaps: &Flaps, now: Nanos) -> f64 {
     flaps.score * (-(now.saturating_sub(flaps.at) as f64) / FLAP_HALF_LIFE).exp2()
 }
 
-/// Something that happened to a path.
+/// An event of a path.
 #[derive(Debug, Clone, Serialize)]
 pub struct Event {
-    /// Number in the log, from 1 on.
+    /// Number in the log, starting at 1.
     pub id: u64,
-    /// Milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
     /// Name of the path.
     pub path: String,
-    /// What happened.
+    /// Description of the event.
     pub what: String,
-    /// I/Os that had to go another way.
+    /// Number of I/Os that were moved to another path.
     pub moved: u64,
-    /// Longest time one of them took, from its first start to its end, in microseconds.
+    /// Longest time one of them took, from submission to completion, in microseconds.
     pub stall_us: u64,
 }
 
@@ -526,7 +529,7 @@ impl Log {
         id
     }
 
-    /// One more I/O that had to go another way.
+    /// Counts an I/O moved to another path.
     pub(crate) fn moved(&self, id: u64) {
         let mut log = lock(&self.0);
         if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
@@ -534,7 +537,7 @@ impl Log {
         }
     }
 
-    /// An I/O that event `id` moved has ended, this long after it began.
+    /// Records the duration of an I/O that event `id` moved.
     pub(crate) fn stalled(&self, id: u64, took: Nanos) {
         let mut log = lock(&self.0);
         if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
@@ -547,48 +550,48 @@ impl Log {
     }
 }
 
-/// An I/O that waits.
+/// A waiting I/O.
 #[derive(Debug, Clone, Serialize)]
 pub struct WaitingIo {
-    /// `read`, `write`, ...
+    /// Operation: `read`, `write`, ...
     pub op: String,
-    /// First byte.
+    /// Offset on the LUN in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Milliseconds since it came.
+    /// Milliseconds since submission.
     pub age_ms: u64,
-    /// What it waits for.
+    /// Reason for the wait.
     pub why: &'static str,
 }
 
-/// News for a queue.
+/// Message to a queue.
 pub(crate) enum Mail {
-    /// A connection that is proven to lead to this LUN.
+    /// A connection proven to lead to this LUN.
     Connected(usize, Box<dyn Connection>),
-    /// The path is disabled, removed or refused: let go of it.
+    /// The path is disabled, removed or refused: close its connection.
     Drop(usize),
-    /// Paths or attributes changed, or a ghost went: look again.
+    /// Paths or attributes changed, or a lost write was settled: check again.
     Look,
 }
 
-/// States of a link, between a queue and the monitor.
+/// States of a link, shared between a queue and the monitor.
 pub(crate) const LINK_DOWN: u8 = 0;
 pub(crate) const LINK_CONNECTING: u8 = 1;
 pub(crate) const LINK_UP: u8 = 2;
 
-/// What a queue and the control plane share.
+/// State shared by a queue and the control plane.
 pub(crate) struct QueueShared {
     pub(crate) id: u64,
-    /// The only path it may use: a legacy name without multi-pathing.
+    /// The only path it may use, for a legacy name without multipathing.
     pub(crate) only: Option<usize>,
     pub(crate) links: [AtomicU8; PATHS_MAX],
-    /// Tries in a row that failed, and when the next is due.
+    /// Number of consecutive failed attempts, and time of the next one.
     pub(crate) tries: [AtomicU32; PATHS_MAX],
     pub(crate) next_try: [AtomicU64; PATHS_MAX],
     pub(crate) waiting: AtomicU32,
     pub(crate) held: AtomicU32,
-    /// What waits, as it was when the queue last looked at its clock.
+    /// Waiting I/Os as of the queue's last tick.
     pub(crate) shown: Mutex<Vec<WaitingIo>>,
     pub(crate) recorder: Mutex<Recorder>,
     pub(crate) eventfd: OwnedFd,
@@ -660,7 +663,7 @@ mod tests {
         }
         assert!(waits[..3].iter().all(|w| *w == 0), "{waits:?}");
         assert!(waits.is_sorted() && waits[11] >= 30, "{waits:?}");
-        // A path that held for long is as good as new.
+        // A path that stayed up for long has no penalty left.
         now += 120 * SEC;
         assert!(path.flapped(now, 30, now + 1) && !path.held_back(now + 2));
     }

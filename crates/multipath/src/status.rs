@@ -1,92 +1,92 @@
-//! What there is to be seen of a LUN and its paths.
+//! Status of a LUN and its paths.
 
 use crate::state::{Event, PathState, SharedPath, quantile};
 use serde::Serialize;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A LUN, as `evfs lun show` prints it.
+/// Status of a LUN, as printed by `evfs lun show`.
 #[derive(Debug, Clone, Serialize)]
 pub struct LunStatus {
-    /// Persistent name.
+    /// Persistent name, `diskN`.
     pub name: String,
-    /// World-wide ID.
+    /// World-wide ID, if the target reports one.
     pub wwid: Option<String>,
-    /// Serial number.
+    /// Serial number, if the target reports one.
     pub serial: Option<String>,
-    /// Vendor.
+    /// Vendor identification.
     pub vendor: String,
-    /// Product.
+    /// Product identification.
     pub product: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of a logical block.
+    /// Size of a logical block in bytes.
     pub block_size: u32,
     /// `online`, `limited` (some paths fail) or `offline`.
     pub health: &'static str,
-    /// `load_bal_policy`.
+    /// Value of `load_bal_policy`.
     pub policy: String,
-    /// Queues that are open.
+    /// Number of open queues.
     pub queues: usize,
-    /// I/Os that wait for a path.
+    /// Number of I/Os that wait for a path.
     pub waiting: u32,
-    /// Writes that wait for an older one which a lost path left unanswered.
+    /// Number of writes that wait for an older write which a lost path left unanswered.
     pub held: u32,
-    /// Such older writes.
+    /// Number of such older writes.
     pub lost_writes: usize,
-    /// Its paths.
+    /// Paths of the LUN, except removed ones.
     pub paths: Vec<PathStatus>,
-    /// What happened to them.
+    /// Failover log of the paths.
     pub log: Vec<Event>,
 }
 
-/// A path, as `evfs lun show` prints it.
+/// Status of a path, as printed by `evfs lun show`.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathStatus {
-    /// Address.
+    /// Address of the path.
     pub name: String,
-    /// Legacy name.
+    /// Legacy name, `cXtYdZ`.
     pub legacy: String,
     /// `file`, `nbd` or `iscsi`.
     pub transport: &'static str,
     /// Target port.
     pub port: String,
-    /// State.
+    /// Current state.
     pub state: PathState,
-    /// Why it is refused, or has failed.
+    /// Reason why it is refused or has failed.
     pub why: Option<String>,
-    /// Access that its target port gives (ALUA): `optimized`, `non_optimized`, `standby`,
+    /// Access state of its target port (ALUA): `optimized`, `non_optimized`, `standby`,
     /// `unavailable` or `transitioning`.
     pub access: &'static str,
-    /// I/Os in flight.
+    /// Number of I/Os in flight.
     pub in_flight: u32,
-    /// Reads that ended well.
+    /// Number of successful reads.
     pub reads: u64,
-    /// Writes that ended well.
+    /// Number of successful writes.
     pub writes: u64,
     /// Bytes read.
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// I/Os that ended with an error.
+    /// Number of failed I/Os.
     pub failures: u64,
-    /// I/Os that went another way.
+    /// Number of I/Os that were queued again.
     pub retried: u64,
-    /// I/Os that took too long.
+    /// Number of timeouts.
     pub timeouts: u64,
-    /// Answers "try again".
+    /// Number of "not now" responses.
     pub busy: u64,
-    /// Times its connection was lost.
+    /// Number of lost connections.
     pub offline_events: u64,
-    /// Times it was connected.
+    /// Number of established connections.
     pub online_events: u64,
-    /// Times it was suspected.
+    /// Number of times it became suspect.
     pub suspect_events: u64,
-    /// Answers that came after their request had gone another way.
+    /// Number of responses that arrived after their request had been taken back.
     pub late_answers: u64,
     /// Median latency in microseconds.
     pub p50_us: u64,
-    /// 99 of 100 were no slower.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: u64,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
     }
 }
 
-/// Health of a LUN (`scsimgr`, `ioscan -P health`). `heeded`: what ports give counts.
+/// Returns the health of a LUN (`scsimgr`, `ioscan -P health`). `heeded`: access states count.
 pub(crate) fn health(paths: &[PathStatus], heeded: bool) -> &'static str {
     let works = |p: &PathStatus| {
         matches!(
@@ -129,7 +129,7 @@ pub(crate) fn health(paths: &[PathStatus], heeded: bool) -> &'static str {
             PathState::Active | PathState::Standby | PathState::Unopen
         )
     };
-    // While nobody has it open, nobody hears of a change either.
+    // While the LUN is not open, its access states are not updated.
     let carries = |p: &PathStatus| {
         let access = !heeded || matches!(p.access, "optimized" | "non_optimized");
         works(p) && (access || p.state == PathState::Unopen)

@@ -1,6 +1,7 @@
-//! The last I/Os of a LUN: a ring that is cheap to write, and a file of it.
+//! Trace of the most recent I/Os of a LUN: an in-memory ring that is cheap to write, and its file
+//! format.
 //!
-//! The file, little-endian: a header of 48 bytes and one record of 32 bytes per I/O.
+//! The file is little-endian: a header of 48 bytes and one record of 32 bytes per I/O.
 //!
 //! | offset | bytes | header |
 //! |---|---|---|
@@ -9,17 +10,17 @@
 //! | 10 | 2 | number of paths |
 //! | 12 | 4 | feature flags; a reader refuses those it does not know |
 //! | 16 | 8 | number of records |
-//! | 24 | 8 | I/Os that are no longer in the ring |
+//! | 12 | 4 | feature flags; a reader rejects unknown ones |
 //! | 32 | 8 | zero |
-//! | 40 | 4 | CRC32C of the records |
+//! | 24 | 8 | number of I/Os no longer in the ring |
 //! | 44 | 4 | CRC32C of the header up to here |
 //!
 //! | offset | bytes | record |
 //! |---|---|---|
-//! | 0 | 8 | start, nanoseconds from any origin, ascending |
-//! | 8 | 8 | offset, bytes |
-//! | 16 | 8 | latency, nanoseconds |
-//! | 24 | 4 | length, bytes |
+//! | 0 | 8 | start in nanoseconds, arbitrary origin, ascending |
+//! | 8 | 8 | offset in bytes |
+//! | 16 | 8 | latency in nanoseconds |
+//! | 24 | 4 | length in bytes |
 //! | 28 | 2 | path |
 //! | 30 | 1 | 1: write, 2: failed |
 //! | 31 | 1 | zero |
@@ -28,36 +29,36 @@ use crate::policy::{Io, Nanos};
 use std::fmt;
 use std::io::{Read, Write};
 
-/// I/Os that a ring holds unless told otherwise.
+/// Default number of entries of a ring.
 pub const DEFAULT_ENTRIES: usize = 65_536;
 
 const MAGIC: [u8; 8] = *b"EVFSTRC\n";
 const VERSION: u16 = 1;
 const HEADER: usize = 48;
 const RECORD: usize = 32;
-/// Longest trace a reader takes, in records: 512 MiB.
+/// Maximum number of records that a reader accepts: 512 MiB.
 const RECORDS_MAX: u64 = 1 << 24;
 const WRITE: u8 = 1;
 const FAILED: u8 = 2;
 
-/// One I/O that has come back.
+/// A completed I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// When it was sent.
+    /// Time of submission.
     pub at: Nanos,
-    /// Where on the LUN, bytes.
+    /// Offset on the LUN in bytes.
     pub offset: u64,
-    /// From sent to come back.
+    /// Time from submission to completion.
     pub latency: Nanos,
     /// Direction and length.
     pub io: Io,
-    /// The path.
+    /// Index of the path.
     pub path: u16,
-    /// It succeeded.
+    /// The I/O succeeded.
     pub ok: bool,
 }
 
-/// A ring of the last I/Os of one queue. Recording does not allocate.
+/// A ring of the most recent I/Os of one queue. Recording does not allocate.
 #[derive(Debug)]
 pub struct Recorder {
     ring: Vec<Record>,
@@ -66,7 +67,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A ring of `entries` I/Os; 0 counts as 1.
+    /// Creates a ring of `entries` I/Os; 0 counts as 1.
     pub fn new(entries: usize) -> Recorder {
         let entries = entries.max(1);
         Recorder {
@@ -76,7 +77,7 @@ impl Recorder {
         }
     }
 
-    /// Adds `record`, in place of the oldest if the ring is full.
+    /// Adds `record`, replacing the oldest one if the ring is full.
     pub fn record(&mut self, record: Record) {
         if self.ring.len() < self.entries {
             self.ring.push(record);
@@ -88,7 +89,7 @@ impl Recorder {
     }
 }
 
-/// I/Os of a LUN in the order they were sent.
+/// I/Os of a LUN in order of submission.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
     paths: u16,
@@ -96,14 +97,14 @@ pub struct Trace {
     lost: u64,
 }
 
-/// Why a file is no trace.
+/// Reason why a file cannot be read as a trace.
 #[derive(Debug)]
 pub enum ReadError {
-    /// It cannot be read, or ends early.
+    /// The file cannot be read, or ends early.
     Io(std::io::Error),
-    /// It is no trace, or its contents contradict each other: what is wrong.
+    /// Not a trace, or inconsistent: the failed check.
     Malformed(&'static str),
-    /// It is a trace of a later version, or uses features that are not known here.
+    /// A trace of a later version, or with unknown features.
     Unsupported {
         /// Version of the file.
         version: u16,
@@ -133,8 +134,8 @@ impl From<std::io::Error> for ReadError {
 }
 
 impl Trace {
-    /// What the rings of all queues of a LUN with `paths` paths hold. Records of other paths are
-    /// left out.
+    /// Collects the rings of all queues of a LUN with `paths` paths. Records of other paths are
+    /// omitted.
     pub fn collect<'a>(paths: u16, rings: impl IntoIterator<Item = &'a Recorder>) -> Trace {
         let mut trace = Trace {
             paths,
@@ -149,25 +150,25 @@ impl Trace {
         trace
     }
 
-    /// Number of paths of the LUN.
+    /// Returns the number of paths of the LUN.
     pub fn paths(&self) -> usize {
         usize::from(self.paths)
     }
 
-    /// The I/Os, by start.
+    /// Returns the I/Os in order of submission.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// I/Os that had left the rings before.
+    /// Returns the number of I/Os that had been overwritten in the rings.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Writes the file.
+    /// Writes the trace in the file format.
     ///
     /// # Errors
-    /// Those of `to`.
+    /// Errors of `to`.
     pub fn write(&self, to: &mut impl Write) -> std::io::Result<()> {
         let body: Vec<u8> = self.records.iter().flat_map(encode).collect();
         let mut header = Vec::with_capacity(HEADER);
@@ -184,10 +185,10 @@ impl Trace {
         to.write_all(&body)
     }
 
-    /// Reads a file, whoever wrote it. Memory grows with what is there, not with what is announced.
+    /// Reads an untrusted file. Memory use grows with the actual data, not with the announced size.
     ///
     /// # Errors
-    /// It is no trace, or a damaged one, or one of another version.
+    /// The file is not a trace, is damaged, or has another version.
     pub fn read(from: &mut impl Read) -> Result<Trace, ReadError> {
         let mut header = [0; HEADER];
         from.read_exact(&mut header)?;
@@ -302,7 +303,7 @@ mod tests {
         (trace, file)
     }
 
-    /// Makes the checksums of a changed file right again.
+    /// Recomputes the checksums of a modified file.
     fn seal(file: &mut [u8]) {
         let body = crc32c::crc32c(&file[HEADER..]);
         file[40..44].copy_from_slice(&body.to_le_bytes());

@@ -1,8 +1,8 @@
-//! Policies in virtual time: what a policy does to a load on paths of known speed, computed exactly
-//! and without waiting. The same input gives the same result on every machine.
+//! Simulation of policies in virtual time: the exact behavior of a load on paths of known speed.
+//! The result is deterministic on every machine.
 //!
 //! A path is a serial link (first come, first served, `rate` bytes per second) followed by a base
-//! latency that I/Os spend side by side, with a uniformly drawn jitter on top.
+//! latency that I/Os spend in parallel, plus a uniformly distributed jitter.
 
 use crate::policy::{Io, Nanos, PathView, Policy, Selector};
 use block::Random;
@@ -13,20 +13,20 @@ use std::ops::Range;
 /// A path of known speed.
 #[derive(Debug, Clone)]
 pub struct Link {
-    /// Bytes per second; 0 counts as 1.
+    /// Rate in bytes per second; 0 counts as 1.
     pub rate: u64,
-    /// What every I/O takes besides its time on the link.
+    /// Latency of every I/O in addition to its time on the link.
     pub base_latency: Nanos,
-    /// Up to this much is added to the base latency of each I/O.
+    /// Maximum random addition to the base latency of each I/O.
     pub jitter: Nanos,
-    /// The link stands still meanwhile.
+    /// Interval in which the link stands still.
     pub pause: Range<Nanos>,
-    /// What policies see of the path; the simulation fills in what is in flight.
+    /// Path view passed to policies; the simulation fills in the I/Os in flight.
     pub view: PathView,
 }
 
 impl Link {
-    /// An undisturbed path with the view [`PathView::idle`].
+    /// Creates an undisturbed path with the view [`PathView::idle`].
     pub fn new(rate: u64, base_latency: Nanos) -> Link {
         Link {
             rate,
@@ -37,13 +37,13 @@ impl Link {
         }
     }
 
-    /// Time of `bytes` on the link, at least 1.
+    /// Returns the time that `bytes` take on the link, at least 1.
     pub fn service(&self, bytes: u32) -> Nanos {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate.max(1));
         Nanos::try_from(nanos).unwrap_or(Nanos::MAX).max(1)
     }
 
-    /// When the link has sent `bytes`, which it gets to at `begin`.
+    /// Returns when the link has sent `bytes` if it starts at `begin`.
     fn sent(&self, begin: Nanos, bytes: u32) -> Nanos {
         let begin = if self.pause.contains(&begin) {
             self.pause.end
@@ -59,76 +59,78 @@ impl Link {
     }
 }
 
-/// One recorded I/O.
+/// A recorded I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// When it came, from any origin. Ascending.
+    /// Time of submission, from an arbitrary origin. Ascending.
     pub at: Nanos,
-    /// I/Os that were in flight when it came.
+    /// Number of I/Os in flight at that time.
     pub in_flight: u32,
-    /// What it was.
+    /// Direction and length.
     pub io: Io,
 }
 
-/// Where I/Os come from.
+/// Source of the simulated I/Os.
 #[derive(Debug, Clone)]
 pub enum Load<'a> {
-    /// Each of `threads` threads, which has a selector of its own, keeps `depth` reads in flight
-    /// until `time`. Sizes are drawn from `sizes` with equal chance.
+    /// Each of `threads` threads has its own selector and keeps `depth` reads in flight until
+    /// `time`. Sizes are drawn uniformly from `sizes`.
     Closed {
-        /// Threads; 0 counts as 1.
+        /// Number of threads; 0 counts as 1.
         threads: u32,
         /// I/Os in flight per thread.
         depth: u32,
-        /// Bytes. Not empty.
+        /// Possible sizes in bytes. Must not be empty.
         sizes: &'a [u32],
-        /// When the measurement ends.
+        /// End of the measurement.
         time: Nanos,
     },
-    /// Each I/O comes at its recorded time, no matter what is in flight.
+    /// Each I/O is sent at its recorded time, regardless of the I/Os in flight.
     Open(&'a [Arrival]),
-    /// The recorded I/Os in their order, each as soon as no more are in flight than were.
+    /// The recorded I/Os in order; each is sent once no more I/Os are in flight than when it was
+    /// recorded.
     Paced(&'a [Arrival]),
 }
 
-/// What came of it. Times in nanoseconds.
+/// Result of a simulation. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// I/Os and bytes that were sent on each path.
+    /// I/Os and bytes sent on each path.
     pub sent: Vec<Share>,
-    /// I/Os that completed.
+    /// Completed I/Os.
     pub completed: Share,
-    /// From the first I/O to the end of the measurement, or to the last completion.
+    /// Time from the first I/O to the end of the measurement, or to the last completion.
     pub elapsed: Nanos,
     /// Mean latency.
     pub mean: f64,
     /// Median latency.
     pub p50: Nanos,
-    /// Latency that 99 of 100 I/Os do not exceed.
+    /// 99th percentile of the latency.
     pub p99: Nanos,
-    /// Each I/O, in the order they were sent.
+    /// All I/Os in order of submission.
     pub each: Vec<Sent>,
 }
 
-/// An I/O of the simulation.
+/// A simulated I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
-    /// When it was sent.
+    /// Time of submission.
     pub at: Nanos,
-    /// What it was.
+    /// Direction and length.
     pub io: Io,
-    /// Its path; `None`: no path could carry it.
+    /// Chosen path; `None` if no path could carry it.
     pub path: Option<usize>,
-    /// From sent to come back; `None`: it has not come back by the end of the measurement.
+    /// Time from submission to completion; `None` if it has not completed by the end of the
+    /// measurement.
     pub latency: Option<Nanos>,
 }
 
 /// A number of I/Os and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
-    /// I/Os.
+    /// Number of I/Os.
     pub ios: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -140,14 +142,14 @@ impl Share {
 }
 
 impl Outcome {
-    /// Bytes per second.
+    /// Returns the throughput in bytes per second.
     pub fn throughput(&self) -> f64 {
         self.completed.bytes as f64 * 1e9 / self.elapsed.max(1) as f64
     }
 }
 
-/// Runs `load` over `links` under `policy`. `seed`: of sizes and jitter. `own_cell`: the NUMA node of
-/// all threads.
+/// Simulates `load` over `links` under `policy`. `seed` determines sizes and jitter; `own_cell` is
+/// the NUMA node of all threads.
 pub fn run(
     links: &[Link],
     policy: Policy,
@@ -180,7 +182,7 @@ pub fn run(
     run.outcome(elapsed)
 }
 
-/// The throughput of `run` over that of the best single path under the same load.
+/// Returns the throughput of [`run`] relative to that of the best single path under the same load.
 pub fn ratio_to_best_single(links: &[Link], policy: Policy, load: &Load<'_>, seed: u64) -> f64 {
     let single = links
         .iter()
@@ -192,7 +194,7 @@ pub fn ratio_to_best_single(links: &[Link], policy: Policy, load: &Load<'_>, see
     run(links, policy, None, load, seed).throughput() / single
 }
 
-/// An I/O in flight, ordered by its completion and then by its number.
+/// An I/O in flight, ordered by completion time, then by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Flying {
     finish: Nanos,
@@ -207,7 +209,7 @@ struct Flying {
 struct Run<'a> {
     links: &'a [Link],
     views: Vec<PathView>,
-    /// When each link has sent everything it was given.
+    /// Time at which each link has sent everything queued on it.
     free_at: Vec<Nanos>,
     selectors: Vec<Selector>,
     random: Random,
@@ -256,7 +258,7 @@ impl Run<'_> {
         self.sent[path].add(io);
     }
 
-    /// Takes the next completion, if it is not after `until`.
+    /// Removes the next completion if it is not after `until`.
     fn reap(&mut self, until: Nanos) -> Option<Flying> {
         if self.flying.peek()?.0.finish > until {
             return None;
@@ -343,7 +345,7 @@ impl Run<'_> {
     }
 }
 
-/// The least of `sorted` that `percent` of 100 do not exceed; 0 of none.
+/// Returns the smallest value that `percent` percent of `sorted` do not exceed; 0 if it is empty.
 fn quantile(sorted: &[Nanos], percent: usize) -> Nanos {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

@@ -1,17 +1,17 @@
-//! `historical_service_time`: what dm-multipath's selector of this name does.
+//! `historical_service_time`: reimplements dm-multipath's selector of this name.
 //!
-//! The service time of a completion is the time since the start of the I/O or since the completion
-//! before it, whichever came later. Its average is exponential; an I/O that took longer weighs more,
-//! in steps of 2^24 ns. A path that has completed nothing for (paths x service time) is stale: idle
-//! it gets one I/O as a probe, busy it gets no more I/Os than its rival has.
+//! The service time of a completion is the time since the start of the I/O or since the previous
+//! completion, whichever is later. It is averaged exponentially; a longer I/O has more weight, in
+//! steps of 2^24 ns. A path without a completion for (paths x service time) is stale: if idle, it
+//! gets one I/O as a probe; if busy, it gets no more I/Os than its rival has.
 
 use super::{Nanos, PathView, Turn};
 
-/// Share of the old average that is left after an I/O of up to one bucket.
+/// Fraction of the old average that remains after an I/O of up to one bucket.
 const KEEP: f64 = 0.95;
-/// Length of a bucket, as a power of two of nanoseconds.
+/// Length of a bucket, as a power of two in nanoseconds.
 const BUCKET_SHIFT: u32 = 24;
-/// From this bucket on, nothing is left of the old average.
+/// From this bucket on, nothing of the old average remains.
 const BUCKETS: u64 = 64;
 
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ pub(super) struct History {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
-    /// Nanoseconds.
+    /// Average service time in nanoseconds.
     service_time: f64,
     stale_after: Nanos,
     last_finish: Nanos,
@@ -65,7 +65,7 @@ impl History {
     }
 }
 
-/// Whether `this` is strictly the better choice.
+/// Returns whether `this` is strictly the better choice.
 fn better((this, load): (&Past, u32), (rival, rival_load): (&Past, u32), now: Nanos) -> bool {
     let stale = |past: &Past| past.stale_after < now;
     match (load == 0, rival_load == 0) {

@@ -1,5 +1,5 @@
-//! `predicted_finish`: each path is taken for a serial link with a rate, behind which each I/O spends
-//! a base latency. Both are learned from completions.
+//! `predicted_finish`: models each path as a serial link with a rate, followed by a base latency
+//! that I/Os spend in parallel. Both are learned from completions.
 //!
 //! An I/O sent now finishes after
 //!
@@ -7,77 +7,77 @@
 //!   wait for the link + size / rate + base latency
 //! ```
 //!
-//! To choose the path where that is least is what each I/O would do for itself. It fills a near path
-//! until its queue is as long as the base latency of a far one, and leaves the far one idle meanwhile.
-//! But a place in the queue of a busy link makes nothing faster: it delays whatever comes later.
-//! So the wait is multiplied by what it costs all I/Os together, 1 / (1 - share of I/Os that had to
-//! wait): 1 on a path with idle time, where the rule is the selfish one, and large on a saturated
-//! path, which then holds what keeps it busy and no more while a far path can take the rest. When
-//! every path has a queue that outlasts the time to the next choice, nothing is gained by holding
-//! back, and the selfish rule is used: it keeps the longest latencies short.
+//! Choosing the path with the earliest finish is optimal for the single I/O. It fills a near path
+//! until its queue is as long as the base latency of a far one, and leaves the far one idle until
+//! then. But a place in the queue of a busy link makes nothing faster: it delays all later I/Os. So
+//! the wait is multiplied by its cost to all I/Os together, 1 / (1 - fraction of I/Os that had to
+//! wait). This price is 1 on a path with idle time, where the rule equals the selfish one. It is
+//! large on a saturated path, which then holds only enough to stay busy while a far path can take
+//! the rest. When every path has a queue that outlasts the time to the next choice, holding back
+//! gains nothing, and the selfish rule is used: it keeps the longest latencies short.
 //! (Marginal-cost pricing of a queue: Pigou 1920; Naor, Econometrica 37, 1969.)
 //!
-//! Learning. In the model an I/O has waited if and only if it was sent less than the base latency
-//! before the previous completion or earlier; then the time since that completion is its size over
-//! the rate, and otherwise its latency is the base latency plus its size over the rate. The base
-//! latency is the least seen in the last one to two seconds that had such samples; the rate moves
-//! quickly up and slowly down, because whatever disturbs a measurement makes it less. Where other
-//! threads use the path too, a completion stands for their bytes as well, and one I/O at a time is
-//! followed: the bytes that were on the path with it, over its latency, are a rate that the link has
-//! at least. A path that has been silent gets one I/O from time to time; one that is overdue costs
-//! what it is overdue.
+//! Learning: in the model, an I/O has waited if and only if it was sent earlier than one base
+//! latency before the previous completion. Then the time since that completion is its size divided
+//! by the rate; otherwise its latency is the base latency plus its size divided by the rate. The
+//! base latency is the minimum of the last one to two seconds that had such samples. The rate rises
+//! quickly and falls slowly, because any disturbance makes a measured rate too low. If other
+//! threads use the path too, a completion also stands for their bytes. In addition, one I/O at a
+//! time is followed: the bytes that were on the path with it, divided by its latency, are a lower
+//! bound of the link's rate. A path that has been silent gets one I/O from time to time; the cost
+//! of an overdue path is increased by the time it is overdue.
 
 use super::{Io, Nanos, PathView, Turn};
 
-/// Longest factor of the price of waiting: a path is not worth using when it takes longer than this
-/// many times the wait for another.
+/// Upper limit of the price of waiting: a path is not worth using if it takes longer than this many
+/// times the wait for another path.
 const PRICE_MAX: f64 = 32.0;
-/// Weight of one I/O in the share of I/Os that waited.
+/// Weight of one I/O in the fraction of I/Os that waited.
 const WAITED_WEIGHT: f64 = 1.0 / 32.0;
 /// Weight of one I/O in the mean time between choices.
 const INTERVAL_WEIGHT: f64 = 1.0 / 32.0;
-/// A queue is long enough when it lasts this many times the time to the next choice, and as long as
-/// predictions of the path are wrong.
+/// A queue is long enough if it lasts this many times the time to the next choice, plus the mean
+/// error of the path's predictions.
 const CUSHION: f64 = 2.0;
-/// A path is overdue when it is silent for this many mean errors longer than predicted.
+/// A path is overdue if it is silent for this many mean errors longer than predicted.
 const OVERDUE_ERRORS: f64 = 4.0;
 /// Weight of one I/O in the mean absolute error.
 const ERROR_WEIGHT: f64 = 1.0 / 16.0;
-/// How fast the largest size is forgotten, per I/O.
+/// Decay of the largest size, per I/O.
 const LARGEST_FADES: f64 = 1.0 / 64.0;
-/// Completions that make one measurement of the rate.
+/// Number of completions that make one measurement of the rate.
 const RATE_SAMPLES: u32 = 8;
-/// Weight of a measurement that says the link is faster, and slower, than believed.
+/// Weight of a measurement of a faster, and of a slower, rate than the current estimate.
 const FASTER_WEIGHT: f64 = 0.5;
 const SLOWER_WEIGHT: f64 = 1.0 / 8.0;
-/// A gap between completions counts at most as this many times the expected one.
+/// Upper limit of a gap between completions, as a multiple of the expected gap.
 const GAP_MAX: f64 = 8.0;
-/// Share of the first latency that is taken for the link's until something better is known.
+/// Fraction of the first latency attributed to the link until a better estimate is known.
 const FIRST_SPLIT: f64 = 0.5;
-/// What an I/O that had not waited leaves of that guess.
+/// Fraction of that estimate that remains after an I/O that had not waited.
 const HOPE: f64 = 0.5;
-/// How long a least latency is kept, at least; at most twice this.
+/// Minimum time that a least latency is kept; the maximum is twice this.
 const BASE_WINDOW: Nanos = 1_000_000_000;
-/// An idle path is tried again after this time, after this many times its latency, and after this
-/// many I/Os on others.
+/// An idle path is tried again after this time, after [`EXPLORE_TIMES`] times its latency, and
+/// after [`EXPLORE_TIMES`] I/Os on other paths.
 const EXPLORE_AFTER: Nanos = 100_000_000;
 const EXPLORE_TIMES: u32 = 64;
 
-/// What `predicted_finish` expects of a path.
+/// Learned parameters of a path under `predicted_finish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prediction {
-    /// Latency of an I/O of no size on an idle path, nanoseconds.
+    /// Latency of a zero-length I/O on an idle path, in nanoseconds.
     pub base_latency: Nanos,
-    /// Bytes per second.
+    /// Rate in bytes per second.
     pub rate: u64,
-    /// Mean of |predicted - actual latency| of recent I/Os, nanoseconds.
+    /// Mean of |predicted - actual latency| of recent I/Os, in nanoseconds.
     pub mean_absolute_error: Nanos,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Predictor {
     links: Vec<Link>,
-    /// I/Os that were given a path.
+    /// Number of I/Os for which a path was chosen.
     chosen: u64,
     last_select: Nanos,
     /// Means of the time between two choices, and of its square.
@@ -85,7 +85,7 @@ pub(super) struct Predictor {
     interval_square: f64,
 }
 
-/// A latency, and the size it was seen with.
+/// A latency and the size of its I/O.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     latency: f64,
@@ -102,43 +102,43 @@ impl Sample {
 struct Followed {
     started: Nanos,
     predicted: f64,
-    /// Bytes on the path, of all threads, with this I/O.
+    /// Bytes on the path, of all threads, including this I/O.
     bytes: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
-    /// Nanoseconds per byte; no meaning before `least` holds something.
+    /// Nanoseconds per byte; meaningless while `least` is empty.
     per_byte: f64,
     /// `per_byte` was measured, not guessed.
     rate_known: bool,
-    /// Samples of the least base latency: of the present window and of the one before.
+    /// Samples with the least base latency, of the current and of the previous window.
     least: [Option<Sample>; 2],
     window_start: Nanos,
-    /// The measurement of the rate in progress: nanoseconds, bytes, completions.
+    /// The rate measurement in progress: nanoseconds, bytes, completions.
     gaps: f64,
     gap_bytes: f64,
     gap_count: u32,
-    /// Share of I/Os that had to wait, recently.
+    /// Fraction of recent I/Os that had to wait.
     waited: f64,
-    /// When the link will have sent everything, by the model.
+    /// Time at which the modeled link has sent all its bytes.
     free_at: Nanos,
     last_finish: Option<Nanos>,
-    /// The last completion, or the start that made the path busy.
+    /// Time of the last completion, or of the start that made the path busy.
     last_sign: Nanos,
-    /// This selector's part of the bytes on the path, recently.
+    /// Recent fraction of the bytes on the path that belong to this selector.
     own_share: f64,
     own_bytes: u64,
-    /// Size of the largest I/O of late.
+    /// Size of the largest recent I/O.
     largest: f64,
-    /// Bytes on the path, of all threads, with the I/O that was given this path last.
+    /// Bytes on the path, of all threads, including the I/O for which it was chosen last.
     all_bytes: f64,
-    /// Some of those were other threads'. What they delay cannot be told from base latency, so a
-    /// sample from then may lower the base latency and not raise it.
+    /// Some of those bytes belong to other threads. The delay they cause cannot be distinguished
+    /// from base latency, so a sample taken then may only lower the base latency.
     shared: bool,
-    /// `Predictor::chosen` when this path was chosen last.
+    /// Value of `Predictor::chosen` when this path was chosen last.
     last_chosen: u64,
-    /// The I/O whose prediction is being checked.
+    /// I/O whose prediction is being checked.
     followed: Option<Followed>,
     error: f64,
 }
@@ -152,11 +152,12 @@ impl Link {
         }
     }
 
-    /// Nanoseconds until the link has sent what it has. The clock of the model is held between what
-    /// the bytes in flight allow: all of them are still to be sent; or what completed last had left
-    /// the link a base latency before, and as much of them as fits into the time since then has been
-    /// sent. That time is at most one I/O's, because a path that has stopped has sent nothing; where
-    /// other threads have I/Os too it is not known.
+    /// Returns the nanoseconds until the link has sent its queue. The modeled clock is kept within
+    /// bounds derived from the bytes in flight. Upper bound: all of them are still to be sent.
+    /// Lower bound: the I/O that completed last left the link one base latency before its
+    /// completion, and the link has been sending since then. The time since the completion counts
+    /// for at most one I/O, because a stalled path has sent nothing; if other threads have I/Os on
+    /// the path too, it is unknown and counts as zero.
     fn wait(&self, base: f64, view: &PathView, now: Nanos) -> f64 {
         let all = view.bytes_in_flight as f64 * self.per_byte;
         let by_clock = self.free_at.saturating_sub(now) as f64;
@@ -210,7 +211,7 @@ impl Link {
         if let Some(finish) = waited {
             self.learn_gap(now.saturating_sub(finish) as f64, bytes);
         } else if !self.rate_known {
-            // The link had room for this I/O; how many more it has room for shows when it gets them.
+            // The link had room for this I/O. Further I/Os will show how much more room it has.
             self.per_byte *= HOPE;
             self.learn_base(Sample { latency, bytes }, now);
         } else if !self.shared || latency - bytes * self.per_byte < base {
@@ -270,8 +271,8 @@ impl Predictor {
         Some(chosen)
     }
 
-    /// Time to the next choice, in the mean over points in time, so that pauses between bursts count
-    /// by their length.
+    /// Returns the expected time to the next choice. It is a mean over points in time, so pauses
+    /// between bursts count by their length.
     fn interval(&mut self, now: Nanos) -> f64 {
         let gap = now.saturating_sub(self.last_select) as f64;
         self.last_select = now;
@@ -336,18 +337,18 @@ impl Predictor {
     }
 }
 
-/// Nanoseconds.
+/// Cost of sending an I/O on a link, in nanoseconds.
 struct Cost {
-    /// Until the link is free.
+    /// Time until the link is free.
     wait: f64,
-    /// What the I/O itself would wait.
+    /// Cost to the I/O itself.
     selfish: f64,
-    /// What all I/Os together would.
+    /// Cost to all I/Os together.
     priced: f64,
 }
 
 impl Link {
-    /// What it costs to send `io` here, after `chosen` choices.
+    /// Returns the cost of sending `io` here, after `chosen` choices.
     fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
         let flat = |cost: f64| Cost {
             wait: 0.0,
@@ -355,7 +356,7 @@ impl Link {
             priced: cost,
         };
         let Some(base) = self.base() else {
-            // Nothing is known: try one I/O, and then wait for it if there is another path.
+            // Unknown path: try one I/O, then wait for its completion if another path exists.
             return flat(f64::from(view.in_flight) * 1e18);
         };
         let service = f64::from(io.bytes) * self.per_byte;

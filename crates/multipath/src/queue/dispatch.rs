@@ -1,4 +1,4 @@
-//! Which link takes what waits.
+//! Dispatch of waiting jobs to links.
 
 use super::LunQueue;
 use crate::link::{Link, LinkState};
@@ -36,7 +36,7 @@ impl LunQueue {
         }
     }
 
-    /// Sends what waits, as far as paths and limits allow.
+    /// Sends waiting jobs as far as paths and limits permit.
     pub(super) fn dispatch(&mut self, now: Nanos) {
         if self.waiting.is_empty() {
             return;
@@ -66,7 +66,7 @@ impl LunQueue {
                 self.fail_flush(slot, to, now);
                 continue;
             }
-            // A silent path is asked only for what no other can answer for.
+            // A silent path gets only the flushes that no other path can cover.
             let own = !self.attributes.shared_cache;
             if let Some(to) = bound.filter(|b| own && self.links[*b].queue.is_none()) {
                 match now - self.job(slot).first > self.grace() {
@@ -85,7 +85,8 @@ impl LunQueue {
                 Some(_) => later.push_back(slot),
                 None => {
                     later.push_back(slot);
-                    // Nothing takes what is like it either; parts of flushes have their path.
+                    // No path takes a similar job either, except parts of flushes, which have their
+                    // own path.
                     if avoid.is_none() && !io.write {
                         later.append(&mut self.waiting);
                         break;
@@ -99,8 +100,8 @@ impl LunQueue {
             .store(self.waiting.len() as u32, Relaxed);
     }
 
-    /// Writes go where they are taken, and not where they were refused lately if another path takes
-    /// them.
+    /// Restricts writes to writable paths, and spares paths that recently refused writes if another
+    /// path takes them.
     fn leave_to_writable(&mut self, now: Nanos) {
         let heeded = self.attributes.alua_enabled;
         let takes = |l: &Link| !l.path.read_only.load(Relaxed);
@@ -111,7 +112,7 @@ impl LunQueue {
         }
     }
 
-    /// Hands a job to a link; `false` when the link takes none.
+    /// Submits a job to a link. Returns `false` if the link does not accept it.
     pub(super) fn send(&mut self, slot: u32, path: usize, now: Nanos) -> bool {
         let tag = self.child_tag(slot);
         let link = &mut self.links[path];
@@ -145,7 +146,7 @@ impl LunQueue {
         true
     }
 
-    /// A link does not have the job any more.
+    /// Removes a job from the accounting of a link. Returns the start of its attempt.
     pub(super) fn unload(&mut self, path: usize, slot: u32) -> Nanos {
         let job = self.job(slot);
         let (io, started) = (job.io, job.started);

@@ -1,4 +1,4 @@
-//! What the error of one path means: another path is asked before it is believed.
+//! Verification of errors: an error of one path is tried on another path before it is reported.
 
 use super::{LunQueue, Owner};
 use crate::link::Link;
@@ -6,23 +6,23 @@ use crate::policy::{Io, Nanos};
 use block::{Error, ErrorKind, Op};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What no path takes now is tried again after this; it doubles, so many times.
+/// Pause before a job that no path takes now is retried; it doubles up to [`BUSY_DOUBLINGS`] times.
 const BUSY_PAUSE: Nanos = 2_000_000;
 const BUSY_DOUBLINGS: u32 = 8;
 
 impl LunQueue {
-    /// Asks another path for what failed on one.
+    /// Retries a failed job on another path.
     pub(super) fn doubt(&mut self, path: usize, slot: u32, op: Op, now: Nanos) {
         let job = self.job(slot);
         if job.doubted.is_some() {
-            // Nobody else was asked: the other is silent, or has no room.
+            // The first retry found no other path: it is silent or has no room.
             job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
         }
         (job.doubted, job.avoid) = (Some(path), Some(path));
         self.again(slot, op, None, now);
     }
 
-    /// Whether another path could say what became of a job that failed on one.
+    /// Returns whether another path could verify the error of a job.
     pub(super) fn has_witness(&mut self, path: usize, io: Io, slot: u32) -> bool {
         let heeded = self.attributes.alua_enabled;
         let may = |l: &Link| {
@@ -36,8 +36,8 @@ impl LunQueue {
             && self.job(slot).attempts < self.attributes.max_retries
     }
 
-    /// A path has refused a write that another carried out: that counts as a loss, and for as long
-    /// as such a path is held back, writes are left to others.
+    /// Handles a write that a path refused and another path completed. It counts as a loss of the
+    /// path; while the path is held back, writes go to other paths.
     pub(super) fn blame(&mut self, path: usize, since: Nanos, now: Nanos) {
         let shared = &self.links[path].path;
         if shared.flapped(since, self.attributes.flap_penalty_secs, now) {
@@ -52,8 +52,8 @@ impl LunQueue {
         self.shared.only.is_none() && links.any(|(i, l)| i != path && l.serves(heeded))
     }
 
-    /// A path does not take a job now: another is asked at once, and then the pauses grow. This is no
-    /// failed attempt, and ends when I/O without a path would.
+    /// Handles a job that a path cannot take now: another path is tried immediately, then pauses
+    /// grow. This is not a failed attempt; it ends after the time that I/O waits for a path.
     pub(super) fn not_now(&mut self, path: usize, slot: u32, op: Op, error: Error, now: Nanos) {
         let (grace, other) = (self.grace(), self.has_other(path));
         self.links[path].path.counters.busy.fetch_add(1, Relaxed);

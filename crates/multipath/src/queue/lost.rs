@@ -1,4 +1,4 @@
-//! What becomes of a connection that is lost or given up, and of what it left unanswered.
+//! Handling of a connection that is lost or closed, and of its unanswered requests.
 
 use super::{LunQueue, Owner, TICK, nanos};
 use crate::ghosts::{Ghost, OPEN};
@@ -10,13 +10,13 @@ use rustix::event::epoll;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-/// How long a queue that is dropped waits for what is in flight.
+/// Maximum time that dropping a queue waits for jobs in flight.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection that lasted longer was of use, even if nothing was written.
+/// A connection that lasted longer was useful, even if nothing was written.
 const STEADY: Nanos = 10_000_000_000;
 
 impl LunQueue {
-    /// Gives a connection up. What it has in flight goes another way.
+    /// Closes a connection. Its jobs in flight are resubmitted on other paths.
     pub(super) fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
             return;
@@ -59,8 +59,8 @@ impl LunQueue {
         self.mark_down(path);
     }
 
-    /// Waits for what could not be taken back: the drop of a kernel ring would as well, and then
-    /// nobody had the answers.
+    /// Waits for jobs that could not be taken back. Dropping a kernel ring would wait for them too,
+    /// but their results would be lost.
     fn await_kept(&mut self, path: usize) {
         let mut done = Vec::new();
         while let (false, Some(queue)) = (
@@ -77,7 +77,7 @@ impl LunQueue {
         }
     }
 
-    /// Takes back everything a link has in flight, and notes writes that may still be carried out.
+    /// Takes back all jobs of a link, and records writes that may still be executed.
     pub(super) fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         let jobs = std::mem::take(&mut self.links[path].jobs);
         let mut kept = Vec::new();
@@ -92,7 +92,7 @@ impl LunQueue {
                     self.haunt(path, tag, &request.op, now, OPEN);
                     moved.push((slot, request.op));
                 }
-                // The device holds its memory: the completion comes as ever.
+                // The device still uses its memory: the completion arrives normally.
                 None => kept.push(slot),
             }
         }
@@ -110,20 +110,20 @@ impl LunQueue {
         }
     }
 
-    /// When what a connection that is closed now left open is taken for settled.
+    /// Returns when the open writes of a connection closed at `now` count as settled.
     pub(super) fn quiesced(&self, now: Nanos) -> Nanos {
         now + self.attributes.quiesce().as_nanos() as Nanos
     }
 
-    /// From now on nothing more goes out on a connection. A fence may be late: it has as long as I/O
-    /// waits for a path, because both need one.
+    /// Marks a connection as closed: it sends nothing more. Fencing may take longer: it may wait
+    /// for a path as long as I/O does.
     fn closed(&self, path: usize, now: Nanos) {
         let fence = u64::from(self.attributes.transient_secs) * 1_000_000_000;
         let until = self.quiesced(now);
         self.lun.ghosts.closed(self.shared.id, path, until, fence);
     }
 
-    /// Notes a write without an answer.
+    /// Records a write without a response as a lost write.
     pub(super) fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos, until: Nanos) {
         let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
             return;
@@ -143,7 +143,8 @@ impl LunQueue {
 }
 
 impl Drop for LunQueue {
-    /// Waits for answers, but not for long. What is not answered then may still be carried out.
+    /// Waits for completions for a limited time. Writes unanswered after that may still be
+    /// executed.
     fn drop(&mut self) {
         let until = self.lun.clock.now() + nanos(LEAVE_TIMEOUT);
         let _ = self.harvest();

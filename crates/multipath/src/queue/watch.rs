@@ -1,4 +1,4 @@
-//! The clock of a queue: silence, deadlines, and what waits for too long.
+//! Timeouts of a queue: silent paths, overdue requests, and requests that waited too long.
 
 use super::{LunQueue, Owner, TICK};
 use crate::link::{Link, LinkState};
@@ -8,16 +8,16 @@ use block::{Buf, Error, ErrorKind, Op};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A thread that did not come back for this long was itself not running, or busy elsewhere: that
-/// time is no path's fault.
+/// If the thread did not tick for this long, it was not running or was busy elsewhere. That time is
+/// not attributed to any path.
 const OWN_STALL: Nanos = 25_000_000;
-/// Bytes of the read that asks a silent path whether it is there.
+/// Minimum length in bytes of the read that probes a silent path.
 const PROBE_BYTES: usize = 4096;
-/// Time between two questions to a suspect path that answers.
+/// Interval between probes of a suspect path that answers.
 const PROBE_PAUSE: Nanos = 100_000_000;
-/// Time between two looks at latencies.
+/// Interval between updates of the latency quantiles.
 const LEARN_EVERY: Nanos = 500_000_000;
-/// I/Os that are noted as waiting.
+/// Maximum number of waiting I/Os that are listed.
 const SHOWN_MAX: usize = 64;
 
 impl LunQueue {
@@ -28,7 +28,7 @@ impl LunQueue {
         }
         self.looked = now;
         if away > OWN_STALL {
-            // What was on its way meanwhile could not be heard.
+            // Completions that arrived during the stall could not be received.
             for link in &mut self.links {
                 link.heard = now.min(link.heard + away);
             }
@@ -73,7 +73,7 @@ impl LunQueue {
         let silent = now.saturating_sub(link.heard);
         let suspect = matches!(link.state, LinkState::Suspect(_));
         if link.queue.is_some() && suspect && link.jobs.is_empty() {
-            // It answers, and has to do so for a while.
+            // The path answers again, and must do so for a while.
             if silent > PROBE_PAUSE {
                 self.links[path].heard = now;
                 self.probe(path, now);
@@ -116,8 +116,8 @@ impl LunQueue {
         }
     }
 
-    /// Whether a path other than this is up and not itself silent: when all are, it is not the
-    /// path, and moving everything about would make it worse.
+    /// Returns whether another path is up and not silent itself. If all paths are silent, the cause
+    /// is not the path, and moving the I/O would make matters worse.
     fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
         let heeded = self.attributes.alua_enabled;
         let mut others = self.links.iter().enumerate().filter(|(i, _)| *i != path);
@@ -145,7 +145,7 @@ impl LunQueue {
         self.probe(path, now);
     }
 
-    /// Asks a path whether it is there, on the connection it has.
+    /// Probes a path on its existing connection.
     pub(super) fn probe(&mut self, path: usize, now: Nanos) {
         if self.links[path].probing {
             return;
@@ -169,7 +169,7 @@ impl LunQueue {
         }
     }
 
-    /// Lets writes go that waited for a lost one.
+    /// Releases writes that waited for a lost write.
     fn release_held(&mut self, now: Nanos) {
         if self.held.is_empty() {
             return;
@@ -194,7 +194,7 @@ impl LunQueue {
         self.shared.held.store(self.held.len() as u32, Relaxed);
     }
 
-    /// How long I/O waits for a path.
+    /// Returns how long I/O waits for a path.
     pub(super) fn grace(&self) -> Nanos {
         match self.attributes.infinite_retries_enable {
             true => Nanos::MAX,
@@ -202,7 +202,7 @@ impl LunQueue {
         }
     }
 
-    /// Notes since when nothing carries I/O, or writes.
+    /// Records since when no link carries I/O, or writes.
     pub(super) fn note_stranded(&mut self, now: Nanos) {
         let heeded = self.attributes.alua_enabled;
         let carries = |l: &&Link| l.queue.is_some() && (!heeded || l.path.access.carries());
@@ -219,7 +219,7 @@ impl LunQueue {
         note(writable, &mut self.unwritable);
     }
 
-    /// Ends what has waited for a path for too long. Writes wait for one that takes writes.
+    /// Fails jobs that have waited too long for a path. Writes wait for a writable path.
     fn give_up_waiting(&mut self, now: Nanos) {
         self.note_stranded(now);
         let attributes = Arc::clone(&self.attributes);
@@ -250,7 +250,7 @@ impl LunQueue {
         }
     }
 
-    /// Leaves a note of what waits, for whoever asks.
+    /// Publishes the waiting I/Os for status queries.
     fn show_waiting(&self, now: Nanos) {
         let mut shown = lock(&self.shared.shown);
         shown.clear();
