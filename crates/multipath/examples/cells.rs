@@ -1,9 +1,9 @@
-//! What choosing paths by cell saves: hops and CPU for each I/O, policy by policy.
+//! Measures the effect of path selection by NUMA node: hops and CPU time per I/O, for each policy.
 //!
-//! Four paths in memory, two in each of two cells; two threads, one pinned in each cell. The cells
-//! are laid over the processors of this machine by a topology of the example's own, with the
-//! distances 10 and 20 that firmware gives for one hop, so hops are exact and memory is not remote:
-//! the CPU column shows what the choice costs, not what a remote access would.
+//! Four paths in memory, two on each of two nodes; two threads, one pinned to each node. The nodes
+//! are an artificial topology over the CPUs of this machine, with the distances 10 and 20 that
+//! firmware reports for one hop. Hop counts are therefore exact, but no memory is remote: the CPU
+//! column shows the cost of the selection, not of remote accesses.
 //!
 //! `cargo run --release -p multipath --example cells`
 
@@ -33,7 +33,7 @@ const POLICIES: [&str; 4] = [
     "least_cmd_load",
 ];
 
-/// A path to memory of one cell that counts how far each request came.
+/// A path to memory of one node. It counts the distance of each request.
 struct CellPath {
     name: String,
     cell: u32,
@@ -43,7 +43,7 @@ struct CellPath {
     distance: Arc<AtomicU64>,
 }
 
-/// A path as the LUN holds it.
+/// A path as held by the LUN.
 struct Shared(Arc<CellPath>);
 
 struct Near(Arc<CellPath>, Identity);
@@ -179,7 +179,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Two cells, each with one of the first two processors and half of the others.
+/// Creates a sysfs tree with two nodes, each with one of the first two CPUs and half of the others.
 fn lay_out(root: &Path) -> std::io::Result<()> {
     let nodes = root.join("devices/system/node");
     let cpus = std::thread::available_parallelism()?.get().max(2);
@@ -195,7 +195,7 @@ fn lay_out(root: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// CPU nanoseconds and hops for each I/O.
+/// Returns CPU nanoseconds and hops per I/O.
 fn run(
     policy: &str,
     topology: &Arc<Topology>,
@@ -248,13 +248,13 @@ fn run(
     Ok((cpu / (2 * IOS) as f64, hops / (2 * IOS) as f64))
 }
 
-/// Reads on one processor; the nanoseconds of CPU that they took.
+/// Reads from one CPU. Returns the CPU nanoseconds of the measured reads.
 fn load(lun: &Lun, cpu: usize, barrier: &Barrier, distance: &AtomicU64) -> Result<f64> {
     let mut one = CpuSet::new();
     one.set(cpu);
     sched_setaffinity(None, &one).expect("a processor of this machine");
     let mut queue = lun.queue()?;
-    // Paths are connected beside the load: what goes out before all of them are there tells nothing.
+    // Paths are connected in the background; reads before all of them are up are not measured.
     let end = Instant::now() + WARM;
     while Instant::now() < end {
         read(&mut *queue, DEPTH)?;
@@ -267,7 +267,7 @@ fn load(lun: &Lun, cpu: usize, barrier: &Barrier, distance: &AtomicU64) -> Resul
     Ok(cpu_ns() - began)
 }
 
-/// `count` reads, [`DEPTH`] at a time.
+/// Performs `count` reads, [`DEPTH`] at a time.
 fn read(queue: &mut dyn Queue, count: u64) -> Result<()> {
     let mut done: Vec<Completion> = Vec::new();
     let mut free: Vec<Buf> = (0..DEPTH).map(|_| Buf::zeroed(BYTES)).collect();

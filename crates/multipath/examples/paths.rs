@@ -1,5 +1,5 @@
-//! A load on a LUN over the given paths, for comparisons that `docs/bench/paths.sh` drives: prints one
-//! JSON object with requests per second, latencies, processor time, and what each path carried.
+//! Load on a LUN over the given paths, for comparisons run by `docs/bench/paths.sh`. Prints one
+//! JSON object with requests per second, latencies, CPU time, and the I/O carried by each path.
 //!
 //! ```text
 //!   cargo run --release -p multipath --example paths -- --seconds 3 nbd://10.77.1.1 nbd://10.77.2.1
@@ -23,9 +23,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// How long opening may take.
+/// Timeout for opening and connecting.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The kernel's clock ticks per second in `/proc`.
+/// Clock ticks per second in `/proc` (USER_HZ).
 const TICKS: f64 = 100.0;
 
 #[derive(Parser)]
@@ -103,7 +103,7 @@ impl BlockDevice for Bare {
     }
 }
 
-/// Counters at one moment.
+/// Counters at one point in time.
 struct Snapshot {
     at: Instant,
     own: f64,
@@ -117,7 +117,7 @@ struct Snapshot {
 struct Tally {
     count: u64,
     bytes: u64,
-    /// Microseconds.
+    /// Latencies in microseconds.
     latencies: Vec<u32>,
 }
 
@@ -277,7 +277,7 @@ fn load(
 fn snapshot(arguments: &Arguments, lun: Option<&Lun>) -> Snapshot {
     let own = clock_gettime(ClockId::ProcessCPUTime);
     let servers = arguments.servers.iter().map(|pid| {
-        // utime and stime are fields 14 and 15; the name, which may hold blanks, is the second.
+        // utime and stime are fields 14 and 15; field 2 is the name, which may contain spaces.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let rest = stat.rsplit(')').next().unwrap_or_default();
         let fields = rest.split_whitespace().skip(11).take(2);
@@ -297,7 +297,7 @@ fn snapshot(arguments: &Arguments, lun: Option<&Lun>) -> Snapshot {
     }
 }
 
-/// Bytes received and sent, of the interfaces that this process sees.
+/// Returns bytes received and sent by the network interfaces visible to this process.
 fn links(prefix: Option<&str>) -> Vec<(String, u64, u64)> {
     let Some(prefix) = prefix else {
         return Vec::new();

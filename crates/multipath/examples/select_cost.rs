@@ -1,4 +1,4 @@
-//! What one choice costs: nanoseconds per `select`, `started` and `completed` together, with each
+//! Cost of path selection: nanoseconds for `select`, `started` and `completed` together, for each
 //! policy on 2, 8 and 32 paths.
 //!
 //! `cargo run --release -p multipath --example select_cost`
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 const ROUNDS: u64 = 2_000_000;
 const DEPTH: u64 = 32;
-/// Time between two choices of the clock that policies see.
+/// Virtual time between two choices, in nanoseconds.
 const STEP: u64 = 10_000;
 
 fn main() {

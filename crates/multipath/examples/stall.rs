@@ -1,5 +1,6 @@
-//! How long I/O stands still when a path goes: reads of 4 KiB, eight at a time, over two paths to the
-//! same export; in each round one path falls silent or is reset. Prints one JSON object a round.
+//! Duration of the I/O stall when a path is lost: reads of 4 KiB with a queue depth of eight over
+//! two paths to the same export. In each round one path falls silent or is reset. Prints one JSON
+//! object per round.
 //!
 //! ```text
 //!   cargo run --release -p multipath --example stall -- --rounds 50 SOCKET SOCKET
@@ -20,9 +21,9 @@ use std::time::{Duration, Instant};
 const DEPTH: u64 = 8;
 const BYTES: usize = 4096;
 const WITHIN: Duration = Duration::from_secs(5);
-/// Long enough for the queue to learn how fast its paths are.
+/// Warm-up time, long enough for the queue to learn the latency of its paths.
 const WARM: Duration = Duration::from_millis(1200);
-/// After what was moved has ended.
+/// Pause after the resubmitted I/O has completed.
 const REST: Duration = Duration::from_millis(100);
 
 #[derive(Parser)]
@@ -126,7 +127,7 @@ fn round(proxies: &[Pathsim], number: usize, fault: &str) -> Result<(), Failure>
     Ok(())
 }
 
-/// Reads until told to stop; `worst` is the longest latency in microseconds.
+/// Reads until `stop` is set. `worst` receives the longest latency in microseconds.
 fn load(lun: &Lun, stop: &AtomicBool, worst: &AtomicU64) -> Result<u64, Failure> {
     let mut queue = lun.queue()?;
     let blocks = queue.info().size / BYTES as u64;

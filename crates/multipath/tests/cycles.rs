@@ -1,4 +1,4 @@
-//! Paths that are lost and come back, hundreds of times, under a load that knows every byte.
+//! Paths are lost and restored hundreds of times, under a load that verifies every byte.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 const CYCLES: usize = 500;
-/// Every so many cycles the server itself is killed.
+/// Number of cycles between kills of the server itself.
 const KILL_EVERY: usize = 25;
 
 #[test]
@@ -34,7 +34,7 @@ fn five_hundred_times_a_path_is_lost_and_no_byte_is() {
     for cycle in 0..CYCLES {
         let path = cycle % 2;
         let before = carried(path);
-        // A path that never carried anything has nothing to lose.
+        // A path that never carried I/O has nothing to lose.
         until("it carries I/O", || carried(path) > before);
         let killed = cycle % KILL_EVERY == KILL_EVERY - 1;
         if killed {

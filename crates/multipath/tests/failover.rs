@@ -1,4 +1,4 @@
-//! A LUN over real NBD servers that are killed, stopped and started again while it is in use.
+//! A LUN over real NBD servers that are killed, stopped and restarted while it is in use.
 
 mod common;
 
@@ -141,14 +141,14 @@ fn another_disk_is_refused_and_carries_nothing() {
     let a = Server::new(dir.path(), "one", 0, generic);
     let b = Server::new(dir.path(), "other", 1, generic);
     let same = Server::new(dir.path(), "one", 2, generic);
-    // An ID that many have, and nothing to prove it by: not merged.
+    // A generic ID and no way to prove identity: the paths are not merged.
     let one = lun(&[&a, &b, &same], |_| ());
     let refused = PathState::AuthFailed;
     assert_eq!(states(&one), [PathState::Unopen, refused, refused]);
     let why = one.status().paths[1].why.clone().unwrap();
     assert!(why.contains("many could have"), "{why}");
     drop(one);
-    // With a place for a nonce the same disk is told from a copy.
+    // With a nonce, the same disk can be distinguished from a copy.
     let paths = [&a, &b, &same].map(|s| Arc::new(s.path()) as _);
     let mut config = config(paths.into());
     config.proof = Proof::Nonce { offset: 12 << 20 };
@@ -211,7 +211,7 @@ fn a_path_that_was_another_disk_for_a_while_needs_no_administrator() {
     let lun = Arc::new(Lun::open(config).unwrap());
     let load = Load::start(Arc::clone(&lun) as _, 256, 5);
     let image = b.image.clone();
-    // Another description, and then other blocks.
+    // First another description, then other blocks.
     for (wwid, content) in [("naa.5000c500ffffffff", "disk"), (WWID, "other")] {
         until("it is in use", || states(&lun)[1] == PathState::Active);
         b.kill();
@@ -224,7 +224,7 @@ fn a_path_that_was_another_disk_for_a_while_needs_no_administrator() {
         until("refused", || states(&lun)[1] == PathState::AuthFailed);
         let carried = |lun: &Lun| lun.status().paths[1].reads + lun.status().paths[1].writes;
         let before = carried(&lun);
-        // It is examined again, and stays what it is.
+        // It is examined again and stays refused.
         let examined = format!("{:?}", lun.status().paths[1].why);
         until("the other carries on", || {
             lun.status().paths[0].reads > before + 1000
@@ -288,7 +288,7 @@ fn what_waits_for_a_path_ends_at_once_before_a_close_by_force() {
             let mut all = Blocking::open(&lun).unwrap();
             all.write_at(0, &[1; BLOCK]).unwrap();
             ready.send(()).unwrap();
-            // Until the path is gone, and then for ever.
+            // Succeeds until the path is lost, then waits indefinitely.
             loop {
                 if let Err(error) = all.write_at(0, &[2; BLOCK]) {
                     return error;
@@ -305,7 +305,7 @@ fn what_waits_for_a_path_ends_at_once_before_a_close_by_force() {
     });
 }
 
-/// With an attempt to connect that may take an hour, a queue that waited for one would never be opened.
+/// With a connection timeout of an hour, a queue that waited for a connection would never open.
 #[test]
 fn a_queue_waits_for_no_path_that_is_lost_before_a_close_by_force() {
     let dir = TempDir::new().unwrap();
@@ -323,7 +323,7 @@ fn a_queue_waits_for_no_path_that_is_lost_before_a_close_by_force() {
     assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
 }
 
-/// With an attempt to connect that may take an hour, and more queues than could each wait for a moment.
+/// With a connection timeout of an hour, and more queues than could each wait for a moment.
 #[test]
 fn a_path_that_never_answers_is_waited_for_once_and_not_by_each_queue() {
     let dir = TempDir::new().unwrap();
@@ -366,7 +366,7 @@ fn a_path_that_is_dead_costs_a_queue_nothing_and_comes_in_when_it_answers() {
         assert!(lun.status().paths[0].why.is_some());
         assert!(began.elapsed() < WITHIN, "each queue waits for it");
     }
-    // The pauses grow to a second, for all queues together.
+    // The backoff grows to a second and is shared by all queues.
     let (tried, most) = (counted.stats().connections, 10 + began.elapsed().as_secs());
     assert!((1..=most).contains(&tried), "{tried} attempts");
     let mut queue = lun.queue().unwrap();
@@ -412,7 +412,7 @@ fn paths_come_and_go_under_load() {
     until("it is back", || total(0) > still + 20);
     lun.set("load_bal_policy", "preferred_path").unwrap();
     lun.set("preferred_path", "c2t0d0").unwrap();
-    // The queue has heard of it, and what was under way is done.
+    // The queue has applied the change, and earlier I/O has completed.
     let preferred = total(1);
     until("the preferred one carries on", || total(1) > preferred + 50);
     until("it drains", || lun.status().paths[0].in_flight == 0);

@@ -1,6 +1,6 @@
-//! A write that the network holds back while it is carried out another way must never undo what was
-//! written later: not when the network heals, not when the connection was reset, and not when it
-//! arrives twice.
+//! A write that the network delays while it is resubmitted on another path must never undo a later
+//! write: not when the network heals, not when the connection was reset, and not when it arrives
+//! twice.
 
 mod common;
 
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The block that both writes go to.
+/// Block that both writes go to.
 const AT: u64 = 77;
 
-/// A LUN with two paths, each through a proxy; I/O goes through the second as long as it can.
+/// A LUN with two paths, each through a proxy. I/O uses the second path while it can.
 struct Rig {
     sims: [Pathsim; 2],
     servers: Vec<Server>,
@@ -93,7 +93,7 @@ impl Rig {
         queue
     }
 
-    /// Write A is held in the network, and acknowledged through the other path.
+    /// Delays write A in the network until it is acknowledged through the other path.
     fn lose(&self, lun: &Lun, queue: &mut dyn Queue) {
         self.sims[1].run("hold").unwrap();
         queue.submit(write(1, AT, &stamp(AT, 1, 1))).unwrap();
@@ -103,7 +103,7 @@ impl Rig {
         assert!(lun.status().lost_writes > 0);
     }
 
-    /// Write B over the same blocks.
+    /// Submits write B to the same block and waits until it is held.
     fn overwrite(&self, lun: &Lun, queue: &mut dyn Queue) {
         queue.submit(write(2, AT, &stamp(AT, 2, 1))).unwrap();
         until("B is held", || {
@@ -113,12 +113,12 @@ impl Rig {
         });
     }
 
-    /// The server has answered what came the same way after all that was held, time and again.
+    /// Waits until the server has answered requests that it received after the delayed data.
     fn has_had_its_chance(&mut self) {
         until("all that was held is delivered", || {
             self.sims[1].stats().held == 0
         });
-        // A server that dies of a reset is started again; it is not what is tested.
+        // A server that crashed on a reset is restarted; that is not the subject of this test.
         for server in &mut self.servers {
             server.revive();
         }
@@ -135,7 +135,7 @@ impl Rig {
         }
     }
 
-    /// A has had its chance, and B stands.
+    /// Checks that B is on disk after A was delivered.
     fn settled(&mut self, lun: &Lun) {
         self.sims[1].run("pass").unwrap();
         self.has_had_its_chance();
@@ -148,15 +148,15 @@ impl Rig {
         let mut queue = self.lose_one(&lun);
         self.overwrite(&lun, &mut *queue);
         self.sims[1].run("pass").unwrap();
-        // Nothing but the late answer can have let it go.
+        // Only the late response can have released it.
         answer(&mut *queue).result.unwrap();
         assert!(lun.status().paths[1].late_answers > 0);
         self.finds(2, "after the late answer");
         self.settled(&lun);
     }
 
-    /// The time to wait is counted from the moment the connection is given up, not from the first
-    /// suspicion: what lies in an open connection may go out at any time.
+    /// The quiesce time starts when the connection is closed, not at the first suspicion: data
+    /// queued on an open connection may be sent at any time.
     fn heals_after_the_quiesce_time_of_an_open_connection(mut self) {
         let lun = self.lun(false, |a| {
             a.quiesce_secs = 1;
@@ -225,7 +225,7 @@ impl Rig {
         let lun = self.lun(true, |a| a.quiesce_secs = 600);
         let mut queue = self.lose_one(&lun);
         queue.submit(write(2, AT, &stamp(AT, 2, 1))).unwrap();
-        // Only the fence can let it go.
+        // Only the fence can release it.
         answer(&mut *queue).result.unwrap();
         self.finds(2, "after the fence");
         let status = lun.status();
@@ -235,8 +235,8 @@ impl Rig {
 }
 
 impl Rig {
-    /// The fence needs a connection, and there is none to be had for longer than an unfenced write
-    /// is waited for.
+    /// The fence needs a connection, and none can be made for longer than the quiesce time of an
+    /// unfenced write.
     fn fenced_late(mut self) {
         let lun = self.lun(true, |a| {
             a.quiesce_secs = 1;
@@ -257,7 +257,7 @@ impl Rig {
     }
 }
 
-/// For longer than a write is waited for that nothing fences, nothing is answered.
+/// Checks that no completion arrives for longer than the quiesce time of an unfenced write.
 fn still_held(lun: &Lun, queue: &mut dyn Queue) {
     let quiesce = Duration::from_secs(lun.attributes().quiesce_secs.into());
     let began = Instant::now();
@@ -347,7 +347,7 @@ fn tgtd_a_fence_that_comes_late_is_waited_for() {
     Rig::iscsi().fenced_late();
 }
 
-/// A queue that is closed with writes under way leaves ghosts as well.
+/// A queue that is closed with writes in flight leaves lost writes as well.
 #[test]
 fn a_queue_closed_with_a_write_under_way_holds_the_next_one() {
     let mut rig = Rig::nbd(Program::QemuNbd);
@@ -368,7 +368,7 @@ fn a_queue_closed_with_a_write_under_way_holds_the_next_one() {
     rig.settled(&lun);
 }
 
-/// Whoever opens the LUN next knows nothing of a lost write.
+/// The next opener of the LUN does not know about a lost write.
 #[test]
 fn a_close_in_order_waits_for_a_lost_write_and_one_by_force_does_not() {
     let rig = Rig::nbd(Program::QemuNbd);
@@ -386,7 +386,7 @@ fn a_close_in_order_waits_for_a_lost_write_and_one_by_force_does_not() {
     assert_eq!(lun.status().lost_writes, 1);
 }
 
-/// What all paths have carried, how often one was suspected, and how often one was lost.
+/// Totals over all paths: I/Os carried, suspicions, and losses.
 struct Seen {
     carried: u64,
     shown: u64,
@@ -408,7 +408,7 @@ fn goes_on(lun: &Lun, more: u64) {
     until("it goes on", || seen(lun).carried >= before + more);
 }
 
-/// Faults by chance on one path or the other, under a load that knows every byte.
+/// Injects random faults on random paths, under a load that verifies every byte.
 fn rounds(rig: &Rig, seed: u64, count: u32) {
     let lun = Arc::new(rig.lun(false, |a| {
         a.set("load_bal_policy", "round_robin").unwrap();
@@ -437,7 +437,7 @@ fn rounds(rig: &Rig, seed: u64, count: u32) {
         };
         println!("round {round}: {fault} {lasts}");
         if lasts != "a moment" {
-            // Of one that is down already nothing more would be seen.
+            // If a path were down already, the fault would have no visible effect.
             until("both are up", || states(&lun) == [PathState::Active; 2]);
         }
         let before = seen(&lun);

@@ -1,8 +1,8 @@
-//! The table of policies in virtual time: how two unlike paths turn out under each policy, with
-//! exact shares; and what holds for every choice whatever the paths.
+//! The table of policies in virtual time: the performance of two unequal paths under each policy,
+//! with exact shares; and properties of every choice on arbitrary paths.
 //!
-//! Ratios are to the best single path; "measured" are the values of an independent simulation of the
-//! same model (serial links, closed loop) with other random numbers.
+//! Ratios are relative to the best single path. "Measured" values come from an independent
+//! simulation of the same model (serial links, closed loop) with other random numbers.
 
 use multipath::policy::{Io, PathView, Policy, Selector};
 use multipath::virtual_time::{Link, Load, Outcome, ratio_to_best_single, run};
@@ -22,7 +22,7 @@ const MIX: &[u32] = &[4096, 8192, 16384];
 const BIG: &[u32] = &[4096, 4096, 4096, 4096, 4096, 4096, 4096, 131_072];
 const SEED: u64 = 1;
 
-/// Two paths, MB/s. `service_time` knows their rates, as far as they differ.
+/// Returns two paths with rates in MB/s. `service_time` is configured with their relative rates.
 fn two(first: u64, second: u64) -> Vec<Link> {
     let mut links = vec![Link::new(first * MB, 0), Link::new(second * MB, 0)];
     let least = first.min(second);
@@ -31,7 +31,7 @@ fn two(first: u64, second: u64) -> Vec<Link> {
     links
 }
 
-/// Two equal paths of 20 MB/s, one of them with 5 ms more.
+/// Returns two equal paths of 20 MB/s, one of them with an additional latency of 5 ms.
 fn far() -> Vec<Link> {
     vec![Link::new(20 * MB, 0), Link::new(20 * MB, 5 * MS)]
 }
@@ -53,7 +53,7 @@ fn outcome(links: &[Link], policy: Policy, depth: u32, sizes: &[u32]) -> Outcome
     run(links, policy, None, &load(depth, sizes), SEED)
 }
 
-/// Each policy's ratio, to within `within` of what is expected.
+/// Checks the ratio of each policy to within `within`.
 #[track_caller]
 fn row(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
     for (policy, value) in expected {
@@ -63,7 +63,7 @@ fn row(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Poli
     }
 }
 
-/// Each policy's 99th percentile in milliseconds, to within `within`.
+/// Checks the 99th percentile of each policy in milliseconds to within `within`.
 #[track_caller]
 fn p99(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
     for (policy, value) in expected {
@@ -73,7 +73,7 @@ fn p99(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Poli
     }
 }
 
-/// The I/Os that each policy sent on each path, exactly.
+/// Checks the exact number of I/Os that each policy sent on each path.
 #[track_caller]
 fn shares(links: &[Link], depth: u32, sizes: &[u32], expected: &[(Policy, [u64; 2])]) {
     let found: Vec<(Policy, [u64; 2])> = expected
@@ -101,7 +101,8 @@ fn equal_paths() {
 #[test]
 fn equal_paths_mixed_sizes() {
     let links = two(20, 20);
-    // The first is 1.91 here with every seed; what makes the difference is not known.
+    // The independent simulation has 1.91 for the first, with every seed; the cause of the
+    // difference is unknown.
     row(&links, 4, MIX, 0.02, &[(Rr, 1.89)]);
     row(&links, 8, MIX, 0.005, &[(Rr, 1.96)]);
     row(&links, 32, MIX, 0.005, &[(Rr, 1.99)]);
@@ -111,8 +112,8 @@ fn equal_paths_mixed_sizes() {
     }
     let expected = [(Rr, 16.2), (Lcl, 10.0), (St, 9.4), (Pf, 9.4)];
     p99(&links, 32, MIX, 0.05, &expected);
-    // Measured 10.2: nearly equal estimates make a choice between nearly equal paths a matter of the
-    // draw of sizes.
+    // Measured 10.2: with nearly equal estimates, the choice between nearly equal paths depends on
+    // the random sizes.
     p99(&links, 32, MIX, 0.3, &[(Hst, 10.2)]);
     let expected = [
         (Rr, [41_785, 41_785]),
@@ -127,7 +128,7 @@ fn equal_paths_mixed_sizes() {
 #[test]
 fn equal_paths_one_large_io_in_eight() {
     let links = two(20, 20);
-    // Measured 1.41; the ratio follows the draw of sizes (1.40 to 1.44 with other seeds).
+    // Measured 1.41; the ratio depends on the random sizes (1.40 to 1.44 with other seeds).
     row(&links, 4, BIG, 0.04, &[(Rr, 1.41)]);
     row(&links, 32, BIG, 0.005, &[(Rr, 1.88)]);
     let expected = [(Lcl, 2.00), (St, 2.00), (Hst, 2.00), (Pf, 2.00)];
@@ -145,7 +146,7 @@ fn one_path_twice_as_fast() {
     }
     let expected = [(Lcl, 9.6), (St, 6.3), (Pf, 6.3)];
     p99(&links, 32, MIX, 0.1, &expected);
-    // Measured 17.9 and 6.9: the last digit follows the draw of sizes.
+    // Measured 17.9 and 6.9: the last digit depends on the random sizes.
     p99(&links, 32, MIX, 0.15, &[(Rr, 17.9), (Hst, 6.9)]);
     let expected = [
         (Rr, [97_687, 97_687]),
@@ -161,10 +162,10 @@ fn one_path_twice_as_fast() {
 fn one_path_eight_times_as_fast() {
     let links = two(10, 80);
     row(&links, 8, K4, 0.006, &[(Rr, 0.25), (Lcl, 1.12), (Pf, 1.12)]);
-    // Measured 1.10 with learned rates; here the administrator gave them, and no learning is lost.
+    // Measured 1.10 with learned rates; here the rates are configured, and learning costs nothing.
     row(&links, 8, K4, 0.006, &[(St, 1.12)]);
-    // Measured 1.00, the slow path starved. At this depth the estimates are equal to the nanosecond
-    // when seven I/Os are on the fast path, so some I/Os go either way.
+    // Measured 1.00, with the slow path starved. At this depth, with seven I/Os on the fast path,
+    // the estimates are equal to the nanosecond, so some I/Os go either way.
     row(&links, 8, K4, 0.05, &[(Hst, 1.00)]);
     let expected = [
         (Rr, [48_836, 48_835]),
@@ -179,8 +180,8 @@ fn one_path_eight_times_as_fast() {
 #[test]
 fn one_path_with_five_milliseconds_more() {
     let links = far();
-    // Measured 0.59 for round robin: 2 x (7 to 8 I/Os on the far path) / (25.4 that fill it), which
-    // depends on how far apart the first I/Os start; here they start together.
+    // Measured 0.59 for round robin: 2 x (7 to 8 I/Os on the far path) / (25.4 that fill it). That
+    // depends on the distance between the first I/Os; here they start together.
     row(&links, 8, K4, 0.02, &[(Rr, 0.59)]);
     row(&links, 8, K4, 0.005, &[(Lcl, 1.16), (St, 1.16), (Pf, 1.22)]);
     row(
@@ -191,9 +192,9 @@ fn one_path_with_five_milliseconds_more() {
         &[(Rr, 2.00), (Lcl, 1.63), (St, 1.63)],
     );
     row(&links, 32, K4, 0.005, &[(Pf, 2.00)]);
-    // Measured 1.00 and 1.08. The kernel's average starts at nothing and takes the gaps between
-    // completions that come in a bunch for service times: the first 16 I/Os stay a bunch, and the
-    // far path keeps a part of them.
+    // Measured 1.00 and 1.08. The kernel's average starts at zero and takes the gaps between
+    // completions that arrive in a burst for service times: the first 16 I/Os stay a burst, and the
+    // far path keeps some of them.
     row(&links, 8, K4, 0.02, &[(Hst, 1.00)]);
     row(&links, 32, K4, 0.26, &[(Hst, 1.08)]);
     let expected = [
@@ -266,7 +267,7 @@ fn predicted_finish_stands_noise_and_uses_a_far_path_from_two_threads() {
 
 #[test]
 fn predicted_finish_leaves_a_far_path_alone_when_it_is_not_needed() {
-    // One I/O at a time: only what is spent on a look at the far path now and then.
+    // One I/O at a time: the far path gets only occasional probes.
     let sent = outcome(&far(), Pf, 1, K4).sent;
     assert!(sent[1].ios * 64 < sent[0].ios, "{sent:?}");
 }
@@ -331,7 +332,7 @@ fn read(bytes: u32) -> Io {
     }
 }
 
-/// Chooses and starts `count` I/Os that never come back.
+/// Selects paths for and starts `count` I/Os that never complete.
 fn choices(policy: Policy, paths: &mut [PathView], count: usize) -> Vec<Option<usize>> {
     let mut selector = Selector::new(policy, paths.len(), Some(0));
     (0..count)
@@ -473,8 +474,8 @@ fn any_path() -> impl Strategy<Value = PathView> {
 }
 
 proptest! {
-    /// With paths that come and go under load: an I/O goes to a path that may carry it, and to one
-    /// that is optimized if there is such; and there is a path if one may be used.
+    /// With paths that change under load: an I/O is sent on a path that may carry it, on an
+    /// optimized one if any is usable; and a path is found if one is usable.
     #[test]
     fn only_open_paths_carry_io(
         which in 0..Policy::ALL.len(),
@@ -543,20 +544,20 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting per thread.
+/// The system allocator with a counter per thread.
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter has no destructor and does
-// not allocate.
+// SAFETY: every call is forwarded to the system allocator unchanged; the counter has no destructor
+// and does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }

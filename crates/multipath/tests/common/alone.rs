@@ -1,13 +1,13 @@
-//! A test in a process of its own: one that counts what the process has, or that changes what it is
-//! given.
+//! Runs a test in its own process, because it counts resources of the process or needs a modified
+//! environment.
 
 use std::process::Command;
 
-/// Set, in that process, to the name of the test.
+/// Environment variable that holds the name of the test in its process.
 const ALONE: &str = "EVFS_TEST_ALONE";
 
-/// Whether this is the process for `test` (its full name). If not, starts that one, as `prepare` wants
-/// it, and waits until it has passed.
+/// Returns whether this is the process for `test` (its full name). If not, starts that process, set
+/// up by `prepare`, and waits until the test has passed there.
 pub fn alone(test: &str, prepare: impl FnOnce(&mut Command)) -> bool {
     if std::env::var_os(ALONE).is_some_and(|name| name == test) {
         return true;

@@ -1,5 +1,5 @@
-//! What the tests share: real servers that are killed and started again, and a load that knows which
-//! bytes may be where.
+//! Shared test support: real servers that can be killed and restarted, and a load that verifies
+//! every block.
 #![allow(dead_code)]
 
 pub mod alone;
@@ -17,31 +17,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test fails.
+/// Timeout of every wait in the tests.
 pub const WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of an image.
+/// Size of an image in bytes.
 pub const SIZE: u64 = 16 << 20;
-/// An ID that is one disk's own.
+/// World-wide ID that is not generic, so that a comparison of blocks suffices.
 pub const WWID: &str = "naa.5000c500a1b2c3d4";
-/// Bytes of a stamped block.
+/// Size of a stamped block in bytes.
 pub const BLOCK: usize = 4096;
 
-/// What serves.
+/// Server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     QemuNbd,
     Nbdkit,
-    /// One of shell scripts, by `nbdkit`, without FLUSH and FUA.
+    /// `nbdkit` with shell scripts as its plugin, without FLUSH and FUA.
     Flushless,
 }
 
-/// An NBD server on a file, that can be killed and started again.
+/// An NBD server on a file. It can be killed and restarted.
 pub struct Server {
     pub program: Program,
     pub image: PathBuf,
     pub socket: PathBuf,
     pub wwid: String,
-    /// Options; those after a `--` stand at the end.
+    /// Extra arguments; for `nbdkit`, those after a `--` are appended to the end.
     pub extra: Vec<String>,
     child: Option<Child>,
 }
@@ -88,7 +88,7 @@ impl Server {
             Program::Nbdkit => self.nbdkit_command(),
             Program::Flushless => self.flushless_command(),
         };
-        // What changes this process changes none of the servers.
+        // A preloaded library is meant for this process only.
         command.env_remove("LD_PRELOAD");
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.unwrap_or_else(|e| panic!("a server is needed (cargo xtask setup): {e}"));
@@ -146,7 +146,7 @@ impl Server {
         command
     }
 
-    /// Starts it again if it ended by itself.
+    /// Restarts the server if it has exited. Returns whether it had.
     pub fn revive(&mut self) -> bool {
         let ended = |c: &mut Child| c.try_wait().unwrap().is_some();
         let gone = self.child.as_mut().is_none_or(ended);
@@ -157,7 +157,7 @@ impl Server {
         gone
     }
 
-    /// The bytes on its disk, past every path.
+    /// Returns a block of the disk image, bypassing the paths.
     pub fn on_disk(&self, block: u64) -> Vec<u8> {
         on_disk(&self.image, block)
     }
@@ -191,8 +191,8 @@ pub fn path(uri: &str) -> NbdPath {
     NbdPath::new(NbdUri::parse(uri).unwrap(), Options::default())
 }
 
-/// For tests in which no path is silent: that the machine has no time for a server is not what they
-/// are about.
+/// Makes the LUN tolerate silence, for tests without silent paths: a server that a loaded machine
+/// does not schedule is not their subject.
 pub fn patient(attributes: &mut Attributes) {
     attributes.silence_ms = 10_000;
 }
@@ -221,14 +221,14 @@ pub fn lun(servers: &[&Server], change: impl Fn(&mut Attributes)) -> Lun {
     Lun::open(config).unwrap()
 }
 
-/// A LUN over the paths given.
+/// Opens a LUN over the given paths.
 pub fn open(paths: Vec<Arc<dyn Lunpath>>, change: impl Fn(&mut Attributes)) -> Lun {
     let mut config = config(paths);
     change(&mut config.attributes);
     Lun::open(config).unwrap()
 }
 
-/// The bytes of a block in an image.
+/// Returns a block of an image.
 pub fn on_disk(image: &Path, block: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
     let file = std::fs::File::open(image).unwrap();
@@ -237,13 +237,13 @@ pub fn on_disk(image: &Path, block: u64) -> Vec<u8> {
     bytes
 }
 
-/// A proxy before a server.
+/// Starts a proxy in front of a server.
 pub fn proxy(server: &Server) -> Pathsim {
     let upstream = Address::Unix(server.socket.clone());
     Pathsim::start(&Address::Tcp("127.0.0.1:0".into()), upstream).unwrap()
 }
 
-/// Where clients of a proxy connect.
+/// Returns the address at which clients connect to a proxy.
 pub fn port_of(sim: &Pathsim) -> &str {
     match sim.address() {
         Address::Tcp(at) => at,
@@ -251,12 +251,12 @@ pub fn port_of(sim: &Pathsim) -> &str {
     }
 }
 
-/// The path through a proxy.
+/// Returns the path through a proxy.
 pub fn through(sim: &Pathsim) -> Arc<dyn Lunpath> {
     Arc::new(path(&format!("nbd://{}/e", port_of(sim))))
 }
 
-/// What is done with a queue by hand.
+/// Returns a write request, for a queue that a test drives itself.
 pub fn write(tag: u64, block: u64, bytes: &[u8]) -> Request {
     let op = Op::Write {
         offset: block * BLOCK as u64,
@@ -274,7 +274,7 @@ pub fn read(tag: u64, block: u64) -> Request {
     Request { tag, op }
 }
 
-/// Reaps for so long, or until there is something.
+/// Reaps until a completion arrives or `time` has passed.
 pub fn reap(queue: &mut dyn Queue, time: Duration) -> Vec<Completion> {
     let mut done = Vec::new();
     queue.kick().unwrap();
@@ -282,7 +282,7 @@ pub fn reap(queue: &mut dyn Queue, time: Duration) -> Vec<Completion> {
     done
 }
 
-/// The next answer, which has to come.
+/// Returns the next completion, which must arrive.
 pub fn answer(queue: &mut dyn Queue) -> Completion {
     let mut done = reap(queue, WITHIN);
     assert_eq!(done.len(), 1, "one answer");
@@ -301,8 +301,8 @@ pub fn states(lun: &Lun) -> Vec<PathState> {
     lun.status().paths.iter().map(|p| p.state).collect()
 }
 
-/// Writes and reads blocks that say what they are, until told to stop. A block holds its number, who
-/// wrote it and the generation that was acknowledged last; anything else fails the test.
+/// Writes and reads self-describing blocks until stopped. A block holds its number, its writer and
+/// the generation that was acknowledged last; any other content fails the test.
 pub struct Load {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<u64>>,
@@ -317,7 +317,7 @@ pub fn stamp(block: u64, generation: u64, writer: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a block says it is.
+/// Returns the description that a block contains.
 pub fn named(bytes: &[u8]) -> String {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     format!(
@@ -333,7 +333,7 @@ impl Load {
         Load::on(device, 0..blocks, seed)
     }
 
-    /// On blocks of its own.
+    /// Starts a load on its own range of blocks.
     pub fn on(device: Arc<dyn BlockDevice>, blocks: Range<u64>, seed: u64) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
@@ -344,7 +344,7 @@ impl Load {
         }
     }
 
-    /// Ends it, reads everything back, and says how many requests there were.
+    /// Stops the load, reads all blocks back, and returns the number of requests.
     pub fn end(mut self) -> u64 {
         self.stop.store(true, Relaxed);
         self.thread.take().unwrap().join().unwrap()

@@ -1,4 +1,4 @@
-//! A real iSCSI target: `tgtd` on two portals, with one LUN in a file.
+//! A real iSCSI target: `tgtd` on two portals, with one LUN backed by a file.
 
 use path_iscsi::{IscsiPath, Options};
 use pathsim::{Address, Pathsim};
@@ -9,42 +9,42 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The target's name.
+/// iSCSI qualified name of the target.
 pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
-/// Longer than anything takes here.
+/// Timeout that no test reaches if it passes.
 pub const LONG: Duration = Duration::from_secs(30);
 
-/// The path to LUN 1 at an address.
+/// Returns the path to LUN 1 at a portal.
 pub fn path(at: &str, options: Options) -> IscsiPath {
     IscsiPath::parse(&format!("iscsi://{at}/{IQN}/1"), options).expect("an address")
 }
 
-/// A running daemon; ends with this value.
+/// A running daemon, killed on drop.
 pub struct Tgtd {
     child: Child,
     control: String,
     /// `HOST:PORT` of both portals.
     pub portals: [String; 2],
     _dir: TempDir,
-    /// What the LUN's data is in.
+    /// File that backs the LUN.
     pub image: PathBuf,
 }
 
 impl Tgtd {
-    /// Starts one with LUN 1 of 16 MiB, which has an ID of its own.
+    /// Starts a daemon with LUN 1 of 16 MiB and a unique world-wide ID.
     pub fn start() -> Tgtd {
         let tgtd = Tgtd::start_generic();
         tgtd.set_id("5000c500a1b2c3d4", "S1");
         tgtd
     }
 
-    /// Gives the LUN another ID and serial number.
+    /// Changes the world-wide ID and the serial number of the LUN.
     pub fn set_id(&self, id: &str, serial: &str) {
         let unit = "--op update --mode logicalunit --tid 1 --lun 1 --params";
         self.admin(&format!("{unit} scsi_id={id},scsi_sn={serial}"));
     }
 
-    /// Starts one with the ID that all of them have.
+    /// Starts a daemon with the default world-wide ID, which all `tgtd` instances share.
     pub fn start_generic() -> Tgtd {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Tgtd {
         tgtd
     }
 
-    /// Runs `tgtadm`, which has to succeed.
+    /// Runs `tgtadm` and panics if it fails.
     pub fn admin(&self, arguments: &str) {
         assert!(self.try_admin(arguments), "tgtadm {arguments}");
     }
@@ -99,18 +99,18 @@ impl Tgtd {
             .success()
     }
 
-    /// A path through a portal.
+    /// Returns a path through a portal.
     pub fn path(&self, portal: usize, options: Options) -> IscsiPath {
         path(&self.portals[portal], options)
     }
 
-    /// A proxy before a portal.
+    /// Starts a proxy in front of a portal.
     pub fn proxy(&self, portal: usize) -> Pathsim {
         let upstream = Address::Tcp(self.portals[portal].clone());
         Pathsim::start(&Address::Tcp("127.0.0.1:0".into()), upstream).expect("a free port")
     }
 
-    /// Ends the daemon at once.
+    /// Kills the daemon and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill().expect("the daemon runs");
         self.child.wait().expect("it ends");
@@ -124,7 +124,7 @@ impl Drop for Tgtd {
     }
 }
 
-/// A port that nobody uses now.
+/// Returns the address of a port that is free at the moment.
 fn free_portal(host: &str) -> String {
     let listener = TcpListener::bind((host, 0)).expect("a free port");
     listener.local_addr().expect("its address").to_string()

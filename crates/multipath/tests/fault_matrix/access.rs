@@ -1,4 +1,4 @@
-//! What the ports of a target say of themselves: who carries I/O, who is busy, whose queue is full.
+//! States reported by the ports of a target: access states, BUSY, TASK SET FULL.
 
 use crate::array::{Array, Reply, Script, disk};
 use crate::common::*;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Nothing was lost on the way, so that no write has to wait for a ghost.
+/// Asserts that no connection was lost, so that no write had to wait for a lost one.
 fn unharmed(lun: &Lun) {
     let status = lun.status();
     assert_eq!(status.lost_writes, 0);
@@ -29,7 +29,7 @@ fn a_lun_moves_to_the_port_that_became_active() {
     assert_eq!(lun.status().health, "online");
     assert_eq!(array.seen(1), 0);
     for (before, after) in [(0, 1), (1, 0), (0, 1)] {
-        // The first change is told; the others have to be asked for.
+        // The first change is reported by the target; the others must be found by queries.
         let (mut changing, mut changed) = ([TRANSITIONING; 2], [OPTIMIZED; 2]);
         array.disk.set_access(changing);
         until("I/O waits", || lun.status().waiting > 0);
@@ -71,7 +71,7 @@ fn a_port_that_is_slower_for_the_target_carries_only_where_no_other_does() {
     let load = Load::start(Arc::clone(&lun) as _, 256, 51);
     goes_on(&lun, 0, 100);
     assert_eq!(states(&lun), [PathState::Active, PathState::Standby]);
-    // Told with the next command.
+    // Reported with the next command.
     array.disk.set_access([NON_OPTIMIZED, OPTIMIZED]);
     goes_on(&lun, 1, 100);
     until("nothing is left on the first", || {
@@ -80,7 +80,7 @@ fn a_port_that_is_slower_for_the_target_carries_only_where_no_other_does() {
     let before = carried(&lun, 0);
     goes_on(&lun, 1, 200);
     assert_eq!(carried(&lun, 0), before);
-    // Not told at all: asked for now and then.
+    // Not reported: found by the periodic query.
     array.disk.set_access_quietly([OPTIMIZED, NON_OPTIMIZED]);
     goes_on(&lun, 0, 100);
     array.disk.set_access([STANDBY, NON_OPTIMIZED]);
@@ -124,7 +124,7 @@ fn a_transition_without_end_fails_what_waits_when_its_time_is_over() {
     unharmed(&lun);
 }
 
-/// A script that answers with a status as long as the switch is on.
+/// Returns a script that replies with a status while the switch is on.
 fn while_on(on: &Arc<AtomicBool>, status: u8, qualifier: u16) -> Script {
     let on = Arc::clone(on);
     Box::new(move |_| match on.load(SeqCst) {
@@ -136,7 +136,7 @@ fn while_on(on: &Arc<AtomicBool>, status: u8, qualifier: u16) -> Script {
 #[test]
 fn a_busy_port_is_left_alone_as_long_as_it_asks_and_the_other_carries_on() {
     let on = Arc::new(AtomicBool::new(false));
-    // BUSY, and not again for 600 ms.
+    // BUSY, with a retry delay of 600 ms.
     let scripts = [
         Box::new(|_: &_| Reply::Good) as Script,
         while_on(&on, 0x08, 6),
@@ -154,7 +154,8 @@ fn a_busy_port_is_left_alone_as_long_as_it_asks_and_the_other_carries_on() {
         until("it is asked again", || array.seen(1) > left);
     }
     let sent = array.seen(1) - seen;
-    // What was on its way, and at each end of a delay no more than the load has, which is 16.
+    // Commands in flight at the start, plus at each end of a delay at most the depth of the load:
+    // 16.
     let ends = began.elapsed().as_millis() as usize / 600 + 1;
     let done = carried(&lun, 0) - other;
     println!("{sent} commands to the busy port, {done} through the other");
@@ -175,7 +176,7 @@ fn ports_that_are_all_busy_for_a_while_cost_time_only() {
     let array = Array::with([OPTIMIZED; 2], [None, None], scripts);
     let lun = array.lun(|a| {
         patient(a);
-        // To be told to come later is no failed attempt.
+        // A "not now" response is not a failed attempt.
         a.max_retries = 2;
     });
     let load = Load::start(Arc::clone(&lun) as _, 256, 53);
@@ -195,12 +196,12 @@ fn ports_that_are_all_busy_for_a_while_cost_time_only() {
 #[test]
 fn a_full_queue_gets_as_much_as_it_takes_and_the_other_the_rest() {
     let good = || Box::new(|_: &_| Reply::Good) as Script;
-    // The second takes two at a time, of 3 ms each.
+    // The second port takes two commands at a time, of 3 ms each.
     let tasks = [None, Some((2, Duration::from_millis(3)))];
     let array = Array::with([OPTIMIZED; 2], tasks, [good(), good()]);
     let lun = array.lun(|a| {
         patient(a);
-        // Turn by turn, as long as there is room.
+        // Round robin, as long as the path has room.
         a.set("load_bal_policy", "round_robin").unwrap();
     });
     let load = Load::start(Arc::clone(&lun) as _, 256, 54);

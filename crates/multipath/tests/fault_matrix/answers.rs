@@ -1,4 +1,4 @@
-//! What servers say: errors, read-only, caches of their own.
+//! Responses of servers: errors, read-only exports, private caches.
 
 use crate::common::target::Tgtd;
 use crate::common::*;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Two servers of one disk that answer with an error as long as their file exists.
+/// Two servers of one disk. Each returns errors while its trigger file exists.
 struct Failing {
     servers: [Server; 2],
     dir: TempDir,
@@ -99,7 +99,8 @@ fn a_server_that_shuts_down_or_has_no_memory_is_no_error() {
         goes_on(&lun, 0, 50);
         failing.set(1, false);
         until("it is back", || {
-            // One that died of the reset with requests in flight is not what is tested.
+            // A server that crashed on a reset with requests in flight is not the subject of this
+            // test.
             failing.servers[1].revive();
             states(&lun)[1] == PathState::Active
         });
@@ -124,11 +125,11 @@ fn an_error_after_the_last_attempt_says_why_that_one_failed() {
 
 #[test]
 fn a_path_that_takes_connections_and_no_writes_is_left_alone_longer_each_time() {
-    // What a fenced client of a storage cluster sees: everything is well until it writes.
+    // The view of a fenced client of a storage cluster: all is well until it writes.
     for error in ["ESHUTDOWN", "EIO"] {
         let mut failing = Failing::of(error, &["error-pwrite-rate=100%"]);
         let lun = Arc::new(failing.lun());
-        // One thread's connection is up while that of another is lost.
+        // One thread's connection stays up while that of another is lost.
         let loads = [0, 1].map(|n| Load::on(Arc::clone(&lun) as _, n * 600..n * 600 + 500, 40 + n));
         goes_on(&lun, 1, 50);
         let before = lun.status();
@@ -162,7 +163,7 @@ fn a_unit_attention_reaches_nobody() {
     goes_on(&lun, 1, 50);
     let second = tgtd.image.with_extension("second");
     std::fs::write(&second, vec![0; 1 << 20]).unwrap();
-    // Units that come and go are reported to every session (REPORTED LUNS DATA HAS CHANGED).
+    // Added and removed units are reported to every session (REPORTED LUNS DATA HAS CHANGED).
     for _ in 0..5 {
         let unit = "--mode logicalunit --tid 1 --lun 2";
         tgtd.admin(&format!("--op new {unit} -b {}", second.display()));
@@ -202,7 +203,7 @@ fn writes_avoid_a_read_only_path_and_end_when_no_other_is_left() {
     let error = answer(&mut *queue).result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
     assert!(began.elapsed() >= Duration::from_secs(1), "it waited");
-    // None of that hurts when the path comes back.
+    // None of that matters once the path is restored.
     a.start();
     until("it is back", || {
         queue.kick().unwrap();

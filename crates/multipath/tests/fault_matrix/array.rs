@@ -1,5 +1,5 @@
-//! A disk array of two ports that differ in access, and do what a test wants: the scripted target of
-//! the iSCSI crate, twice, over one disk.
+//! A scripted disk array of two ports with asymmetric access: two instances of the scripted target
+//! of the iSCSI crate, over one disk.
 
 #[allow(dead_code)]
 #[path = "../../../path-iscsi/tests/scripted/mod.rs"]
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Both ports of a disk.
+/// A disk and its two ports.
 pub struct Array {
     pub disk: Arc<Disk>,
     ports: [Scripted; 2],
 }
 
 impl Array {
-    /// One that carries everything out.
+    /// Creates an array that executes every command.
     pub fn new(access: [u8; 2]) -> Array {
         Array::with(
             access,
@@ -33,8 +33,8 @@ impl Array {
         )
     }
 
-    /// One whose ports have scripts, and take so many commands at a time, each of which takes so
-    /// long.
+    /// Creates an array whose ports have scripts and optional limits: the number of commands in
+    /// progress, and the duration of each.
     pub fn with(
         access: [u8; 2],
         tasks: [Option<(usize, Duration)>; 2],
@@ -55,7 +55,7 @@ impl Array {
 
     pub fn lun(&self, change: impl Fn(&mut Attributes)) -> Arc<Lun> {
         let path = |port: &Scripted| -> Arc<dyn Lunpath> {
-            // The scripted target takes no more at a time.
+            // The scripted target does not support longer transfers.
             let options = Options {
                 max_transfer: 128 << 10,
                 ..Options::default()
@@ -65,12 +65,12 @@ impl Array {
         Arc::new(open(self.ports.iter().map(path).collect(), change))
     }
 
-    /// Reads, writes and the like that a port was sent.
+    /// Returns the number of reads, writes and similar commands sent to a port.
     pub fn seen(&self, port: usize) -> usize {
         self.ports[port].seen.lock().unwrap().len()
     }
 
-    /// Commands of a port that ended in TASK SET FULL.
+    /// Returns the number of commands of a port that ended in TASK SET FULL.
     pub fn full(&self, port: usize) -> usize {
         self.ports[port].full.load(SeqCst)
     }

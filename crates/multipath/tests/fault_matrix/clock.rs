@@ -1,4 +1,4 @@
-//! A wall clock that jumps. Nothing that waits may look at it.
+//! A wall clock that jumps. No timeout may depend on it.
 
 use crate::common::alone::alone;
 use crate::common::*;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
-/// For a process in which each look at the wall clock finds it thirty years from the last.
+/// C source of a library to preload into a process in which successive reads of the wall clock are
+/// thirty years apart.
 const JUMPING: &str = r#"
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -85,7 +86,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
         a.set("load_bal_policy", "preferred_path").unwrap();
         a.preferred_path = "c1t0d0".into();
     });
-    // Paths that are silent, and lost, and come back.
+    // Paths fall silent, are lost, and are restored.
     let load = Load::on(Arc::clone(&lun) as _, 100..200, 70);
     goes_on(&lun, 1, 100);
     for (fault, state) in [("hole", PathState::Suspect), ("rst", PathState::Failed)] {
@@ -99,7 +100,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
         goes_on(&lun, 1, 100);
     }
     assert!(load.end() > 300);
-    // A write that may still arrive holds a later one for two seconds.
+    // A write that may still arrive delays a later one for two seconds.
     let mut queue = lun.queue().unwrap();
     until("both are up", || {
         queue.kick().unwrap();
@@ -113,7 +114,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
     answer(&mut *queue).result.unwrap();
     assert!(began.elapsed() > Duration::from_secs(1), "it was held");
     assert!(pair.servers[0].on_disk(9) == stamp(9, 2, 0));
-    // I/O waits for a path as long as it is told to, and no longer.
+    // I/O waits for a path as long as configured, and no longer.
     pair.both("refuse");
     pair.both("rst");
     until("both are gone", || {
@@ -133,7 +134,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
     assert!(jumped, "the log shows the wall clock as it was");
 }
 
-/// Words that only who shows the time of day has a use for.
+/// Identifiers that only code displaying the time of day needs.
 const WALL: &[&str] = &[
     "SystemTime",
     "UNIX_EPOCH",

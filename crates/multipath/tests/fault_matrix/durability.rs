@@ -1,4 +1,4 @@
-//! What a flush promises: caches of servers, one or several, and servers that have no flush.
+//! Flush guarantees: shared caches, private caches, and servers without flush.
 
 use crate::common::*;
 use crate::{carried, goes_on};
@@ -22,7 +22,7 @@ fn a_path_without_fua_writes_durably_all_the_same() {
     assert!(load.end() > 100);
 }
 
-/// Two servers of one disk, each with a cache of its own that it writes back when told to.
+/// Starts two servers of one disk, each with a private write-back cache.
 fn caches(dir: &TempDir) -> [Server; 2] {
     let extra = ["--filter=cache", "--", "cache=writeback"];
     [0, 1].map(|port| Server::nbdkit(dir.path(), "disk", port, &extra))
@@ -46,7 +46,7 @@ fn a_flush_reaches_every_cache_that_took_writes() {
         queue.kick().unwrap();
         states(&lun) == [PathState::Active; 2]
     });
-    // Far apart: a cache writes whole blocks of its own size back.
+    // Far apart, because a cache writes back whole blocks of its own size.
     let blocks = (0..8).map(|n| n * 128);
     for block in blocks.clone() {
         queue
@@ -107,7 +107,7 @@ fn a_flush_waits_for_a_cache_that_another_thread_still_reaches() {
         a.set("load_bal_policy", "preferred_path").unwrap();
         a.preferred_path = "c1t0d0".into();
     });
-    // A thread that does nothing for now, and does not know what becomes of its connections.
+    // An idle thread, which does not notice the state of its connections.
     let mut idle = lun.queue().unwrap();
     let mut queue = lun.queue().unwrap();
     until("both are up", || {
@@ -134,12 +134,12 @@ fn a_flush_waits_for_a_cache_that_another_thread_still_reaches() {
     assert!(servers[0].on_disk(640) == stamp(640, 1, 0));
 }
 
-/// A server that has neither FLUSH nor FUA.
+/// Starts a server that supports neither FLUSH nor FUA.
 fn flushless(dir: &TempDir, port: usize) -> Server {
     Server::with(Program::Flushless, dir.path(), "disk", port, WWID, &[])
 }
 
-/// A server of the same disk that has both, and notes what it is asked for.
+/// Starts a server of the same disk that supports both and logs its requests.
 fn flushing(dir: &TempDir, port: usize) -> (Server, std::path::PathBuf) {
     let log = dir.path().join("log");
     let file = format!("logfile={}", log.display());
@@ -167,7 +167,7 @@ fn servers_without_flush_have_nothing_to_flush() {
     let dir = TempDir::new().unwrap();
     let servers = [0, 1].map(|port| flushless(&dir, port));
     let lun = Arc::new(lun(&[&servers[0], &servers[1]], patient));
-    // Nothing that it was sent can be made more durable than it is with its answer.
+    // Every write is as durable as it can be once it is acknowledged.
     assert!(!lun.info().volatile_write_cache);
     let load = Load::start(Arc::clone(&lun) as _, 32, 25);
     goes_on(&lun, 0, 20);
@@ -231,7 +231,7 @@ fn a_cache_that_the_lun_did_not_promise_gets_no_writes() {
     let (mut a, _log) = flushing(&dir, 0);
     let b = flushless(&dir, 1);
     a.kill();
-    // Who uses the LUN was told that nothing has to be flushed.
+    // The users of the LUN were told that no flush is needed.
     let lun = Arc::new(lun(&[&a, &b], patient));
     assert!(!lun.info().volatile_write_cache);
     let load = Load::start(Arc::clone(&lun) as _, 32, 27);

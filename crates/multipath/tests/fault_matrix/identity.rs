@@ -1,4 +1,4 @@
-//! Who answers at the other end.
+//! Identity of the target at the other end of a path.
 
 use crate::common::target::{self, Tgtd};
 use crate::common::*;
@@ -9,7 +9,7 @@ use path_iscsi::Options;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Until the state is there; the queue has to be looked after meanwhile.
+/// Waits until the path has the state. Drives the queue while waiting.
 fn becomes(lun: &Lun, queue: &mut dyn Queue, path: usize, state: PathState) {
     let mut tag = 1 << 32;
     until(&format!("{state:?}"), || {
@@ -68,7 +68,7 @@ fn an_id_that_changes_is_refused_until_it_is_accepted() {
     assert_eq!(carried(&lun, 1), before);
     lun.replace_wwid("c1t0d0").unwrap();
     becomes(&lun, &mut *queue, 1, PathState::Active);
-    // The other has the ID that was accepted, and is taken for what it is.
+    // The other path has the accepted ID and is recognized.
     sims[0].run("rst").unwrap();
     until("it was lost", || {
         reap(&mut *queue, std::time::Duration::from_millis(5));
@@ -136,7 +136,7 @@ fn a_block_size_that_changes_is_refused_and_carries_nothing() {
     assert!(error.to_string().contains("block size"), "{error}");
     goes_on(&lun, 0, 100);
     assert!(load.end() > 100);
-    // The other one as well: now there is no path, and nothing is written to either.
+    // Then the other path as well: no path is left, and nothing is written to either.
     let mut queue = lun.queue().unwrap();
     blocks_of_4096(&mut a);
     a.start();
@@ -150,7 +150,7 @@ fn a_block_size_that_changes_is_refused_and_carries_nothing() {
     assert_eq!(error.kind(), block::ErrorKind::PathLost, "{error}");
     assert!(std::fs::read(&a.image).unwrap() == content);
     assert_eq!(carried(&lun, 1), before);
-    // Blocks of 512 bytes again, and an administrator who says so.
+    // Blocks of 512 bytes again, accepted by the administrator.
     b.kill();
     b.extra.clear();
     b.start();
@@ -179,7 +179,7 @@ fn a_path_whose_limits_shrank_has_failed_and_says_why_until_they_are_as_before()
     until("it failed", || states(&lun)[1] == PathState::Failed);
     let before = carried(&lun, 1);
     b.start();
-    // It is the LUN, so nobody has to accept it; it only cannot carry what the LUN has promised.
+    // It is the LUN, so it needs no acceptance; it just cannot carry the LUN's transfer size.
     until("it says why", || {
         let path = &lun.status().paths[1];
         assert_ne!(path.state, PathState::AuthFailed, "{:?}", path.why);

@@ -1,5 +1,5 @@
-//! The fault matrix: one test for each way in which a path goes wrong, over real servers, with the
-//! fault put in by a proxy, by the server itself, or by a signal.
+//! The fault matrix: one test per kind of path failure, over real servers. The fault is injected by
+//! a proxy, by the server itself, or by a signal.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -53,13 +53,13 @@ impl Pair {
     }
 }
 
-/// I/Os that a path has carried.
+/// Returns the number of I/Os that a path has carried.
 fn carried(lun: &Lun, path: usize) -> u64 {
     let path = &lun.status().paths[path];
     path.reads + path.writes
 }
 
-/// The path carries so many more.
+/// Waits until the path has carried `more` I/Os.
 fn goes_on(lun: &Lun, path: usize, more: u64) {
     let before = carried(lun, path);
     let end = Instant::now() + WITHIN;

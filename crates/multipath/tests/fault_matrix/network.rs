@@ -1,4 +1,4 @@
-//! What happens between us and the servers.
+//! Faults of the network between the client and the servers.
 
 use crate::common::target::{self, Tgtd};
 use crate::common::*;
@@ -29,7 +29,7 @@ fn a_silent_path_is_suspected_soon_and_the_other_carries_on() {
         event.moved, event.stall_us
     );
     assert!(event.moved > 0);
-    // Long before the connection would have been given up.
+    // Long before the connection would have been closed.
     let give_up = u64::from(lun.attributes().path_fail_secs) * 1_000_000;
     assert!((1..give_up).contains(&event.stall_us), "{event:?}");
     assert_eq!(lun.status().health, "limited");
@@ -74,7 +74,7 @@ fn a_refused_and_a_slow_connect_hold_nobody_up() {
         if fault == "refuse" {
             pair.sims[1].run("pass").unwrap();
         }
-        // A slow one gets there by itself.
+        // A slow connection is established without help.
         until("it is back", || states(&lun)[1] == PathState::Active);
         pair.sims[1].run("pass").unwrap();
         goes_on(&lun, 1, 50);
@@ -117,7 +117,7 @@ fn a_slow_path_gets_less_where_the_policy_looks_and_is_not_failed() {
             });
             before
         };
-        // What is in flight, and what a policy has to learn first.
+        // Lets I/O in flight complete, and the policy learn.
         after(150);
         let before = after(300);
         let done = [carried(&lun, 0) - before[0], carried(&lun, 1) - before[1]];
@@ -147,7 +147,7 @@ fn a_delay_on_all_paths_is_no_reason_to_run_about() {
     goes_on(&lun, 1, 200);
     let before = lun.status();
     pair.both("delay=400");
-    // All that is in flight has been late on the way, twice.
+    // By now all I/O in flight has been late twice.
     goes_on(&lun, 0, 16);
     goes_on(&lun, 1, 16);
     pair.both("pass");
@@ -173,9 +173,10 @@ fn a_path_that_flaps_is_used_later_each_time() {
         (0, "refuse", PathState::Failed),
     ] {
         let mut took: Vec<Duration> = Vec::new();
-        // Losses are forgotten in time, and a machine that stalls spreads them; so it goes on until
-        // they were close enough together to count. A stall may also make a path suspect before the
-        // fault does, and its penalty then runs from there: the longest wait tells, not the last.
+        // Losses decay over time, and a machine that stalls spreads them out; so the loop runs
+        // until they were close enough together to count. A stall may also make a path suspect
+        // before the fault does, and its penalty then starts at that point: the longest wait
+        // counts, not the last.
         let later = |took: &[Duration]| {
             let (shortest, longest) = (took.iter().min(), took.iter().max());
             longest > shortest.map(|s| *s + Duration::from_secs(1)).as_ref()
@@ -276,7 +277,7 @@ fn a_late_answer_to_a_read_touches_no_buffer() {
         panic!("a read comes back");
     };
     assert!(bufs.as_slice()[0][..] == stamp(5, 1, 0)[..]);
-    // Whoever asked uses the memory again, at once.
+    // The caller reuses the memory immediately.
     bufs.iter_mut().for_each(|b| b.fill(0x5a));
     until("the answer came late", || {
         reap(&mut *queue, Duration::from_millis(5));
@@ -338,7 +339,7 @@ fn a_corrupt_header_without_a_digest_is_a_lost_path() {
     answer(&mut *queue).result.unwrap();
     assert_eq!(carried(&lun, 1), 1);
     pair.sims[1].run("corrupt=once").unwrap();
-    // The answer to a write is nothing but a header.
+    // The reply to a write consists of a header only.
     queue.submit(write(2, 4, &stamp(4, 1, 0))).unwrap();
     answer(&mut *queue).result.unwrap();
     let status = lun.status();
@@ -350,11 +351,11 @@ fn a_corrupt_header_without_a_digest_is_a_lost_path() {
 #[test]
 fn a_thread_that_was_not_running_suspects_nobody() {
     let pair = Pair::new();
-    // Time enough for a machine that stalls by itself.
+    // Enough for a machine that stalls by itself.
     let lun = pair.lun(|a| a.silence_ms = 800);
     let silence = Duration::from_millis(lun.attributes().silence_ms.into());
     let mut queue = lun.queue().unwrap();
-    // A path that is active may still be on its way to this queue: I/O that it carried tells.
+    // An active path may not have been adopted by this queue yet: completed I/O proves that it was.
     until("both carry", || {
         queue.submit(read(0, 0)).unwrap();
         queue.submit(read(1, 1)).unwrap();
@@ -364,7 +365,8 @@ fn a_thread_that_was_not_running_suspects_nobody() {
         lun.status().paths.iter().all(|p| p.reads > 0)
     });
     let before = [carried(&lun, 0), carried(&lun, 1)];
-    // One path answers while nobody listens, the other after that: the delay is there and back.
+    // One path answers while the thread is not listening, the other after that: the delay applies
+    // in both directions.
     pair.sims[1].run("delay=650").unwrap();
     for _ in 0..3 {
         for tag in 0..16 {

@@ -1,4 +1,4 @@
-//! Many paths, many LUNs, and paths that come and go.
+//! Many paths, many LUNs, and paths that are added and removed.
 
 use crate::common::*;
 use crate::{Pair, goes_on};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// Another name for a server's socket, which makes another path.
+/// Returns another path to a server, through another name of its socket.
 fn alias(server: &Server, number: usize) -> Arc<dyn Lunpath> {
     let name = format!("{}.alias{number}", server.socket.display());
     std::os::unix::fs::symlink(&server.socket, &name).unwrap();

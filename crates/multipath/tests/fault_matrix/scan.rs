@@ -1,4 +1,4 @@
-//! A thousand LUNs at once, some of them dead.
+//! A scan of a thousand LUNs, some of them dead.
 
 use crate::common::alone::alone;
 use crate::common::*;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const LUNS: usize = 1000;
-/// Some, to compare with.
+/// Number of LUNs in the smaller scan used for comparison.
 const FEW: usize = 100;
-/// Places that are asked at a time.
+/// Number of locations that are scanned concurrently.
 const AT_ONCE: usize = 64;
-/// Bytes of a LUN.
+/// Size of a LUN in bytes.
 const BYTES: u64 = 1 << 20;
 
-/// One server with a thousand exports.
+/// One server process with a thousand exports.
 struct Farm {
     child: Child,
     socket: PathBuf,
@@ -71,10 +71,10 @@ fn image(dir: &Path, n: usize) -> PathBuf {
     dir.join(format!("lun{n}"))
 }
 
-/// The paths of a LUN, and how long each may take to answer.
+/// Paths of a LUN, and the connection timeout of each.
 type Place = (Vec<Arc<dyn Lunpath>>, Duration);
 
-/// Finds out who is at a place, and looks whether it is LUN `n`.
+/// Opens the LUN at a location and checks that it is LUN `n`.
 fn find(n: usize, (paths, within): Place) -> block::Result<Lun> {
     let mut config = config(paths);
     config.connect_within = within;
@@ -86,7 +86,7 @@ fn find(n: usize, (paths, within): Place) -> block::Result<Lun> {
     Ok(lun)
 }
 
-/// Some at a time, as a scan does it.
+/// Opens `count` locations with [`AT_ONCE`] threads, like a scan.
 fn scan(count: usize, place: impl Fn(usize) -> Place + Sync) -> Vec<block::Result<Lun>> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -105,7 +105,7 @@ fn scan(count: usize, place: impl Fn(usize) -> Place + Sync) -> Vec<block::Resul
     })
 }
 
-/// Descriptors and threads of this process.
+/// Returns the numbers of file descriptors and threads of this process.
 fn holds() -> (usize, usize) {
     let count = |what| {
         std::fs::read_dir(format!("/proc/self/{what}"))
@@ -115,7 +115,8 @@ fn holds() -> (usize, usize) {
     (count("fd"), count("task"))
 }
 
-/// As many descriptors as the system allows; a thousand LUNs need more than the usual 1,024.
+/// Raises the limit of file descriptors to its maximum; a thousand LUNs need more than the usual
+/// 1,024.
 fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -153,7 +154,7 @@ fn a_thousand_luns_are_found_in_bounded_time_and_nothing_is_left_behind() {
     assert!(few.iter().all(|f| f.is_ok()));
     drop(few);
 
-    // One that is in use meanwhile, in blocks that nobody compares.
+    // One LUN is in use during the scan, on blocks that no path comparison reads.
     let busy = Arc::new(open(both(LUNS - 1), patient));
     let load = Load::on(Arc::clone(&busy) as _, 1..64, 60);
     goes_on(&busy, 1, 50);
@@ -171,7 +172,8 @@ fn a_thousand_luns_are_found_in_bounded_time_and_nothing_is_left_behind() {
         assert!(error.to_string().contains("no path leads to it"), "{error}");
     }
     assert_eq!(lost.count(), 10, "those of which no path answers");
-    // Ten times as many take about ten times as long, and the dead ones a few waits that overlap.
+    // Ten times as many LUNs take about ten times as long; the dead ones add a few overlapping
+    // waits.
     let most = took_few * 40 + Duration::from_secs(15);
     assert!(took < most, "{took:?}, {took_few:?} for {FEW}");
     assert!(load.end() > 100);
@@ -179,12 +181,12 @@ fn a_thousand_luns_are_found_in_bounded_time_and_nothing_is_left_behind() {
     assert_eq!(busy.status().paths.iter().map(events).sum::<u64>(), 0);
 
     drop((found, busy));
-    // It keeps connections that nobody has at the other end.
+    // The proxy keeps connections whose other end no longer exists.
     drop(silent);
     until("all is given back", || holds() == before);
 }
 
-/// An address where nobody listens.
+/// Returns an address on which no server listens.
 fn nobody(dir: &Path, n: usize) -> Arc<dyn Lunpath> {
     let uri = format!("nbd+unix:///l{n}?socket={}/nobody", dir.display());
     Arc::new(path(&uri))

@@ -1,22 +1,22 @@
-//! The table beside this file, held to what it says.
+//! Checks the table in `README.md` of this directory against the tests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Where a test of the table is: its source, and its name.
+/// Returns the source file and the name of a test in the table.
 fn place(named: &str) -> (PathBuf, &str) {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (file, test) = named.split_once("::").expect("file::test");
     let path = match file.strip_prefix("matrix/") {
         Some(file) => crates.join(format!("tests/fault_matrix/{file}.rs")),
-        // Those of the whole program.
+        // Tests of the whole program.
         None if file.starts_with('/') => crates.join(format!("../../tests/tests{file}.rs")),
         None => crates.join(format!("tests/{file}.rs")),
     };
     (path, test)
 }
 
-/// The tests in a source.
+/// Returns the names of the tests in a source file.
 fn tests_in(path: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let lines: Vec<_> = text.lines().collect();
@@ -28,7 +28,7 @@ fn tests_in(path: &Path) -> BTreeSet<String> {
     marked.filter_map(|two| name(two[1])).collect()
 }
 
-/// The rows: what is in the columns.
+/// Returns the rows of the table as lists of columns.
 fn rows() -> Vec<Vec<String>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fault_matrix");
     let text = std::fs::read_to_string(folder.join("README.md")).unwrap();
