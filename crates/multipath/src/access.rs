@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   queue ── "port is standby", "access changed" ──► PortAccess ◄── queries ── monitor
-//!                                                                   │
-//!                                            dispatch: which links may carry I/O
+//!                                                        │
+//!                                 dispatch: which links may carry I/O
 //! ```
 //!
 //! A state learned from I/O takes effect immediately; a later query result replaces it. Each query

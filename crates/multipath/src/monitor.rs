@@ -21,10 +21,10 @@ const ROUND: Duration = Duration::from_millis(20);
 const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// Pause while no queue is open; until it is woken, the monitor has no work.
 const REST: Duration = Duration::from_secs(60);
-/// Backoff between connection attempts: doubled with each failure, from the first to the last.
+/// Backoff between connection attempts: doubled with each failure, up to [`RETRY_LAST`].
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
-/// Backoff between attempts to fence a key.
+/// Backoff between attempts to fence a key, up to [`FENCE_LAST`].
 const FENCE_FIRST: Duration = Duration::from_millis(50);
 const FENCE_LAST: Duration = Duration::from_secs(5);
 /// Pause between two queries of a path under observation.

@@ -88,7 +88,7 @@ pub enum Policy {
     RoundRobin,
     /// The path with the fewest I/Os over all threads; ties in turn.
     LeastCmdLoad,
-    /// In turn over the paths of the issuing CPU's NUMA node; over all if it has none.
+    /// In turn over the paths of the issuing CPU's NUMA node; over all if none is usable.
     ClRoundRobin,
     /// The path with the smallest distance to the issuing CPU; ties in turn.
     ClosestPath,

@@ -67,7 +67,7 @@ pub enum PathState {
     Standby,
     /// Silent with I/O outstanding; carries none as long as another path does.
     Suspect,
-    /// Connection lost; reconnection attempts are in progress.
+    /// No connection; attempts to connect are in progress.
     Failed,
     /// Answers again, and is observed before it is used.
     Recovering,
@@ -204,8 +204,8 @@ impl Refusal {
     }
 }
 
-/// Backoff before a refused path is examined again; doubled with each refusal, from the first to
-/// the last.
+/// Backoff before a refused path is examined again; doubled with each refusal, up to
+/// [`EXAMINE_LAST`].
 const EXAMINE_FIRST: Nanos = 1_000_000_000;
 const EXAMINE_LAST: Nanos = 60_000_000_000;
 

@@ -8,11 +8,11 @@
 //! | 0 | 8 | magic `EVFSTRC\n` |
 //! | 8 | 2 | version, 1 |
 //! | 10 | 2 | number of paths |
-//! | 12 | 4 | feature flags; a reader refuses those it does not know |
-//! | 16 | 8 | number of records |
 //! | 12 | 4 | feature flags; a reader rejects unknown ones |
-//! | 32 | 8 | zero |
+//! | 16 | 8 | number of records |
 //! | 24 | 8 | number of I/Os no longer in the ring |
+//! | 32 | 8 | zero |
+//! | 40 | 4 | CRC32C of the records |
 //! | 44 | 4 | CRC32C of the header up to here |
 //!
 //! | offset | bytes | record |

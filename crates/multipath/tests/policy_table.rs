@@ -101,8 +101,7 @@ fn equal_paths() {
 #[test]
 fn equal_paths_mixed_sizes() {
     let links = two(20, 20);
-    // The independent simulation has 1.91 for the first, with every seed; the cause of the
-    // difference is unknown.
+    // The first ratio is 1.91 here with every seed; the cause of the difference is unknown.
     row(&links, 4, MIX, 0.02, &[(Rr, 1.89)]);
     row(&links, 8, MIX, 0.005, &[(Rr, 1.96)]);
     row(&links, 32, MIX, 0.005, &[(Rr, 1.99)]);

@@ -27,8 +27,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// 128 requests of 8 KiB saturate a link of 10 Gbit/s and 1 ms; transfers longer than 1 MiB are
-    /// no faster on a socket.
+    /// 128 requests of 8 KiB keep a link of 10 Gbit/s and 1 ms busy; transfers longer than 1 MiB
+    /// are no faster on a socket.
     fn default() -> Options {
         Options {
             queue_depth: 128,

@@ -18,7 +18,7 @@ pub enum Server {
 }
 
 /// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, `nbds://...` with TLS, `nbd+unix:///EXPORT?socket=PATH`
-/// or `nbds+unix://...`. With TLS, `tls-certificates=FOLDER` names a directory with `ca-cert.pem`
+/// or `nbds+unix://...`. With TLS, `tls-certificates=DIR` names a directory with `ca-cert.pem`
 /// and, for servers that require a client certificate, `client-cert.pem` and `client-key.pem`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri {

@@ -29,8 +29,8 @@ fn spawn(program: &str, args: &[&str], uri: String) -> Peer {
     try_spawn(program, args, uri).unwrap_or_else(|ended| panic!("{program} {args:?}: {ended}"))
 }
 
-/// Starts `nbdkit` on a free local port. It must be told its port, and exits if another process has
-/// taken that port in between; then another port is tried.
+/// Starts `nbdkit` on a free local port. The port is an argument; if another process has taken it
+/// in between, `nbdkit` exits, and another port is tried.
 fn nbdkit_at(args: &[&str], uri: impl Fn(u16) -> String) -> (Peer, u16) {
     let tries = (0..10).find_map(|_| {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();

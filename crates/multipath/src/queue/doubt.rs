@@ -15,7 +15,7 @@ impl LunQueue {
     pub(super) fn doubt(&mut self, path: usize, slot: u32, op: Op, now: Nanos) {
         let job = self.job(slot);
         if job.doubted.is_some() {
-            // The first retry found no other path: it is silent or has no room.
+            // The retry ran on the same path: the others are silent or have no room.
             job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
         }
         (job.doubted, job.avoid) = (Some(path), Some(path));

@@ -231,7 +231,7 @@ fn a_cache_that_the_lun_did_not_promise_gets_no_writes() {
     let (mut a, _log) = flushing(&dir, 0);
     let b = flushless(&dir, 1);
     a.kill();
-    // The users of the LUN were told that no flush is needed.
+    // The LUN promised its users that no flush is needed.
     let lun = Arc::new(lun(&[&a, &b], patient));
     assert!(!lun.info().volatile_write_cache);
     let load = Load::start(Arc::clone(&lun) as _, 32, 27);
