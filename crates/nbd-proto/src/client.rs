@@ -1,76 +1,76 @@
-//! The client's side: negotiation up to the choice of an export, then requests and replies.
+//! Client side of NBD: negotiation up to the choice of an export, then requests and replies.
 //!
 //! ```text
 //!   ClientHandshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission
 //!   request(..) ──► 28 bytes ──► the driver sends them and the payload
-//!   Reply::parse(bytes) ──► what follows it, and whose it is
+//!   Reply::parse(bytes) ──► cookie of the request, length and kind of the payload
 //! ```
 
 use crate::constants as c;
 use crate::{ProtocolError, Result};
 
-/// Longest option reply that is read, in bytes.
+/// Longest option reply that is accepted, in bytes.
 const REPLY_BYTES_MAX: u32 = 64 * 1024;
-/// Replies to all options together; a server that lists more information than this is refused.
+/// Limit on replies to all options together; a server that sends more is refused.
 const REPLIES_MAX: u32 = 1024;
-/// Largest request where the server names none ("Block size constraints": 32 MiB).
+/// Largest request if the server states no limit ("Block size constraints": 32 MiB).
 const BLOCK_MAX_DEFAULT: u32 = 32 << 20;
-/// Longest payload of a structured error that is read, in bytes.
+/// Longest payload of a structured error chunk that is accepted, in bytes.
 pub const ERROR_BYTES_MAX: u32 = 4096 + 16;
-/// Bytes of a simple reply, and of a structured one before its payload.
+/// Length of a simple reply, and of the fields of a structured reply up to the cookie, in bytes.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
-/// Bytes of a structured reply before its payload.
+/// Length of the header of a structured reply chunk, in bytes.
 pub const CHUNK_BYTES: usize = 20;
 
-/// What the client wants of a server.
+/// Options that the client negotiates with a server.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
     /// Name of the export; empty for the server's default.
     pub export: String,
-    /// Go on only under TLS.
+    /// Fail unless the server starts TLS.
     pub tls: bool,
-    /// Meta contexts to ask for, whole names. They need structured replies.
+    /// Full names of the meta contexts to request. Requires structured replies.
     pub contexts: Vec<String>,
-    /// Ask for the information only and end with [`ClientOutcome::Told`].
+    /// Query the export without entering transmission; ends with [`ClientOutcome::Told`].
     pub info_only: bool,
 }
 
-/// The export as the server describes it.
+/// Properties of the export as reported by the server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServerExport {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags (`FLAG_*` in [`crate::constants`]).
     pub flags: u16,
-    /// Words for a person; some carry `wwid=...`.
+    /// Human-readable description; may contain `wwid=...`.
     pub description: String,
-    /// Smallest request in bytes; offsets and lengths are multiples of it. A power of two.
+    /// Smallest request in bytes and alignment of offsets and lengths. A power of two.
     pub block_min: u32,
-    /// Request size that works well.
+    /// Preferred request size in bytes.
     pub block_preferred: u32,
-    /// Largest request.
+    /// Largest request in bytes.
     pub block_max: u32,
-    /// Replies come structured.
+    /// The server sends structured replies.
     pub structured: bool,
-    /// Meta contexts that the server agreed to.
+    /// Meta contexts that the server accepted.
     pub contexts: Vec<String>,
 }
 
 impl ServerExport {
-    /// Whether a transmission flag is set.
+    /// Checks whether the transmission flag `flag` is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 }
 
-/// What the driver has to do next.
+/// Next action for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientOutcome {
-    /// Start TLS, then [`ClientHandshake::under_tls`].
+    /// Start TLS, then continue with [`ClientHandshake::under_tls`].
     StartTls,
-    /// Send the output; requests may follow.
+    /// Send the output; the connection is then ready for requests.
     Transmission(ServerExport),
-    /// Send the output and close: the information is here.
+    /// Send the output and close the connection. Carries the requested information.
     Told(ServerExport),
 }
 
@@ -85,7 +85,7 @@ enum Stage {
     End,
 }
 
-/// The client's side of a negotiation ("Fixed newstyle negotiation").
+/// Client side of a negotiation ("Fixed newstyle negotiation").
 pub struct ClientHandshake {
     wish: Wish,
     stage: Stage,
@@ -97,7 +97,7 @@ pub struct ClientHandshake {
 }
 
 impl ClientHandshake {
-    /// Waits for the greeting.
+    /// Creates a handshake that expects the server's greeting.
     pub fn new(wish: Wish) -> ClientHandshake {
         ClientHandshake {
             wish,
@@ -115,7 +115,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Goes on under TLS, where neither side greets again.
+    /// Creates a handshake that continues under TLS, where neither side repeats its greeting.
     pub fn under_tls(wish: Wish) -> ClientHandshake {
         let mut handshake = ClientHandshake::new(wish);
         handshake.no_zeroes = true;
@@ -123,20 +123,20 @@ impl ClientHandshake {
         handshake
     }
 
-    /// What has to be sent.
+    /// Takes the bytes to send to the server.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// The end of the negotiation, once it is reached.
+    /// Returns the outcome once the negotiation has ended.
     pub fn outcome(&self) -> Option<&ClientOutcome> {
         self.outcome.as_ref()
     }
 
-    /// Takes as many whole messages as `bytes` begins with and says how many bytes they were.
+    /// Processes the complete messages at the start of `bytes` and returns their length in bytes.
     ///
     /// # Errors
-    /// The server does not speak the protocol, or refuses what is wanted; the text says what.
+    /// The server violates the protocol or refuses a requested option; the message says which.
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;
         while self.outcome.is_none() {
@@ -189,7 +189,7 @@ impl ClientHandshake {
         self.stage = Stage::Structured;
     }
 
-    /// `NBD_OPT_SET_META_CONTEXT`: export, count, names.
+    /// Sends `NBD_OPT_SET_META_CONTEXT`: export, count, names.
     fn ask_contexts(&mut self) {
         if !self.export.structured || self.wish.contexts.is_empty() {
             return self.ask_go();
@@ -206,8 +206,8 @@ impl ClientHandshake {
         self.stage = Stage::Contexts;
     }
 
-    /// `NBD_OPT_GO` or `NBD_OPT_INFO`, asking for block sizes, so that the server may enforce
-    /// them, and for the description.
+    /// Sends `NBD_OPT_GO` or `NBD_OPT_INFO` and requests the description and the block sizes. A
+    /// server may enforce block sizes only on a client that requested them.
     fn ask_go(&mut self) {
         let mut data = Vec::from(length(self.wish.export.as_bytes()).to_be_bytes());
         data.extend(self.wish.export.as_bytes());
@@ -323,7 +323,7 @@ impl ClientHandshake {
         Ok(())
     }
 
-    /// Size and flags after `NBD_OPT_EXPORT_NAME`, and 124 zeros unless they were dropped.
+    /// Reads the reply to `NBD_OPT_EXPORT_NAME`: size, flags, and 124 zeros unless negotiated away.
     fn export_name(&mut self, bytes: &[u8]) -> Result<usize> {
         let len = if self.no_zeroes { 10 } else { 134 };
         let mut r = Reader(bytes.get(..len).unwrap_or_default());
@@ -343,7 +343,8 @@ impl ClientHandshake {
         Ok(())
     }
 
-    /// "Block size constraints": minimum a power of two up to 64 KiB, the others multiples of it.
+    /// Validates the export's flags and block sizes ("Block size constraints"): the minimum is a
+    /// power of two up to 64 KiB, the maximum at least the minimum and 512.
     fn check(&self) -> Result<()> {
         let e = &self.export;
         let good = e.block_min.is_power_of_two()
@@ -359,7 +360,7 @@ impl ClientHandshake {
     }
 }
 
-/// A request, before its payload ("Request message").
+/// Returns the header of a request, without its payload ("Request message").
 pub fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     let mut out = [0; 28];
     let parts: [&[u8]; 6] = [
@@ -376,35 +377,35 @@ pub fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> [u8
     out
 }
 
-/// The head of a reply.
+/// Header of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// "Simple reply message": data follows if it answers a read and `errno` is 0.
+    /// "Simple reply message": data follows if the request was a read and `errno` is 0.
     Simple {
-        /// Whose answer it is.
+        /// Cookie of the request.
         cookie: u64,
-        /// 0, or one of "Error values".
+        /// 0 on success, otherwise one of "Error values".
         errno: u32,
     },
     /// "Structured reply chunk message": `len` bytes of payload follow.
     Chunk {
-        /// Whose answer it is.
+        /// Cookie of the request.
         cookie: u64,
-        /// The last chunk of this reply.
+        /// Last chunk of this reply.
         done: bool,
-        /// What the payload is.
+        /// Type of the payload (`REPLY_*` in [`crate::constants`]).
         kind: u16,
-        /// Bytes of payload.
+        /// Length of the payload in bytes.
         len: u32,
     },
 }
 
 impl Reply {
-    /// Reads the head that `bytes` begins with, and says how long it is; `None` when bytes are
-    /// missing.
+    /// Returns the header at the start of `bytes` and its length in bytes, or `None` if `bytes` is
+    /// too short.
     ///
     /// # Errors
-    /// The magic is none: the stream is out of step and cannot go on.
+    /// Unknown magic: the stream is out of sync and the connection must be closed.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>> {
         let mut r = Reader(bytes);
         let Some(magic) = r.u32() else {
@@ -438,7 +439,7 @@ impl Reply {
     }
 }
 
-/// What an error chunk says: the errno and the words, made safe to print.
+/// Returns the errno and the message of an error chunk, with the message escaped for printing.
 pub fn chunk_error(payload: &[u8]) -> (u32, String) {
     let mut r = Reader(payload);
     let errno = r.u32().unwrap_or(5);
@@ -448,7 +449,7 @@ pub fn chunk_error(payload: &[u8]) -> (u32, String) {
     (errno, words.escape_debug().to_string())
 }
 
-/// Offset and length of a hole ("NBD_REPLY_TYPE_OFFSET_HOLE").
+/// Returns offset and length of a hole ("NBD_REPLY_TYPE_OFFSET_HOLE").
 pub fn chunk_hole(payload: &[u8]) -> Result<(u64, u32)> {
     let mut r = Reader(payload);
     match (r.u64(), r.u32()) {
@@ -465,7 +466,7 @@ fn length(data: &[u8]) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }
 
-/// Numbers off the front of a slice.
+/// Cursor that reads big-endian integers from the front of a slice.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -512,7 +513,7 @@ mod tests {
         [export("one", 1 << 20), export("two", 1 << 21)].into()
     }
 
-    /// Both sides, with the bytes between them cut into pieces of `piece`.
+    /// Runs a client against a server, with the server's bytes delivered in pieces of `piece`.
     fn negotiate(wish: Wish, tls: TlsPolicy, piece: usize) -> Result<ClientOutcome> {
         let mut server = Handshake::new(exports(), tls);
         let mut client = ClientHandshake::new(wish);

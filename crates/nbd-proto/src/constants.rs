@@ -1,4 +1,4 @@
-//! The numbers of the protocol, in one place.
+//! Numeric constants of the NBD protocol.
 #![allow(missing_docs)]
 
 /// "Newstyle negotiation": `NBDMAGIC`, then `IHAVEOPT`.
@@ -35,8 +35,9 @@ pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
 pub const REP_ERR_TLS_REQD: u32 = REP_ERROR + 5;
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
 
-/// Meta contexts of EVFS, each followed by a key of 16 hexadecimal digits in small letters
-/// (`docs/protocol/nbd-fence.md`): the session that a connection belongs to, and the one it ends.
+/// Meta contexts of EVFS, each followed by a key of 16 lowercase hexadecimal digits
+/// (`docs/protocol/nbd-fence.md`): the session that a connection belongs to, and the session that
+/// it ends.
 pub const SESSION_CONTEXT: &str = "evfs:session:";
 pub const FENCE_CONTEXT: &str = "evfs:fence:";
 

@@ -1,79 +1,81 @@
-//! Fixed newstyle negotiation, from the greeting to the choice of an export.
+//! Server side of the fixed newstyle negotiation, from the greeting to the choice of an export.
 
 use crate::constants as c;
 use crate::{ProtocolError, Result};
 use std::sync::Arc;
 
-/// Longest option that is read, in bytes: a name of 4096 and room for information requests.
+/// Longest option that is accepted, in bytes: a name of 4096 and room for information requests.
 const OPTION_BYTES_MAX: u32 = 64 * 1024;
 /// Longest export name ("Values of string fields": 4096 bytes).
 const NAME_BYTES_MAX: usize = 4096;
-/// Options that one client may send before it has to choose.
+/// Limit on options that a client may send before it chooses an export.
 const OPTIONS_MAX: u32 = 256;
-/// Length of an option's header: magic, type, length.
+/// Length of an option's header in bytes: magic, type, length.
 const OPTION_HEADER_BYTES: usize = 16;
 
-/// Numbers of the two contexts; nothing but the answer that names them has them.
+/// Identifiers of the two contexts. They occur only in the reply that names the contexts.
 const SESSION_CONTEXT_ID: u32 = 1;
 const FENCE_CONTEXT_ID: u32 = 2;
 
-/// What clients are told of an export.
+/// Export as announced to clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Name; a client that asks for the empty name gets the first export.
     pub name: String,
-    /// Words for a person.
+    /// Human-readable description.
     pub description: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags (`FLAG_*` in [`crate::constants`]).
     pub flags: u16,
-    /// Smallest request, in bytes; all are multiples of it.
+    /// Smallest request in bytes; every offset and length is a multiple of it.
     pub block_min: u32,
-    /// Request size that works well.
+    /// Preferred request size in bytes.
     pub block_preferred: u32,
-    /// Largest request.
+    /// Largest request in bytes.
     pub block_max: u32,
 }
 
-/// Whether clients may, or must, use TLS.
+/// TLS state of the connection and the server's requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsPolicy {
-    /// There is none ("NOTLS").
+    /// TLS is not offered ("NOTLS").
     Never,
-    /// Nothing but `NBD_OPT_STARTTLS` is answered before it ("FORCEDTLS").
+    /// Until TLS starts, options other than `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT` are refused
+    /// ("FORCEDTLS").
     Required,
-    /// TLS is on by now.
+    /// TLS is established.
     Active,
 }
 
-/// What the driver has to do next.
+/// Next action for the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Send the output, then start TLS and a new [`Handshake`] with [`TlsPolicy::Active`].
     StartTls,
-    /// Send the output; requests for this export follow.
+    /// Send the output; the client then sends requests for this export.
     Transmission {
         /// Index of the export.
         export: usize,
-        /// The client takes structured replies.
+        /// The client accepts structured replies.
         structured: bool,
-        /// The key that a fence names this connection by (`docs/protocol/nbd-fence.md`).
+        /// Key by which a fence identifies this connection (`docs/protocol/nbd-fence.md`).
         session: Option<u64>,
     },
-    /// Close all connections of the session `key` and see to it that nothing of it can be carried
-    /// out any more; then [`Handshake::fenced`], and on with [`Handshake::handle_input`].
+    /// Close all connections of the session `key` and ensure that none of its requests can still
+    /// be carried out. Then call [`Handshake::fenced`] and continue with
+    /// [`Handshake::handle_input`].
     Fence {
-        /// The key of the session that ends.
+        /// Key of the session to end.
         key: u64,
     },
-    /// Send the output and close.
+    /// Send the output and close the connection.
     Close,
 }
 
-/// The server's side of a negotiation.
+/// Server side of a negotiation.
 ///
-/// After each [`Handshake::handle_input`] drain [`Handshake::take_output`], then look at
+/// After each [`Handshake::handle_input`] drain [`Handshake::take_output`], then check
 /// [`Handshake::outcome`].
 pub struct Handshake {
     exports: Arc<[ExportInfo]>,
@@ -87,8 +89,8 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Begins; the greeting is in the output. Under TLS the client sends no flags again, so the
-    /// negotiation goes on with its options.
+    /// Creates a handshake whose greeting is already in the output. Under TLS there is no greeting
+    /// and the client does not repeat its flags, so the negotiation continues with options.
     pub fn new(exports: Arc<[ExportInfo]>, tls: TlsPolicy) -> Handshake {
         let mut output = Vec::new();
         let client_flags = match tls {
@@ -112,11 +114,11 @@ impl Handshake {
         }
     }
 
-    /// Takes as many whole messages as `bytes` begins with and says how many bytes they were.
-    /// Stops at an outcome: what follows it is not for this negotiation.
+    /// Processes the complete messages at the start of `bytes` and returns their length in bytes.
+    /// Stops at an outcome: the bytes after it do not belong to this negotiation.
     ///
     /// # Errors
-    /// The client does not speak the protocol, or goes beyond a limit.
+    /// The client violates the protocol or exceeds a limit.
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;
         while self.outcome.is_none() {
@@ -133,18 +135,18 @@ impl Handshake {
         Ok(consumed)
     }
 
-    /// What has to be sent.
+    /// Takes the bytes to send to the client.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// The end of the negotiation, once it is reached, or the fence that it waits for.
+    /// Returns the outcome once the negotiation has ended, or the fence that it waits for.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
     }
 
-    /// Answers [`Outcome::Fence`]: with the context when the session is at its end, without it when
-    /// it is not known to be. Does nothing when there is no fence to answer.
+    /// Answers a pending [`Outcome::Fence`]: includes the fence context in the reply if `ended`,
+    /// that is, if the session is known to have ended. Does nothing if no fence is pending.
     pub fn fenced(&mut self, ended: bool) {
         let Some(Outcome::Fence { key }) = self.outcome else {
             return;
@@ -159,8 +161,8 @@ impl Handshake {
         };
         let flags = u32::from_be_bytes(*flags);
         let known = u32::from(c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES);
-        // "Client flags": the server must close on bits it does not know, and may insist on fixed
-        // newstyle, without which no option could ever be refused.
+        // "Client flags": the server must close the connection on unknown bits, and may insist on
+        // fixed newstyle. Without fixed newstyle an unknown option could not be refused.
         if flags & !known != 0 || flags & u32::from(c::FLAG_FIXED_NEWSTYLE) == 0 {
             return Err(ProtocolError(format!("client flags {flags:#x}")));
         }
@@ -204,7 +206,7 @@ impl Handshake {
     fn answer(&mut self, kind: u32, data: &[u8]) -> Result<()> {
         if self.tls == TlsPolicy::Required && !matches!(kind, c::OPT_STARTTLS | c::OPT_ABORT) {
             if kind == c::OPT_EXPORT_NAME {
-                // There is no way to refuse this option but to close.
+                // A server can refuse this option only by closing the connection.
                 self.outcome = Some(Outcome::Close);
             } else {
                 self.reply(
@@ -275,7 +277,7 @@ impl Handshake {
         });
     }
 
-    /// `NBD_OPT_EXPORT_NAME`: the old way, in which nothing can be refused politely.
+    /// Handles the legacy `NBD_OPT_EXPORT_NAME`, which has no error reply.
     fn export_name(&mut self, name: &[u8]) {
         let found = self
             .find(name)
@@ -306,7 +308,7 @@ impl Handshake {
         self.reply(option, c::REP_ACK, &[]);
     }
 
-    /// `NBD_OPT_INFO` and `NBD_OPT_GO`: length, name, count, that many information requests.
+    /// Handles `NBD_OPT_INFO` and `NBD_OPT_GO`: name length, name, count, information types.
     fn info_or_go(&mut self, option: u32, data: &[u8]) {
         let Some((name, wanted)) = parse_info(data) else {
             self.reply(option, c::REP_ERR_INVALID, b"this option is malformed");
@@ -336,7 +338,8 @@ impl Handshake {
         };
         text(c::INFO_NAME, &export.name);
         text(c::INFO_DESCRIPTION, &export.description);
-        // Sent asked or not: a client that goes on has been told ("Block size constraints").
+        // Sent even if not requested, so that the client knows the limits ("Block size
+        // constraints").
         let mut info = Vec::from(c::INFO_BLOCK_SIZE.to_be_bytes());
         for size in [export.block_min, export.block_preferred, export.block_max] {
             info.extend(size.to_be_bytes());
@@ -348,8 +351,8 @@ impl Handshake {
         }
     }
 
-    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`. There is nothing to list, and
-    /// two contexts that can be set; each selection takes the place of the one before.
+    /// Handles `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`. The list is always
+    /// empty. Two contexts can be set; each selection replaces the previous one.
     fn meta_context(&mut self, option: u32, data: &[u8]) {
         let Some(query) = parse_query(data).filter(|_| self.structured) else {
             self.reply(
@@ -378,7 +381,7 @@ impl Handshake {
         }
     }
 
-    /// Answers `NBD_OPT_SET_META_CONTEXT` with the contexts that are in effect.
+    /// Answers `NBD_OPT_SET_META_CONTEXT` with the contexts in effect.
     fn contexts(&mut self, fenced: Option<u64>) {
         let contexts = [
             (SESSION_CONTEXT_ID, c::SESSION_CONTEXT, self.session),
@@ -395,15 +398,15 @@ impl Handshake {
     }
 }
 
-/// What a meta context option asks for, as far as it is known here.
+/// Recognized content of a meta context option.
 struct Query<'a> {
     export: &'a [u8],
     session: Option<u64>,
     fence: Option<u64>,
 }
 
-/// Export, count, that many queries. A connection bears one key and an option ends one session:
-/// more of either is malformed. Queries that are not known here ask for nothing.
+/// Parses export, count and `count` queries. A connection has one key and an option ends one
+/// session, so more than one of either is malformed. Unknown queries are ignored.
 fn parse_query(data: &[u8]) -> Option<Query<'_>> {
     let (export, rest) = string(data)?;
     let (count, mut rest) = rest.split_first_chunk::<4>()?;
@@ -429,7 +432,7 @@ fn parse_query(data: &[u8]) -> Option<Query<'_>> {
     })
 }
 
-/// The key in `context` and 16 hexadecimal digits in small letters.
+/// Returns the key in `name`: `context` followed by 16 lowercase hexadecimal digits.
 fn key_of(name: &[u8], context: &str) -> Option<u64> {
     let digits = name.strip_prefix(context.as_bytes())?;
     let small = digits
@@ -441,7 +444,7 @@ fn key_of(name: &[u8], context: &str) -> Option<u64> {
         .flatten()
 }
 
-/// A string after its length, as options hold names, and what follows it.
+/// Splits off a length-prefixed string, the encoding of names in options.
 fn string(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = data.split_first_chunk::<4>()?;
     let len = u32::from_be_bytes(*len) as usize;

@@ -1,17 +1,17 @@
-//! The NBD protocol, both sides, without any input or output: bytes in, bytes and decisions out.
+//! The NBD protocol, server and client side, without I/O: bytes in, bytes and decisions out.
 //!
 //! ```text
 //!   Handshake::handle_input(bytes) ──► take_output() ──► outcome(): StartTls | Transmission | Close | Fence
-//!   ClientHandshake the same, from the other side (module `client`)
+//!   ClientHandshake: the same for the client side (module `client`)
 //!   RequestHeader::parse(28 bytes) ──► the driver moves the payload ──► reply headers
 //! ```
 //!
-//! **Invariant:** payload is never held here: the core names lengths, the driver moves the bytes
-//! between socket and device buffer. Bytes from outside never panic, and every length in them has
-//! a limit.
+//! **Invariant:** no payload is buffered here: this crate parses lengths, the driver moves the
+//! bytes between socket and device buffer. Untrusted input never panics, and every length in it is
+//! bounded.
 //!
-//! Absent on purpose: sockets, TLS, time, devices. Section names are those of the protocol document
-//! (`doc/proto.md` of the NetworkBlockDevice project).
+//! Deliberately absent: sockets, TLS, time, devices. Section names are those of the protocol
+//! document (`doc/proto.md` of the NetworkBlockDevice project).
 
 #![forbid(unsafe_code)]
 #![deny(
@@ -39,10 +39,10 @@ pub use transmission::{
     structured_error,
 };
 
-/// A peer that does not speak the protocol; its connection is closed.
+/// Protocol violation by the peer; the connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the other side does not speak NBD as it should: {0}")]
 pub struct ProtocolError(pub String);
 
-/// What reading from a peer gives.
+/// Result of parsing bytes from a peer.
 pub type Result<T> = std::result::Result<T, ProtocolError>;

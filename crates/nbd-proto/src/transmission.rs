@@ -1,54 +1,54 @@
-//! Requests and replies after the negotiation.
+//! Requests and replies of the transmission phase, server side.
 
 use crate::constants as c;
 use crate::{ProtocolError, Result};
 
-/// Bytes of a request before its payload.
+/// Length of a request header, in bytes.
 pub const REQUEST_BYTES: usize = 28;
 
-/// What a client asks for.
+/// Operation that a client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Read.
+    /// `NBD_CMD_READ`.
     Read,
-    /// Write; `len` bytes of payload follow the request.
+    /// `NBD_CMD_WRITE`; `len` bytes of payload follow the header.
     Write,
-    /// The client goes; no reply.
+    /// `NBD_CMD_DISC`: the client disconnects and expects no reply.
     Disconnect,
-    /// Make durable.
+    /// `NBD_CMD_FLUSH`: commit completed writes to stable storage.
     Flush,
-    /// Discard.
+    /// `NBD_CMD_TRIM`: discard the range.
     Trim,
-    /// Write zeros.
+    /// `NBD_CMD_WRITE_ZEROES`.
     WriteZeroes,
-    /// Something that was not offered; it gets an error, and has no payload.
+    /// Command that was not offered. Has no payload and is answered with an error.
     Unknown(u16),
 }
 
-/// A request.
+/// Header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// What is asked for.
+    /// Requested operation.
     pub command: Command,
-    /// Force unit access.
+    /// Force unit access: the write reaches stable storage before the reply.
     pub fua: bool,
-    /// Write-zeroes must not punch a hole.
+    /// Write zeros without punching a hole.
     pub no_hole: bool,
-    /// It has a flag that the command does not know, and is to be refused (`EINVAL`).
+    /// A flag is set that the command does not define; the request is refused with `EINVAL`.
     pub unknown_flags: bool,
-    /// The client's name for it.
+    /// Client-chosen identifier, echoed in the reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 impl RequestHeader {
-    /// Reads a request ("Request message").
+    /// Parses a request header ("Request message").
     ///
     /// # Errors
-    /// The magic is wrong: the stream is out of step and cannot go on.
+    /// Wrong magic: the stream is out of sync and the connection must be closed.
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Result<RequestHeader> {
         fn take<const N: usize>(bytes: &[u8]) -> ([u8; N], &[u8]) {
             match bytes.split_first_chunk::<N>() {
@@ -93,29 +93,29 @@ impl RequestHeader {
     }
 }
 
-/// Errors that the protocol has ("Error values").
+/// Errors defined by the protocol ("Error values").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Errno {
-    /// EPERM
+    /// `EPERM`
     Permission = 1,
-    /// EIO
+    /// `EIO`
     Io = 5,
-    /// ENOMEM
+    /// `ENOMEM`
     NoMemory = 12,
-    /// EINVAL
+    /// `EINVAL`
     Invalid = 22,
-    /// ENOSPC
+    /// `ENOSPC`
     NoSpace = 28,
-    /// EOVERFLOW
+    /// `EOVERFLOW`
     Overflow = 75,
-    /// ENOTSUP
+    /// `ENOTSUP`
     NotSupported = 95,
-    /// ESHUTDOWN
+    /// `ESHUTDOWN`
     Shutdown = 108,
 }
 
-/// A simple reply; after one without an error to a read the data follows.
+/// Returns a simple reply. The data of a successful read follows it.
 pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; 16] {
     let mut out = [0; 16];
     let parts: [&[u8]; 3] = [
@@ -127,7 +127,7 @@ pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; 16] {
     out
 }
 
-/// The chunk before `len` bytes of data from `offset` on; the last one of its reply.
+/// Returns the header of a final chunk that carries `len` bytes of data from `offset`.
 pub fn structured_data(cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     let mut out = [0; 28];
     let head = chunk(
@@ -140,12 +140,12 @@ pub fn structured_data(cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     out
 }
 
-/// A reply without data.
+/// Returns a final chunk without data: the request succeeded.
 pub fn structured_done(cookie: u64) -> [u8; 20] {
     chunk(c::REPLY_FLAG_DONE, c::REPLY_NONE, cookie, 0)
 }
 
-/// An error without words.
+/// Returns a final error chunk with an empty message.
 pub fn structured_error(cookie: u64, error: Errno) -> [u8; 26] {
     let mut out = [0; 26];
     let head = chunk(c::REPLY_FLAG_DONE, c::REPLY_ERROR, cookie, 6);

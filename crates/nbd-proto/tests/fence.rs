@@ -1,5 +1,5 @@
-//! Sessions and fences in the negotiation: both cores against each other in pieces of any length,
-//! and what a stranger may send.
+//! Sessions and fences in the negotiation: client against server with messages split at random, and
+//! malformed input.
 
 use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish};
 use nbd_proto::constants as c;
@@ -23,7 +23,7 @@ fn server(tls: TlsPolicy) -> Handshake {
     Handshake::new([export].into(), tls)
 }
 
-/// Xorshift, for lengths of pieces.
+/// Xorshift generator for the lengths of pieces.
 struct Random(u64);
 
 impl Random {
@@ -35,8 +35,8 @@ impl Random {
     }
 }
 
-/// Runs a client against a server, the bytes of both cut at random; gives what each came to, and
-/// the keys that were fenced on the way.
+/// Runs a client against a server and splits the bytes of both at random. Returns the outcome of
+/// each side and the keys that were fenced.
 fn meet(wish: Wish, ended: bool, seed: u64) -> (ClientOutcome, Option<Outcome>, Vec<u64>) {
     let mut random = Random(seed * 2 + 1);
     let (mut server, mut client) = (server(TlsPolicy::Never), ClientHandshake::new(wish));
@@ -157,7 +157,7 @@ fn structured(handshake: &mut Handshake) {
     handshake.take_output();
 }
 
-/// The kinds of the replies to an option, after structured replies were agreed on.
+/// Returns the kinds of the replies to an option sent after structured replies were negotiated.
 fn replies(kind: u32, data: &[u8]) -> (Vec<u32>, Option<Outcome>) {
     let mut handshake = server(TlsPolicy::Never);
     structured(&mut handshake);

@@ -1,4 +1,4 @@
-//! The negotiation and the requests: byte dumps, every truncation, every chunking, refusals.
+//! Negotiation and requests: exact bytes, every truncation, every chunking, refusals.
 
 use nbd_proto::constants as c;
 use nbd_proto::{Command, Errno, ExportInfo, Handshake, Outcome, RequestHeader, TlsPolicy};
@@ -35,7 +35,8 @@ fn go(kind: u32, name: &str, wanted: &[u16]) -> Vec<u8> {
     option(kind, &data)
 }
 
-/// Feeds the stream in pieces of `step` bytes, as a driver does.
+/// Feeds the stream in pieces of `step` bytes, as a driver does, and returns output, outcome,
+/// consumed bytes and whether the handshake failed.
 fn run(tls: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>, usize, bool) {
     let mut handshake = Handshake::new(exports(), tls);
     let (mut output, mut held, mut consumed) = (handshake.take_output(), Vec::new(), 0);
